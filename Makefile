@@ -1,0 +1,107 @@
+# `make demo` and `make test` do all their own set-up, once, and again when the dependencies change.
+#
+#   PYTHON=python3.12     the Python that makes the environment (3.11 or newer)
+#   VENV=dir              where the environment lives
+#   SETUP=no              use the environment in VENV as it is
+#   TORCH_ARGS='...'      for pip, for example --index-url with the index that pytorch.org names for
+#                         your device; without it pip takes the build that its own index offers
+#   PYTEST_ARGS='-k queue -x'    DEMO_ARGS='--minutes 1'    BENCH=merge    CHAOS_KILLS=100
+
+PYTHON ?= python3
+VENV ?= .venv
+SETUP ?= yes
+TORCH_ARGS ?=
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH ?= *
+BENCH_ARGS ?=
+CHAOS_KILLS ?= 1000
+EXPERIMENT ?= *
+EXPERIMENT_ARGS ?=
+
+BIN := $(VENV)/bin
+CONSTRAINTS := packaging/constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --no-input --disable-pip-version-check \
+	--progress-bar off --quiet -c $(CONSTRAINTS)
+CODE := shared coordinator volunteer tests packaging
+
+ifeq ($(SETUP),no)
+READY :=
+else
+READY := $(VENV)/.ready
+endif
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup format format-check lint types imports check test demo bench chaos experiments \
+	constraints clean
+
+help: ## say what there is
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
+
+setup: $(READY) ## make the environment
+
+# torch goes first and alone: resolved together with the rest, pip may pick another build of it and
+# fetch gigabytes of GPU libraries. The stamp is written last, so an interrupted set-up starts again.
+$(VENV)/.ready: pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: $(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "Setting up $(VENV) (once, a few minutes)"
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "make: $(PYTHON) cannot make virtual environments; on Debian: apt install python3-venv" >&2; exit 1; }
+	@echo "  torch"
+	@$(PIP_INSTALL) $(TORCH_ARGS) torch
+	@echo "  everything else"
+	@$(PIP_INSTALL) hatchling
+	@$(PIP_INSTALL) --no-build-isolation -e '.[dev]'
+	@touch $@
+
+format: $(READY) ## write the code in the house's format
+	$(BIN)/ruff check --fix-only --quiet $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+format-check: $(READY)
+	$(BIN)/ruff format --check $(CODE)
+
+lint: $(READY) ## find mistakes
+	$(BIN)/ruff check $(CODE)
+
+types: $(READY) ## check types strictly
+	$(BIN)/mypy
+
+imports: $(READY) ## check who imports whom
+	$(BIN)/lint-imports
+
+check: format-check lint types imports ## everything of `make test` but the tests
+
+# pytest is the last command, so that the output ends with its own closing line
+test: $(READY) ## format, lint, types, import rules, tests
+	@$(MAKE) --no-print-directory check
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+demo: $(READY) ## train a small GPT with two volunteers on this machine
+	$(BIN)/coordinator demo $(DEMO_ARGS)
+
+bench: $(READY) ## measure, print tables, write build/bench/*.json
+	@mkdir -p build/bench
+	@set -e; for file in tests/benchmarks/bench_$(BENCH).py; do \
+	  test -e $$file || { echo "make: there is no $$file" >&2; exit 1; }; name=$$(basename $$file .py); echo "== $$name"; \
+	  $(BIN)/python -m tests.benchmarks.$$name --json build/bench/$$name.json $(BENCH_ARGS); done
+
+chaos: $(READY) ## kill coordinators CHAOS_KILLS times (1000) on each database and check that nothing is lost
+	CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/pytest -m chaos $(PYTEST_ARGS)
+
+experiments: $(READY) ## long learning experiments; go on where they were stopped
+	@mkdir -p build/experiments
+	@set -e; for file in tests/experiments/exp_$(EXPERIMENT).py; do \
+	  test -e $$file || { echo "make: there is no $$file" >&2; exit 1; }; name=$$(basename $$file .py); echo "== $$name"; \
+	  PYTHONPATH=. $(BIN)/python $$file --out build/experiments/$$name $(EXPERIMENT_ARGS); done
+
+constraints: $(READY) ## freeze the versions in VENV into packaging/constraints.txt
+	$(BIN)/python packaging/freeze.py > $(CONSTRAINTS).new
+	mv $(CONSTRAINTS).new $(CONSTRAINTS)
+	@touch $(VENV)/.ready
+
+clean: ## remove the environment, caches and build output
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
