@@ -1,0 +1,193 @@
+"""Every error that people or machines may see, as one tree.
+
+    VolunteerError
+    ├── BadRequest                 400  what was sent makes no sense
+    │   ├── InvalidFrame           422  a tensor file is not what its manifest says
+    │   ├── InvalidRunFile         422  a run file (or dataset, or setting) is wrong
+    │   │   └── InvalidPlan        422  the plan cannot work
+    │   └── InvalidName            422  a nickname or name is not acceptable
+    ├── Unauthorized               401  who are you
+    │   └── BadSignature           401  the signature does not fit
+    ├── Forbidden                  403  known, but not allowed
+    │   └── Banned                 403  the organiser has banned this volunteer
+    ├── NotFound                   404  no such thing, or not yours
+    ├── Conflict                   409  the same key was used for something else
+    │   └── OffsetMismatch         409  an upload must go on where the server says
+    ├── Gone                       410  somebody else holds this task now
+    │   └── Cancelled              410  the task was cancelled
+    ├── TooLarge                   413  more bytes than granted
+    ├── UpgradeRequired            426  this version is too old
+    ├── TooManyRequests            429  slow down
+    ├── Internal                   500  our fault
+    ├── Unavailable                503  try again later
+    │   ├── Unreachable            503  nobody answered (made on the client)
+    │   └── StorageFull            507  no space left
+    └── Configuration              78   local settings or directories are wrong (never sent)
+
+The docstring of a class is its default message. `code` is the stable wire code; `status` the HTTP status; `exit_code` what a
+command ends with. `retry_after_s` tells a client when to come back.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class VolunteerError(Exception):
+    """Something went wrong."""
+
+    code: ClassVar[str] = "error"
+    status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
+        self.message = message or (self.__doc__ or "").strip()
+        self.retry_after_s = retry_after_s
+        super().__init__(self.message)
+
+
+class BadRequest(VolunteerError):
+    """The request makes no sense."""
+
+    code, status, exit_code = "bad_request", 400, 2
+
+
+class InvalidFrame(BadRequest):
+    """The tensor file is not what its manifest says."""
+
+    code, status, exit_code = "invalid_frame", 422, 1
+
+
+class InvalidRunFile(BadRequest):
+    """The run file is wrong."""
+
+    code, status = "invalid_run_file", 422
+
+
+class InvalidPlan(InvalidRunFile):
+    """The plan cannot work."""
+
+    code = "invalid_plan"
+
+
+class InvalidName(BadRequest):
+    """The name is not acceptable."""
+
+    code, status = "invalid_name", 422
+
+
+class Unauthorized(VolunteerError):
+    """The credentials are missing or wrong."""
+
+    code, status, exit_code = "unauthorized", 401, 78
+
+
+class BadSignature(Unauthorized):
+    """The signature does not fit: what arrived is not what the coordinator signed."""
+
+    code = "bad_signature"
+
+
+class Forbidden(VolunteerError):
+    """This is not allowed."""
+
+    code, status = "forbidden", 403
+
+
+class Banned(Forbidden):
+    """The organiser has banned this volunteer."""
+
+    code, exit_code = "banned", 78
+
+
+class NotFound(VolunteerError):
+    """There is no such thing here."""
+
+    code, status = "not_found", 404
+
+
+class Conflict(VolunteerError):
+    """The same key was used before for something else."""
+
+    code, status = "conflict", 409
+
+
+class OffsetMismatch(Conflict):
+    """The upload must go on where the server says."""
+
+    code = "offset_mismatch"
+
+
+class Gone(VolunteerError):
+    """Somebody else holds this task now."""
+
+    code, status = "gone", 410
+
+
+class Cancelled(Gone):
+    """The task was cancelled."""
+
+    code = "cancelled"
+
+
+class TooLarge(VolunteerError):
+    """This is larger than what was granted."""
+
+    code, status = "too_large", 413
+
+
+class UpgradeRequired(VolunteerError):
+    """This version is too old for the coordinator: pipx upgrade volunteer"""
+
+    code, status, exit_code = "upgrade_required", 426, 78
+
+
+class TooManyRequests(VolunteerError):
+    """Too many requests: slow down."""
+
+    code, status, exit_code = "too_many_requests", 429, 75
+
+
+class Internal(VolunteerError):
+    """The coordinator failed; the request id is in its log."""
+
+    code = "internal"
+
+
+class Unavailable(VolunteerError):
+    """Not now: try again later."""
+
+    code, status, exit_code = "unavailable", 503, 75
+
+
+class Unreachable(Unavailable):
+    """The coordinator cannot be reached."""
+
+    code = "unreachable"
+
+
+class StorageFull(Unavailable):
+    """No space is left on the disk."""
+
+    code, status = "storage_full", 507
+
+
+class Configuration(VolunteerError):
+    """The local configuration is wrong."""
+
+    code, exit_code = "configuration", 78
+
+
+def _tree(root: type[VolunteerError]) -> dict[str, type[VolunteerError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+BY_CODE: dict[str, type[VolunteerError]] = _tree(VolunteerError)
+
+
+def from_wire(code: str, message: str, retry_after_s: float | None = None) -> VolunteerError:
+    """The error a coordinator meant; an unknown code becomes a plain `VolunteerError`."""
+    return BY_CODE.get(code, VolunteerError)(message, retry_after_s=retry_after_s)

@@ -1,0 +1,114 @@
+"""Join links: everything a volunteer needs to find a coordinator, to know it, and to be let in.
+
+    https://host:port/join#key=FINGERPRINT+pin=SHA256+code=CODE      what we print: also opens in a browser
+    volunteer://host:port/#key=FINGERPRINT&pin=SHA256&code=CODE      the same for a registered scheme
+
+`key` is the fingerprint of the key that signs manifests, `pin` the SHA-256 of the TLS certificate in hex (only where the
+coordinator made its own), `code` an invite or link code. All of it travels behind the "#", which no browser, proxy or
+log ever sends on. The separator we print is "+", because a shell leaves it alone when somebody forgets the quotes; "&",
+";" and "/" are read as well.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from urllib.parse import quote, unquote, urlsplit
+
+import msgspec
+
+from shared.errors import BadRequest
+
+LINK_CHARS_MAX = 2048
+_SEPARATORS = re.compile(r"[+&;/]")
+_PIN = re.compile(r"[0-9a-f]{64}")
+_PART = re.compile(r"[A-Za-z0-9_:.~-]{1,256}")
+
+
+class JoinLink(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a coordinator is (`https://host:port`, no path) and how to know it. Empty = not said by the link."""
+
+    url: str
+    fingerprint: str = ""
+    tls_pin: str = ""  # SHA-256 of the certificate's DER, 64 hex digits
+    code: str = ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` can only mean this machine."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _origin(text: str) -> tuple[str, str, str]:
+    """Scheme, `host[:port]` and fragment. Raises BadRequest."""
+    try:
+        parts = urlsplit(text)
+        port, host = parts.port, parts.hostname or ""
+    except ValueError as error:
+        raise BadRequest(f"this is not a join link: {error}") from error
+    if parts.scheme not in ("https", "http", "volunteer") or not host:
+        raise BadRequest(
+            "a join link begins with https:// (or volunteer://) and an address; copy it whole from your organiser"
+        )
+    if parts.username is not None or parts.password is not None:
+        raise BadRequest("a join link never carries a user name or password before the address")
+    if not re.fullmatch(r"[A-Za-z0-9._:-]{1,253}", host):
+        raise BadRequest(f'"{host}" is not an address')
+    netloc = f"[{host}]" if ":" in host else host
+    return parts.scheme, netloc if port is None else f"{netloc}:{port}", parts.fragment
+
+
+def _fields(fragment: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for item in filter(None, _SEPARATORS.split(fragment)):
+        name, _, value = item.partition("=")
+        value = unquote(value)
+        if name in ("key", "pin", "code"):
+            if not _PART.fullmatch(value):
+                raise BadRequest(
+                    f'the part "{name}" of the join link is damaged; copy the link whole'
+                )
+            found[name] = value
+    return found
+
+
+def parse_link(text: str) -> JoinLink:
+    """Read a join link, or the bare address of a coordinator. Raises BadRequest with what to do instead."""
+    text = text.strip().strip("'\"<>")
+    if (
+        not text
+        or len(text) > LINK_CHARS_MAX
+        or any(c.isspace() or not c.isprintable() for c in text)
+    ):
+        raise BadRequest("this is not a join link; copy it whole, in one line, from your organiser")
+    if "://" not in text:
+        local = is_loopback(urlsplit(f"//{text}").hostname or "")
+        text = f"{'http' if local else 'https'}://{text}"
+    scheme, netloc, fragment = _origin(text)
+    fields = _fields(fragment)
+    pin = fields.get("pin", "").replace(":", "").lower()
+    if pin and not _PIN.fullmatch(pin):
+        raise BadRequest("the certificate pin of the join link is damaged; copy the link whole")
+    host = urlsplit(f"//{netloc}").hostname or ""
+    if scheme == "volunteer":
+        scheme = "http" if is_loopback(host) and not pin else "https"
+    if scheme == "http" and not is_loopback(host):
+        raise BadRequest(
+            f"{netloc} would be reached without encryption; ask for a link that begins with https://"
+        )
+    return JoinLink(
+        url=f"{scheme}://{netloc}",
+        fingerprint=fields.get("key", ""),
+        tls_pin=pin,
+        code=fields.get("code", ""),
+    )
+
+
+def format_link(link: JoinLink) -> str:
+    """The link as printed; `parse_link` gives the same `JoinLink` back."""
+    fields = [("key", link.fingerprint), ("pin", link.tls_pin), ("code", link.code)]
+    fragment = "+".join(f"{name}={quote(value, safe=':')}" for name, value in fields if value)
+    return f"{link.url}/join#{fragment}" if fragment else f"{link.url}/join"

@@ -1,0 +1,27 @@
+"""Versions of the protocol, sizes, and the rhythm of a lease."""
+
+from __future__ import annotations
+
+PROTOCOL = 1  # what this code speaks
+PROTOCOL_MIN = 1  # the oldest it still serves
+API = "/api/v1"
+
+# Limits. Settings may tighten them; nothing may loosen them.
+JSON_BYTES_MAX = 1 << 20
+JSON_DEPTH_MAX = 32
+HEADER_BYTES_MAX = 16 << 10
+NICKNAME_MIN, NICKNAME_MAX = 2, 24
+CHUNK_BYTES_MAX = 64 << 20  # one chunk of a dataset
+UPLOAD_PIECE_BYTES = 8 << 20  # one PUT of a resumable upload, as our client sends it
+UPLOAD_BYTES_MAX = 64 << 30
+LONG_POLL_S_MAX = 60.0
+PARTS_MAX = 1024
+TRIES_MAX = 64
+NEWS_MAX = 50  # verdicts in one heartbeat reply
+
+# Rhythm of a lease (DESIGN section 2).
+HEARTBEAT_S = 30.0
+RENEW_S = 90.0
+HEADERS_DEADLINE_S = 10.0  # slow-loris: all headers by then
+BODY_WINDOW_S = 20.0  # and a body at >= BODY_RATE_MIN over any such window
+BODY_RATE_MIN = 1024  # bytes a second

@@ -1,0 +1,52 @@
+"""What all messages share: their base, their errors, their states and reasons."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal, dataclass_transform
+
+import msgspec
+
+TaskState = Literal["todo", "doing", "done", "discarded", "cancelled"]
+RunState = Literal["draft", "running", "paused", "completed", "failed"]
+ContributionState = Literal["received", "checking", "accepted", "merged", "superseded", "rejected"]
+
+
+class Reason(StrEnum):
+    """Why a volunteer is idle, or why something was refused: a code for machines, a sentence travels beside it."""
+
+    NO_RUN = "no_run"  # nothing is running
+    NO_FIT = "no_fit"  # no run needs this device
+    RUN_PAUSED = "run_paused"
+    RUN_ENDED = "run_ended"
+    ALL_TAKEN = "all_taken"  # every task is being done by others
+    IN_FLIGHT = "in_flight"  # this worker holds as many tasks as it may
+    MERGING = "merging"
+    BANNED = "banned"
+    READ_ONLY = "read_only"  # the coordinator's disk is full
+    # verdicts
+    STALE = "stale"
+    NOT_FINITE = "not_finite"
+    NORM = "norm"
+    LOSS = "loss"
+    EMPTY = "empty"  # all zeros: nothing was learnt
+    FRAME = "frame"
+    REPLAY = "replay"  # the same bytes were handed in before
+    STEPS = "steps"
+    MERGE_FAILED = "merge_failed"  # set aside because the merge failed with it
+    CANCELLED = "cancelled"
+    GAMES = "games"
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """Base of everything on the wire."""
+
+
+class ErrorBody(Message):
+    """Body of every reply that is not 2xx."""
+
+    code: str
+    message: str
+    request_id: str = ""
+    retry_after_s: float | None = None

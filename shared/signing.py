@@ -1,0 +1,143 @@
+"""Ed25519 signatures: the coordinator signs what volunteers act on, and they check it against a pinned fingerprint.
+
+`cryptography` is imported when it is first needed, because command lines import this module.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from shared.errors import BadSignature, Configuration
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+PUBLIC_KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+_KEY_FILE_BYTES_MAX = 4096
+_FINGERPRINT_BYTES = 15  # 120 bits make 24 letters without padding
+
+
+class SigningKey:
+    """A private key that lies in one file of its owner."""
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        self._private = private
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Self:
+        """The key in `path` (PEM, PKCS #8), made there if it is missing; two callers at once end with the same key.
+
+        Raises Configuration when the file is no such key or others may read it.
+        """
+        from cryptography.hazmat.primitives import serialization as form
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        if not path.exists():
+            private = Ed25519PrivateKey.generate()
+            pem = private.private_bytes(
+                form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()
+            )
+            _create_private(path, pem)
+        try:
+            loaded = form.load_pem_private_key(_read_private(path), password=None)
+        except (ValueError, TypeError) as error:
+            raise Configuration(f"{path} is not a signing key; restore it from a backup") from error
+        if not isinstance(loaded, Ed25519PrivateKey):
+            raise Configuration(f"{path} holds a key of another kind; Ed25519 is needed")
+        return cls(loaded)
+
+    @property
+    def public_key(self) -> bytes:
+        """32 bytes that everybody may know."""
+        return self._private.public_key().public_bytes_raw()
+
+    def sign(self, payload: bytes) -> bytes:
+        """64 bytes, the same for the same payload (RFC 8032)."""
+        return self._private.sign(payload)
+
+
+def verify(public_key: bytes, payload: bytes, signature: bytes) -> None:
+    """Raises BadSignature unless `signature` was made over exactly `payload` with the key of `public_key`."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, payload)
+    except (InvalidSignature, ValueError) as error:
+        raise BadSignature() from error
+
+
+def fingerprint(public_key: bytes) -> str:
+    """A public key as people compare and paste it: 24 letters in groups of four, e.g. `mzxw-6ytb-...`."""
+    short = hashlib.sha256(public_key).digest()[:_FINGERPRINT_BYTES]
+    letters = base64.b32encode(short).decode().lower()
+    return "-".join(letters[start : start + 4] for start in range(0, len(letters), 4))
+
+
+def fits(public_key: bytes, expected: str) -> bool:
+    """Whether `expected` is the fingerprint of the key, however it was typed (case, spaces, hyphens)."""
+    typed = "".join(expected.split()).replace("-", "").lower()
+    return secrets.compare_digest(fingerprint(public_key).replace("-", "").encode(), typed.encode())
+
+
+def canonical(document: Any) -> bytes:
+    """The one JSON form of a value: sorted keys, no spaces.
+
+    Sign what this gives and send those very bytes: a receiver of another version may not write them the same way.
+    """
+    return msgspec.json.encode(document, order="sorted")
+
+
+def digest(payload: bytes) -> str:
+    """SHA-256 in hex: the name of a blob, the fingerprint of a request."""
+    return hashlib.sha256(payload).hexdigest()
+
+
+def _create_private(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read, complete or not at all; one that is already there wins."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            _publish(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise Configuration(
+            f"the signing key cannot be stored in {path}: {error.strerror}"
+        ) from error
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    """Give the file its name; unlike a rename, a link never replaces the key of another process."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass  # the other process was first: its key is loaded next
+    except OSError:
+        temporary.replace(path)  # a file system without links
+
+
+def _read_private(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read(_KEY_FILE_BYTES_MAX)
+    except OSError as error:
+        raise Configuration(f"the signing key {path} cannot be read: {error.strerror}") from error
+    if os.name == "posix" and mode & 0o077:
+        raise Configuration(f"others can read the signing key: chmod 600 {path}")
+    return data

@@ -1,0 +1,162 @@
+"""How the numbers of one tensor become bytes and come back: raw float32, bfloat16, and blocks of 8 or 4 bits.
+
+Everything works on flat slices that begin on a block edge, in spans that stay in the processor's cache.
+
+Scales are bfloat16 and not the usual float16: updates are small (1e-5 and less), a scale of
+absmax / 127 would fall among float16's subnormals (below 6e-5) and lose up to all of its digits;
+bfloat16 costs the same two bytes and keeps the range of float32. Rounding the scale (by 2^-8 at
+most) moves the largest quotient to at most 127.497 (or 7.03), which still becomes the code 127
+(or 7): nothing needs to be clamped, and no number moves by more than half a scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.errors import InvalidFrame
+from shared.tensors.slices import F32, U16, Array, bf16_from_float, float_from_bf16
+from shared.tensors.spec import TensorSpec, grid
+
+SPAN = 1 << 16  # elements: 256 KiB of float32 fit the second-level cache
+SCALE = "#scale"
+_INFINITE = 0x7F80  # bfloat16 bits from here on are infinite, NaN or negative
+_SMALLEST = 0x0080  # below are subnormals, whose few digits would break the error bound: such blocks become zero
+
+I8 = npt.NDArray[np.int8]
+U8 = npt.NDArray[np.uint8]
+
+
+class Kernel(Protocol):
+    """The arithmetic of one codec on one parameter tensor."""
+
+    def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
+        """The tensors of the file that one parameter becomes; the first bears its name."""
+
+    def encode(self, numbers: F32) -> tuple[Array, ...]:
+        """The parts of a slice of finite numbers that begins on a chunk edge."""
+
+    def decode(self, parts: Sequence[Array], count: int, start: int, stop: int) -> F32:
+        """Elements [start, stop) out of the flat parts of a tensor of `count`. Raises InvalidFrame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Float32:
+    """Numbers as they are."""
+
+    def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(spec.name, spec.shape, "F32"),)
+
+    def encode(self, numbers: F32) -> tuple[Array, ...]:
+        return (numbers,)
+
+    def decode(self, parts: Sequence[Array], count: int, start: int, stop: int) -> F32:
+        return parts[0][start:stop]
+
+
+@dataclass(frozen=True, slots=True)
+class Bfloat16:
+    """The upper half of each float32, rounded to nearest even."""
+
+    def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(spec.name, spec.shape, "BF16"),)
+
+    def encode(self, numbers: F32) -> tuple[Array, ...]:
+        bits = np.empty(numbers.size, np.uint16)
+        for start, stop in grid(numbers.size, SPAN):
+            bits[start:stop] = bf16_from_float(numbers[start:stop])
+        return (bits,)
+
+    def decode(self, parts: Sequence[Array], count: int, start: int, stop: int) -> F32:
+        return float_from_bf16(parts[0][start:stop])
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Symmetric blocks: one scale (absmax / limit) for each `block` elements, codes in [-limit, limit].
+
+    Limit 127 stores a byte an element, limit 7 packs two elements a byte. The error is at most half a scale.
+    """
+
+    limit: int
+    block: int  # divides SPAN, and is even
+
+    @property
+    def packed(self) -> bool:
+        return self.limit <= 7
+
+    def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
+        codes = TensorSpec(spec.name, spec.shape, "I8")
+        if self.packed:
+            codes = TensorSpec(spec.name, (-(-spec.count // 2),), "U8")
+        return codes, TensorSpec(spec.name + SCALE, (-(-spec.count // self.block),), "BF16")
+
+    def encode(self, numbers: F32) -> tuple[Array, ...]:
+        codes = np.empty(numbers.size, np.int8)
+        scales = np.empty(-(-numbers.size // self.block), np.uint16)
+        for start, stop in grid(numbers.size, SPAN):
+            numbers_here = numbers[start:stop]
+            edges = np.arange(0, stop - start, self.block)
+            peaks = np.maximum.reduceat(np.abs(numbers_here), edges)
+            first = start // self.block
+            scales[first : first + edges.size], inverse = scale_blocks(peaks, self.limit)
+            scaled = numbers_here * np.repeat(inverse, self.block)[: stop - start]
+            np.copyto(codes[start:stop], np.rint(scaled, out=scaled), casting="unsafe")
+        return pack_nibbles(codes) if self.packed else codes, scales
+
+    def decode(self, parts: Sequence[Array], count: int, start: int, stop: int) -> F32:
+        first = start // self.block
+        begin, end = first * self.block, min(-(-stop // self.block) * self.block, count)
+        scales = read_scales(parts[1][first : -(-end // self.block)])
+        numbers = np.empty(end - begin, np.float32)
+        for low, high in grid(end - begin, SPAN):
+            codes = self._codes(parts[0], begin + low, begin + high)
+            here = scales[low // self.block : -(-high // self.block)]
+            np.multiply(codes, np.repeat(here, self.block)[: high - low], out=numbers[low:high])
+        return numbers[start - begin : stop - begin]
+
+    def _codes(self, stored: Array, start: int, stop: int) -> I8:
+        if not self.packed:
+            return stored[start:stop]
+        return unpack_nibbles(stored[start // 2 : -(-stop // 2)])[: stop - start]
+
+
+def scale_blocks(peaks: F32, limit: int) -> tuple[U16, F32]:
+    """bfloat16 scales of blocks with these largest magnitudes, and what to multiply with (0 for a block of zeros)."""
+    bits = bf16_from_float(peaks / np.float32(limit))
+    bits[bits < _SMALLEST] = 0
+    inverse = np.zeros(bits.size, np.float32)
+    np.divide(np.float32(1), float_from_bf16(bits), out=inverse, where=bits > 0)
+    return bits, inverse
+
+
+def read_scales(bits: U16) -> F32:
+    """Scales as numbers. Raises InvalidFrame for one that is negative, infinite or NaN."""
+    if bits.size and int(bits.max()) >= _INFINITE:
+        raise InvalidFrame(
+            "a block of the update has a scale that is negative, infinite or not a number"
+        )
+    return float_from_bf16(bits)
+
+
+def pack_nibbles(codes: I8) -> U8:
+    """Two codes in [-8, 7] a byte, the first in the lower half, stored plus 8; an odd one is followed by a zero."""
+    raised = np.full(codes.size + codes.size % 2, 8, np.uint8)
+    raised[: codes.size] += codes.view(np.uint8)  # two's complement: adding 8 wraps into 0..15
+    pairs = raised.view("<u2")
+    packed: U8 = (pairs | (pairs >> 4)).astype(np.uint8)
+    return packed
+
+
+def unpack_nibbles(packed: U8) -> I8:
+    """The codes of `pack_nibbles`, an even number of them."""
+    pairs = packed.astype("<u2")
+    pairs |= pairs << 4
+    pairs &= 0x0F0F
+    codes = pairs.view(np.int8)
+    codes -= 8
+    return codes

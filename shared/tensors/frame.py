@@ -1,0 +1,303 @@
+"""Tensor files: read through memory mapping after strict checks, written once, hashed while they are written.
+
+BF16 tensors appear as uint16 arrays, because numpy has no such type; `slices.to_float32` turns them into numbers.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, NoReturn, Self, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shared.errors import InvalidFrame, StorageFull
+from shared.tensors.header import (
+    HEADER_BYTES_MAX,
+    LENGTH_BYTES,
+    Header,
+    check_header,
+    header_length,
+    header_limit,
+    parse_header,
+    render_header,
+)
+from shared.tensors.spec import Schema, TensorSpec, by_name
+
+Array: TypeAlias = npt.NDArray[Any]
+
+NUMPY: dict[str, np.dtype[Any]] = {
+    name: np.dtype(code)
+    for name, code in {
+        "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "BF16": "<u2",
+        "U32": "<u4", "I32": "<i4", "F32": "<f4", "U64": "<u8", "I64": "<i8", "F64": "<f8",
+    }.items()
+}  # fmt: skip
+_SAFETENSORS = {dtype: name for name, dtype in NUMPY.items() if name != "BF16"}
+
+PARTIAL_SUFFIX = ".part"  # a file of this name is nobody's: its writer died
+_BUFFER_BYTES = 1 << 20
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+
+
+class Frame(Mapping[str, Array]):
+    """The tensors of one file, as views into it, in the order of the schema.
+
+    The file must not be cut short while the frame is open: blobs are immutable.
+    """
+
+    def __init__(self, buffer: mmap.mmap | bytes, header: Header, schema: Schema) -> None:
+        self.schema = schema
+        self.metadata = header.metadata
+        self.size = len(buffer)  # bytes of the whole file
+        self._buffer = buffer
+        self._header = header
+        self._specs = by_name(schema)
+
+    def array(self, name: str) -> Array:
+        """One tensor with its shape, without a copy. Read-only unless the frame was opened `copy_on_write`."""
+        spec = self._specs[name]
+        dtype = NUMPY[spec.dtype]
+        if spec.count == 0:
+            return np.empty(spec.shape, dtype)
+        flat: Array = np.frombuffer(self._buffer, dtype, spec.count, self.span(name)[0])
+        return flat.reshape(spec.shape)
+
+    def span(self, name: str) -> tuple[int, int]:
+        """First byte of a tensor in the file, and the one behind its last."""
+        begin, end = self._header.entries[name].data_offsets
+        return self._header.data_start + begin, self._header.data_start + end
+
+    def raw(self, start: int, stop: int) -> memoryview:
+        """Bytes of the file, for hashing."""
+        return memoryview(self._buffer)[start:stop]
+
+    def close(self) -> None:
+        """Unmap the file, now or when the last array that was handed out is gone."""
+        if isinstance(self._buffer, mmap.mmap):
+            try:
+                self._buffer.close()
+            except BufferError:
+                self._buffer = b""  # arrays still use it: it goes when they go
+
+    def __getitem__(self, name: str) -> Array:
+        return self.array(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.close()
+
+
+def open_frame(path: Path, schema: Schema, *, copy_on_write: bool = False) -> Frame:
+    """Map a tensor file after checking every word of its header. Raises InvalidFrame, OSError.
+
+    `copy_on_write` gives writable arrays whose changes never reach the file (torch warns about read-only ones).
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        header = _read_header(file, size, header_limit(schema))
+        check_header(header, schema, size)
+        access = mmap.ACCESS_COPY if copy_on_write else mmap.ACCESS_READ
+        return Frame(mmap.mmap(file.fileno(), size, access=access), header, schema)
+
+
+def parse_frame(data: bytes, schema: Schema) -> Frame:
+    """The tensors of a file that is already in memory. Raises InvalidFrame."""
+    length = header_length(data[:LENGTH_BYTES], len(data), header_limit(schema))
+    header = parse_header(data[LENGTH_BYTES : LENGTH_BYTES + length])
+    check_header(header, schema, len(data))
+    return Frame(data, header, schema)
+
+
+def read_header(source: Path | bytes, limit: int = HEADER_BYTES_MAX) -> Header:
+    """The header alone, of a file or of bytes that begin one; the tensors are not looked at. Raises InvalidFrame."""
+    if isinstance(source, bytes):
+        length = header_length(source[:LENGTH_BYTES], len(source), limit)
+        return parse_header(source[LENGTH_BYTES : LENGTH_BYTES + length])
+    with source.open("rb") as file:
+        return _read_header(file, os.fstat(file.fileno()).st_size, limit)
+
+
+def _read_header(file: BinaryIO, size: int, limit: int) -> Header:
+    length = header_length(file.read(LENGTH_BYTES), size, limit)
+    return parse_header(file.read(length))
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished file."""
+
+    sha256: str
+    size: int  # bytes
+
+
+class FrameWriter:
+    """Write a tensor file chunk by chunk, tensors in the order of the schema.
+
+    The file appears under its name only when it is complete (hashed, synced, renamed); whatever goes
+    wrong before leaves nothing behind. Use it as a context manager. Raises InvalidFrame for what does
+    not fit, StorageFull, OSError.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: Schema,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        sync: bool = True,
+    ) -> None:
+        header = render_header(schema, metadata)
+        self.written: Written | None = None
+        self._path = path
+        self._sync = sync
+        self._schema = schema
+        self._index = 0  # the tensor being written
+        self._filled = 0  # its elements so far
+        self._hash = hashlib.sha256()
+        self._size = 0
+        self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+        self._file = self._temporary.open("xb", buffering=_BUFFER_BYTES)
+        self._append(memoryview(header))
+
+    def write(self, name: str, chunk: Array) -> None:
+        """Append elements to the tensor `name`; a tensor may come in any number of chunks."""
+        if chunk.size == 0:
+            return
+        spec = self._current()
+        if spec is None or spec.name != name:
+            due = repr(spec.name) if spec else "nothing more"
+            self._refuse(f"{name!r} was written where {due} was due")
+        if chunk.dtype != NUMPY[spec.dtype]:
+            self._refuse(f"{name!r} is {spec.dtype} and was given {chunk.dtype}")
+        if self._filled + chunk.size > spec.count:
+            self._refuse(f"{name!r} was given more than its {spec.count} elements")
+        self._append(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
+        self._filled += chunk.size
+
+    def close(self) -> Written:
+        """Finish the file: all tensors must be there."""
+        spec = self._current()
+        if spec is not None:
+            self._refuse(f"{spec.name!r} has {self._filled} of its {spec.count} elements")
+        try:
+            self._file.flush()
+            if self._sync:
+                os.fsync(self._file.fileno())
+            self._file.close()
+            self._temporary.replace(self._path)
+            if self._sync:
+                sync_directory(self._path.parent)
+        except OSError as error:
+            self._fail(error)
+        self.written = Written(sha256=self._hash.hexdigest(), size=self._size)
+        return self.written
+
+    def abort(self) -> None:
+        """Remove what was written so far; nothing to do after `close`."""
+        if self.written is None:
+            self._temporary.unlink(missing_ok=True)
+            try:
+                self._file.close()
+            except OSError:
+                pass  # flushing into a file that is gone: a full disk must not hide the first error
+
+    def _current(self) -> TensorSpec | None:
+        while self._index < len(self._schema):
+            spec = self._schema[self._index]
+            if self._filled < spec.count:
+                return spec
+            self._index, self._filled = self._index + 1, 0
+        return None
+
+    def _append(self, data: memoryview) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self._fail(error)
+        self._hash.update(data)
+        self._size += data.nbytes
+
+    def _refuse(self, reason: str) -> NoReturn:
+        self.abort()
+        raise InvalidFrame(reason)
+
+    def _fail(self, error: OSError) -> NoReturn:
+        self.abort()
+        if error.errno in _NO_SPACE:
+            raise StorageFull(
+                f"no space is left for {self._path}: free some and try again"
+            ) from error
+        raise error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self.written is None:
+            self.close()
+
+
+def sync_directory(directory: Path) -> None:
+    """Make a rename in `directory` survive a power cut (on Windows the file's own sync has to do)."""
+    if os.name == "posix":
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def schema_of(tensors: Mapping[str, Array]) -> Schema:
+    """Names, shapes and dtypes as the arrays have them, all as parameters. Raises InvalidFrame for a foreign dtype."""
+    specs = []
+    for name, array in tensors.items():
+        if array.dtype not in _SAFETENSORS:
+            raise InvalidFrame(f"{name!r} is {array.dtype}, which a tensor file cannot hold")
+        specs.append(TensorSpec(name, tuple(array.shape), _SAFETENSORS[array.dtype]))
+    return tuple(specs)
+
+
+def frame_bytes(
+    tensors: Mapping[str, Array],
+    metadata: Mapping[str, str] | None = None,
+    schema: Schema | None = None,
+) -> bytes:
+    """A small tensor file in memory; give the schema when it holds BF16 (as uint16). Raises InvalidFrame."""
+    specs = schema_of(tensors) if schema is None else schema
+    parts = [render_header(specs, metadata)]
+    for spec in specs:
+        array = tensors.get(spec.name)
+        if array is None or array.shape != spec.shape or array.dtype != NUMPY[spec.dtype]:
+            raise InvalidFrame(f"{spec.name!r} is not {spec.dtype} with the shape {spec.shape}")
+        parts.append(np.ascontiguousarray(array).tobytes())
+    return b"".join(parts)
+
+
+def schema_of_file(path: Path) -> Schema:
+    """Names, shapes and dtypes as the header of one of our own files has them, all as buffers. Raises InvalidFrame."""
+    entries = read_header(path).entries
+    in_order = sorted(entries.items(), key=lambda item: item[1].data_offsets)
+    return tuple(TensorSpec(name, entry.shape, entry.dtype, "buffer") for name, entry in in_order)

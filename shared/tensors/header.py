@@ -1,0 +1,166 @@
+"""The header of a tensor file, read as hostile data and written in one way only.
+
+The format is safetensors: eight bytes little-endian length, a JSON object, then one buffer without gaps. Everything a
+header says is checked against the schema that was expected before a tensor is looked at. No numpy here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, NoReturn, TypeAlias
+
+import msgspec
+
+from shared.errors import InvalidFrame
+from shared.tensors.spec import RANK_MAX, Schema, by_name
+
+LENGTH_BYTES = 8
+ALIGNMENT = 64  # the buffer begins on a cache line; readers of the format skip the padding
+HEADER_BYTES_MAX = 1 << 20
+METADATA_ENTRIES_MAX = 64
+METADATA_BYTES_MAX = 1 << 16
+
+_Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a header says of one tensor; offsets are bytes from the start of the buffer."""
+
+    dtype: str
+    shape: Annotated[tuple[_Natural, ...], msgspec.Meta(max_length=RANK_MAX)]
+    data_offsets: tuple[_Natural, _Natural]
+
+
+class Header(msgspec.Struct, frozen=True):
+    """A header that parsed; `data_start` is where the buffer begins in the file."""
+
+    entries: dict[str, Entry]
+    metadata: dict[str, str]
+    data_start: int
+
+
+def header_limit(schema: Schema) -> int:
+    """The largest header that a file of this schema could honestly have, in bytes."""
+    escaped = sum(6 * len(spec.name) for spec in schema)  # a character may be written \\uXXXX
+    return escaped + 256 * len(schema) + 2 * METADATA_BYTES_MAX
+
+
+def header_length(prefix: bytes, file_bytes: int, limit: int = HEADER_BYTES_MAX) -> int:
+    """How long the JSON is that follows the first eight bytes. Raises InvalidFrame before anything is allocated."""
+    if len(prefix) < LENGTH_BYTES:
+        raise InvalidFrame("the tensor file is cut off in its first eight bytes")
+    length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
+    if length > limit:
+        raise InvalidFrame(
+            f"the header of the tensor file claims {length} bytes; at most {limit} are read"
+        )
+    if length > file_bytes - LENGTH_BYTES:
+        raise InvalidFrame("the tensor file is cut off in its header")
+    return length
+
+
+def parse_header(text: bytes) -> Header:
+    """Read the JSON of a header strictly: no duplicate key, no fraction, no unknown field. Raises InvalidFrame."""
+    body = text.rstrip(b" ")
+    if not (body.startswith(b"{") and body.endswith(b"}")):
+        raise InvalidFrame("the header of the tensor file is not a JSON object")
+    try:
+        raw = json.loads(
+            body.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_float=_no_fraction,
+            parse_constant=_no_fraction,
+        )
+        metadata = _metadata(raw.pop("__metadata__", {}))
+        entries = msgspec.convert(raw, dict[str, Entry])
+    except (ValueError, msgspec.ValidationError, RecursionError) as error:
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
+        raise InvalidFrame(f"the header of the tensor file cannot be read: {reason}") from error
+    return Header(entries=entries, metadata=metadata, data_start=LENGTH_BYTES + len(text))
+
+
+def check_header(header: Header, schema: Schema, file_bytes: int) -> None:
+    """Hold a header against the schema and the size of its file. Raises InvalidFrame with the first difference."""
+    expected = by_name(schema)
+    for name in header.entries:
+        if name not in expected:
+            raise InvalidFrame(
+                f"the tensor file holds {name[:80]!r}, which the schema does not know"
+            )
+    for spec in schema:
+        entry = header.entries.get(spec.name)
+        if entry is None:
+            raise InvalidFrame(f"the tensor {spec.name!r} is missing")
+        if entry.dtype != spec.dtype:
+            raise InvalidFrame(
+                f"{spec.name!r} is {entry.dtype[:20]!r}; the schema says {spec.dtype}"
+            )
+        if entry.shape != spec.shape:
+            raise InvalidFrame(
+                f"{spec.name!r} has the shape {entry.shape}; the schema says {spec.shape}"
+            )
+        begin, end = entry.data_offsets
+        if end - begin != spec.nbytes:
+            raise InvalidFrame(
+                f"{spec.name!r} covers {end - begin} bytes; its shape needs {spec.nbytes}"
+            )
+    _check_cover(header, file_bytes)
+
+
+def _check_cover(header: Header, file_bytes: int) -> None:
+    position = 0
+    ordered = sorted(header.entries.items(), key=lambda item: item[1].data_offsets)
+    for name, entry in ordered:
+        begin, end = entry.data_offsets
+        if begin != position:
+            what = "overlaps another tensor" if begin < position else "leaves a hole before it"
+            raise InvalidFrame(f"{name[:80]!r} {what}")
+        position = end
+    expected = header.data_start + position
+    if file_bytes != expected:
+        what = "cut off" if file_bytes < expected else "too long"
+        raise InvalidFrame(
+            f"the tensor file is {what}: {file_bytes} bytes, and its header describes {expected}"
+        )
+
+
+def render_header(schema: Schema, metadata: Mapping[str, str] | None = None) -> bytes:
+    """Length and JSON for tensors that follow in the order of the schema; the same input gives the same bytes."""
+    by_name(schema)
+    document: dict[str, Any] = {}
+    if metadata:
+        document["__metadata__"] = dict(sorted(_metadata(dict(metadata)).items()))
+    position = 0
+    for spec in schema:
+        end = position + spec.nbytes
+        document[spec.name] = {
+            "dtype": spec.dtype,
+            "shape": spec.shape,
+            "data_offsets": (position, end),
+        }
+        position = end
+    text = msgspec.json.encode(document)
+    text += b" " * (-(LENGTH_BYTES + len(text)) % ALIGNMENT)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def _metadata(raw: Any) -> dict[str, str]:
+    found = msgspec.convert(raw, dict[str, str])
+    size = sum(len(text.encode()) for pair in found.items() for text in pair)
+    if len(found) > METADATA_ENTRIES_MAX or size > METADATA_BYTES_MAX:
+        raise InvalidFrame(
+            f"the metadata of a tensor file may hold {METADATA_ENTRIES_MAX} entries and {METADATA_BYTES_MAX} bytes"
+        )
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return found
+
+
+def _no_fraction(text: str) -> NoReturn:
+    raise ValueError(f"{text[:20]} is not a whole number")

@@ -1,0 +1,271 @@
+"""Codecs: how an update becomes a file on the wire, and how a merge reads it slice by slice.
+
+Parameters are encoded by the codec's kernel. Buffers travel as absolute float32 and counters as
+int64 whatever the codec, first in the file so that they stay aligned.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeAlias
+
+import numpy as np
+
+from shared.errors import BadRequest, InvalidFrame
+from shared.tensors.blocks import SPAN, Bfloat16, Blocks, Float32, Kernel
+from shared.tensors.frame import Frame, FrameWriter, open_frame
+from shared.tensors.slices import F32, Array, ArrayReader, SliceReader
+from shared.tensors.sparse import TopK
+from shared.tensors.spec import INTEGERS, Schema, TensorSpec, by_name, grid
+
+Residual: TypeAlias = Mapping[str, Array]
+Tensors: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedUpdate:
+    """A finished update file. `residual` is what the codec could not say, to be added to the next update."""
+
+    sha256: str
+    size: int  # bytes
+    residual: Residual | None
+
+
+class Codec(Protocol):
+    """A way to write an update. All of them are stateless: what is carried over is handed in and out."""
+
+    @property
+    def name(self) -> str: ...
+
+    def wire_schema(self, schema: Schema) -> Schema:
+        """The tensors that a file of this codec must hold, in their order."""
+
+    def encode(
+        self,
+        tensors: Tensors,
+        schema: Schema,
+        path: Path,
+        residual: Residual | None = None,
+        residual_path: Path | None = None,
+    ) -> EncodedUpdate:
+        """Write an update (a mapping of arrays, or a `Delta`) to `path`.
+
+        With a `residual`, which is `{}` the first time, error feedback is on: e = residual + update,
+        the file says Q(e), and e - Q(e) comes back, in memory or as the frame `residual_path`.
+        Raises InvalidFrame, StorageFull.
+        """
+
+    def decode(self, path: Path, schema: Schema) -> DecodedUpdate:
+        """Open an update after checking its header. Raises InvalidFrame."""
+
+
+class DecodedUpdate(Mapping[str, Array]):
+    """An update read back, decoded when it is asked for: float32, and int64 counters."""
+
+    def __init__(self, frame: Frame, schema: Schema, kernel: Kernel) -> None:
+        self.frame = frame
+        self.schema = schema
+        self._kernel = kernel
+        self._specs = by_name(schema)
+        self._parts: dict[str, list[Array]] = {}  # flat views: a merge asks for many small slices
+
+    def read(self, name: str, start: int, stop: int) -> Array:
+        """Elements [start, stop) of the flat tensor.
+
+        Raises InvalidFrame where scales or positions make no sense.
+        """
+        parts = self._parts.get(name) or self._open(name)
+        spec = self._specs[name]
+        if spec.role != "parameter":
+            return parts[0][start:stop]
+        try:
+            with np.errstate(
+                over="ignore"
+            ):  # a hostile scale makes infinities, which `inspect` names
+                return self._kernel.decode(parts, spec.count, start, stop)
+        except InvalidFrame as error:
+            raise InvalidFrame(f"{name!r}: {error.message}") from error
+
+    def close(self) -> None:
+        self._parts.clear()
+        self.frame.close()
+
+    def _open(self, name: str) -> list[Array]:
+        spec = self._specs[name]
+        wire = self._kernel.parts(spec) if spec.role == "parameter" else (spec,)
+        self._parts[name] = parts = [self.frame.array(part.name).reshape(-1) for part in wire]
+        return parts
+
+    def __getitem__(self, name: str) -> Array:
+        spec = self._specs[name]
+        return self.read(name, 0, spec.count).reshape(spec.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class FrameCodec:
+    """Every codec there is: the common file around a kernel."""
+
+    name: str
+    kernel: Kernel
+
+    def wire_schema(self, schema: Schema) -> Schema:
+        carried = [_carried(spec) for spec in schema if spec.role != "parameter"]
+        carried.sort(key=lambda spec: spec.dtype != "I64")
+        encoded = [
+            part for spec in schema if spec.role == "parameter" for part in self.kernel.parts(spec)
+        ]
+        wire = (*carried, *encoded)
+        by_name(wire)
+        return wire
+
+    def encode(
+        self,
+        tensors: Tensors,
+        schema: Schema,
+        path: Path,
+        residual: Residual | None = None,
+        residual_path: Path | None = None,
+    ) -> EncodedUpdate:
+        wire, source = self.wire_schema(schema), _reader(tensors, schema)
+        with ExitStack() as stack:
+            writer = stack.enter_context(FrameWriter(path, wire, {"codec": self.name}))
+            feedback = (
+                _Feedback(schema, residual, residual_path, stack) if residual is not None else None
+            )
+            for spec in wire:
+                if spec.role != "parameter":
+                    _carry(spec, source, writer)
+            for spec in schema:
+                if spec.role == "parameter":
+                    self._encode(spec, source, writer, feedback)
+            written = writer.close()
+        left = feedback.result() if feedback else None
+        return EncodedUpdate(sha256=written.sha256, size=written.size, residual=left)
+
+    def decode(self, path: Path, schema: Schema) -> DecodedUpdate:
+        return DecodedUpdate(open_frame(path, self.wire_schema(schema)), schema, self.kernel)
+
+    def _encode(
+        self, spec: TensorSpec, source: SliceReader, writer: FrameWriter, feedback: _Feedback | None
+    ) -> None:
+        names = [part.name for part in self.kernel.parts(spec)]
+        # Scales and positions are small: they wait in memory until the codes are through.
+        behind: list[tuple[Array, ...]] = []
+        for start, stop in grid(spec.count):
+            numbers = source.read(spec.name, start, stop)
+            if feedback:
+                numbers = feedback.add(spec.name, start, numbers)
+            refuse_nonfinite(spec.name, numbers)
+            parts = self.kernel.encode(numbers)
+            if feedback:
+                feedback.keep(
+                    spec.name, numbers - self.kernel.decode(parts, stop - start, 0, stop - start)
+                )
+            writer.write(names[0], parts[0])
+            behind.append(parts[1:])
+        for name, pieces in zip(names[1:], zip(*behind, strict=True), strict=False):
+            for piece in pieces:
+                writer.write(name, piece)
+
+
+class _Feedback:
+    """The residual on its way through one encoding: read, added, replaced."""
+
+    def __init__(
+        self, schema: Schema, previous: Residual, path: Path | None, stack: ExitStack
+    ) -> None:
+        self._schema = residual_schema(schema)
+        self._previous = ArrayReader(previous, self._schema)
+        self._known = frozenset(previous)
+        self._path = path
+        self._writer = stack.enter_context(FrameWriter(path, self._schema)) if path else None
+        self._pieces: dict[str, list[F32]] = {spec.name: [] for spec in self._schema}
+
+    def add(self, name: str, start: int, numbers: F32) -> F32:
+        if name not in self._known:
+            return numbers
+        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is checked next
+            return numbers + self._previous.read(name, start, start + numbers.size)
+
+    def keep(self, name: str, left: F32) -> None:
+        if self._writer:
+            self._writer.write(name, left)
+        else:
+            self._pieces[name].append(left)
+
+    def result(self) -> Residual:
+        if self._path:
+            return open_frame(self._path, self._schema)
+        empty = np.empty(0, np.float32)
+        return {
+            s.name: np.concatenate([empty, *self._pieces[s.name]]).reshape(s.shape)
+            for s in self._schema
+        }
+
+
+def residual_schema(schema: Schema) -> Schema:
+    """What a residual file holds: every parameter, as float32."""
+    return tuple(TensorSpec(spec.name, spec.shape) for spec in schema if spec.role == "parameter")
+
+
+def _carried(spec: TensorSpec) -> TensorSpec:
+    whole = spec.dtype in INTEGERS
+    return TensorSpec(spec.name, spec.shape, "I64" if whole else "F32", spec.role)
+
+
+def _carry(spec: TensorSpec, source: SliceReader, writer: FrameWriter) -> None:
+    for start, stop in grid(spec.count):
+        numbers = source.read(spec.name, start, stop)
+        refuse_nonfinite(spec.name, numbers)
+        writer.write(spec.name, numbers)
+
+
+def refuse_nonfinite(name: str, numbers: Array) -> None:
+    """Raises InvalidFrame for NaN and infinity: such an update would be rejected, so it is not even sent."""
+    for start, stop in grid(numbers.size, SPAN):
+        if not np.isfinite(numbers[start:stop]).all():
+            raise InvalidFrame(
+                f"{name!r} holds NaN or infinite values: the training diverged, so nothing is sent"
+            )
+
+
+def _reader(tensors: Tensors, schema: Schema) -> SliceReader:
+    return tensors if hasattr(tensors, "read") else ArrayReader(tensors, schema)
+
+
+CODECS: Mapping[str, Codec] = {
+    found.name: found
+    for found in (
+        FrameCodec("float32", Float32()),
+        FrameCodec("bf16", Bfloat16()),
+        FrameCodec("int8", Blocks(limit=127, block=256)),
+        FrameCodec("int4", Blocks(limit=7, block=64)),
+        FrameCodec("topk-int4", TopK()),
+    )
+}
+
+
+def codec(name: str) -> Codec:
+    """The codec called `name`. Raises BadRequest with the nearest name there is."""
+    found = CODECS.get(name)
+    if found is None:
+        near = difflib.get_close_matches(name, CODECS, n=1)
+        hint = f'did you mean "{near[0]}"? ' if near else ""
+        raise BadRequest(f'there is no codec "{name[:40]}"; {hint}Known: {", ".join(CODECS)}')
+    return found

@@ -1,0 +1,48 @@
+"""Float payloads made smaller without loss: bytes of equal rank side by side, then zstd.
+
+Worth it for float32 and bfloat16 (weights to 0.68 - 0.84 of their size, measured); quantised codes gain under 2 %.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.errors import InvalidFrame
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+LEVEL = 1  # level 3 costs 1.2 - 3.3 times the time for no useful gain (measured)
+WINDOW_LOG_MAX = 27  # 128 MiB: what a decoder may be asked to hold
+
+
+def pack_floats(array: npt.NDArray[Any], level: int = LEVEL) -> bytes:
+    """Shuffle and compress an array of any shape; the receiver must know its dtype and count."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    planes = np.ascontiguousarray(flat.view(np.uint8).reshape(flat.size, flat.itemsize).T)
+    return zstd.compress(planes.tobytes(), level)
+
+
+def unpack_floats(data: bytes, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
+    """The flat array of `count` elements that was packed; never makes more bytes than that. Raises InvalidFrame."""
+    kind = np.dtype(dtype)
+    size = count * kind.itemsize
+    decoder = zstd.ZstdDecompressor(
+        options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MAX}
+    )
+    try:
+        planes = decoder.decompress(data, max_length=size + 1)
+        if not decoder.eof and len(planes) <= size:
+            planes += decoder.decompress(b"", max_length=size + 1 - len(planes))
+    except zstd.ZstdError as error:
+        raise InvalidFrame(f"compressed tensor data cannot be read: {error}") from error
+    if len(planes) != size or not decoder.eof or decoder.unused_data:
+        raise InvalidFrame(f"compressed tensor data does not hold exactly {size} bytes")
+    rows = np.frombuffer(planes, np.uint8).reshape(kind.itemsize, count)
+    return np.ascontiguousarray(rows.T).reshape(-1).view(kind)

@@ -1,0 +1,88 @@
+"""Reading tensors slice by slice, so that nobody needs a whole model in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.errors import InvalidFrame
+from shared.tensors.spec import INTEGERS, Schema, TensorSpec, by_name
+
+Array: TypeAlias = npt.NDArray[Any]
+F32: TypeAlias = npt.NDArray[np.float32]
+U16: TypeAlias = npt.NDArray[np.uint16]
+
+
+class SliceReader(Protocol):
+    """Anything that gives flat slices of named tensors: float32, and int64 where the schema has integers."""
+
+    def read(self, name: str, start: int, stop: int) -> Array: ...
+
+
+class ArrayReader:
+    """The slices of arrays that are at hand: a dict, a `Frame`, torch tensors on the CPU. Raises InvalidFrame."""
+
+    def __init__(self, tensors: Mapping[str, Any], schema: Schema) -> None:
+        self._tensors = tensors
+        self._specs = by_name(schema)
+        self._last: tuple[str, Array] | None = None
+
+    def read(self, name: str, start: int, stop: int) -> Array:
+        """Elements [start, stop) of the flat tensor; a view where no conversion is needed."""
+        last = self._last  # read once: several threads may share a reader
+        if last is None or last[0] != name:
+            self._last = last = name, self._flat(name)
+        spec, part = self._specs[name], last[1][start:stop]
+        return (
+            part.astype(np.int64, copy=False)
+            if spec.dtype in INTEGERS
+            else to_float32(part, spec.dtype)
+        )
+
+    def _flat(self, name: str) -> Array:
+        if name not in self._tensors:
+            raise InvalidFrame(f"the tensor {name!r} is missing")
+        array = np.asarray(self._tensors[name])
+        spec = self._specs[name]
+        if array.shape != spec.shape:
+            raise InvalidFrame(
+                f"{name!r} has the shape {array.shape}; the schema says {spec.shape}"
+            )
+        if (spec.dtype in INTEGERS) != (array.dtype.kind in "biu") and not _holds_bf16(array, spec):
+            raise InvalidFrame(f"{name!r} is {array.dtype}; the schema says {spec.dtype}")
+        return array.reshape(-1)
+
+
+def to_float32(array: Array, dtype: str) -> F32:
+    """Numbers of a tensor whose schema dtype is `dtype`: BF16 comes as uint16 out of a frame, or as float32 already."""
+    if dtype == "BF16" and array.dtype == np.uint16:
+        return float_from_bf16(array)
+    return array.astype(np.float32, copy=False)
+
+
+def bf16_from_float(numbers: F32) -> U16:
+    """Round to nearest even; what is finite stays finite (the largest values round down, not to infinity)."""
+    bits = np.ascontiguousarray(numbers).view(np.uint32)
+    sign = (bits >> 16).astype(np.uint16) & np.uint16(0x8000)
+    magnitude = bits & np.uint32(0x7FFFFFFF)
+    rounded = (magnitude + np.uint32(0x7FFF) + ((magnitude >> 16) & np.uint32(1))) >> 16
+    finite = np.minimum(rounded, np.uint32(0x7F7F))
+    if magnitude.size and magnitude.max() >= 0x7F800000:
+        special = np.where(magnitude > 0x7F800000, np.uint32(0x7FC0), np.uint32(0x7F80))
+        finite = np.where(magnitude >= 0x7F800000, special, finite)
+    result: U16 = finite.astype(np.uint16) | sign
+    return result
+
+
+def float_from_bf16(bits: U16) -> F32:
+    """Exact: bfloat16 is the upper half of a float32."""
+    wide = bits.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
+
+
+def _holds_bf16(array: Array, spec: TensorSpec) -> bool:
+    return spec.dtype == "BF16" and array.dtype == np.uint16

@@ -1,0 +1,92 @@
+"""What a set of tensors looks like: names, shapes, dtypes and roles, in canonical order.
+
+A schema is known before any tensor arrives, and whatever arrives is held against it. Nothing here
+imports numpy or torch, so wire messages and command line modules may import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from shared.errors import InvalidFrame
+
+Role: TypeAlias = Literal["parameter", "buffer", "counter"]
+
+ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
+}  # fmt: skip
+INTEGERS = frozenset({"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"})
+
+NAME_CHARS_MAX = 256
+RANK_MAX = 8
+TENSOR_BYTES_MAX = 1 << 44  # 16 TiB: far above any model, far below where offsets stop being exact
+CHUNK_ELEMENTS = 1 << 22  # the fixed grid of all streaming work: a multiple of every block size
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """One tensor: `dtype` as safetensors spells it. Raises InvalidFrame for what no file could hold.
+
+    Parameters are trained, buffers (batch-norm statistics) and counters (steps seen) are carried along.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "F32"
+    role: Role = "parameter"
+
+    def __post_init__(self) -> None:
+        fits = 0 < len(self.name) <= NAME_CHARS_MAX and self.name.isprintable()
+        if not fits or self.name == "__metadata__":
+            raise InvalidFrame(f"{self.name[:80]!r} cannot be the name of a tensor")
+        if self.dtype not in ITEM_BYTES:
+            known = ", ".join(ITEM_BYTES)
+            raise InvalidFrame(
+                f"{self.name!r} has the dtype {self.dtype[:20]!r}; known are {known}"
+            )
+        if len(self.shape) > RANK_MAX or any(side < 0 for side in self.shape):
+            raise InvalidFrame(f"{self.name!r} has an impossible shape")
+        if self.nbytes > TENSOR_BYTES_MAX:
+            raise InvalidFrame(f"{self.name!r} is larger than any tensor may be")
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * ITEM_BYTES[self.dtype]
+
+
+Schema: TypeAlias = tuple[TensorSpec, ...]
+
+
+def count(schema: Schema, role: Role | None = None) -> int:
+    """Elements of all tensors, or of those with one role."""
+    return sum(spec.count for spec in schema if role in (None, spec.role))
+
+
+def nbytes(schema: Schema) -> int:
+    """Bytes of all tensors, without a header."""
+    return sum(spec.nbytes for spec in schema)
+
+
+def by_name(schema: Schema) -> dict[str, TensorSpec]:
+    """The schema as a look-up. Raises InvalidFrame when two tensors share a name."""
+    found = {spec.name: spec for spec in schema}
+    if len(found) != len(schema):
+        names = [spec.name for spec in schema]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidFrame(f"the schema names the tensor {twice!r} twice")
+    return found
+
+
+def grid(elements: int, step: int = CHUNK_ELEMENTS) -> Iterator[tuple[int, int]]:
+    """[start, stop) of each chunk of a flat tensor, in order."""
+    for start in range(0, elements, step):
+        yield start, min(start + step, elements)

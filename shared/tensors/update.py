@@ -1,0 +1,116 @@
+"""An update: what a worker hands in, and what the coordinator measures of it in one pass."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shared.tensors.blocks import SPAN
+from shared.tensors.quantize import Codec, DecodedUpdate
+from shared.tensors.slices import Array, ArrayReader
+from shared.tensors.spec import INTEGERS, Schema, TensorSpec, by_name, grid
+
+
+class Delta(Mapping[str, Array]):
+    """Base minus local for parameters, the local value for buffers and counters; computed when it is read."""
+
+    def __init__(self, base: Mapping[str, Any], local: Mapping[str, Any], schema: Schema) -> None:
+        self._base = ArrayReader(base, schema)
+        self._local = ArrayReader(local, schema)
+        self._specs = by_name(schema)
+
+    def read(self, name: str, start: int, stop: int) -> Array:
+        """Elements [start, stop) of the flat tensor. Raises InvalidFrame when a shape is not the schema's."""
+        local = self._local.read(name, start, stop)
+        if self._specs[name].role != "parameter":
+            return local
+        with np.errstate(over="ignore", invalid="ignore"):  # the encoder looks for NaN and infinity
+            difference: Array = self._base.read(name, start, stop) - local
+        return difference
+
+    def __getitem__(self, name: str) -> Array:
+        spec = self._specs[name]
+        return self.read(name, 0, spec.count).reshape(spec.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+
+def delta(base: Mapping[str, Any], local: Mapping[str, Any], schema: Schema) -> Delta:
+    """The pseudo-gradient of local training, ready for `Codec.encode`; base may be an open `Frame`."""
+    return Delta(base, local, schema)
+
+
+class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What one pass over an update found."""
+
+    norm: float  # L2 over all parameters
+    norms: dict[str, float]  # L2 of each parameter and buffer
+    finite: bool
+    nonfinite: str  # names the tensor and the place when not finite, else empty
+    sha256: str
+    size: int  # bytes
+
+    @property
+    def empty(self) -> bool:
+        """Nothing was learned: the update is zero, so the local weights are the base's."""
+        return self.norm == 0.0
+
+
+def inspect(path: Path, schema: Schema, codec: Codec) -> UpdateStats:
+    """Hash, norm and finiteness of an update file in one pass over it. Raises InvalidFrame when it cannot be read."""
+    with codec.decode(path, schema) as update:
+        frame = update.frame
+        digest, hashed, squares = hashlib.sha256(), 0, dict.fromkeys(update, 0.0)
+        # In the order of the file, so that what is hashed is what was just read and still in the page cache.
+        for spec in sorted(schema, key=lambda found: frame.span(found.name)):
+            first, last = frame.span(spec.name)
+            for start, stop in grid(spec.count):
+                if spec.dtype not in INTEGERS:
+                    squares[spec.name] += sum_squares(update.read(spec.name, start, stop))
+                behind = first + (last - first) * stop // spec.count
+                digest.update(frame.raw(hashed, max(hashed, behind)))
+                hashed = max(hashed, behind)
+        digest.update(frame.raw(hashed, frame.size))
+        floats = [spec for spec in schema if spec.dtype not in INTEGERS]
+        bad = next((spec for spec in floats if not math.isfinite(squares[spec.name])), None)
+        return UpdateStats(
+            norm=math.sqrt(sum(squares[spec.name] for spec in floats if spec.role == "parameter")),
+            norms={spec.name: math.sqrt(squares[spec.name]) for spec in floats},
+            finite=bad is None,
+            nonfinite=_where(update, bad) if bad else "",
+            sha256=digest.hexdigest(),
+            size=frame.size,
+        )
+
+
+def sum_squares(numbers: Array) -> float:
+    """In float64, over spans in order, unfused and without BLAS: the same on every machine and thread count.
+
+    The square of a float32 never overflows here, so the sum is finite exactly when every number is.
+    """
+    total = 0.0
+    for start, stop in grid(numbers.size, SPAN):
+        wide = numbers[start:stop].astype(np.float64)
+        np.multiply(wide, wide, out=wide)
+        total += float(wide.sum())
+    return total
+
+
+def _where(update: DecodedUpdate, spec: TensorSpec) -> str:
+    found, first = 0, -1
+    for start, stop in grid(spec.count):
+        places = np.flatnonzero(~np.isfinite(update.read(spec.name, start, stop)))
+        if places.size and first < 0:
+            first = start + int(places[0])
+        found += places.size
+    return f"{spec.name!r} holds {found} values of {spec.count} that are NaN or infinite, the first at {first}"
