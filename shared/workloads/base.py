@@ -1,0 +1,277 @@
+"""What a workload is: model + data + local work + evaluation + sample output.
+
+A workload is an installed package, found through the entry points `volunteer.workloads` and enabled by the owner of the
+machine. The coordinator and the volunteer know nothing of a workload but this file; adding one needs no change elsewhere.
+
+Tensors cross this interface as a flat map `name -> torch.Tensor` on the CPU, float32 parameters, in the order of the schema.
+Nothing here imports torch when it is loaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+from shared.errors import InvalidRunFile, NotFound
+from shared.tensors.spec import Schema
+
+if TYPE_CHECKING:
+    import torch
+
+    from shared.workloads.games import Games
+
+ENTRY_POINTS = "volunteer.workloads"
+
+TaskKind = Literal["train", "selfplay", "learn", "evaluate"]
+UpdateKind = Literal["delta", "gradient", "games", "evaluation"]
+
+
+class TrainSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[train]` table of a run file: the inner optimiser, the same on every worker."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 3e-4
+    min_lr_ratio: float = 0.1  # the cosine ends here, as a share of lr
+    warmup_steps: int = 20  # global steps
+    decay_steps: int = 0  # global steps of the cosine; 0 = as many as the run will make ([stop])
+    rewarm_steps: int = 0  # local steps of re-warm-up when the inner state was reset
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0  # 0 = off
+    precision: Literal["float32", "bfloat16"] = "float32"  # autocast type on devices that have it
+    prox_mu: float = 0.0  # FedProx pull towards the base, Li et al. 2020
+    init_from: str = ""  # a directory written by `coordinator run export`
+
+
+class ChunkRef(msgspec.Struct, frozen=True, kw_only=True):
+    """One chunk of a dataset: a blob and how many items (tokens, images) it holds."""
+
+    sha256: str
+    size: int  # bytes
+    items: int
+
+
+class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a dataset is made of. `heldout` is emptied before a manifest leaves the coordinator."""
+
+    name: str
+    kind: str  # "tokens", "images": which workloads can read it
+    licence: str
+    source: str
+    chunks: tuple[ChunkRef, ...]
+    heldout: tuple[ChunkRef, ...] = ()
+    assets: dict[str, ChunkRef] = {}  # e.g. "tokenizer"
+    meta: dict[str, str | int | float] = {}  # e.g. vocab_size, dtype, channels
+
+
+class Data(Protocol):
+    """The part of a dataset that lies on this machine, by hash."""
+
+    manifest: DatasetManifest
+
+    def chunk(self, index: int) -> Path:
+        """The file of training chunk `index` (held-out chunk on the coordinator's evaluation). Raises NotFound."""
+
+    def asset(self, name: str) -> Path:
+        """The file of an asset such as "tokenizer"."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """All a worker needs to know for one task, whatever the workload. No tensor, no path: it is stored and resumed."""
+
+    run: str
+    workload: str
+    kind: TaskKind
+    update: UpdateKind
+    config: dict[str, Any]  # the `[model]` table, validated by `Workload.config`
+    train: TrainSettings
+    order_seed: int  # the permutation of the pass (see PassOrder)
+    start: int  # [start, stop) positions of the pass
+    stop: int
+    seed: int
+    steps: int  # optimiser steps; the server pays for these
+    batch_size: int
+    global_step: int  # of the base version: the learning rate follows it
+    total_steps: int  # global steps the run will make, for the cosine; 0 = unknown
+    reset_inner: bool  # start the inner optimiser afresh
+    prompt: str = ""
+    options: dict[str, Any] = {}  # the workload's own `[task]` keys, e.g. games, simulations
+    base_version: int = 0  # filled in when work begins, like the hash of its published weights
+    base_sha256: str = ""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the local work stands after one micro-batch."""
+
+    step: int  # optimiser steps done
+    steps: int
+    samples: int  # done in total
+    loss: float | None = (
+        None  # mean over the last optimiser step, nats; None in the middle of a step
+    )
+    metrics: dict[str, float] = {}  # e.g. loss_g, loss_d
+    preview: str = ""  # something a person can look at: text, a board
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What the local work ended with. `tensors` follow the schema: local weights for a delta, mean gradient for a gradient."""
+
+    steps: int
+    samples: int
+    loss_first: float
+    loss_last: float  # mean of the last tenth of the steps
+    metrics: dict[str, float] = {}
+    games: bytes = b""  # of self-play or a match: a file that the workload's own checks read
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """An output of a version that a person can judge."""
+
+    kind: Literal["text", "png"]
+    title: str
+    text: str = ""
+    data: bytes = b""
+
+
+class Work(Protocol):
+    """One task in progress on one device. Driven by the trainer thread, one micro-batch at a time."""
+
+    def advance(self) -> Progress:
+        """Do one micro-batch (at most about half a second) and say where it stands. Raises MemoryError-like torch errors."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def result(self) -> tuple[Result, dict[str, torch.Tensor]]:
+        """The report and the tensors (CPU, float32, schema order). Only when done."""
+
+    def suspend(self) -> None:
+        """Pause: move everything to host memory and free the device's allocator cache."""
+
+    def resume(self) -> None:
+        """Undo suspend."""
+
+    def halve(self) -> int:
+        """Out of memory: halve the micro-batch and accumulate (same batch, same samples). Returns the new micro-batch;
+        raises MemoryError when it is already 1. The step in progress starts over."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Inner optimiser state (CPU), kept per (run, worker) when the run says so."""
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """All needed to go on after a restart of the process: weights, optimiser, counters. Only between steps."""
+
+    def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None: ...
+
+
+class Traits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the figures of a workload mean."""
+
+    items: str = "tokens"  # what datasets, progress and [stop] tokens count
+    measure: str = "held-out loss"  # what "loss" of `evaluate` is called
+    loss_is_measured: bool = True  # local work reports the same quantity as "loss" of `evaluate`
+
+
+class Workload(Protocol):
+    """A kind of training. All methods are pure or own what they return; none touches the network.
+
+    A workload is a subclass of this, so that what is added here later has a default.
+    """
+
+    name: str
+    version: int
+    dataset_kinds: tuple[str, ...]
+    traits: Traits = Traits()
+    games: Games | None = None  # of a workload that makes its own data by playing
+
+    def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        """Tables of a run file with this workload's own values for keys that it does not give, under its `[plan]`."""
+        return {}
+
+    def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
+        """Validate a `[model]` table and fill in every default (vocabulary size from the manifest). Raises InvalidRunFile
+        with the nearest known key for an unknown one."""
+
+    def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """Validate the workload's own keys of `[task]`. Raises InvalidRunFile."""
+
+    def schema(self, config: Mapping[str, Any]) -> Schema:
+        """Names, shapes, dtypes and roles of everything a version holds, in canonical order. Needs no torch tensor."""
+
+    def init(self, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+        """Version 0, deterministic in the seed."""
+
+    def samples(self, config: Mapping[str, Any], manifest: DatasetManifest) -> Sequence[int]:
+        """How many samples each training chunk gives under this config."""
+
+    def flops_per_sample(self, config: Mapping[str, Any]) -> float:
+        """Forward and backward, for price and task sizing."""
+
+    def begin(
+        self,
+        job: Job,
+        weights: Mapping[str, torch.Tensor],
+        data: Data,
+        device: str,
+        inner: Mapping[str, torch.Tensor] | None,
+    ) -> Work:
+        """Start a task on `device` ("cpu", "cuda:0", "mps"); `inner` is the kept optimiser state, if any."""
+
+    def evaluate(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        heldout: Data | None,
+        budget_s: float,
+        stop: Callable[[], bool],
+    ) -> dict[str, float]:
+        """Metrics of a version on held-out chunks; always "loss" (lower is better). The same samples every time."""
+
+    def sample(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        data: Data | None,
+        prompt: str,
+        seed: int,
+    ) -> Sample:
+        """Something to look at, deterministic in the seed."""
+
+    def export(
+        self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """The tensors of a published file, e.g. with a tied head written out."""
+
+
+def check_keys(keys: Iterable[str], known: Sequence[str], table: str) -> None:
+    """Refuse a key that is not known, naming the nearest one that is. Raises InvalidRunFile."""
+    for key in keys:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(known) or 'none'}"
+            raise InvalidRunFile(f'unknown key "{key}" in [{table}]: {hint}')
+
+
+def installed() -> dict[str, str]:
+    """Names of the workloads installed on this machine and where each comes from (nothing is imported)."""
+    return {found.name: found.value for found in entry_points(group=ENTRY_POINTS)}
+
+
+def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
+    """The workload called `name`. Raises NotFound, never with an install command: code is the owner's choice."""
+    if enabled is not None and name not in enabled:
+        raise NotFound(
+            f'the workload "{name}" is not enabled on this machine (setting `workloads`)'
+        )
+    for found in entry_points(group=ENTRY_POINTS, name=name):
+        workload: Workload = found.load()()
+        return workload
+    raise NotFound(
+        f'the workload "{name}" is not installed here; installed: {", ".join(sorted(installed())) or "none"}'
+    )

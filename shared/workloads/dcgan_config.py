@@ -1,0 +1,166 @@
+"""The shape of a DCGAN (Radford et al. 2016): its config, the schema of its weights, its cost. No torch here.
+
+An image of b x 2^n pixels with b from 4 to 7 grows from b x b in n doublings: 64 = 4 x 2^4, 32 = 4 x 2^3, 28 = 7 x 2^2. Both
+networks get narrower by half with each doubling of the side. Names of tensors never change: old checkpoints stay readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from shared.errors import InvalidRunFile
+from shared.tensors.spec import Schema, TensorSpec
+from shared.workloads.base import DatasetManifest, check_keys
+
+GENERATOR, DISCRIMINATOR = "generator", "discriminator"
+KERNEL = 4  # of every layer that doubles or halves
+
+_RANGES = {
+    "image_size": (8, 512),
+    "latent": (1, 4096),
+    "generator_width": (1, 1024),
+    "discriminator_width": (1, 1024),
+}
+
+
+class Layer(NamedTuple):
+    """One convolution. It doubles or halves the side, but for the one at the b x b end, which has a kernel of b."""
+
+    before: int  # channels
+    after: int
+    kernel: int
+    normed: bool  # batch norm follows
+    side: int  # of the larger of its two images
+
+
+class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The `[model]` table. The defaults are the classic sizes: generator 3,576,704 and discriminator 2,765,568 parameters."""
+
+    image_size: int = 64  # pixels, both sides
+    channels: int = 3
+    latent: int = 100
+    generator_width: int = 64  # channels at half the full size
+    discriminator_width: int = 64
+
+    def __post_init__(self) -> None:
+        for key, (low, high) in _RANGES.items():
+            if not low <= getattr(self, key) <= high:
+                raise InvalidRunFile(f"[model] {key} must lie between {low} and {high}")
+        if self.channels not in (1, 3):
+            raise InvalidRunFile(f"[model] channels {self.channels} must be 1 (grey) or 3 (colour)")
+        if self.base << self.doublings != self.image_size:
+            raise InvalidRunFile(
+                f"[model] image_size {self.image_size} is not 4, 5, 6 or 7 doubled some times:"
+                f" {self.base << self.doublings} or {(self.base + 1) << self.doublings} would be"
+            )
+
+    @property
+    def doublings(self) -> int:
+        """How often the side doubles."""
+        return self.image_size.bit_length() - 3
+
+    @property
+    def base(self) -> int:
+        """The side that the generator begins with."""
+        return self.image_size >> self.doublings
+
+    def generator(self) -> list[Layer]:
+        """From noise to an image."""
+        widths = [self.generator_width << n for n in reversed(range(self.doublings))]
+        ends = [*widths[1:], self.channels]
+        first = Layer(self.latent, widths[0], self.base, True, self.base)
+        return [first] + [
+            Layer(before, after, KERNEL, index < len(ends) - 1, self.base << (index + 1))
+            for index, (before, after) in enumerate(zip(widths, ends, strict=True))
+        ]
+
+    def discriminator(self) -> list[Layer]:
+        """From an image to one number."""
+        widths = [self.discriminator_width << n for n in range(self.doublings)]
+        begins = [self.channels, *widths[:-1]]
+        return [
+            Layer(before, after, KERNEL, index > 0, self.image_size >> index)
+            for index, (before, after) in enumerate(zip(begins, widths, strict=True))
+        ] + [Layer(widths[-1], 1, self.base, False, self.base)]
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> DcganConfig:
+        """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
+        check_keys(raw, cls.__struct_fields__, "model")
+        try:
+            return msgspec.convert(dict(raw), cls)
+        except InvalidRunFile:
+            raise
+        except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, InvalidRunFile):
+                raise error.__cause__ from None
+            raise InvalidRunFile(f"[model] {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        return msgspec.structs.asdict(self)
+
+
+def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> DcganConfig:
+    """The config of a run on this dataset, which says how large the images are. Raises InvalidRunFile."""
+    if manifest is None:
+        return DcganConfig.from_dict(raw)
+    if manifest.kind != "images":
+        raise InvalidRunFile(
+            f'the dataset "{manifest.name}" holds {manifest.kind}, but dcgan learns from images:'
+            " make one with `coordinator dataset add NAME --images PATH`"
+        )
+    known = {"image_size": manifest.meta.get("size"), "channels": manifest.meta.get("channels")}
+    for key, value in known.items():
+        if value is None:
+            raise InvalidRunFile(f'the dataset "{manifest.name}" does not say its {key}')
+        if raw.get(key, value) != value:
+            raise InvalidRunFile(
+                f'[model] {key} {raw[key]} does not fit the dataset "{manifest.name}", whose images'
+                f" have {value}: leave it out, or add the images again with the other {key}"
+            )
+    return DcganConfig.from_dict({**known, **raw})
+
+
+def schema(config: DcganConfig) -> Schema:
+    """Every tensor of a version: both networks, each layer before its norm."""
+    return (
+        *_network(f"{GENERATOR}.up", f"{GENERATOR}.norm", config.generator(), transposed=True),
+        *_network(
+            f"{DISCRIMINATOR}.down",
+            f"{DISCRIMINATOR}.norm",
+            config.discriminator(),
+            transposed=False,
+        ),
+    )
+
+
+def _network(
+    conv: str, norm: str, layers: list[Layer], *, transposed: bool
+) -> Iterator[TensorSpec]:
+    for index, layer in enumerate(layers):
+        ends = (layer.before, layer.after) if transposed else (layer.after, layer.before)
+        yield TensorSpec(f"{conv}{index}.weight", (*ends, layer.kernel, layer.kernel))
+        if layer.normed:
+            name, width = f"{norm}{index}", (layer.after,)
+            yield TensorSpec(f"{name}.weight", width)
+            yield TensorSpec(f"{name}.bias", width)
+            yield TensorSpec(f"{name}.running_mean", width, role="buffer")
+            yield TensorSpec(f"{name}.running_var", width, role="buffer")
+            yield TensorSpec(f"{name}.num_batches_tracked", (), "I64", "counter")
+
+
+def flops(layers: list[Layer]) -> float:
+    """Forward, one image: two for each multiplication."""
+    total = 0.0
+    for layer in layers:
+        positions = 1 if layer.kernel == layer.side else (layer.side // 2) ** 2
+        total += 2.0 * positions * layer.before * layer.after * layer.kernel**2
+    return total
+
+
+def flops_per_sample(config: DcganConfig) -> float:
+    """A step, for each real image: one fake drawn and learnt from (3), both judged and learnt from (6), the fake again (2)."""
+    return 3 * flops(config.generator()) + 8 * flops(config.discriminator())

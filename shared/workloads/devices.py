@@ -1,0 +1,57 @@
+"""What differs from device to device: copies to the host, cached memory, random numbers, narrow arithmetic."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def to_host(value: Tensor) -> Tensor:
+    """A copy on the CPU: float32, or int64 for whole numbers."""
+    dtype = torch.float32 if value.dtype.is_floating_point else torch.int64
+    return value.detach().to("cpu", dtype, copy=True)
+
+
+def to_device(value: Tensor, device: str) -> Tensor:
+    """A tensor of the host on `device`; a GPU does not wait for it."""
+    if device.startswith("cuda"):
+        return value.pin_memory().to(device, non_blocking=True)
+    return value.to(device)
+
+
+def release(device: str) -> None:
+    """Give the device's cached memory back to others."""
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+    elif device == "mps":
+        torch.mps.empty_cache()
+
+
+def seed_device(device: str, *numbers: int) -> None:
+    """Seed what dropout draws from, so that a step that is done again draws the same."""
+    mixed = 0
+    for number in numbers:
+        mixed = (mixed ^ number) * 0x9E3779B97F4A7C15 & ((1 << 63) - 1)
+        mixed ^= mixed >> 31
+    if device.startswith("cuda"):
+        index = torch.device(device).index
+        torch.cuda.default_generators[index or 0].manual_seed(mixed)
+    elif device == "mps":
+        torch.mps.manual_seed(mixed)
+    else:
+        torch.default_generator.manual_seed(mixed)
+
+
+def autocast(precision: str, device: str) -> AbstractContextManager[object]:
+    """bfloat16 where it was asked for and the device computes with it, else float32."""
+    kind = torch.device(device).type
+    has = kind in ("mps", "xpu")
+    if kind == "cuda":  # older ones emulate it
+        has = torch.cuda.get_device_capability(device)[0] >= 8 or torch.version.hip is not None
+    if kind == "cpu":
+        has = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    if precision == "bfloat16" and has:
+        return torch.autocast(kind, torch.bfloat16)
+    return nullcontext()

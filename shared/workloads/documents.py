@@ -1,0 +1,154 @@
+"""Where text comes from: files, directories, JSON lines, and the Python standard library's own source.
+
+Everything is read in pieces of bounded size. What a person named himself must be readable, otherwise it is an error; what
+merely lies in a directory, or is one bad line of many, is skipped and remembered with its name and reason.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import InvalidRunFile
+
+_SUFFIXES = """
+.txt .text .md .rst .tex .org .adoc .srt
+.html .htm .xml .css .csv .tsv .json .toml .yaml .yml .ini .cfg .log
+.py .pyi .c .h .cc .cpp .hpp .rs .go .js .mjs .ts .tsx .jsx .java .kt .scala .swift
+.rb .php .pl .lua .r .jl .hs .ml .sh .bat .ps1 .sql
+"""
+TEXT_SUFFIXES = frozenset(_SUFFIXES.split())  # what a directory is searched for
+LINES_SUFFIXES = frozenset({".jsonl", ".ndjson"})
+_PIECE_CHARS = 4 << 20  # a larger file becomes several documents
+_LINE_BYTES_MAX = 16 << 20
+_REMEMBERED = 1000  # what was skipped is told one by one up to here
+
+_STDLIB_SKIPPED = frozenset(
+    {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "pydoc_data"}
+)
+_STDLIB_TABLES = "encodings"  # generated tables, not text that anybody wrote
+
+
+class Document(msgspec.Struct, frozen=True):
+    """One text and the name to call it by."""
+
+    name: str
+    text: str
+
+
+class Skipped:
+    """What could not be used: sentences with names and line numbers, the first thousand of `count`."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+        self.count = 0
+
+    def add(self, sentence: str) -> None:
+        self.count += 1
+        if len(self.sentences) < _REMEMBERED:
+            self.sentences.append(sentence)
+
+
+class _Line(msgspec.Struct):
+    text: str
+
+
+def read_documents(
+    sources: Iterable[str | Path | Document], skipped: Skipped
+) -> Iterator[Document]:
+    """Every document of `sources`, directories in sorted order. Raises InvalidRunFile for a source that cannot be read."""
+    for source in sources:
+        if isinstance(source, Document):
+            yield source
+            continue
+        path = Path(source)
+        if path.is_dir():
+            yield from _directory(path, skipped)
+        elif path.is_file():
+            yield from _file(path, str(path), skipped)
+        else:
+            raise InvalidRunFile(f"{path}: there is no such file or directory")
+
+
+def standard_library_documents() -> Iterator[Document]:
+    """The source text of the running Python's own library: real, at hand everywhere; tests and tables left out."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    skipped = Skipped()
+    for path in walk(root, _STDLIB_SKIPPED):
+        inside = path.relative_to(root)
+        if path.suffix == ".py" and inside.parts[0] != _STDLIB_TABLES:
+            try:
+                yield from _text(path, inside.as_posix())
+            except InvalidRunFile as error:
+                skipped.add(error.message)
+
+
+def _directory(root: Path, skipped: Skipped) -> Iterator[Document]:
+    for path in walk(root, frozenset()):
+        if path.suffix.lower() in TEXT_SUFFIXES | LINES_SUFFIXES:
+            try:
+                yield from _file(path, path.relative_to(root).as_posix(), skipped)
+            except InvalidRunFile as error:
+                skipped.add(error.message)
+
+
+def walk(root: Path, left_out: frozenset[str]) -> Iterator[Path]:
+    """Files below `root` in an order that does not depend on the file system; hidden ones and links to directories not."""
+    for path in sorted(root.iterdir(), key=lambda found: found.name):
+        if path.name.startswith(".") or path.name in left_out:
+            continue
+        if path.is_dir():
+            if not path.is_symlink():
+                yield from walk(path, left_out)
+        elif path.is_file():
+            yield path
+
+
+def _file(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
+    if path.suffix.lower() in LINES_SUFFIXES:
+        return _lines(path, name, skipped)
+    return _text(path, name)
+
+
+def _text(path: Path, name: str) -> Iterator[Document]:
+    """A UTF-8 file, in documents of about four million characters cut at line ends."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            piece = 0
+            while text := file.read(_PIECE_CHARS):
+                text += file.readline(_PIECE_CHARS)
+                yield Document(f"{name}#{piece}" if piece else name, text)
+                piece += 1
+    except UnicodeDecodeError as error:
+        raise InvalidRunFile(
+            f"{name}: not UTF-8 text ({error.reason}, byte 0x{error.object[error.start]:02x});"
+            " convert it first, e.g. iconv -f latin1 -t utf-8"
+        ) from error
+    except OSError as error:
+        raise InvalidRunFile(f"{name}: {error.strerror or error}") from error
+
+
+def _lines(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
+    """JSON lines with the field "text"; a bad line is skipped and named by its number."""
+    decoder = msgspec.json.Decoder(_Line)
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(_LINE_BYTES_MAX + 1):
+                number += 1
+                if len(line) > _LINE_BYTES_MAX:
+                    skipped.add(f"{name} line {number}: longer than {_LINE_BYTES_MAX >> 20} MiB")
+                    while line and not line.endswith(b"\n"):
+                        line = file.readline(_LINE_BYTES_MAX)
+                elif line.strip():
+                    try:
+                        text = decoder.decode(line).text
+                    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                        skipped.add(f"{name} line {number}: {error}")
+                        continue
+                    yield Document(f"{name}:{number}", text)
+    except OSError as error:
+        raise InvalidRunFile(f"{name}: {error.strerror or error}") from error

@@ -1,0 +1,115 @@
+"""What matches say of strength: scores, and ratings of all versions that met."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """How a match ended for the version that was measured."""
+
+    wins: int = 0
+    draws: int = 0
+    losses: int = 0
+
+    @property
+    def games(self) -> int:
+        return self.wins + self.draws + self.losses
+
+    @property
+    def points(self) -> float:
+        """Share of the points, a draw being half of one."""
+        return (self.wins + self.draws / 2) / max(1, self.games)
+
+    @property
+    def superiority(self) -> float:
+        """The likelihood that it is the stronger one, by the games that were won or lost."""
+        decided = self.wins + self.losses
+        if not decided:
+            return 0.5
+        return 0.5 * (1 + math.erf((self.wins - self.losses) / math.sqrt(2 * decided)))
+
+
+class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+    """All games of one version against another, from the first one's side."""
+
+    one: int
+    other: int
+    score: Score
+
+
+class Rating(msgspec.Struct, frozen=True, kw_only=True):
+    """Elo points above the anchor, and how far off they may be (95 %)."""
+
+    elo: float
+    error: float
+
+
+_PER_POINT = math.log(10) / 400
+_DOUBT = 600.0  # prior deviation of the difference between versions that met, in Elo points: keeps 16 : 0 finite
+
+
+def ratings(meetings: Sequence[Meeting], anchor: int) -> dict[int, Rating]:
+    """Maximum a posteriori Bradley-Terry ratings of all versions that met, the anchor's being 0.
+
+    A draw counts as half a win. The error is 1.96 deviations of the difference to the anchor, from the curvature at the
+    maximum; versions that no chain of games joins to the anchor are left out.
+    """
+    numbers = sorted(_joined(meetings, anchor))
+    index = {number: at for at, number in enumerate(numbers)}
+    games = [
+        (index[m.one], index[m.other], m.score)
+        for m in meetings
+        if m.one in index and m.one != m.other
+    ]
+    elo = np.zeros(len(numbers))
+    curvature = np.eye(len(numbers))
+    for _ in range(100):
+        slope = np.zeros(len(numbers))
+        curvature = np.zeros((len(numbers), len(numbers)))
+        for one, other, found in games:
+            gap = elo[one] - elo[other]
+            expected = 1 / (1 + math.exp(-_PER_POINT * gap))
+            pull = _PER_POINT * found.games * (found.points - expected) - gap / _DOUBT**2
+            bend = _PER_POINT**2 * found.games * expected * (1 - expected) + 1 / _DOUBT**2
+            slope[one] += pull
+            slope[other] -= pull
+            for a, b, sign in (
+                (one, one, 1),
+                (other, other, 1),
+                (one, other, -1),
+                (other, one, -1),
+            ):
+                curvature[a, b] += sign * bend
+        at = index[anchor]
+        curvature[at] = 0
+        curvature[:, at] = 0
+        curvature[at, at] = 1
+        slope[at] = 0
+        step = np.linalg.solve(curvature, slope)
+        elo += np.clip(step, -400, 400)
+        if np.abs(step).max() < 1e-6:
+            break
+    spread = 1.96 * np.sqrt(np.maximum(np.diag(np.linalg.inv(curvature)), 0))
+    return {
+        number: Rating(elo=float(elo[at]), error=0.0 if number == anchor else float(spread[at]))
+        for number, at in index.items()
+    }
+
+
+def _joined(meetings: Sequence[Meeting], anchor: int) -> set[int]:
+    found = {anchor}
+    while True:
+        more = {
+            number
+            for meeting in meetings
+            if found & {meeting.one, meeting.other}
+            for number in (meeting.one, meeting.other)
+        }
+        if more <= found:
+            return found
+        found |= more

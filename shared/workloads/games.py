@@ -1,0 +1,120 @@
+"""What a workload that learns from games against itself can do beside training: the second half of `base`.
+
+Nothing here imports torch when it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import msgspec
+
+if TYPE_CHECKING:
+    import torch
+
+    from shared.workloads.base import Job
+
+
+@runtime_checkable
+class Actor(Protocol):
+    """Work that may go on with a newer version (self-play)."""
+
+    def swap(self, weights: Mapping[str, torch.Tensor], version: int, sha256: str) -> None:
+        """A newer version was announced: what begins from now on uses it, what has begun goes on as it was."""
+
+
+class SelfPlay(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run that makes its own data paces actors, learners and matches. Counts are games unless they say otherwise."""
+
+    games: int  # of one self-play task
+    game_flops: float  # about what one game costs to play
+    position_flops: float  # what one evaluation by the network costs
+    chunk: int  # sealed together
+    window: int  # newest that learners draw from
+    window_min: int  # before the first learn task
+    reuse: float  # how often a position is learnt from
+    queue: int  # that may wait for a learner; above it no more are handed out
+    lag: int  # versions that a game may be behind when it begins
+    learners: int  # learn tasks at once
+    match_games: int  # of one match
+    match_every: int  # versions from one match to the next; 0 = none
+
+
+class KnownVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """A version that may have played."""
+
+    number: int
+    sha256: str  # of its published weights
+    since_s: (
+        float  # when it was published, in seconds from the beginning of the task; negative = before
+    )
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found out about a file of games. What is good of it stands in `data`."""
+
+    data: bytes = b""
+    games: int = 0
+    positions: int = 0
+    evaluations: int = 0  # by the network, that playing them took: what they are priced by
+    refused: int = 0  # games that are not what they claim
+    stale: int = 0  # games that began with a version too old
+    complaint: str = ""  # about the first that was refused
+    wins: int = 0  # of a match, for the version that is measured
+    draws: int = 0
+    losses: int = 0
+
+
+class Sealed(msgspec.Struct, frozen=True, kw_only=True):
+    """Many files of games as one chunk."""
+
+    data: bytes
+    games: int
+    positions: int
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What a version thinks of a position, and the move it makes."""
+
+    move: int
+    value: float  # for whoever is to move, -1 ... 1
+    heat: tuple[float, ...]  # the policy, a number for each cell
+
+
+class Opponent(Protocol):
+    """A version that people play against."""
+
+    def reply(self, moves: Sequence[int], level: int) -> Reply:
+        """Think about the position after `moves`; level 0, 1 or 2. Raises BadRequest for an illegal move."""
+
+
+class Games(Protocol):
+    """What a workload that learns from games against itself can do beside training."""
+
+    def plan(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> SelfPlay: ...
+
+    def inspect(
+        self,
+        job: Job,
+        data: bytes,
+        versions: Sequence[KnownVersion],
+        weights: Callable[[int], Path],
+        secret: int,
+    ) -> Inspection:
+        """Check a file of games that was handed in for `job` (self-play or a match): rules, chance, and searches done again
+        at places that `secret` chooses. `weights` gives the file of a version's published weights.
+
+        Never raises for what a volunteer may have sent. Runs torch.
+        """
+
+    def seal(self, files: Sequence[bytes]) -> Sealed:
+        """One chunk for learners out of the good games of several files."""
+
+    def opponent(
+        self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
+    ) -> Opponent: ...
+
+    def rules(self, config: Mapping[str, Any]) -> tuple[int, int]:
+        """Side of the board, and how many in a row win."""

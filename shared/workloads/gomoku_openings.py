@@ -1,0 +1,34 @@
+"""The moves that a game begins with before anybody thinks: random ones in self-play, fixed ones in matches."""
+
+from __future__ import annotations
+
+from shared.workloads.gomoku_chance import words
+from shared.workloads.gomoku_rules import Rules
+
+_MATCH_SEED = 0x0_9E_41
+_MATCH_PLIES = 2  # one stone of each player
+_STREAM = 1 << 32  # far from the streams of the plies
+
+
+def drawn(rules: Rules, seed: int, plies: int) -> tuple[int, ...]:
+    """Up to `plies` moves anywhere, never enough to win: so that self-play sees more than its own favourites."""
+    if plies <= 0:
+        return ()
+    first, *rest = words(seed, _STREAM, 64).tolist()
+    return _distinct(rest, list(range(rules.cells)), first % (min(plies, 2 * rules.win - 2) + 1))
+
+
+def fixed(rules: Rules, number: int) -> tuple[int, ...]:
+    """The opening that games 2 n and 2 n + 1 of every match begin with, near the centre."""
+    side = min(rules.size, rules.size // 2 + 2)
+    margin = (rules.size - side) // 2
+    middle = [
+        (row + margin) * rules.size + column + margin
+        for row in range(side)
+        for column in range(side)
+    ]
+    return _distinct(words(_MATCH_SEED, number, 64).tolist(), middle, _MATCH_PLIES)
+
+
+def _distinct(raw: list[int], cells: list[int], count: int) -> tuple[int, ...]:
+    return tuple(cells.pop(word % len(cells)) for word in raw[:count])

@@ -1,0 +1,162 @@
+"""The rules of Gomoku on any board: who may move where, who has won, and what a turned board looks like.
+
+Many boards are handled at once as one array. A board is int8 of shape (cells + 1,): +1 the first player, -1 the second,
+0 empty, and one last cell OUTSIDE that every ray beyond the border points to. Legend: B boards, A cells, D = 8 directions,
+L = win - 1 cells of a ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import BadRequest
+
+SIZE_MAX = 25
+OUTSIDE = 2
+# Opposite directions stand side by side, so that a line is a pair.
+_DIRECTIONS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))
+_COLUMNS = "abcdefghijklmnopqrstuvwxyz"
+
+Boards = NDArray[np.int8]
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """A square board of `size` and how many stones in a row win (more win too)."""
+
+    size: int = 15
+    win: int = 5
+
+    @property
+    def cells(self) -> int:
+        return self.size * self.size
+
+
+class IllegalMove(BadRequest):
+    """This move is not legal."""
+
+
+@lru_cache(maxsize=16)
+def rays(rules: Rules) -> NDArray[np.intp]:
+    """For each cell and direction the next win - 1 cells, or the outside cell: (A, D, L)."""
+    size, outside = rules.size, rules.cells
+    found = np.full((rules.cells, len(_DIRECTIONS), rules.win - 1), outside, np.intp)
+    for cell in range(rules.cells):
+        row, column = divmod(cell, size)
+        for direction, (down, right) in enumerate(_DIRECTIONS):
+            for step in range(1, rules.win):
+                y, x = row + step * down, column + step * right
+                if 0 <= y < size and 0 <= x < size:
+                    found[cell, direction, step - 1] = y * size + x
+    found.setflags(write=False)
+    return found
+
+
+@lru_cache(maxsize=16)
+def symmetries(size: int) -> NDArray[np.intp]:
+    """The eight ways to turn and mirror a board, (8, A): row s gives for each cell of the new board the old one."""
+    grid = np.arange(size * size).reshape(size, size)
+    turned = [np.rot90(grid, quarter) for quarter in range(4)]
+    found = np.stack([board.reshape(-1) for one in turned for board in (one, np.fliplr(one))])
+    found.setflags(write=False)
+    return found
+
+
+@lru_cache(maxsize=16)
+def inverse_symmetries(size: int) -> NDArray[np.intp]:
+    """For each symmetry where every old cell lies on the new board, (8, A)."""
+    found = np.argsort(symmetries(size), axis=1, kind="stable")
+    found.setflags(write=False)
+    return found
+
+
+def empty(rules: Rules, boards: int) -> Boards:
+    """Boards without stones, (B, A + 1)."""
+    found = np.zeros((boards, rules.cells + 1), np.int8)
+    found[:, -1] = OUTSIDE
+    return found
+
+
+def wins(rules: Rules, boards: Boards, moves: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Whether the stone that was just laid on `moves` completes a row on its board, (B,)."""
+    rows = np.arange(len(boards))
+    stones = boards[rows, moves]
+    lines = boards[rows[:, None, None], rays(rules)[moves]]  # (B, D, L)
+    same = np.logical_and.accumulate(lines == stones[:, None, None], axis=2)
+    run = same.sum(axis=2, dtype=np.int8)  # (B, D)
+    won: NDArray[np.bool_] = (run[:, 0::2] + run[:, 1::2] >= rules.win - 1).any(axis=1)
+    return won
+
+
+class Position:
+    """One game, move by move, for people and for checking records."""
+
+    def __init__(self, rules: Rules, moves: Sequence[int] = ()) -> None:
+        self.rules = rules
+        self.moves: list[int] = []
+        self.board = empty(rules, 1)
+        self.winner = 0  # +1 the first player, -1 the second; 0 nobody yet, or a draw when over
+        for move in moves:
+            self.play(move)
+
+    @property
+    def player(self) -> int:
+        """Whose turn it is."""
+        return 1 if len(self.moves) % 2 == 0 else -1
+
+    @property
+    def over(self) -> bool:
+        return self.winner != 0 or len(self.moves) == self.rules.cells
+
+    def play(self, move: int) -> None:
+        """Lay a stone. Raises IllegalMove with the number of the move."""
+        number = len(self.moves) + 1
+        if self.over:
+            raise IllegalMove(f"move {number} comes after the end of the game")
+        if not 0 <= move < self.rules.cells:
+            raise IllegalMove(f"move {number} lies outside the board")
+        if self.board[0, move]:
+            raise IllegalMove(
+                f"move {number} goes to {cell_name(move, self.rules.size)}, where a stone lies"
+            )
+        player = self.player
+        self.board[0, move] = player
+        self.moves.append(move)
+        if wins(self.rules, self.board, np.array([move]))[0]:
+            self.winner = player
+
+
+def cell_name(cell: int, size: int) -> str:
+    """A cell as people write it: column letter and row number from below, "h8"."""
+    row, column = divmod(cell, size)
+    return f"{_COLUMNS[column]}{size - row}"
+
+
+def parse_cell(text: str, size: int) -> int:
+    """The cell of a name like "h8". Raises BadRequest."""
+    column = _COLUMNS.find(text[:1].lower()) if text else -1
+    number = text[1:]
+    if not (0 <= column < size and number.isascii() and number.isdecimal() and len(number) <= 2):
+        raise BadRequest(f'"{text[:12]}" is no cell of this board; one is a1')
+    row = size - int(number)
+    if not 0 <= row < size:
+        raise BadRequest(f'"{text}" lies outside the board')
+    return row * size + column
+
+
+def drawing(rules: Rules, board: NDArray[np.int8], last: int = -1) -> str:
+    """The board as text: X first player, O second, the last stone in lower case."""
+    lines = []
+    for row in range(rules.size):
+        signs = []
+        for column in range(rules.size):
+            at = row * rules.size + column
+            sign = {1: "X", -1: "O"}.get(int(board[at]), "·")
+            signs.append(sign.lower() if at == last else sign)
+        lines.append(f"{rules.size - row:2d} " + " ".join(signs))
+    lines.append("   " + " ".join(_COLUMNS[: rules.size]))
+    return "\n".join(lines)

@@ -1,0 +1,231 @@
+"""Self-play of one task on one device: many games against itself, each with the version that was newest when it began."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared.errors import BadRequest, InvalidRunFile
+from shared.workloads.base import Job, Progress, Result
+from shared.workloads.devices import release
+from shared.workloads.gomoku_arena import Arena, GamePlan, Seat
+from shared.workloads.gomoku_chance import game_seed
+from shared.workloads.gomoku_config import GomokuConfig, GomokuOptions
+from shared.workloads.gomoku_games import GameRecord, encode
+from shared.workloads.gomoku_net import NetEvaluator
+from shared.workloads.gomoku_openings import drawn
+from shared.workloads.gomoku_rules import drawing
+
+_ADVANCE_S = 0.25
+
+
+class Version(NamedTuple):
+    """Which weights a player plays with."""
+
+    number: int
+    sha256: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.number}:{self.sha256}"
+
+
+class Half(msgspec.Struct, frozen=True, kw_only=True):
+    """A game in progress, as a snapshot keeps it."""
+
+    plan: GamePlan
+    moves: tuple[int, ...]
+    visits: tuple[tuple[int, ...], ...]
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """All games of a task that began."""
+
+    seed: int
+    following: int
+    versions: tuple[Version, ...]
+    records: tuple[GameRecord, ...]
+    halves: tuple[Half, ...]
+    elapsed_s: float
+
+
+class SelfPlayWork:
+    """See `Work` and `Actor`. A step is a game; samples are games too."""
+
+    def __init__(self, job: Job, weights: Mapping[str, Tensor], device: str) -> None:
+        self._config = GomokuConfig.from_dict(job.config)
+        self._options = GomokuOptions.from_dict(job.options)
+        if job.steps != job.stop - job.start:
+            raise BadRequest(f"a task of {job.stop - job.start} games does not make {job.steps}")
+        self._job = job
+        self._device = device
+        self._versions: dict[str, Version] = {}
+        self._players: dict[str, NetEvaluator] = {}
+        self._newest = self._join(weights, Version(job.base_version, job.base_sha256))
+        self._following = job.start
+        self._records: list[GameRecord] = []
+        self._evaluated = 0  # positions, by players who have left
+        self._elapsed_s = 0.0
+        self._arena = Arena(
+            self._config.rules,
+            self._options.manner(),
+            min(self._options.slots, job.steps),
+            self._players,
+            self._next_plan,
+        )
+
+    @property
+    def done(self) -> bool:
+        return len(self._records) == self._job.steps
+
+    def advance(self) -> Progress:
+        """Play for a quarter of a second."""
+        if self.done:
+            raise RuntimeError("this task is done")
+        began = perf_counter()
+        for played in self._arena.advance(_ADVANCE_S):
+            version = self._versions[played.plan.players[0]]
+            kind = self._device.partition(":")[0]
+            self._records.append(played.record(version.number, version.sha256, kind))
+        self._elapsed_s += perf_counter() - began
+        self._dismiss()
+        return Progress(
+            step=len(self._records),
+            steps=self._job.steps,
+            samples=len(self._records),
+            metrics=self._metrics(),
+            preview=self._preview(),
+        )
+
+    def swap(self, weights: Mapping[str, Tensor], version: int, sha256: str) -> None:
+        """Games that begin from now on are played by this version."""
+        if version > self._versions[self._newest].number:
+            self._newest = self._join(weights, Version(version, sha256))
+            self._dismiss()
+
+    def result(self) -> tuple[Result, dict[str, Tensor]]:
+        records = sorted(self._records, key=lambda record: record.game)
+        report = Result(
+            steps=len(records),
+            samples=len(records),
+            loss_first=0.0,
+            loss_last=0.0,
+            metrics=self._metrics(),
+            games=encode(records),
+        )
+        return report, {}
+
+    def suspend(self) -> None:
+        for player in self._players.values():
+            player.move("cpu")
+        release(self._device)
+
+    def resume(self) -> None:
+        for player in self._players.values():
+            player.move(self._device)
+
+    def halve(self) -> int:
+        """Evaluate in smaller batches; the search in progress starts over."""
+        self._arena.again()
+        release(self._device)
+        return min(player.halve() for player in self._players.values())
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """The games so far, and the weights that those in progress are played with."""
+        saved = Saved(
+            seed=self._job.seed,
+            following=self._following,
+            versions=tuple(self._versions[key] for key in self._players),
+            records=tuple(self._records),
+            halves=tuple(_half(seat) for seat in self._arena.seats),
+            elapsed_s=self._elapsed_s,
+        )
+        text = np.frombuffer(msgspec.json.encode(saved), np.uint8).copy()
+        found = {"games": torch.from_numpy(text)}
+        for number, player in enumerate(self._players.values()):
+            found |= {f"player{number}/{name}": w for name, w in player.weights().items()}
+        return found
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Go on where `snapshot` was taken. Raises InvalidRunFile when it is of another task."""
+        try:
+            saved = msgspec.json.decode(snapshot["games"].numpy().tobytes(), type=Saved)
+        except (KeyError, msgspec.DecodeError) as error:
+            raise InvalidRunFile("this snapshot belongs to another task") from error
+        if saved.seed != self._job.seed or not saved.versions:
+            raise InvalidRunFile("this snapshot belongs to another task: start the task afresh")
+        self._players.clear()
+        for number, about in enumerate(saved.versions):
+            prefix = f"player{number}/"
+            weights = {
+                n.removeprefix(prefix): w for n, w in snapshot.items() if n.startswith(prefix)
+            }
+            self._newest = self._join(weights, about)
+        self._following = saved.following
+        self._records = list(saved.records)
+        self._elapsed_s = saved.elapsed_s
+        self._arena.seats = [_seat(self._config, half) for half in saved.halves]
+        self._arena.again()
+
+    def _join(self, weights: Mapping[str, Tensor], version: Version) -> str:
+        self._versions[version.key] = version
+        self._players[version.key] = NetEvaluator(self._config, weights, self._device)
+        return version.key
+
+    def _dismiss(self) -> None:
+        """Forget the networks that no game needs any more; the newest stays, and stays last."""
+        for key in set(self._players) - self._arena.keys() - {self._newest}:
+            self._evaluated += self._players.pop(key).positions
+
+    def _next_plan(self) -> GamePlan | None:
+        if self._following >= self._job.stop:
+            return None
+        game = self._following
+        seed = game_seed(self._job.seed, game)
+        self._following += 1
+        return GamePlan(
+            game=game,
+            seed=seed,
+            players=(self._newest, self._newest),
+            opening=drawn(self._config.rules, seed, self._options.opening_plies),
+            began_s=self._elapsed_s,
+        )
+
+    def _metrics(self) -> dict[str, float]:
+        positions = self._evaluated + sum(p.positions for p in self._players.values())
+        took = max(self._elapsed_s, 1e-6)
+        return {
+            "positions": float(positions),
+            "positions_per_s": positions / took,
+            "moves": float(self._arena.plies),
+            "games_per_hour": 3600 * len(self._records) / took,
+        }
+
+    def _preview(self) -> str:
+        """The game that is furthest."""
+        if not self._arena.seats:
+            return ""
+        seat = max(self._arena.seats, key=lambda one: len(one.position.moves))
+        moves = seat.position.moves
+        return drawing(self._config.rules, seat.position.board[0], moves[-1] if moves else -1)
+
+
+def _half(seat: Seat) -> Half:
+    return Half(plan=seat.plan, moves=tuple(seat.position.moves), visits=tuple(seat.visits))
+
+
+def _seat(config: GomokuConfig, half: Half) -> Seat:
+    seat = Seat(config.rules, half.plan)
+    for move in half.moves[len(half.plan.opening) :]:
+        seat.position.play(move)
+    seat.visits = list(half.visits)
+    return seat

@@ -1,0 +1,124 @@
+"""The shape of a GPT: its config, the schema of its weights, its cost. No torch here: a command line may ask.
+
+Names of tensors never change (old checkpoints stay readable): tok_emb, pos_emb, blocks.{i}, ln_f, head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from shared.errors import InvalidRunFile
+from shared.tensors.spec import Schema, TensorSpec
+from shared.workloads.base import DatasetManifest, check_keys
+
+_RANGES = {
+    "vocab_size": (2, 1 << 20),
+    "block_size": (1, 1 << 16),
+    "n_layer": (1, 512),
+    "n_head": (1, 512),
+    "n_embd": (1, 1 << 15),
+}
+
+
+class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The `[model]` table. The defaults are about 11 million parameters and the vocabulary's rows."""
+
+    vocab_size: int
+    block_size: int = 256  # tokens of context
+    n_layer: int = 6
+    n_head: int = 6
+    n_embd: int = 384
+    dropout: float = 0.1  # of embeddings and residual branches; never of attention weights (fused kernels stay usable)
+    tie_head: bool = True  # the head is the token embedding
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        for key, (low, high) in _RANGES.items():
+            if not low <= getattr(self, key) <= high:
+                raise InvalidRunFile(f"[model] {key} must lie between {low} and {high}")
+        if self.n_embd % self.n_head:
+            raise InvalidRunFile(
+                f"[model] n_embd {self.n_embd} must be a multiple of n_head {self.n_head}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise InvalidRunFile(f"[model] dropout {self.dropout} must be at least 0 and below 1")
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> GptConfig:
+        """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
+        check_keys(raw, cls.__struct_fields__, "model")
+        try:
+            return msgspec.convert(dict(raw), cls)
+        except InvalidRunFile:
+            raise
+        except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, InvalidRunFile):
+                raise error.__cause__ from None
+            raise InvalidRunFile(f"[model] {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        return msgspec.structs.asdict(self)
+
+
+def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> GptConfig:
+    """The config of a run on this dataset: vocabulary filled in, block size held against the chunks. Raises InvalidRunFile."""
+    if manifest is None:
+        return GptConfig.from_dict(raw)
+    if manifest.kind != "tokens":
+        raise InvalidRunFile(
+            f'the dataset "{manifest.name}" holds {manifest.kind}, but gpt learns from tokens:'
+            " make one with `coordinator dataset add NAME --text PATH`"
+        )
+    known = int(manifest.meta.get("vocab_size", 0))
+    config = GptConfig.from_dict({"vocab_size": known, **raw} if known else raw)
+    if config.vocab_size < known:
+        raise InvalidRunFile(
+            f"[model] vocab_size {config.vocab_size} is below the {known} tokens of the dataset"
+            f' "{manifest.name}": leave it out'
+        )
+    for chunks, use in ((manifest.chunks, "train on"), (manifest.heldout, "hold out")):
+        longest = max((chunk.items for chunk in chunks), default=config.block_size + 1)
+        if longest <= config.block_size:
+            raise InvalidRunFile(
+                f'the dataset "{manifest.name}" has no more than {longest} tokens in one piece to'
+                f" {use}: [model] block_size must be at most {longest - 1}, or add more text"
+            )
+    return config
+
+
+def schema(config: GptConfig) -> Schema:
+    """Every tensor of a version, in the order of the model's own parameters."""
+    return tuple(TensorSpec(name, shape) for name, shape in _shapes(config))
+
+
+def _shapes(config: GptConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    C = config.n_embd
+
+    def layer(name: str, *shape: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{name}.weight", shape
+        if config.bias:
+            yield f"{name}.bias", shape[:1]
+
+    yield "tok_emb.weight", (config.vocab_size, C)
+    yield "pos_emb.weight", (config.block_size, C)
+    for index in range(config.n_layer):
+        block = f"blocks.{index}"
+        yield from layer(f"{block}.ln1", C)
+        yield from layer(f"{block}.attn.qkv", 3 * C, C)
+        yield from layer(f"{block}.attn.proj", C, C)
+        yield from layer(f"{block}.ln2", C)
+        yield from layer(f"{block}.mlp.up", 4 * C, C)
+        yield from layer(f"{block}.mlp.down", C, 4 * C)
+    yield from layer("ln_f", C)
+    if not config.tie_head:
+        yield "head.weight", (config.vocab_size, C)
+
+
+def flops_per_sample(config: GptConfig) -> float:
+    """Forward and backward of one window of `block_size` tokens: 6 N T of the matrices and 12 L C T^2 of attention."""
+    T, C, L = config.block_size, config.n_embd, config.n_layer
+    matrices = 12 * L * C * C + config.vocab_size * C  # blocks and head
+    return 6.0 * matrices * T + 12.0 * L * C * T * T

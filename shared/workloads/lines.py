@@ -1,0 +1,58 @@
+"""Records as zstd-compressed JSON lines: small files that anybody can read, and that cannot blow up."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import msgspec
+
+from shared.errors import BadRequest
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_LEVEL = 6
+_WINDOW_LOG_MAX = 27  # memory of the decoder: 128 MiB
+
+
+def pack(records: Iterable[msgspec.Struct]) -> bytes:
+    """One JSON line a record, compressed."""
+    return zstd.compress(msgspec.json.Encoder().encode_lines(list(records)), _LEVEL)
+
+
+def unpack(data: bytes, kind: type[T], bytes_max: int, records_max: int) -> list[T]:
+    """The inverse of `pack`. Raises BadRequest for what is damaged, too large or no such record, naming the line."""
+    lines = _expand(data, bytes_max).splitlines()
+    if len(lines) > records_max:
+        raise BadRequest(f"a file has at most {records_max} lines, this one has {len(lines)}")
+    return list(_decoded(lines, kind))
+
+
+def _expand(data: bytes, bytes_max: int) -> bytes:
+    decoder = zstd.ZstdDecompressor(
+        options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}
+    )
+    try:
+        found = decoder.decompress(data, max_length=bytes_max + 1)
+    except zstd.ZstdError as error:
+        raise BadRequest(f"this is no compressed file: {error}") from error
+    if len(found) > bytes_max:
+        raise BadRequest(f"the file holds more than {bytes_max >> 20} MiB")
+    if not decoder.eof or decoder.unused_data:
+        raise BadRequest("the file is cut off, or something follows its end")
+    return found
+
+
+def _decoded(lines: list[bytes], kind: type[T]) -> Iterator[T]:
+    decoder = msgspec.json.Decoder(kind)
+    for number, line in enumerate(lines, 1):
+        try:
+            yield decoder.decode(line)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise BadRequest(f"line {number} is no record: {error}") from error

@@ -1,0 +1,114 @@
+"""The order of a pass: a stored seed makes one permutation of every sample of a dataset, the same on every machine.
+
+Two levels, so that a task needs few chunks and still sees mixed data: the chunks are permuted, then groups of `mix`
+neighbours in that order are shuffled together, sample by sample. Only the groups that are asked for are ever built.
+
+The random numbers are the raw 64-bit output of Philox 4x64-10 (Salmon et al. 2011) with the key (seed, stream), and a
+permutation is the stable argsort of them. Both are fixed by definition, unlike the shuffling methods of NumPy's generators,
+which may change between releases; golden values in the tests pin them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import BadRequest
+
+_WORD = (1 << 64) - 1
+_KEPT_GROUPS = 4  # a task walks forward: the last few groups are all it looks at again
+
+
+def permutation(count: int, seed: int, stream: int) -> NDArray[np.int64]:
+    """A permutation of `range(count)`, fixed for all time by `seed` and `stream` (both taken modulo 2^64)."""
+    key = np.array([seed & _WORD, stream & _WORD], dtype=np.uint64)
+    words = np.random.Philox(key=key, counter=0).random_raw(count)
+    return np.argsort(words, kind="stable").astype(np.int64)
+
+
+class PassOrder:
+    """The samples of one pass as positions 0 ... `total` - 1; `counts[c]` is how many samples chunk `c` has."""
+
+    def __init__(self, counts: Sequence[int], seed: int, mix: int = 4) -> None:
+        sizes = np.asarray(counts, dtype=np.int64).reshape(-1)
+        if mix < 1 or bool((sizes < 0).any()):
+            raise BadRequest("a pass needs a mix of at least 1 and chunks of at least 0 samples")
+        order = permutation(len(sizes), seed, 0)
+        self._chunks = order[sizes[order] > 0]  # an empty chunk is never fetched
+        self._sizes = sizes[self._chunks]
+        self._seed = seed
+        self._mix = mix
+        groups = (
+            np.add.reduceat(self._sizes, np.arange(0, len(self._sizes), mix))
+            if len(self._sizes)
+            else self._sizes
+        )
+        self._bounds = np.concatenate(
+            [np.zeros(1, np.int64), np.cumsum(groups)]
+        )  # group g = [bounds[g], bounds[g+1])
+        self._built: dict[int, NDArray[np.int64]] = {}
+
+    @property
+    def total(self) -> int:
+        """How many samples the pass has."""
+        return int(self._bounds[-1])
+
+    def at(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The samples at positions [start, stop): one row (chunk, sample in that chunk) each, shape (stop - start, 2)."""
+        parts = [self._group(group)[first:last] for group, first, last in self._pieces(start, stop)]
+        return np.concatenate(parts) if parts else np.empty((0, 2), np.int64)
+
+    def chunks(self, start: int, stop: int) -> tuple[int, ...]:
+        """The chunks that [start, stop) reads, in the order of first need: what a task has to download."""
+        found: dict[int, None] = {}
+        for group, first, last in self._pieces(start, stop):
+            if (
+                last - first == self._bounds[group + 1] - self._bounds[group]
+            ):  # all of it: no need to build it
+                members = self._members(group)
+            else:
+                members = self._group(group)[first:last, 0]
+            found.update(dict.fromkeys(members.tolist()))
+        return tuple(found)
+
+    def reach(self, start: int, stop: int) -> tuple[int, ...]:
+        """The chunks of every group that [start, stop) lies in: `chunks` and perhaps a few more, without building a group."""
+        found: dict[int, None] = {}
+        for group, _, _ in self._pieces(start, stop):
+            found.update(dict.fromkeys(self._members(group).tolist()))
+        return tuple(found)
+
+    def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """The groups that [start, stop) touches: (group, first, last) with positions counted within the group."""
+        if not 0 <= start <= stop <= self.total:
+            raise BadRequest(
+                f"positions {start} to {stop} do not lie in a pass of {self.total} samples"
+            )
+        if start == stop:
+            return []
+        low = int(np.searchsorted(self._bounds, start, side="right")) - 1
+        high = int(np.searchsorted(self._bounds, stop, side="left"))
+        edges = [(int(a), int(b)) for a, b in pairwise(self._bounds[low : high + 1])]
+        return [
+            (low + index, max(start, begin) - begin, min(stop, end) - begin)
+            for index, (begin, end) in enumerate(edges)
+        ]
+
+    def _members(self, group: int) -> NDArray[np.int64]:
+        return self._chunks[group * self._mix : (group + 1) * self._mix]
+
+    def _group(self, group: int) -> NDArray[np.int64]:
+        """All samples of a group in their order, shape (n, 2)."""
+        rows = self._built.get(group)
+        if rows is None:
+            sizes = self._sizes[group * self._mix : (group + 1) * self._mix]
+            chunk = np.repeat(self._members(group), sizes)
+            sample = np.concatenate([np.arange(size, dtype=np.int64) for size in sizes])
+            rows = np.stack([chunk, sample], axis=1)[permutation(len(chunk), self._seed, group + 1)]
+            if len(self._built) >= _KEPT_GROUPS:
+                del self._built[next(iter(self._built))]
+            self._built[group] = rows
+        return rows

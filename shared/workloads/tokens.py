@@ -1,0 +1,199 @@
+"""Tokens on disk and the tokenizer that made them.
+
+A chunk is raw little-endian unsigned integers, nothing else: 16 bits a token, 32 when the vocabulary has more than 65,535.
+Chunks of one stream overlap by one token, so that every token but the first is the target of exactly one prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import InvalidRunFile
+from shared.workloads.base import ChunkRef
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Put = Callable[[bytes], str]  # stores a blob and returns its SHA-256 in hex
+
+END_OF_TEXT = "<|endoftext|>"
+_ENDS = (
+    END_OF_TEXT,
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|im_end|>",
+)  # of tokenizers made elsewhere
+VOCAB_MIN = 257  # every byte and the end of a text
+VOCAB_MAX = 1 << 20
+_TOKEN_BYTES_MAX = 32  # longest token: keeps runs of blanks from eating the vocabulary
+_SCAN = 1 << 20  # tokens checked at a time
+_DTYPES: dict[str, np.dtype[np.unsignedinteger]] = {
+    "uint16": np.dtype("<u2"),
+    "uint32": np.dtype("<u4"),
+}
+
+
+def dtype_for(vocab_size: int) -> str:
+    """The name of the stored type that holds every token below `vocab_size`."""
+    return "uint16" if vocab_size <= 65535 else "uint32"
+
+
+class TextOptions(TypedDict, total=False):
+    """What `build_text` accepts by name: the fields of `TextSettings`."""
+
+    licence: str
+    source: str
+    vocab_size: int
+    tokenizer: bytes | None
+    chunk_tokens: int
+    heldout_share: float
+    seed: int
+
+
+class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a token dataset is made. Without a `tokenizer` (the bytes of a tokenizer.json) one is trained."""
+
+    licence: str = "unknown"
+    source: str = ""
+    vocab_size: int = 4096
+    tokenizer: bytes | None = None
+    chunk_tokens: int = 131_072
+    heldout_share: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.heldout_share < 0.5:
+            raise InvalidRunFile(f"heldout_share {self.heldout_share} must lie between 0 and 0.5")
+        if not 16 <= self.chunk_tokens <= 1 << 23:
+            raise InvalidRunFile(
+                f"chunk_tokens {self.chunk_tokens} must lie between 16 and {1 << 23}"
+            )
+
+
+class Built(NamedTuple):
+    """What a build stored: the parts of a manifest."""
+
+    chunks: tuple[ChunkRef, ...]
+    heldout: tuple[ChunkRef, ...]
+    assets: dict[str, ChunkRef]
+    meta: dict[str, str | int | float]
+
+
+class TokenChunk:
+    """A file of tokens, memory-mapped read-only; `tokens` is a one-dimensional view of it."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        stored = _DTYPES.get(dtype)
+        if stored is None:
+            raise InvalidRunFile(f'tokens of type "{dtype}" are not known; use uint16 or uint32')
+        size = path.stat().st_size
+        if size == 0 or size % stored.itemsize:
+            raise InvalidRunFile(f"{path.name}: {size} bytes are not a list of {dtype} tokens")
+        self.name = path.name
+        self.tokens: NDArray[np.unsignedinteger] = np.memmap(path, dtype=stored, mode="r")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def check(self, vocab_size: int) -> None:
+        """Refuse a token that the model has no row for, before it reaches the device. Raises InvalidRunFile."""
+        for start in range(0, len(self.tokens), _SCAN):
+            part = self.tokens[start : start + _SCAN]
+            if int(part.max()) >= vocab_size:
+                at = start + int(np.argmax(part >= vocab_size))
+                raise InvalidRunFile(
+                    f"{self.name}: token {int(self.tokens[at])} at position {at} is not below"
+                    f" vocab_size {vocab_size}; was it made with another tokenizer?"
+                )
+
+
+class ChunkWriter:
+    """Cuts one stream of tokens into chunks of `chunk_tokens` targets and stores them through `put`."""
+
+    def __init__(self, put: Put, dtype: str, chunk_tokens: int) -> None:
+        self._put = put
+        self._dtype = _DTYPES[dtype]
+        self._size = chunk_tokens + 1  # the last token of a chunk is the first of the next
+        self._rest: list[NDArray[np.unsignedinteger]] = []
+        self._held = 0
+        self._chunks: list[ChunkRef] = []
+        self.tokens = 0
+
+    def add(self, tokens: NDArray[np.integer]) -> None:
+        self._rest.append(tokens.astype(self._dtype))
+        self._held += len(tokens)
+        self.tokens += len(tokens)
+        if self._held < self._size:
+            return
+        stream = np.concatenate(self._rest)
+        while len(stream) >= self._size:
+            self._store(stream[: self._size])
+            stream = stream[self._size - 1 :]
+        self._rest, self._held = [stream], len(stream)
+
+    def close(self) -> tuple[ChunkRef, ...]:
+        """Store what is left and return every chunk; a lone token, which predicts nothing, is dropped."""
+        if self._held > 1:
+            self._store(np.concatenate(self._rest))
+        self._rest, self._held = [], 0
+        return tuple(self._chunks)
+
+    def _store(self, tokens: NDArray[np.unsignedinteger]) -> None:
+        blob = tokens.tobytes()
+        self._chunks.append(ChunkRef(sha256=self._put(blob), size=len(blob), items=len(tokens)))
+
+
+def load_tokenizer(data: bytes) -> Tokenizer:
+    """The tokenizer of a `tokenizer.json`, set to encode plain text only. Raises InvalidRunFile."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_str(data.decode())
+    except Exception as error:  # the library raises plain Exception
+        raise InvalidRunFile(f"this is not a tokenizer.json that can be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True  # "<|endoftext|>" inside a document is text, not an end
+    return tokenizer
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
+    """A byte-level BPE of at most `vocab_size` tokens (Sennrich et al. 2016) as tokenizer.json: same texts, same bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    if not VOCAB_MIN <= vocab_size <= VOCAB_MAX:
+        raise InvalidRunFile(
+            f"vocab_size {vocab_size} must lie between {VOCAB_MIN} (every byte and the end of a"
+            f" text) and {VOCAB_MAX}"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        max_token_length=_TOKEN_BYTES_MAX,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(iter(texts), trainer)
+    text: str = tokenizer.to_str()
+    return text.encode()
+
+
+def vocab_of(tokenizer: Tokenizer) -> int:
+    """One more than the largest token id (ids may have gaps)."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
+def end_of_text(tokenizer: Tokenizer) -> int | None:
+    """The token that ends a document, if this tokenizer has one that is known."""
+    found = (tokenizer.token_to_id(text) for text in _ENDS)
+    return next((token for token in found if token is not None), None)
