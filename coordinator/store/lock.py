@@ -1,0 +1,76 @@
+"""One server at a time on a data directory: a lock that the system lets go of when its holder dies."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Self
+
+from shared.errors import Configuration
+
+LOCK_FILE = "serve.lock"
+
+
+class DirectoryLock:
+    """Holds a data directory until `release` or the end of the process."""
+
+    def __init__(self, directory: Path, file: int) -> None:
+        self.directory = directory
+        self._file = file
+
+    @classmethod
+    def take(cls, directory: Path) -> Self:
+        """Raises Configuration (exit 78) when another server holds it."""
+        path = directory / LOCK_FILE
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise Configuration(f"{directory} cannot be used: {error.strerror}") from error
+        if not _lock(file):
+            holder = _holder(file)
+            os.close(file)
+            who = f"process {holder}" if holder else "another process"
+            raise Configuration(
+                f"a coordinator ({who}) already serves {directory}: stop it, or choose another --data-dir"
+            )
+        os.ftruncate(file, 0)
+        os.write(file, b" " + str(os.getpid()).encode())  # the first byte is what Windows locks
+        return cls(directory, file)
+
+    def release(self) -> None:
+        """Let another server in."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+def _lock(file: int) -> bool:
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _holder(file: int) -> str:
+    """The process id in the lock file, where it can be read."""
+    try:
+        os.lseek(file, 1, os.SEEK_SET)
+        return os.read(file, 32).decode("ascii", "replace").strip()
+    except OSError:
+        return ""

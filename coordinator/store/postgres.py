@@ -1,0 +1,297 @@
+"""PostgreSQL through asyncpg: functions of a connection run inside `run_sync`, one transaction each.
+
+A transaction that lost a deadlock or a serialisation race is run again, so a function must have no effect but on its
+connection. A COMMIT that failed is never run again: nobody knows whether it happened. Locks end with their transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import asyncpg
+from sqlalchemy import Connection, func, select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from shared.errors import Configuration, StorageFull, Unavailable
+
+if TYPE_CHECKING:
+    from shared.clock import SystemClock
+
+T = TypeVar("T")
+
+POOL = 12
+ATTEMPTS = 8
+RETRY_S = 0.01  # twice this at most before the second attempt; doubled each time
+CLOCK_S = 60.0  # how often the database's clock is compared with ours
+ALIVE_S = 20.0  # how often the listening connection is tried
+CHANNEL = "volunteer"
+CLOSE_S = 30.0  # how long what is under way may take at the end
+TOPICS_MAX = 10_000
+
+SERVER = {
+    "application_name": "coordinator",
+    "jit": "off",  # compiling costs more than our statements
+    "lock_timeout": "15s",
+    "statement_timeout": "120s",
+    "idle_in_transaction_session_timeout": "120s",
+}
+RACES = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
+
+
+def engine(url: str, **options: Any) -> AsyncEngine:
+    """An engine on asyncpg that uses the connection returned last first, where statements are prepared already."""
+    return create_async_engine(
+        url,
+        connect_args={"server_settings": SERVER, "timeout": 10, "command_timeout": 150},
+        **{
+            "pool_size": POOL,
+            "max_overflow": 0,
+            "pool_timeout": 20,
+            "pool_use_lifo": True,
+            **options,
+        },
+    )
+
+
+def sqlstate(error: BaseException) -> str:
+    """PostgreSQL's five-character code of an error, or ""."""
+    return str(getattr(getattr(error, "orig", error), "sqlstate", None) or "")
+
+
+def translate(error: BaseException) -> BaseException:
+    """What a caller should see of a failure of PostgreSQL."""
+    code = sqlstate(error)
+    if code in RACES or code == "55P03":
+        return Unavailable("the database is busy with the same rows", retry_after_s=2)
+    if code == "53100":
+        return StorageFull("no space is left for the database: free some; work goes on by itself")
+    if code in ("28P01", "28000", "3D000"):
+        return Configuration(f"PostgreSQL refuses: {getattr(error, 'orig', error)}")
+    lost = isinstance(error, DBAPIError) and error.connection_invalidated
+    if lost or code.startswith(("08", "57P", "53")):
+        return Unavailable("the database cannot be reached", retry_after_s=5)
+    if isinstance(error, PoolTimeout):
+        return Unavailable("every connection to the database is busy", retry_after_s=5)
+    if isinstance(error, OSError | asyncpg.InterfaceError):
+        return Unavailable(f"the database cannot be reached: {error}", retry_after_s=5)
+    return error
+
+
+def _may_retry(error: BaseException) -> bool:
+    """Before COMMIT was sent, a lost race or a lost connection has left nothing behind."""
+    lost = isinstance(error, DBAPIError) and error.connection_invalidated
+    return lost or sqlstate(error) in RACES
+
+
+class PostgresRunner:
+    """Runs functions of a connection. Made and closed by `Database`."""
+
+    def __init__(self, url: str, clock: SystemClock | None) -> None:
+        self._engine = engine(url)
+        self._reading = self._engine.execution_options(
+            isolation_level="REPEATABLE READ", postgresql_readonly=True
+        )
+        self._clock = clock
+        self._name = secrets.token_hex(8)
+        self._pending: dict[str, None] = {}
+        self._send = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
+        self._running = 0  # functions that have a connection
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def start(self) -> None:
+        """Compare clocks, now and then every minute. Raises Configuration, Unavailable."""
+        if self._clock is None:
+            return
+        await self._compare_clocks(self._clock)
+        self._tasks.append(asyncio.create_task(self._keep_clock(self._clock)))
+
+    async def write(self, fn: Callable[[Connection], T]) -> T:
+        if self._closing:
+            raise Unavailable("the coordinator is shutting down")
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                with self._counted():
+                    return await self._once(fn)
+            except _Lost as lost:
+                if attempt == ATTEMPTS:
+                    raise translate(lost.error) from lost.error
+                await asyncio.sleep(RETRY_S * 2**attempt * random.random())
+        raise Unavailable("the database is busy", retry_after_s=2)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """So that `close` can wait for what is under way."""
+        self._running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def _once(self, fn: Callable[[Connection], T]) -> T:
+        committing = False
+        try:
+            async with self._engine.connect() as connection:
+                result = await connection.run_sync(_in_transaction(fn))
+                committing = True
+                await connection.commit()
+                return result
+        except (DBAPIError, PoolTimeout, OSError, asyncpg.InterfaceError) as error:
+            if committing:
+                raise Unavailable("the database did not confirm that it kept this") from error
+            if _may_retry(error):
+                raise _Lost(error) from error
+            raise translate(error) from error
+
+    async def read(self, fn: Callable[[Connection], T]) -> T:
+        if self._closing:
+            raise Unavailable("the coordinator is shutting down")
+        for attempt in (1, 2):
+            try:
+                with self._counted():
+                    async with self._reading.connect() as connection:
+                        return await connection.run_sync(fn)
+            except (DBAPIError, PoolTimeout, OSError, asyncpg.InterfaceError) as error:
+                if attempt == 2 or not _may_retry(error):
+                    raise translate(error) from error
+        raise Unavailable("the database cannot be reached", retry_after_s=5)
+
+    async def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            await asyncio.wait_for(self._idle.wait(), CLOSE_S)
+        except TimeoutError:
+            pass  # whoever is that slow loses its connection
+        await self._engine.dispose()
+
+    # --- the clock ---
+
+    async def _compare_clocks(self, clock: SystemClock) -> None:
+        """The offset seen on the quickest of three round trips."""
+        seen: list[tuple[float, float]] = []
+
+        def ask(connection: Connection) -> None:
+            for _ in range(3):
+                sent = time.time()
+                there = connection.execute(select(func.extract("epoch", func.clock_timestamp())))
+                theirs = float(there.scalar_one())
+                took = time.time() - sent
+                seen.append((took, theirs - (sent + took / 2)))
+
+        await self.read(ask)
+        clock.offset_s = min(seen)[1]
+
+    async def _keep_clock(self, clock: SystemClock) -> None:
+        while True:
+            await asyncio.sleep(CLOCK_S)
+            try:
+                await self._compare_clocks(clock)
+            except Unavailable:
+                pass  # the last offset still holds
+
+    # --- other processes ---
+
+    async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
+        listening = asyncio.Event()
+        self._tasks.append(asyncio.create_task(self._listen(deliver, listening)))
+        self._tasks.append(asyncio.create_task(self._announce()))
+        await asyncio.wait_for(listening.wait(), 30)
+        return self._queue
+
+    def _queue(self, topic: str) -> None:
+        if len(self._pending) < TOPICS_MAX:
+            self._pending[topic] = None
+        self._send.set()
+
+    async def _announce(self) -> None:
+        while True:
+            await self._send.wait()
+            self._send.clear()
+            topics, self._pending = self._pending, {}
+            try:
+                await self._tell(tuple(topics))
+            except Unavailable:
+                await asyncio.sleep(1)
+                self._pending = topics | self._pending
+                self._send.set()
+
+    async def _tell(self, topics: tuple[str, ...]) -> None:
+        def notify(connection: Connection) -> None:
+            for topic in topics:
+                connection.execute(select(func.pg_notify(CHANNEL, f"{self._name} {topic}")))
+
+        await self.write(notify)
+
+    async def _listen(self, deliver: Callable[[str | None], None], ready: asyncio.Event) -> None:
+        """Hear the other processes; whatever was said while nobody listened may be anything."""
+
+        def heard(connection: object, pid: int, channel: str, payload: str) -> None:
+            sender, _, topic = payload.partition(" ")
+            if sender != self._name:
+                deliver(topic)
+
+        while True:
+            try:
+                async with self._engine.connect() as connection:
+                    await self._hear(connection, heard, deliver, ready)
+            except (
+                DBAPIError,
+                PoolTimeout,
+                OSError,
+                asyncpg.InterfaceError,
+                asyncpg.PostgresError,
+            ):
+                await asyncio.sleep(1)
+
+    async def _hear(
+        self,
+        connection: AsyncConnection,
+        heard: Callable[[object, int, str, str], None],
+        deliver: Callable[[str | None], None],
+        ready: asyncio.Event,
+    ) -> None:
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        await driver.add_listener(CHANNEL, heard)
+        try:
+            if ready.is_set():
+                deliver(None)
+            ready.set()
+            while True:
+                await asyncio.sleep(ALIVE_S)
+                await driver.fetchval("SELECT 1", timeout=10)
+        finally:
+            if not driver.is_closed():
+                await driver.remove_listener(CHANNEL, heard)
+
+
+class _Lost(Exception):
+    """The transaction did not happen and may be run again."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+def _in_transaction(fn: Callable[[Connection], T]) -> Callable[[Connection], T]:
+    def run(connection: Connection) -> T:
+        connection.begin()
+        return fn(connection)
+
+    return run

@@ -1,0 +1,342 @@
+"""SQLite behind one thread that writes and a few that read.
+
+Functions that wait while the disk is busy are joined into one commit, each in a savepoint of its own: one that fails does not
+spoil the others, and nobody is answered before the commit is on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool, QueuePool
+
+from shared.errors import Configuration, StorageFull, Unavailable
+
+if TYPE_CHECKING:
+    from shared.clock import SystemClock
+
+T = TypeVar("T")
+
+READERS = 4
+JOINED_MAX = 256  # functions in one commit
+JOINED_S = 0.02  # ... or as many as start within this time
+QUEUED_MAX = 10_000
+BUSY_MS = 30_000
+CLOCK_S = 10.0  # how often the highest instant is stored
+PEEK_S = 0.25  # how often another process's commits are looked for
+
+CLOCK_KEY = "clock"
+
+
+def engine(path: Path, *, begin: str, readers: int = 0) -> Engine:
+    """An engine whose transactions start with `begin`: the driver's own guesses are switched off."""
+    made = create_engine(
+        f"sqlite:///{path}",
+        connect_args={
+            "isolation_level": None,
+            "check_same_thread": False,
+            "timeout": BUSY_MS / 1000,
+            "cached_statements": 512,
+        },
+        **(
+            {"poolclass": QueuePool, "pool_size": readers, "max_overflow": 0}
+            if readers
+            else {"poolclass": NullPool}
+        ),
+    )
+
+    @event.listens_for(made, "connect")
+    def _prepare(connection: sqlite3.Connection, record: object) -> None:
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            "journal_size_limit=67108864",
+            "cache_size=-32768",
+            *(["query_only=ON"] if readers else []),
+        ):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    @event.listens_for(made, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    return made
+
+
+def prepare_file(path: Path) -> None:
+    """Make the database file and its directory, readable by their owner only. Raises Configuration."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise Configuration(f"the database {path} cannot be opened: {error.strerror}") from error
+
+
+def translate(error: BaseException) -> BaseException:
+    """What a caller should see of a failure of SQLite."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    name = getattr(cause, "sqlite_errorname", "") or ""
+    if name == "SQLITE_FULL":
+        return StorageFull("no space is left for the database: free some; work goes on by itself")
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return Unavailable("the database is held by another program", retry_after_s=5)
+    if name.startswith("SQLITE_IOERR"):
+        return Unavailable(f"the disk of the database failed ({name}): look at it, then restart")
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return Configuration("the database file is damaged: restore a backup (coordinator restore)")
+    return error
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    fn: Callable[[Connection], Any]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    result: Any = None
+    error: BaseException | None = field(default=None)
+
+    def run(self, connection: Connection) -> None:
+        try:
+            self.result = self.fn(connection)
+        except Exception as error:
+            self.error = error
+
+    def deliver(self) -> None:
+        if self.future.done():  # its caller has gone
+            return
+        if self.error is None:
+            self.future.set_result(self.result)
+        else:
+            self.future.set_exception(self.error)
+
+
+class SqliteRunner:
+    """Runs functions of a connection. Made and closed by `Database`."""
+
+    def __init__(self, path: Path, clock: SystemClock | None) -> None:
+        self._path = path
+        self._clock = clock
+        self._highest = 0.0  # instants only rise, whatever the machine's clock does
+        self._stored = 0.0
+        self._writer = engine(path, begin="BEGIN IMMEDIATE")
+        self._reading = engine(path, begin="BEGIN", readers=READERS)
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="db-read")
+        self._jobs: queue.Queue[_Job | None] = queue.Queue(QUEUED_MAX)
+        self._failed = ""  # why nothing may be written any more
+        self._closing = False
+        self._changed: Callable[[], None] | None = None
+        self._version = -1
+        self._peeked = 0.0
+        self._connection: Connection | None = None
+        self._thread = threading.Thread(target=self._loop, name="db-write", daemon=True)
+        self._thread.start()
+
+    async def write(self, fn: Callable[[Connection], T]) -> T:
+        if self._failed:
+            raise Unavailable(self._failed)
+        if self._closing:
+            raise Unavailable("the coordinator is shutting down")
+        self._keep_clock()
+        loop = asyncio.get_running_loop()
+        job = _Job(fn, loop, loop.create_future())
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            raise Unavailable("too many writes are waiting", retry_after_s=2) from None
+        return await job.future  # type: ignore[no-any-return]
+
+    async def read(self, fn: Callable[[Connection], T]) -> T:
+        if self._closing:
+            raise Unavailable("the coordinator is shutting down")
+
+        def run() -> T:
+            with self._reading.connect() as connection, connection.begin():
+                return fn(connection)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+        except DBAPIError as error:
+            raise translate(error) from error
+
+    async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
+        loop = asyncio.get_running_loop()
+        self._changed = lambda: _call(loop, deliver, None)
+        return lambda topic: None  # commits themselves are what other processes see
+
+    async def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        self._jobs.put(None)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        self._readers.shutdown(wait=True)
+        self._reading.dispose()
+        self._writer.dispose()
+
+    # --- the clock ---
+
+    def rise_to(self, instant: float) -> None:
+        """Never let the clock say less than what is stored already."""
+        self._highest = max(self._highest, instant)
+        self._keep_clock()
+
+    def _keep_clock(self) -> None:
+        if self._clock is None:
+            return
+        now = self._clock.now()
+        if now < self._highest:
+            self._clock.offset_s += self._highest - now
+        else:
+            self._highest = now
+
+    def _store_clock(self, connection: Connection) -> None:
+        if self._clock is None or self._highest < self._stored + CLOCK_S:
+            return
+        self._stored = self._highest
+        connection.exec_driver_sql(
+            "INSERT INTO meta (key, value) VALUES (?, ?) "
+            "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            (CLOCK_KEY, repr(self._stored)),
+        )
+
+    # --- the writer's thread ---
+
+    def _loop(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=PEEK_S if self._changed else None)
+            except queue.Empty:
+                self._peek()
+                continue
+            if job is None:
+                break
+            done: list[_Job] = []
+            try:
+                self._commit(job, done)
+            except BaseException as error:
+                self._abandon(error, done)
+            _deliver(done)
+            self._peek()
+        self._drain()
+
+    def _drain(self) -> None:
+        """Answer what is still queued, store the clock, let go of the file."""
+        left: list[_Job] = []
+        while not self._jobs.empty():
+            job = self._jobs.get_nowait()
+            if job is not None:
+                job.error = Unavailable("the coordinator is shutting down")
+                left.append(job)
+        _deliver(left)
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _open(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._writer.connect()
+        return self._connection
+
+    def _commit(self, first: _Job, done: list[_Job]) -> None:
+        """One transaction: `first` and whoever waits behind it."""
+        done.append(first)
+        connection = self._open()
+        if self._jobs.empty():
+            with connection.begin() as transaction:
+                first.run(connection)
+                if first.error is None:
+                    self._store_clock(connection)
+                else:
+                    transaction.rollback()
+        else:
+            with connection.begin():
+                self._run_joined(connection, done)
+                self._store_clock(connection)
+        for job in done:
+            if isinstance(job.error, DBAPIError):
+                job.error = translate(job.error)
+
+    def _run_joined(self, connection: Connection, done: list[_Job]) -> None:
+        until = time.monotonic() + JOINED_S
+        job: _Job | None = done[0]
+        while job is not None:
+            connection.exec_driver_sql("SAVEPOINT job")
+            job.run(connection)
+            if job.error is not None:
+                if not _in_transaction(connection):  # a full disk, say, undoes all of it at once
+                    raise job.error
+                connection.exec_driver_sql("ROLLBACK TO job")
+            connection.exec_driver_sql("RELEASE job")
+            job = None
+            if len(done) < JOINED_MAX and time.monotonic() < until:
+                try:
+                    job = self._jobs.get_nowait()
+                except queue.Empty:
+                    break
+                if job is None:  # close() waits behind us
+                    self._jobs.put(None)
+                    break
+                done.append(job)
+
+    def _abandon(self, error: BaseException, done: list[_Job]) -> None:
+        """The transaction is lost: nobody in it may believe otherwise, and nothing is tried again."""
+        told = translate(error)
+        if "SQLITE_IOERR" in str(getattr(getattr(error, "orig", error), "sqlite_errorname", "")):
+            self._failed = str(told)  # after a failed fsync nobody knows what the disk holds
+        for job in done:
+            job.result, job.error = None, told
+        if self._connection is not None:
+            self._connection.invalidate()
+            self._connection.close()
+            self._connection = None
+
+    def _peek(self) -> None:
+        """Tell when another process has committed: the number moves for others' commits only."""
+        now = time.monotonic()
+        if self._changed is None or now < self._peeked + PEEK_S:
+            return
+        self._peeked = now
+        try:
+            driver: Any = self._open().connection.driver_connection
+            version = int(driver.execute("PRAGMA data_version").fetchone()[0])
+        except (DBAPIError, sqlite3.Error):
+            return  # the next write meets the same failure and reports it
+        if self._version not in (-1, version):
+            self._changed()
+        self._version = version
+
+
+def _in_transaction(connection: Connection) -> bool:
+    driver: Any = connection.connection.driver_connection
+    return bool(driver.in_transaction)
+
+
+def _call(loop: asyncio.AbstractEventLoop, fn: Callable[..., None], *values: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(fn, *values)
+    except RuntimeError:
+        pass  # the loop has ended; nobody waits any more
+
+
+def _deliver(done: list[_Job]) -> None:
+    loops = {job.loop for job in done}
+    for loop in loops:
+        _call(loop, _deliver_all, [job for job in done if job.loop is loop])
+
+
+def _deliver_all(jobs: list[_Job]) -> None:
+    for job in jobs:
+        job.deliver()

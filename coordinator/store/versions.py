@@ -1,0 +1,339 @@
+"""Versions, what was measured of them, and the merges that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from sqlalchemy import LABEL_STYLE_TABLENAME_PLUS_COL, Connection, func, insert, or_, select, update
+
+from coordinator.store.tables import evaluations, merges, versions
+from shared.errors import NotFound
+
+
+class VersionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `versions`; see tables.py."""
+
+    run_id: int
+    version: int
+    kind: Literal["initial", "merge", "rollback"]
+    parent: int | None
+    master_sha256: str
+    published_sha256: str
+    size: int
+    state_sha256: str | None
+    manifest: str
+    signature: str
+    contributions: str
+    global_step: int
+    tokens: int
+    update_norm: float | None
+    merge_s: float
+    created_at: float
+
+
+class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `evaluations`."""
+
+    run_id: int
+    version: int
+    state: Literal["waiting", "running", "done", "skipped", "failed"]
+    loss: float | None
+    metrics: str
+    sample: str
+    sample_sha256: str | None
+    message: str
+    at: float | None
+    pruned: bool
+
+
+class MergeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `merges`."""
+
+    id: int
+    run_id: int
+    base: int
+    shard: int
+    state: str
+    contributions: str
+    owner: str
+    fence: int
+    lease_until: float
+    failures: int
+    message: str
+    result: str
+    created_at: float
+    ended_at: float | None
+
+
+def add(conn: Connection, values: dict[str, Any], *, evaluate: bool = True) -> None:
+    """Insert a version and the place for its evaluation."""
+    conn.execute(insert(versions).values(**values))
+    conn.execute(
+        insert(evaluations).values(
+            run_id=values["run_id"],
+            version=values["version"],
+            state="waiting" if evaluate else "skipped",
+            loss=None,
+            metrics="{}",
+            sample="",
+            sample_sha256=None,
+            message="",
+            at=None,
+            pruned=False,
+        )
+    )
+
+
+def get(conn: Connection, run_id: int, version: int) -> VersionRow:
+    """Raises NotFound."""
+    row = (
+        conn.execute(
+            select(versions).where(versions.c.run_id == run_id, versions.c.version == version)
+        )
+        .mappings()
+        .first()
+    )
+    if row is None:
+        raise NotFound(f"this run has no version {version}")
+    return VersionRow(**row)
+
+
+def listing(
+    conn: Connection, run_id: int, after: int, limit: int
+) -> list[tuple[VersionRow, EvaluationRow]]:
+    """Versions above `after`, oldest first, each with what was measured."""
+    join = versions.join(
+        evaluations,
+        (evaluations.c.run_id == versions.c.run_id) & (evaluations.c.version == versions.c.version),
+    )
+    query = (
+        select(versions, evaluations)
+        .select_from(join)
+        .set_label_style(LABEL_STYLE_TABLENAME_PLUS_COL)
+    )
+    query = (
+        query.where(versions.c.run_id == run_id, versions.c.version > after)
+        .order_by(versions.c.version)
+        .limit(limit)
+    )
+    return [_pair(row) for row in conn.execute(query).mappings()]
+
+
+def _pair(row: Any) -> tuple[VersionRow, EvaluationRow]:
+    version = {field: row[f"versions_{field}"] for field in VersionRow.__struct_fields__}
+    evaluation = {field: row[f"evaluations_{field}"] for field in EvaluationRow.__struct_fields__}
+    return VersionRow(**version), EvaluationRow(**evaluation)
+
+
+# --- evaluations ---
+
+
+def next_evaluation(conn: Connection) -> EvaluationRow | None:
+    """The newest waiting version of the run that waits longest; version 0 goes before all others of its run."""
+    e = evaluations.c
+    first = select(evaluations).where(e.state == "waiting", e.version == 0, ~e.pruned).limit(1)
+    row = conn.execute(first).mappings().first()
+    if row is None:
+        newest = (
+            select(evaluations)
+            .where(e.state == "waiting", ~e.pruned)
+            .order_by(e.version.desc())
+            .limit(1)
+        )
+        row = conn.execute(newest).mappings().first()
+    return None if row is None else EvaluationRow(**row)
+
+
+def set_evaluation(conn: Connection, run_id: int, version: int, **values: Any) -> None:
+    conn.execute(
+        update(evaluations)
+        .where(evaluations.c.run_id == run_id, evaluations.c.version == version)
+        .values(**values)
+    )
+
+
+def skip_older(conn: Connection, run_id: int, version: int) -> None:
+    """Mark what a newer version has overtaken; never version 0."""
+    e = evaluations.c
+    conn.execute(
+        update(evaluations)
+        .where(e.run_id == run_id, e.version < version, e.version > 0, e.state == "waiting")
+        .values(state="skipped")
+    )
+
+
+def requeue_evaluations(conn: Connection) -> None:
+    """After a restart: what was being evaluated waits again."""
+    conn.execute(
+        update(evaluations).where(evaluations.c.state == "running").values(state="waiting")
+    )
+
+
+def evaluation(conn: Connection, run_id: int, version: int) -> EvaluationRow:
+    query = select(evaluations).where(
+        evaluations.c.run_id == run_id, evaluations.c.version == version
+    )
+    return EvaluationRow(**conn.execute(query).mappings().one())
+
+
+def measured(conn: Connection, run_id: int) -> list[EvaluationRow]:
+    """Versions with a loss, oldest first."""
+    e = evaluations.c
+    query = (
+        select(evaluations)
+        .where(e.run_id == run_id, e.state == "done", e.loss.is_not(None))
+        .order_by(e.version)
+    )
+    return [EvaluationRow(**row) for row in conn.execute(query).mappings()]
+
+
+def samples(conn: Connection, run_id: int, version: int | None = None) -> list[EvaluationRow]:
+    """Versions with a sample, oldest first, or one of them."""
+    e = evaluations.c
+    shown = (e.sample != "") | e.sample_sha256.is_not(None)
+    query = select(evaluations).where(e.run_id == run_id, e.state == "done", shown)
+    if version is not None:
+        query = query.where(e.version == version)
+    return [EvaluationRow(**row) for row in conn.execute(query.order_by(e.version)).mappings()]
+
+
+def newest_loss(conn: Connection, run_id: int) -> float | None:
+    e = evaluations.c
+    query = select(e.loss).where(e.run_id == run_id, e.state == "done", e.loss.is_not(None))
+    return conn.execute(query.order_by(e.version.desc()).limit(1)).scalar()
+
+
+def first_loss(conn: Connection, run_id: int) -> float | None:
+    e = evaluations.c
+    query = select(e.loss).where(e.run_id == run_id, e.state == "done", e.loss.is_not(None))
+    return conn.execute(query.order_by(e.version).limit(1)).scalar()
+
+
+def best(conn: Connection, run_id: int) -> int | None:
+    """The version with the lowest loss; the earlier one of equals."""
+    e = evaluations.c
+    query = select(e.version).where(e.run_id == run_id, e.state == "done", e.loss.is_not(None))
+    return conn.execute(query.order_by(e.loss, e.version).limit(1)).scalar()
+
+
+def waiting(conn: Connection, run_id: int) -> int:
+    e = evaluations.c
+    query = select(func.count()).where(
+        e.run_id == run_id, e.state.in_(("waiting", "running")), ~e.pruned
+    )
+    return int(conn.execute(query).scalar_one())
+
+
+# --- retention ---
+
+
+def prunable(
+    conn: Connection, run_id: int, keep: Sequence[int], newest: int, every: int
+) -> list[VersionRow]:
+    """Versions whose files may go: below `newest`, not among `keep`, not an `every`-th, not waiting for evaluation."""
+    join = versions.join(
+        evaluations,
+        (evaluations.c.run_id == versions.c.run_id) & (evaluations.c.version == versions.c.version),
+    )
+    query = (
+        select(versions)
+        .select_from(join)
+        .where(
+            versions.c.run_id == run_id,
+            versions.c.version < newest,
+            versions.c.version.not_in(list(keep)),
+            ~evaluations.c.pruned,
+            evaluations.c.state.not_in(("waiting", "running")),
+        )
+    )
+    if every > 0:
+        query = query.where(versions.c.version % every != 0)
+    return [VersionRow(**row) for row in conn.execute(query).mappings()]
+
+
+def blobs_in_use(conn: Connection) -> set[str]:
+    """Every blob that a version which is not pruned refers to."""
+    join = versions.join(
+        evaluations,
+        (evaluations.c.run_id == versions.c.run_id) & (evaluations.c.version == versions.c.version),
+    )
+    v, e = versions.c, evaluations.c
+    query = select(
+        v.master_sha256, v.published_sha256, v.state_sha256, e.sample_sha256, e.pruned
+    ).select_from(join)
+    used: set[str] = set()
+    for master, published, state, sample, pruned in conn.execute(query):
+        used |= {sample} if sample else set()
+        if not pruned:
+            used |= {sha for sha in (master, published, state) if sha}
+    return used
+
+
+def is_published(conn: Connection, sha256: str) -> bool:
+    join = versions.join(
+        evaluations,
+        (evaluations.c.run_id == versions.c.run_id) & (evaluations.c.version == versions.c.version),
+    )
+    query = select(versions.c.version).select_from(join)
+    query = query.where(
+        or_(versions.c.published_sha256 == sha256, evaluations.c.sample_sha256 == sha256)
+    ).limit(1)
+    return conn.execute(query).first() is not None
+
+
+# --- merges ---
+
+
+class Bid(msgspec.Struct, frozen=True, kw_only=True):
+    """Who wants to merge what, and for how long they may."""
+
+    run_id: int
+    base: int
+    shard: int = 0
+    contributions: str  # JSON list of ids
+    owner: str
+    lease_until: float
+
+
+def take_merge(conn: Connection, bid: Bid, now: float) -> MergeRow | None:
+    """Lease the merge of `base`, or take it over when its owner is gone. None when somebody else is at it."""
+    m = merges.c
+    key = (m.run_id == bid.run_id) & (m.base == bid.base) & (m.shard == bid.shard)
+    row = conn.execute(select(merges).where(key).with_for_update()).mappings().first()
+    values = msgspec.structs.asdict(bid) | {"state": "leased", "ended_at": None}
+    if row is None:
+        made = insert(merges).values(
+            fence=1, failures=0, message="", result="", created_at=now, **values
+        )
+        return MergeRow(**conn.execute(made.returning(*merges.c)).mappings().one())
+    if row["state"] == "committed" or (
+        row["state"] == "leased" and row["lease_until"] > now and row["owner"] != bid.owner
+    ):
+        return None
+    taken = update(merges).where(key).values(fence=row["fence"] + 1, **values)
+    return MergeRow(**conn.execute(taken.returning(*merges.c)).mappings().one())
+
+
+def renew_merge(conn: Connection, merge: MergeRow, until: float) -> bool:
+    m = merges.c
+    query = (
+        update(merges)
+        .where(m.id == merge.id, m.fence == merge.fence, m.state == "leased")
+        .values(lease_until=until)
+    )
+    return conn.execute(query).rowcount == 1
+
+
+def end_merge(conn: Connection, merge: MergeRow, state: str, now: float, **values: Any) -> bool:
+    """Close a merge that is still ours: False when its fence has moved."""
+    m = merges.c
+    query = update(merges).where(m.id == merge.id, m.fence == merge.fence, m.state == "leased")
+    return conn.execute(query.values(state=state, ended_at=now, **values)).rowcount == 1
+
+
+def abandon_merges(conn: Connection, now: float) -> None:
+    """Free every leased merge. Only for a server that has the database for itself."""
+    leased = update(merges).where(merges.c.state == "leased")
+    conn.execute(leased.values(state="abandoned", ended_at=now))
