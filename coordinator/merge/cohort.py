@@ -1,0 +1,115 @@
+"""The contributions of one merge, and the fixed grid on which everything walks over them.
+
+Every pass of a merge goes piece by piece: a piece is at most `CHUNK_ELEMENTS` of one tensor, cut at multiples of that (and
+so never within a quantised block). The grid depends on the schema alone, never on threads, shards or memory, so sums over it give the same bits everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import InvalidFrame
+from shared.tensors.spec import Schema, TensorSpec, grid
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+
+
+class DeltaReader(Protocol):
+    """One contribution as decoded float32, read slice by slice from its (memory-mapped) file."""
+
+    def read(self, name: str, start: int, stop: int) -> Floats:
+        """Elements [start, stop) of the flattened tensor `name`."""
+
+
+class NotFinite(InvalidFrame):
+    """A contribution holds a NaN or an infinity, or is so large that the merge overflows."""
+
+    def __init__(self, positions: Sequence[int], where: str) -> None:
+        self.positions = tuple(positions)
+        listed = ", ".join(str(position) for position in self.positions)
+        super().__init__(
+            f"{where} is not finite because of contribution {listed} (counted from 0 in task order): "
+            "leave it out and merge again"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Elements [start, stop) of one flattened tensor."""
+
+    spec: TensorSpec
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def whole(self) -> bool:
+        """Whether the piece is all of its tensor."""
+        return self.size == self.spec.count
+
+
+def pieces(schema: Schema) -> tuple[Piece, ...]:
+    """The fixed grid over a schema, in canonical order. A tensor without elements has no piece."""
+    return tuple(
+        Piece(spec=spec, start=start, stop=stop)
+        for spec in schema
+        for start, stop in grid(spec.count)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cohort:
+    """Contributions in task order with weights that sum to 1. Made by `cohort`."""
+
+    readers: tuple[DeltaReader, ...]
+    weights: tuple[float, ...]
+    positions: tuple[int, ...]  # where each stood in what was handed in
+
+    def __len__(self) -> int:
+        return len(self.readers)
+
+    def read(self, index: int, piece: Piece, start: int, stop: int) -> Floats:
+        """Elements [start, stop) of a piece. Raises InvalidFrame when the reader gives another length."""
+        found = self.readers[index].read(piece.spec.name, piece.start + start, piece.start + stop)
+        # numpy would stretch a single element over the whole block without a word.
+        if found.shape != (stop - start,):
+            raise InvalidFrame(
+                f"contribution {self.positions[index]} gives {found.shape} elements of {piece.spec.name} "
+                f"where {stop - start} belong: hand it in again"
+            )
+        return found
+
+    def culprits(self, piece: Piece) -> tuple[int, ...]:
+        """Positions of the contributions that are not finite in a piece."""
+        return tuple(
+            position
+            for index, position in enumerate(self.positions)
+            if not np.isfinite(self.read(index, piece, 0, piece.size)).all()
+        )
+
+
+def cohort(readers: Sequence[DeltaReader], weights: Sequence[float]) -> Cohort:
+    """Contributions in task order; a weight of zero leaves one out. Raises ValueError when nothing is left to merge."""
+    if len(readers) != len(weights):
+        raise ValueError(f"{len(readers)} contributions, but {len(weights)} weights")
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
+        raise ValueError("a weight is negative or not finite")
+    total = math.fsum(weights)
+    if total <= 0 or not math.isfinite(total):
+        raise ValueError("no contribution has a weight above zero")
+    kept = [position for position, weight in enumerate(weights) if weight > 0]
+    return Cohort(
+        readers=tuple(readers[position] for position in kept),
+        weights=tuple(weights[position] / total for position in kept),
+        positions=tuple(kept),
+    )

@@ -1,0 +1,196 @@
+"""What is wrong with a plan, said in a sentence that also says what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+
+from shared.errors import InvalidPlan
+
+if TYPE_CHECKING:
+    from coordinator.merge.plan import Plan
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+SHOWN_CHARS_MAX = 60
+COORDINATE_RULES = ("trimmed-mean", "median")
+
+
+def known_preset(name: object, presets: Mapping[str, object]) -> str:
+    """The preset's name. Raises InvalidPlan with the nearest one."""
+    if not isinstance(name, str) or name not in presets:
+        raise InvalidPlan(f"unknown preset {_shown(name)}: {_hint(name, presets)}")
+    return name
+
+
+def convert(table: Mapping[str, Any], kind: type[T], where: str) -> T:
+    """A table as a struct. Raises InvalidPlan for an unknown key, a wrong type, a value out of range, a NaN."""
+    _known_keys(table, kind, where)
+    for index, phase in enumerate(_tables(table.get("phases"))):
+        _known_keys(phase, _phase_of(kind), f"phase {index + 1} of {where}")
+    for key, value in table.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidPlan(f"{where} {key} = {value} is not a number to work with")
+        choices = _choices(kind, key)
+        if choices and value not in choices:
+            raise InvalidPlan(
+                f"{where} {key} = {_shown(value)} is unknown: {_hint(value, choices)}"
+            )
+    try:
+        return msgspec.convert(dict(table), kind)
+    except msgspec.ValidationError as error:
+        raise InvalidPlan(_sentence(str(error), where)) from error
+
+
+def check(plan: Plan, where: str = "") -> None:
+    """Raise InvalidPlan for keys that cannot work together. What only wastes work is refused too."""
+    for applies, sentence in (*_timing_rules(plan), *_update_rules(plan), *_robust_rules(plan)):
+        if applies:
+            raise InvalidPlan(where + sentence)
+
+
+def _timing_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
+    endless = plan.quorum > 1 and not plan.deadline_seconds and not plan.work_target
+    alone = plan.quorum == 1 and not plan.quorum_share
+    return (
+        (
+            plan.min_contributions > plan.quorum and not plan.quorum_share,
+            f"min_contributions = {plan.min_contributions} is above quorum = {plan.quorum}, so the "
+            "deadline could never merge with fewer: lower min_contributions or raise quorum",
+        ),
+        (
+            plan.max_staleness == 0 and plan.in_flight == "continue",
+            "max_staleness = 0 throws away whatever is in flight at every merge: set in_flight = "
+            '"cancel" (or "redo" for single gradients), or allow max_staleness of 1 or more',
+        ),
+        (
+            plan.max_staleness == 0 and alone and plan.in_flight != "redo",
+            "quorum = 1 with max_staleness = 0 lets one worker at a time make progress and throws "
+            "the others' work away: raise quorum or max_staleness",
+        ),
+        (
+            endless and plan.in_flight != "continue",
+            f"quorum = {plan.quorum} without a deadline waits as long as a worker is paused: "
+            "set deadline_seconds, e.g. 300",
+        ),
+        (
+            plan.table == "s4" and plan.max_staleness > 200,
+            f'table = "s4" gives no weight above 200 versions, so max_staleness = '
+            f"{plan.max_staleness} would pay for work that is never merged: set it to 200 or less",
+        ),
+        (
+            plan.table == "constant" and plan.damping,
+            'damping needs a table that falls with staleness: set table = "polynomial", or '
+            "damping = false",
+        ),
+    )
+
+
+def _update_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
+    gradient = plan.update == "gradient"
+    momentum = plan.optimizer in ("nesterov", "delayed-nesterov")
+    return (
+        (
+            plan.in_flight == "redo" and not gradient,
+            'in_flight = "redo" computes one mini-batch again, which a delta of many steps is not: '
+            'set in_flight = "continue", or update = "gradient"',
+        ),
+        (
+            plan.prox_mu > 0 and gradient,
+            "prox_mu pulls local steps towards the base, and a gradient has none: leave it out, or "
+            'set update = "delta"',
+        ),
+        (
+            not gradient and (plan.gradient_every > 1 or plan.pull_every > 1),
+            "gradient_every and pull_every are for gradients; with deltas set [task] local_steps "
+            'instead, or update = "gradient"',
+        ),
+        (
+            momentum and plan.momentum == 0,
+            f'optimizer = "{plan.optimizer}" without momentum is plain sgd: set momentum = 0.9, or '
+            'optimizer = "sgd"',
+        ),
+        (
+            plan.momentum > 0 and plan.optimizer in ("adam", "yogi", "adagrad"),
+            f'optimizer = "{plan.optimizer}" has beta1 and no momentum: set beta1 instead',
+        ),
+        (
+            plan.window > 0 and plan.optimizer != "delayed-nesterov",
+            'window belongs to optimizer = "delayed-nesterov": leave it out',
+        ),
+    )
+
+
+def _robust_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
+    rule, quorum = plan.aggregate, plan.quorum
+    least = 5 if rule in ("krum", "multi-krum") else 3
+    capped = rule not in ("mean", "norm-clip") and quorum < least and not plan.quorum_share
+    nothing_out = rule in ("krum", "multi-krum", "trimmed-mean") and (
+        int((plan.trim if rule == "trimmed-mean" else plan.byzantine) * quorum) == 0
+    )
+    key = "trim" if rule == "trimmed-mean" else "byzantine"
+    return (
+        (
+            capped,
+            f'aggregate = "{rule}" compares contributions and needs quorum >= {least} to leave out '
+            f"a bad one, not {quorum}: raise quorum, or set aggregate = "
+            f"{chr(34)}{'median' if quorum >= 3 else 'norm-clip'}{chr(34)}",
+        ),
+        (
+            nothing_out and not plan.quorum_share,
+            f'aggregate = "{rule}" leaves nobody out of {quorum}: {key} x quorum is below 1; '
+            f"set {key} = {math.ceil(100 / quorum) / 100} or more, or raise quorum",
+        ),
+        (
+            rule in COORDINATE_RULES and plan.codec == "topk-int4",
+            f'aggregate = "{rule}" over codec = "topk-int4" gives zero nearly everywhere, for most '
+            'contributions are zero there: set codec = "int4", or aggregate = "centred-clip"',
+        ),
+    )
+
+
+def _known_keys(table: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> None:
+    known = kind.__struct_fields__
+    for key in table:
+        if key not in known:
+            raise InvalidPlan(f"unknown key {_shown(key)} in {where}: {_hint(key, known)}")
+
+
+def _tables(value: object) -> list[Mapping[str, Any]]:
+    found = value if isinstance(value, list | tuple) else []
+    return [item for item in found if isinstance(item, Mapping)]
+
+
+def _phase_of(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    phases = next(field for field in msgspec.structs.fields(kind) if field.name == "phases")
+    found: type[msgspec.Struct] = get_args(get_args(phases.type)[0])[0]
+    return found
+
+
+def _choices(kind: type[msgspec.Struct], key: str) -> tuple[str, ...]:
+    field = next(field for field in msgspec.structs.fields(kind) if field.name == key)
+    return get_args(field.type) if get_origin(field.type) is Literal else ()
+
+
+def _hint(word: object, known: Iterable[str]) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(str(word)[:SHOWN_CHARS_MAX].lower(), names, n=1, cutoff=0.5)
+    return f'did you mean "{near[0]}"?' if near else f"known are {', '.join(names)}"
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return f'"{text[:SHOWN_CHARS_MAX]}{"…" if len(text) > SHOWN_CHARS_MAX else ""}"'
+
+
+def _sentence(message: str, where: str) -> str:
+    """msgspec says "Expected `int` >= 1 - at `$.quorum`"; a person wants "quorum: expected int >= 1"."""
+    found = re.fullmatch(r"(.*?)(?: - at `\$\.?(.*)`)?", message, re.DOTALL)
+    what, key = (found[1], found[2]) if found else (message, None)
+    what = what.replace("`", "")
+    return f"{where} {key}: {what[:1].lower()}{what[1:]}" if key else f"{where}: {what}"
