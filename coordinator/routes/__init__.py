@@ -1,0 +1,1 @@
+"""HTTP routes: parse, one service call, reply. No SQL, no torch."""

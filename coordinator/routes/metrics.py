@@ -1,0 +1,56 @@
+"""Counts and gauges in the format of Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from coordinator.traffic import Traffic
+
+Gauges = Mapping[str, Mapping[str, float]]  # name -> run ("" where it is of no run) -> value
+
+
+class _Collector:
+    """Turns plain numbers into metric families when they are asked for."""
+
+    def __init__(self, traffic: Traffic, gauges: Gauges) -> None:
+        self._traffic = traffic
+        self._gauges = gauges
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        labels = ["method", "path", "status"]
+        requests = CounterMetricFamily("http_requests", "Requests answered.", labels=labels)
+        for (method, path, status), count in self._traffic.requests.items():
+            requests.add_metric([method, path, str(status)], count)
+        yield requests
+        seconds = CounterMetricFamily(
+            "http_request_seconds", "Time spent on them.", labels=labels[:2]
+        )
+        for (method, path), total in self._traffic.seconds.items():
+            seconds.add_metric([method, path], total)
+        yield seconds
+        yield CounterMetricFamily(
+            "received_bytes", "Bytes of bodies received.", self._traffic.bytes_in
+        )
+        yield CounterMetricFamily("sent_bytes", "Bytes of bodies sent.", self._traffic.bytes_out)
+        for name, values in self._gauges.items():
+            family = GaugeMetricFamily(
+                name, name.replace("_", " ").capitalize() + ".", labels=["run"]
+            )
+            for run, value in values.items():
+                family.add_metric([run], value)
+            yield family
+
+
+def exposition(traffic: Traffic, gauges: Gauges) -> tuple[str, bytes]:
+    """Content type and body of GET /metrics."""
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(_Collector(traffic, gauges))
+    return CONTENT_TYPE_LATEST, generate_latest(registry)
