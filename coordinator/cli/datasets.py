@@ -1,0 +1,143 @@
+"""dataset: what runs train on."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from coordinator.cli.listing import as_json, bytes_of, table
+from coordinator.cli.runs import Json
+from coordinator.cli.target import HERE, Where, call
+from shared.errors import BadRequest, NotFound
+
+if TYPE_CHECKING:
+    from coordinator.commands.datasets import DatasetShown
+
+SKIPPED_SHOWN = 20
+
+app = App(name="dataset", help="Datasets: add and list.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """How a dataset is built."""
+
+    licence: Annotated[str, Parameter(help="Licence of what is added, e.g. CC-BY-4.0.")] = ""
+    source: Annotated[str, Parameter(help="Where it comes from.")] = ""
+    tokenizer: Annotated[Path | None, Parameter(help="A tokenizer.json of your own.")] = None
+    vocab_size: Annotated[int | None, Parameter(help="Of the tokenizer that is trained.")] = None
+    size: Annotated[int | None, Parameter(help="Side of the stored images, pixels (64).")] = None
+    channels: Annotated[int | None, Parameter(help="3 for colour, 1 for grey (3).")] = None
+    heldout_share: Annotated[float | None, Parameter(help="Share kept for measuring.")] = None
+    seed: Annotated[int | None, Parameter(help="Of the shuffle.")] = None
+
+
+@app.command
+def add(
+    name: Annotated[str, Parameter(help="What run files call it.")],
+    *,
+    text: Annotated[
+        list[Path] | None,
+        Parameter(
+            help="Text files, folders, .jsonl, or nanoGPT .bin files.",
+            consume_multiple=True,
+            negative="",
+        ),
+    ] = None,
+    images: Annotated[
+        list[Path] | None,
+        Parameter(
+            help="PNG and JPEG files, folders, or zip archives, which are read in place.",
+            consume_multiple=True,
+            negative="",
+        ),
+    ] = None,
+    options: Annotated[DatasetOptions | None, Parameter(name="*")] = None,
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """Build a dataset from text or from images: chunks, and a share held out for measuring."""
+    more = options or DatasetOptions()
+    own = [more.tokenizer] if more.tokenizer else []
+    paths = [path.expanduser().absolute() for path in (*(text or ()), *(images or ()))]
+    for path in (*paths, *own):
+        if not path.expanduser().exists():
+            raise NotFound(f"there is no file or folder {path}")
+    if not paths or (text and images):
+        raise BadRequest("name the files the dataset is made of: --text PATH or --images PATH")
+    request: dict[str, Any] = {
+        "name": name,
+        "kind": "images" if images else "text",
+        "licence": more.licence,
+        "source": more.source,
+        "vocab_size": more.vocab_size,
+        "size": more.size,
+        "channels": more.channels,
+        "heldout_share": more.heldout_share,
+        "seed": more.seed,
+    }
+    if where.remote:
+        request["box"] = _sent(where, paths, more.tokenizer)
+    else:
+        request[request["kind"]] = tuple(map(str, paths))
+        request["tokenizer"] = str(more.tokenizer.expanduser().absolute()) if more.tokenizer else ""
+    done = call(where, "dataset.add", **request)
+    if json:
+        as_json(done)
+        return
+    _tell(done)
+
+
+def _tell(done: DatasetShown) -> None:
+    for sentence in done.skipped[:SKIPPED_SHOWN]:
+        print(f"left out: {sentence}", file=sys.stderr)
+    count = int(done.meta.get("skipped", 0))
+    if count > SKIPPED_SHOWN:
+        print(f"left out: {count - SKIPPED_SHOWN} more, see --json", file=sys.stderr)
+    print(
+        f'The dataset "{done.name}" is stored: {done.items:,} {done.kind} to train on, {done.heldout:,} held out.'
+    )
+
+
+def _sent(where: Where, paths: list[Path], tokenizer: Path | None) -> str:
+    """Send the files to the server; the box they are in there."""
+    from coordinator.commands.datasets import TOKENIZER_FILE
+    from coordinator.remote import flat_names, new_box
+
+    connection, box = where.connection(), new_box()
+    for name, path in flat_names(paths):
+        connection.put(box, name, path)
+    if tokenizer:
+        connection.put(box, TOKENIZER_FILE, tokenizer.expanduser())
+    return box
+
+
+@app.command(name="list")
+def listing(*, where: Where = HERE, json: Json = False) -> None:
+    """Every dataset."""
+    datasets = call(where, "dataset.list")
+    if json:
+        as_json(datasets)
+        return
+    columns = {
+        "name": lambda d: d.name,
+        "kind": lambda d: d.kind,
+        "items": lambda d: d.items,
+        "held out": lambda d: d.heldout,
+        "size": lambda d: bytes_of(d.size),
+        "licence": lambda d: d.licence,
+        "source": lambda d: d.source,
+    }
+    table(
+        datasets,
+        columns,
+        "No dataset yet: coordinator dataset add NAME --text PATH (or --images PATH)",
+    )
+
+
+def add_to(parent: App) -> None:
+    parent.command(app)

@@ -1,0 +1,208 @@
+"""invite and volunteer: who may come in, and what may be done about people."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from coordinator.cli.listing import as_json, credits_of, facts, table, when, write_csv
+from coordinator.cli.runs import Json
+from coordinator.cli.target import HERE, Where, call
+from shared.errors import BadRequest, NotFound
+
+DAY_S = 86_400.0
+NAMES_MAX = 1000
+
+invites = App(name="invite", help="Invites: links that let people in.")
+volunteers = App(name="volunteer", help="Volunteers: list, ban, rename, forget.")
+
+Who = Annotated[str, Parameter(help="Nickname or id.")]
+
+
+@invites.command
+def create(
+    *,
+    names: Annotated[
+        Path | None, Parameter(help="A file with one name a line, or a CSV: one invite each.")
+    ] = None,
+    count: Annotated[int, Parameter(help="How many, without names.")] = 1,
+    uses: Annotated[int, Parameter(help="How many people one invite lets in.")] = 1,
+    days: Annotated[float | None, Parameter(help="Valid so long (default: until revoked).")] = None,
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """Make join links. Each is shown once: only its hash is kept."""
+    request: dict[str, Any] = {"uses": uses, "expires_s": None if days is None else days * DAY_S}
+    request |= {"count": count} if names is None else {"names": tuple(_names(names))}
+    made = call(where, "invite.create", **request)
+    if json:
+        as_json(made)
+    elif names is None:
+        for invite in made:
+            print(invite.link)
+    else:
+        write_csv([{"name": i.label, "link": i.link} for i in made], ["name", "link"])
+
+
+def _names(file: Path) -> list[str]:
+    """The first column, or the one headed "name"."""
+    try:
+        rows = list(csv.reader(file.expanduser().read_text(encoding="utf-8-sig").splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise NotFound(f"the list of names {file} cannot be read: {error}") from error
+    rows = [row for row in rows if any(cell.strip() for cell in row)]
+    column = 0
+    if rows:
+        heads = [cell.strip().lower() for cell in rows[0]]
+        if "name" in heads:
+            column, rows = heads.index("name"), rows[1:]
+    found = [row[column].strip() for row in rows if len(row) > column and row[column].strip()]
+    if not 1 <= len(found) <= NAMES_MAX:
+        raise BadRequest(f"{file} must hold between 1 and {NAMES_MAX} names, not {len(found)}")
+    return found
+
+
+@invites.command(name="list")
+def invite_list(*, where: Where = HERE, json: Json = False) -> None:
+    """Every invite, without its code."""
+    found = call(where, "invite.list")
+    if json:
+        as_json(found)
+        return
+    columns = {
+        "id": lambda i: i.id,
+        "for": lambda i: i.label,
+        "state": lambda i: i.state,
+        "uses left": lambda i: i.uses_left,
+        "joined": lambda i: ", ".join(i.joined),
+        "made": lambda i: when(i.created_at),
+        "expires": lambda i: when(i.expires_at),
+    }
+    table(found, columns, "No invite yet: coordinator invite create")
+
+
+@invites.command
+def revoke(
+    id: Annotated[int, Parameter(help="Number of the invite.")],
+    *,
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """Withdraw an invite; who came by it stays."""
+    done = call(where, "invite.revoke", id=id)
+    if json:
+        as_json(done)
+    else:
+        print(f"Invite {done.id} is {done.state}.")
+
+
+@volunteers.command(name="list")
+def volunteer_list(*, where: Where = HERE, json: Json = False) -> None:
+    """Every account."""
+    people = call(where, "volunteer.list")
+    if json:
+        as_json(people)
+        return
+    columns = {
+        "nickname": lambda p: p.nickname,
+        "state": lambda p: p.state,
+        "machines": lambda p: p.machines,
+        "last seen": lambda p: when(p.last_seen),
+        "accepted": lambda p: p.work.accepted,
+        "rejected": lambda p: p.work.refused,
+        "credits": lambda p: credits_of(p.earned_micro),
+        "trust": lambda p: f"{p.trust:.2f}",
+        "id": lambda p: p.volunteer_id,
+    }
+    table(people, columns, "No volunteer yet.")
+
+
+@volunteers.command
+def show(name: Who, *, where: Where = HERE, json: Json = False) -> None:
+    """One account with its machines."""
+    shown = call(where, "volunteer.show", name=name)
+    if json:
+        as_json(shown)
+        return
+    person = shown.person
+    facts(
+        [
+            ("nickname", person.nickname),
+            ("id", person.volunteer_id),
+            ("invited as", person.label),
+            ("state", person.state),
+            ("trust", f"{person.trust:.2f}"),
+            ("first seen", when(person.first_seen)),
+            ("last seen", when(person.last_seen)),
+            ("accepted", person.work.accepted),
+            ("rejected", person.work.refused),
+            (
+                "credits",
+                f"{credits_of(person.earned_micro)} ({credits_of(person.pending_micro)} pending)",
+            ),
+        ]
+    )
+    columns = {
+        "machine": lambda w: w.hostname or w.worker_id[:8],
+        "state": lambda w: w.state,
+        "device": lambda w: w.device,
+        "last seen": lambda w: when(w.last_seen),
+    }
+    print()
+    table(shown.machines, columns, "No machine.")
+
+
+def _done(where: Where, command: str, json: bool, **request: Any) -> None:
+    done = call(where, command, **request)
+    if json:
+        as_json(done)
+    else:
+        print(f"{done.name} is {done.done}.")
+
+
+@volunteers.command
+def ban(name: Who, *, where: Where = HERE, json: Json = False) -> None:
+    """Refuse an account from now on; its credits stay."""
+    _done(where, "volunteer.ban", json, name=name)
+
+
+@volunteers.command
+def unban(name: Who, *, where: Where = HERE, json: Json = False) -> None:
+    """Let a banned account in again."""
+    _done(where, "volunteer.unban", json, name=name)
+
+
+@volunteers.command
+def rename(
+    name: Who,
+    to: Annotated[str, Parameter(help="The new nickname.")],
+    *,
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """Give an account another nickname."""
+    _done(where, "volunteer.rename", json, name=name, to=to)
+
+
+@volunteers.command
+def reissue(name: Who, *, where: Where = HERE, json: Json = False) -> None:
+    """For a lost or leaked secret: revoke all of the account's and print a link that lets its owner in again."""
+    made = call(where, "volunteer.reissue", name=name)
+    if json:
+        as_json(made)
+    else:
+        print(made.link)
+
+
+@volunteers.command
+def forget(name: Who, *, where: Where = HERE, json: Json = False) -> None:
+    """Wipe who somebody was; credits and contributions keep adding up."""
+    _done(where, "volunteer.forget", json, name=name)
+
+
+def add_to(parent: App) -> None:
+    parent.command(invites)
+    parent.command(volunteers)

@@ -1,0 +1,244 @@
+"""run: create, start, look after, take home."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from coordinator.cli.listing import as_json, bytes_of, credits_of, facts, table, when, write_csv
+from coordinator.cli.target import HERE, Where, call
+from shared.errors import BadRequest, Conflict, NotFound
+
+if TYPE_CHECKING:
+    from shared.protocol import RunInfo
+
+Json = Annotated[bool, Parameter(help="As JSON, for machines.", negative="")]
+Run = Annotated[str, Parameter(help="Name of the run.")]
+REPORT = ("nickname", "label", "state", "first_seen", "last_seen", "accepted", "merged", "rejected")
+TOTALS = ("device_seconds", "credits_earned", "credits_pending")
+
+app = App(name="run", help="Runs: create, start, pause, roll back, export.")
+
+
+@app.command
+def create(
+    file: Annotated[Path | None, Parameter(help="The run file (TOML).")] = None,
+    *,
+    example: Annotated[
+        bool, Parameter(help="A small GPT on Python's own source.", negative="")
+    ] = False,
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """Check a run file and store it as a draft."""
+    if (file is None) != example:
+        raise BadRequest("give a run file, or --example")
+    if example:
+        done = call(where, "run.create", example=True)
+    else:
+        done = call(where, "run.create", text=_read(file or Path()))
+    if json:
+        as_json(done)
+        return
+    print(
+        f'The run "{done.name}" is stored: {done.parameters:,} parameters on {done.dataset or "no dataset"}.'
+    )
+    print(f"Next: coordinator run start {done.name}")
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotFound(f"the run file {file} cannot be read: {error}") from error
+
+
+@app.command
+def start(name: Run, *, where: Where = HERE, json: Json = False) -> None:
+    """Make version 0 and hand out work."""
+    _moved(call(where, "run.start", name=name), json)
+
+
+@app.command
+def pause(name: Run, *, where: Where = HERE, json: Json = False) -> None:
+    """Hand out no more work; what is in hand is finished and merged."""
+    _moved(call(where, "run.pause", name=name), json)
+
+
+@app.command
+def resume(name: Run, *, where: Where = HERE, json: Json = False) -> None:
+    """Hand out work again."""
+    _moved(call(where, "run.resume", name=name), json)
+
+
+@app.command
+def stop(name: Run, *, where: Where = HERE, json: Json = False) -> None:
+    """End the run for good; what was accepted is paid."""
+    _moved(call(where, "run.stop", name=name), json)
+
+
+@app.command
+def rollback(
+    name: Run,
+    *,
+    to: Annotated[int, Parameter(help="The version to go back to.")],
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """Make an old version the newest one again. History and credits stay."""
+    _moved(call(where, "run.rollback", name=name, to=to), json)
+
+
+def _moved(run: RunInfo, json: bool) -> None:
+    if json:
+        as_json(run)
+    else:
+        print(f'The run "{run.name}" is {run.state} at version {run.version}.')
+
+
+@app.command(name="list")
+def listing(*, where: Where = HERE, json: Json = False) -> None:
+    """Every run."""
+    runs = call(where, "run.list")
+    if json:
+        as_json(runs)
+        return
+    columns = {
+        "name": lambda r: r.name,
+        "state": lambda r: r.state,
+        "workload": lambda r: r.workload,
+        "version": lambda r: r.version,
+        "loss": lambda r: r.loss,
+        "workers": lambda r: r.workers,
+        "progress": lambda r: "-" if r.progress is None else f"{r.progress:.0%}",
+    }
+    table(runs, columns, "No run yet: coordinator run create --example")
+
+
+@app.command
+def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
+    """One run with its newest versions."""
+    shown = call(where, "run.show", name=name)
+    if json:
+        as_json(shown)
+        return
+    run = shown.run
+    facts(
+        [
+            ("run", run.name),
+            ("state", run.state),
+            ("about", run.description),
+            ("workload", f"{run.workload} {run.workload_version}, {run.parameters:,} parameters"),
+            ("dataset", run.dataset),
+            ("licence", run.licence),
+            ("version", run.version),
+            ("loss", None if run.loss is None else f"{run.loss:.4f} (first {run.loss_first:.4f})"),
+            ("workers", run.workers),
+            ("steps", run.steps),
+            ("tokens", run.tokens),
+            ("credits", f"{run.credits_per_step:g} a step"),
+            ("merge", run.merging),
+        ]
+    )
+    columns = {
+        "version": lambda v: v.version,
+        "kind": lambda v: v.kind,
+        "made": lambda v: when(v.created_at),
+        "from": lambda v: v.contributions,
+        "loss": lambda v: v.loss if v.loss is not None else v.evaluation,
+        "best": lambda v: "*" if v.best else "",
+    }
+    print()
+    table(shown.versions, columns, "No version yet.")
+
+
+@app.command
+def report(
+    name: Run,
+    *,
+    csv: Annotated[bool, Parameter(help="As CSV, for a spreadsheet.", negative="")] = False,
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """Who took part in a run: for a class, a paper, a thank-you."""
+    people = call(where, "run.report", name=name)
+    if json:
+        as_json(people)
+    elif csv:
+        reasons = sorted({reason for person in people for reason in person.work.rejected})
+        names = [*REPORT, *(f"rejected_{reason}" for reason in reasons), *TOTALS]
+        write_csv([_reported(person) for person in people], names)
+    else:
+        columns = {
+            "nickname": lambda p: p.nickname,
+            "for": lambda p: p.label,
+            "state": lambda p: p.state,
+            "first seen": lambda p: when(p.first_seen),
+            "last seen": lambda p: when(p.last_seen),
+            "accepted": lambda p: p.work.accepted,
+            "rejected": lambda p: p.work.refused,
+            "hours": lambda p: round(p.work.device_s / 3600, 2),
+            "credits": lambda p: credits_of(p.earned_micro),
+        }
+        table(people, columns, "Nobody yet.")
+
+
+def _reported(person: Any) -> dict[str, object]:
+    work = person.work
+    return {
+        "nickname": person.nickname,
+        "label": person.label,
+        "state": person.state,
+        "first_seen": when(person.first_seen, ""),
+        "last_seen": when(person.last_seen, ""),
+        "accepted": work.accepted,
+        "merged": work.merged,
+        "rejected": work.refused,
+        **{f"rejected_{reason}": count for reason, count in work.rejected.items()},
+        "device_seconds": round(work.device_s, 1),
+        "credits_earned": f"{person.earned_micro / 1e6:.6f}",
+        "credits_pending": f"{person.pending_micro / 1e6:.6f}",
+    }
+
+
+@app.command
+def export(
+    name: Run,
+    *,
+    to: Annotated[Path, Parameter(help="A new or empty folder.")],
+    version: Annotated[int | None, Parameter(help="Which version (default: the best).")] = None,
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """Write a version as files that load with torch and safetensors alone."""
+    to = to.expanduser().absolute()
+    if where.remote:
+        done = _fetched(where, name, version, to)
+    else:
+        done = call(where, "run.export", name=name, version=version, to=str(to)).exported
+    if json:
+        as_json(done)
+        return
+    loss = "" if done.loss is None else f", loss {done.loss:.4f}"
+    print(
+        f'Version {done.version} of "{done.run}" is in {done.path} ({bytes_of(done.bytes)}{loss}).'
+    )
+
+
+def _fetched(where: Where, name: str, version: int | None, to: Path) -> Any:
+    import msgspec
+
+    if to.exists() and any(to.iterdir()):
+        raise Conflict(f"{to} is not empty: name a new folder")
+    made = call(where, "run.export", name=name, version=version)
+    connection = where.connection()
+    to.mkdir(parents=True, exist_ok=True)
+    for file in made.exported.files:
+        connection.get(made.box, file, to / Path(file).name)
+    return msgspec.structs.replace(made.exported, path=str(to))
+
+
+def add_to(parent: App) -> None:
+    parent.command(app)

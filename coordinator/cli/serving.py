@@ -1,0 +1,120 @@
+"""serve and demo."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Group, Parameter
+
+from coordinator.cli.target import TARGET, Where
+
+SERVER = Group("Server", sort_key=60)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Settings that `serve` also takes as flags; all of them are in docs/settings.md."""
+
+    data_dir: Annotated[str | None, Parameter(group=TARGET, help="Where everything is kept.")] = (
+        None
+    )
+    database: Annotated[
+        str | None,
+        Parameter(group=TARGET, help="Database URL (default: SQLite in the data directory)."),
+    ] = None
+    blobs: Annotated[
+        str | None, Parameter(group=TARGET, help="A directory, or s3://bucket/prefix.")
+    ] = None
+    host: Annotated[
+        str | None,
+        Parameter(group=SERVER, help="Address to listen on; 0.0.0.0 lets others in, with TLS."),
+    ] = None
+    port: Annotated[int | None, Parameter(group=SERVER, help="TCP port; 0 takes a free one.")] = (
+        None
+    )
+    url: Annotated[
+        str | None, Parameter(group=SERVER, help="Public address, when a proxy stands in front.")
+    ] = None
+    name: Annotated[
+        str | None, Parameter(group=SERVER, help="What volunteers see as its name.")
+    ] = None
+    contact: Annotated[
+        str | None, Parameter(group=SERVER, help="Whom a volunteer may write to.")
+    ] = None
+    invite_only: Annotated[
+        bool | None, Parameter(group=SERVER, help="Nobody registers without an invite.")
+    ] = None
+    tls_cert: Annotated[
+        str | None, Parameter(group=SERVER, help="Certificate file of your own.")
+    ] = None
+    tls_key: Annotated[str | None, Parameter(group=SERVER, help="Key file of tls-cert.")] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None,
+        Parameter(group=SERVER, help="Least important log line shown."),
+    ] = None
+    json_logs: Annotated[bool | None, Parameter(group=SERVER, help="Log lines as JSON.")] = None
+
+
+_DEFAULTS = ServeOptions()
+
+
+def serve(
+    *,
+    options: ServeOptions = _DEFAULTS,
+    config: Annotated[Path | None, Parameter(group=TARGET, help="Settings file.")] = None,
+) -> int:
+    """Serve volunteers until a stop signal. No option is needed.
+
+    Prints the join link. Beyond this machine (--host 0.0.0.0) it makes its own TLS certificate, which the link pins.
+    """
+    from coordinator.config import load
+    from coordinator.server import serve as run
+
+    return run(load(asdict(options), config=config), say=_say)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def demo(
+    *,
+    workload: Annotated[str, Parameter(help="What to train: gpt.")] = "gpt",
+    volunteers: Annotated[int, Parameter(help="Volunteer processes.")] = 2,
+    minutes: Annotated[float, Parameter(help="How long to train.")] = 2.0,
+    data_dir: Annotated[
+        str, Parameter(help="Keep everything here (default: a temporary place).")
+    ] = "",
+    json: Annotated[bool, Parameter(help="The summary as JSON.", negative="")] = False,
+) -> int:
+    """Train a small model with volunteers on this machine, for real, then say what came of it."""
+    from coordinator.demo import Options
+    from coordinator.demo import demo as run
+
+    return run(
+        Options(
+            workload=workload, volunteers=volunteers, minutes=minutes, data_dir=data_dir, json=json
+        )
+    )
+
+
+def migrate(*, where: Where = Where()) -> None:  # noqa: B008 # frozen
+    """Bring the database to this version, making it where there is none. Back up first."""
+    import asyncio
+
+    from coordinator.config import without_password
+    from coordinator.store.database import migrate as bring
+
+    settings = where.settings()
+    settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    asyncio.run(bring(settings.database_url))
+    print(f"{without_password(settings.database_url)} is up to date")
+
+
+def add_to(app: App) -> None:
+    app.command(serve)
+    app.command(demo)
+    app.command(migrate)

@@ -1,0 +1,89 @@
+"""Which coordinator a command is about, and running it there: in this process, or on a server."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from shared.errors import BadRequest
+
+TARGET = Group("Which coordinator", sort_key=50)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """The coordinator a command is about: a data directory (the default), a database, or a running server."""
+
+    data_dir: Annotated[str | None, Parameter(group=TARGET, help="Its data directory.")] = None
+    database: Annotated[str | None, Parameter(group=TARGET, help="Its database URL.")] = None
+    blobs: Annotated[str | None, Parameter(group=TARGET, help="Its blob store.")] = None
+    config: Annotated[Path | None, Parameter(group=TARGET, help="Its settings file.")] = None
+    server: Annotated[
+        str | None, Parameter(group=TARGET, help="A running server: its address or join link.")
+    ] = None
+    token_file: Annotated[
+        Path | None, Parameter(group=TARGET, help="The organiser's token for --server.")
+    ] = None
+
+    @property
+    def remote(self) -> str:
+        """The server to ask, or ""."""
+        return self.server or os.environ.get("COORDINATOR_SERVER", "")
+
+    def settings(self) -> Any:
+        """The settings in force (a `Settings`)."""
+        from coordinator.config import load
+
+        flags = {"data_dir": self.data_dir, "database": self.database, "blobs": self.blobs}
+        return load(flags, config=self.config)
+
+    def connection(self) -> Any:
+        """The server that was named (a `Remote`)."""
+        from coordinator.remote import Remote
+
+        named = os.environ.get("COORDINATOR_TOKEN_FILE")
+        return Remote.of(self.remote, self.token_file or (Path(named) if named else None))
+
+
+HERE = Where()
+
+
+def call(where: Where, name: str, /, **request: Any) -> Any:
+    """Run a command of the registry; gives its reply struct, from here or from afar alike."""
+    import msgspec
+
+    from coordinator.commands import COMMANDS
+
+    command = COMMANDS[name]
+    try:
+        ask = msgspec.convert(request, command.request)
+    except msgspec.ValidationError as error:
+        raise BadRequest(str(error)) from error
+    if where.remote:
+        if not command.remote:
+            raise BadRequest(
+                f"{name.replace('.', ' ')} works on the server's own machine: leave --server out"
+            )
+        return where.connection().call(name, ask, command.reply)
+    return _here(where, command, ask)
+
+
+def _here(where: Where, command: Any, ask: Any) -> Any:
+    import asyncio
+
+    from coordinator.log import configure
+    from coordinator.wiring import opened
+
+    settings = where.settings()
+    configure("warning", as_json=False)
+
+    async def run() -> Any:
+        async with opened(settings) as coordinator:
+            return await command.run(coordinator, ask)
+
+    return asyncio.run(run())

@@ -1,0 +1,70 @@
+"""check, backup, restore: is everything right, and can it be had back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from coordinator.cli.listing import as_json, bytes_of, when
+from coordinator.cli.runs import Json
+from coordinator.cli.target import HERE, Where, call
+
+
+def check(*, where: Where = HERE, json: Json = False) -> int:
+    """Look at every invariant: ledger, queue, blobs byte by byte, versions. Exit code 1 on any breach."""
+    report = call(where, "check")
+    if json:
+        as_json(report)
+    else:
+        looked = ", ".join(f"{count:,} {name}" for name, count in report.looked_at.items())
+        for breach in report.breaches:
+            print(f"BREACH  {breach}")
+        state = f"{len(report.breaches)} breaches" if report.breaches else "all is well"
+        print(f"{state}: {looked}, the ledger and the record were looked at")
+    return 1 if report.breaches else 0
+
+
+def backup(
+    folder: Annotated[Path, Parameter(help="A new or empty folder.")],
+    *,
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """Save database, blobs and keys, while the server works. The folder holds secrets: keep it private."""
+    done = call(where, "backup", to=str(folder.expanduser().absolute()))
+    if json:
+        as_json(done)
+    else:
+        print(
+            f"Saved to {done.path}: {done.rows:,} rows, {done.blobs:,} blobs, {bytes_of(done.bytes)}."
+        )
+
+
+def restore(
+    folder: Annotated[Path, Parameter(help="A folder that backup has written.")],
+    *,
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """Check a backup and fill a new data directory (or an empty database) with it."""
+    import asyncio
+
+    from coordinator.backup import restore as bring_back
+    from shared.errors import BadRequest
+
+    if where.remote:
+        raise BadRequest("restore works on the server's own machine: leave --server out")
+    done = asyncio.run(bring_back(where.settings(), folder.expanduser().absolute()))
+    if json:
+        as_json(done)
+    else:
+        print(
+            f"Restored to {done.path} what was saved on {when(done.created_at)}: {done.rows:,} rows, {done.blobs:,} blobs. Key {done.fingerprint}."
+        )
+
+
+def add_to(parent: App) -> None:
+    for command in (check, backup, restore):
+        parent.command(command)

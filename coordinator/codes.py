@@ -1,0 +1,74 @@
+"""Codes and secrets: how they are made, read and compared. Pure; the database only ever sees their SHA-256.
+
+An **invite** lets somebody in, a **link code** adds a machine to an account. Both are written in Crockford's base 32 in groups of
+four, so that they can be read aloud and typed: case, blanks and dashes do not matter, O is 0, I and L are 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Callable
+
+from shared.errors import BadRequest, Unauthorized
+
+ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+LINK_CHARS = 8  # 40 bits, for ten minutes and behind a rate limit
+INVITE_CHARS = 16  # 80 bits: it may lie in a chat for weeks
+CODE_CHARS_MAX = 64  # as typed
+
+SECRET_CHARS_MIN, SECRET_CHARS_MAX = 32, 256
+_ID = re.compile(r"[A-Za-z0-9_-]{16,64}")
+_SECRET = re.compile(r"[A-Za-z0-9_-]{32,256}")
+_READ_AS = str.maketrans("OIL", "011")
+
+Random = Callable[[int], int]  # a number below its argument
+
+
+def new_code(chars: int, random: Random = secrets.randbelow) -> str:
+    """A fresh code in groups of four."""
+    text = "".join(ALPHABET[random(len(ALPHABET))] for _ in range(chars))
+    return "-".join(text[start : start + 4] for start in range(0, chars, 4))
+
+
+def code_hash(typed: str) -> str:
+    """What is stored of a code, however it was typed. Raises BadRequest for what cannot be one."""
+    text = "".join(c for c in typed[:CODE_CHARS_MAX].upper() if not c.isspace() and c not in "-_.")
+    text = text.translate(_READ_AS)
+    if len(typed) > CODE_CHARS_MAX or not text or any(char not in ALPHABET for char in text):
+        raise BadRequest("this is not a code: a code looks like 7K3M-Q2XP")
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def secret_hash(secret: str) -> str:
+    """What is stored of a worker's secret."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def same(one: str, other: str) -> bool:
+    """Compare two hashes in constant time."""
+    return hmac.compare_digest(one.encode(), other.encode())
+
+
+def check_id(name: str, value: str) -> str:
+    """Raises BadRequest unless `value` can be an id made by a client."""
+    if not _ID.fullmatch(value):
+        raise BadRequest(f"{name} must be 16 to 64 letters, digits, '-' or '_'")
+    return value
+
+
+def check_secret(secret: str) -> str:
+    """Raises BadRequest unless the secret can hold 128 bits."""
+    if not _SECRET.fullmatch(secret) or len(set(secret)) < 8:
+        raise BadRequest(
+            f"the secret must be {SECRET_CHARS_MIN} to {SECRET_CHARS_MAX} random letters, digits, '-' or '_'"
+        )
+    return secret
+
+
+def check_credentials(worker_id: str, secret: str) -> None:
+    """Raises Unauthorized for what cannot be the credentials of a worker, before anything is looked up."""
+    if not _ID.fullmatch(worker_id) or not _SECRET.fullmatch(secret):
+        raise Unauthorized("these credentials are damaged: join again with your link")

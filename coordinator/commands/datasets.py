@@ -1,0 +1,118 @@
+"""Commands about datasets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from coordinator.commands.registry import Ask, Command, Nothing
+from shared.errors import BadRequest, NotFound
+from shared.workloads.documents import Skipped
+
+if TYPE_CHECKING:
+    from coordinator.wiring import Coordinator
+    from shared.workloads.base import DatasetManifest
+
+TOKENIZER_FILE = "tokenizer.json"  # a file of this name in a box is the tokenizer, not text
+
+_COMMON = ("licence", "source", "heldout_share", "seed")
+_OPTIONS = {"text": (*_COMMON, "vocab_size"), "images": (*_COMMON, "size", "channels")}
+
+
+class AddDataset(Ask, frozen=True, kw_only=True):
+    """`text` and `images` are paths of the machine that runs the command; from afar the files come in a `box`."""
+
+    name: str
+    kind: Literal["text", "images"] = "text"  # what is in the box
+    text: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    tokenizer: str = ""  # a tokenizer.json to use instead of training one
+    box: str = ""
+    licence: str = ""
+    source: str = ""
+    vocab_size: int | None = None
+    size: int | None = None  # of images, pixels
+    channels: int | None = None
+    heldout_share: float | None = None
+    seed: int | None = None
+
+
+class DatasetShown(msgspec.Struct, frozen=True, kw_only=True):
+    """One dataset as the organiser sees it."""
+
+    name: str
+    kind: str
+    licence: str
+    source: str
+    items: int  # for training
+    heldout: int
+    chunks: int
+    size: int  # bytes
+    meta: dict[str, str | int | float] = {}
+    skipped: tuple[str, ...] = ()  # what could not be used, and why; known when it is added
+
+
+def _shown(manifest: DatasetManifest, skipped: Iterable[str] = ()) -> DatasetShown:
+    every = (*manifest.chunks, *manifest.heldout, *manifest.assets.values())
+    return DatasetShown(
+        name=manifest.name,
+        kind=manifest.kind,
+        licence=manifest.licence,
+        source=manifest.source,
+        items=sum(chunk.items for chunk in manifest.chunks),
+        heldout=sum(chunk.items for chunk in manifest.heldout),
+        chunks=len(manifest.chunks),
+        size=sum(chunk.size for chunk in every),
+        meta=manifest.meta,
+        skipped=tuple(skipped),
+    )
+
+
+async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
+    if sum(map(bool, (ask.box, ask.text, ask.images))) != 1:
+        raise BadRequest("name the files the dataset is made of: --text PATH or --images PATH")
+    kind = "images" if ask.images else ask.kind
+    build = coordinator.datasets.add_images if kind == "images" else coordinator.datasets.add_text
+    skipped = Skipped()
+    try:
+        paths, tokenizer = await asyncio.to_thread(_sources, coordinator, ask)
+        options: dict[str, Any] = {
+            name: value
+            for name in _OPTIONS[kind]
+            if (value := getattr(ask, name)) not in (None, "")
+        }
+        if tokenizer is not None:
+            options["tokenizer"] = tokenizer
+        manifest = await build(ask.name, paths, skipped=skipped, **options)
+    finally:
+        if ask.box:
+            await asyncio.to_thread(coordinator.depot.remove, ask.box)
+    return _shown(manifest, skipped.sentences)
+
+
+def _sources(coordinator: Coordinator, ask: AddDataset) -> tuple[list[Path], bytes | None]:
+    if ask.box:
+        files = coordinator.depot.files(ask.box)
+        found = [path for path in files if path.name != TOKENIZER_FILE]
+        own = [path for path in files if path.name == TOKENIZER_FILE]
+    else:
+        found = [Path(path).expanduser() for path in ask.text or ask.images]
+        own = [Path(ask.tokenizer).expanduser()] if ask.tokenizer else []
+    for path in (*found, *own):
+        if not path.exists():
+            raise NotFound(f"there is no file or folder {path}")
+    return found, own[0].read_bytes() if own else None
+
+
+async def listing(coordinator: Coordinator, ask: Nothing) -> tuple[DatasetShown, ...]:
+    return tuple(_shown(row.manifest) for row in await coordinator.datasets.listing())
+
+
+COMMANDS = (
+    Command(name="dataset.add", request=AddDataset, reply=DatasetShown, run=add),
+    Command(name="dataset.list", request=Nothing, reply=tuple[DatasetShown, ...], run=listing),
+)

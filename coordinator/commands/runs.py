@@ -1,0 +1,121 @@
+"""Commands about runs."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.commands.registry import Ask, Command, Named, Nothing
+from coordinator.example import EXAMPLE, example_dataset
+from coordinator.export import Exported
+from coordinator.store.report import Person
+from shared.errors import BadRequest
+from shared.protocol import RunInfo, VersionInfo
+
+if TYPE_CHECKING:
+    from coordinator.wiring import Coordinator
+
+SHOWN_VERSIONS = 20
+
+
+class CreateRun(Ask, frozen=True, kw_only=True):
+    """The text of a run file, or the example."""
+
+    text: str = ""
+    example: bool = False
+
+
+class Rollback(Ask, frozen=True, kw_only=True):
+    name: str
+    to: int
+
+
+class ExportRun(Ask, frozen=True, kw_only=True):
+    """`to` is a directory of the machine that runs the command; empty = one that the asker fetches from (`box`)."""
+
+    name: str
+    version: int | None = None
+    to: str = ""
+
+
+class ExportedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written, and the box it can be fetched from."""
+
+    exported: Exported
+    box: str = ""
+
+
+class RunShown(msgspec.Struct, frozen=True, kw_only=True):
+    """One run with its newest versions, oldest first."""
+
+    run: RunInfo
+    versions: tuple[VersionInfo, ...]
+
+
+async def create(coordinator: Coordinator, ask: CreateRun) -> RunInfo:
+    if ask.example == bool(ask.text):
+        raise BadRequest("give a run file, or --example")
+    if ask.example:
+        await example_dataset(coordinator.datasets)
+    return await coordinator.runs.create(EXAMPLE if ask.example else ask.text)
+
+
+async def start(coordinator: Coordinator, ask: Named) -> RunInfo:
+    return await coordinator.runs.start(ask.name)
+
+
+async def listing(coordinator: Coordinator, ask: Nothing) -> tuple[RunInfo, ...]:
+    return await coordinator.runs.listing()
+
+
+async def show(coordinator: Coordinator, ask: Named) -> RunShown:
+    run = await coordinator.runs.info(ask.name)
+    versions = await coordinator.runs.versions(ask.name, after=run.version - SHOWN_VERSIONS)
+    return RunShown(run=run, versions=versions)
+
+
+async def pause(coordinator: Coordinator, ask: Named) -> RunInfo:
+    return await coordinator.runs.pause(ask.name)
+
+
+async def resume(coordinator: Coordinator, ask: Named) -> RunInfo:
+    return await coordinator.runs.resume(ask.name)
+
+
+async def stop(coordinator: Coordinator, ask: Named) -> RunInfo:
+    return await coordinator.runs.stop(ask.name)
+
+
+async def rollback(coordinator: Coordinator, ask: Rollback) -> RunInfo:
+    return await coordinator.runs.rollback(ask.name, ask.to)
+
+
+async def report(coordinator: Coordinator, ask: Named) -> tuple[Person, ...]:
+    return await coordinator.volunteers.report(ask.name)
+
+
+async def export(coordinator: Coordinator, ask: ExportRun) -> ExportedRun:
+    if ask.to:
+        exported = await coordinator.export.export(ask.name, Path(ask.to), ask.version)
+        return ExportedRun(exported=exported)
+    box = secrets.token_hex(16)
+    to = coordinator.depot.folder(box)
+    exported = await coordinator.export.export(ask.name, to, ask.version)
+    return ExportedRun(exported=msgspec.structs.replace(exported, path=""), box=box)
+
+
+COMMANDS = (
+    Command(name="run.create", request=CreateRun, reply=RunInfo, run=create),
+    Command(name="run.start", request=Named, reply=RunInfo, run=start),
+    Command(name="run.list", request=Nothing, reply=tuple[RunInfo, ...], run=listing),
+    Command(name="run.show", request=Named, reply=RunShown, run=show),
+    Command(name="run.pause", request=Named, reply=RunInfo, run=pause),
+    Command(name="run.resume", request=Named, reply=RunInfo, run=resume),
+    Command(name="run.stop", request=Named, reply=RunInfo, run=stop),
+    Command(name="run.rollback", request=Rollback, reply=RunInfo, run=rollback),
+    Command(name="run.report", request=Named, reply=tuple[Person, ...], run=report),
+    Command(name="run.export", request=ExportRun, reply=ExportedRun, run=export),
+)

@@ -1,0 +1,309 @@
+"""Settings of the coordinator: one frozen struct; flag over environment (`COORDINATOR_*`) over file over default.
+
+What a setting means is written once, here, as its metadata: the command line, `docs/settings.md` and the error messages
+are made from it. No secret is a setting: keys and tokens are private files in the data directory.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+from msgspec import Meta
+
+from shared.errors import Configuration
+
+PREFIX = "COORDINATOR_"
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+_Seconds = {"unit": "s"}
+_Bytes = {"unit": "bytes"}
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How this coordinator runs. Paths are texts as given; use the properties for what they mean."""
+
+    data_dir: Annotated[
+        str, Meta(description="Where everything is kept (default: the user's data directory).")
+    ] = ""
+    host: Annotated[
+        str, Meta(description="Address to listen on; 0.0.0.0 lets other machines in, with TLS.")
+    ] = "127.0.0.1"
+    port: Annotated[int, Meta(description="TCP port; 0 takes a free one.", ge=0, le=65535)] = 8765
+    database: Annotated[
+        str,
+        Meta(
+            description="Database URL, e.g. postgresql+asyncpg://user@host/name (default: SQLite in the data directory)."
+        ),
+    ] = ""
+    blobs: Annotated[
+        str,
+        Meta(
+            description="Blob store: a directory, or s3://bucket/prefix (default: blobs/ in the data directory)."
+        ),
+    ] = ""
+    name: Annotated[
+        str, Meta(description="What volunteers see as the name of this coordinator.", max_length=64)
+    ] = "coordinator"
+    contact: Annotated[str, Meta(description="Whom a volunteer may write to.", max_length=255)] = ""
+    invite_only: Annotated[
+        bool, Meta(description="Let nobody register without an invite code.")
+    ] = False
+    url: Annotated[
+        str,
+        Meta(
+            description="Public address when a proxy stands in front, e.g. https://train.example.org."
+        ),
+    ] = ""
+    trusted_proxies: Annotated[
+        str,
+        Meta(
+            description="Addresses whose X-Forwarded-For is believed, separated by commas; only used with url."
+        ),
+    ] = "127.0.0.1,::1"
+    tls_cert: Annotated[
+        str, Meta(description="Certificate file (PEM) to use instead of one made here.")
+    ] = ""
+    tls_key: Annotated[str, Meta(description="Key file (PEM) of tls_cert.")] = ""
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="Least important log line shown."),
+    ] = "info"
+    json_logs: Annotated[bool, Meta(description="Write log lines as JSON objects.")] = False
+    public_dashboard: Annotated[bool, Meta(description="Serve the public web page.")] = True
+    metrics: Annotated[bool, Meta(description="Serve /metrics for Prometheus.")] = True
+    upload_quota_bytes: Annotated[
+        int,
+        Meta(
+            description="Most one worker may have uploaded and not yet handed in.",
+            ge=1,
+            extra=_Bytes,
+        ),
+    ] = 16 * GIB
+    upload_ttl_s: Annotated[
+        float,
+        Meta(description="An upload not finished by then is thrown away.", gt=0, extra=_Seconds),
+    ] = 86_400.0
+    space_floor_bytes: Annotated[
+        int,
+        Meta(
+            description="With less free disk than this nothing new is accepted until space returns.",
+            ge=0,
+            extra=_Bytes,
+        ),
+    ] = 256 * MIB
+    merge_threads: Annotated[
+        int, Meta(description="Threads of a merge; 0 = half the cores.", ge=0, le=256)
+    ] = 0
+    merge_lease_s: Annotated[
+        float,
+        Meta(
+            description="A merge whose coordinator is silent this long is taken over by another.",
+            gt=0,
+            extra=_Seconds,
+        ),
+    ] = 15.0
+    eval_threads: Annotated[
+        int, Meta(description="Torch threads of an evaluation; 0 = half the cores.", ge=0, le=256)
+    ] = 0
+    max_volunteer_leases: Annotated[
+        int, Meta(description="Tasks one volunteer may hold at once, over all machines.", ge=1)
+    ] = 64
+    rate_worker: Annotated[
+        str, Meta(description='Requests one worker may make; "off" = no limit.')
+    ] = "1200/minute"
+    rate_ip: Annotated[
+        str, Meta(description='Requests one address may make; "off" = no limit.')
+    ] = "12000/minute"
+    rate_register: Annotated[
+        str,
+        Meta(
+            description='Registrations, with or without a code, one address may make; "off" = no limit.'
+        ),
+    ] = "120/minute"
+    connections_per_ip: Annotated[
+        int, Meta(description="Open connections one address may have.", ge=1)
+    ] = 512
+    connections_max: Annotated[int, Meta(description="Open connections in all.", ge=1)] = 8192
+    body_window_s: Annotated[
+        float,
+        Meta(description="A body must come at 1 KiB/s over any such window.", gt=0, extra=_Seconds),
+    ] = 20.0
+    headers_deadline_s: Annotated[
+        float, Meta(description="All headers must be in by then.", gt=0, extra=_Seconds)
+    ] = 10.0
+    shutdown_s: Annotated[
+        int,
+        Meta(
+            description="How long open requests may go on after a stop signal.",
+            ge=0,
+            le=600,
+            extra=_Seconds,
+        ),
+    ] = 10
+
+    @property
+    def directory(self) -> Path:
+        """The data directory, absolute."""
+        return Path(self.data_dir).expanduser().absolute() if self.data_dir else default_data_dir()
+
+    @property
+    def database_url(self) -> str:
+        return self.database or f"sqlite:///{self.directory / 'coordinator.sqlite3'}"
+
+    @property
+    def blobs_url(self) -> str:
+        return self.blobs or str(self.directory / "blobs")
+
+    @property
+    def admin_token_file(self) -> Path:
+        """The secret of the organiser's commands over HTTP; made on first start, 0600."""
+        return self.directory / "admin.token"
+
+    @property
+    def signing_key_file(self) -> Path:
+        """The Ed25519 key that signs version manifests; made on first start, 0600."""
+        return self.directory / "signing.key"
+
+
+def default_data_dir() -> Path:
+    """The user's data directory for the coordinator."""
+    from platformdirs import user_data_path
+
+    return user_data_path("volunteer", appauthor=False) / "coordinator"
+
+
+def default_config_file() -> Path:
+    """Read when no `--config` is given and it exists."""
+    from platformdirs import user_config_path
+
+    return user_config_path("volunteer", appauthor=False) / "coordinator.toml"
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the settings table."""
+
+    name: str
+    type: str
+    default: str
+    unit: str
+    help: str
+
+
+def describe() -> tuple[Setting, ...]:
+    """Every setting with type, default, unit and help, in order."""
+    rows = []
+    for field in msgspec.structs.fields(Settings):
+        kind, meta = get_args(field.type)[:2]
+        name = " or ".join(get_args(kind)) if get_origin(kind) is Literal else kind.__name__
+        unit = (meta.extra or {}).get("unit", "")
+        default = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+        rows.append(
+            Setting(name=field.name, type=name, default=default, unit=unit, help=meta.description)
+        )
+    return tuple(rows)
+
+
+def _known() -> tuple[str, ...]:
+    return tuple(field.name for field in msgspec.structs.fields(Settings))
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Configuration(f"the settings file {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Configuration(f"the settings file {path} is not TOML: {error}") from error
+    for key in table:
+        if key not in _known():
+            near = difflib.get_close_matches(key, _known(), n=1, cutoff=0.5)
+            hint = f'did you mean "{near[0]}"?' if near else "see docs/settings.md"
+            raise Configuration(f'unknown setting "{key}" in {path}: {hint}')
+    return table
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    known = {PREFIX + name.upper(): name for name in _known()}
+    for variable in environ:
+        if variable.startswith(PREFIX) and variable not in known:
+            # Only what looks like a slip is refused: orchestrators set variables of their own under our prefix.
+            near = difflib.get_close_matches(
+                variable[len(PREFIX) :].lower(), _known(), n=1, cutoff=0.85
+            )
+            if near:
+                raise Configuration(
+                    f"unknown variable {variable}: did you mean {PREFIX}{near[0].upper()}?"
+                )
+    return {name: environ[variable] for variable, name in known.items() if environ.get(variable)}
+
+
+def _check(settings: Settings) -> None:
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        raise Configuration("tls_cert and tls_key go together: give both or neither")
+    if settings.url:
+        parts = urlsplit(settings.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Configuration(
+                f'url must be an address such as https://train.example.org, not "{settings.url}"'
+            )
+    scheme = settings.database.partition(":")[0]
+    if settings.database and scheme.split("+")[0] not in ("sqlite", "postgresql"):
+        raise Configuration(
+            f'database must begin with sqlite:/// or postgresql+asyncpg://, not "{scheme}:"'
+        )
+    if not settings.host:
+        raise Configuration(
+            "host must not be empty; 127.0.0.1 is this machine only, 0.0.0.0 all of its addresses"
+        )
+
+
+def load(
+    flags: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    config: Path | None = None,
+) -> Settings:
+    """The settings in force; flags that are None do not count. Raises Configuration naming the source of the mistake."""
+    environ = os.environ if environ is None else environ
+    path = config or (Path(named) if (named := environ.get(f"{PREFIX}CONFIG")) else None)
+    if path is None and default_config_file().is_file():
+        path = default_config_file()
+    sources = [
+        (f"settings file {path}", _from_file(path) if path else {}),
+        ("environment", _from_environment(environ)),
+        (
+            "command line",
+            {name: value for name, value in (flags or {}).items() if value is not None},
+        ),
+    ]
+    merged: dict[str, Any] = {}
+    for where, values in sources:
+        try:  # each source alone first, so that the message names the right one
+            msgspec.convert(values, Settings, strict=where.startswith("settings file"))
+        except msgspec.ValidationError as error:
+            raise Configuration(f"{where}: {_sentence(error)}") from error
+        merged |= values
+    settings = msgspec.convert(merged, Settings, strict=False)
+    _check(settings)
+    return settings
+
+
+def _sentence(error: msgspec.ValidationError) -> str:
+    what, _, where = str(error).partition(" - at `$.")
+    return f'setting "{where.rstrip("`")}": {what[0].lower()}{what[1:]}' if where else what
+
+
+def without_password(url: str) -> str:
+    """A database or blob URL as it may be shown and logged."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{host}"))

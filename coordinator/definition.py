@@ -1,0 +1,77 @@
+"""What a run file means: its workload, schema and plan, worked out once and shared by the services."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator import runfile
+from coordinator.merge.plan import Plan
+from coordinator.merge.plan import plan as read_plan
+from coordinator.runfile import RunFile
+from shared.signing import canonical, digest
+from shared.tensors.spec import Schema
+from shared.workloads.base import Workload, load
+
+if TYPE_CHECKING:
+    from coordinator.store.runs import RunRow
+    from shared.workloads.games import SelfPlay
+
+CREDIT_FLOPS = 1e10  # one credit by default: equal device time earns alike on every workload
+MICRO = 1_000_000
+
+
+class Definition(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's immutable part."""
+
+    file: RunFile
+    plan: Plan
+    workload: Workload
+    schema: Schema
+    schema_sha256: str
+    parameters: int
+
+    @property
+    def total_steps(self) -> int:
+        """Global steps the run will make as far as `[stop]` tells; 0 = unknown."""
+        return self.file.train.decay_steps or self.file.stop.versions * self.file.task.local_steps
+
+    @property
+    def play(self) -> SelfPlay | None:
+        """How it paces games, where it learns from games against itself."""
+        games = self.workload.games
+        return games.plan(self.file.model, self.file.task.options) if games else None
+
+
+@lru_cache(maxsize=64)
+def of_file(stored: str) -> Definition:
+    """The definition of a stored run file. Raises NotFound when its workload is not installed here."""
+    file = runfile.decode(stored)
+    workload = load(file.workload)
+    schema = workload.schema(file.model)
+    return Definition(
+        file=file,
+        plan=read_plan(file.plan),
+        workload=workload,
+        schema=schema,
+        schema_sha256=digest(canonical(schema)),
+        parameters=sum(spec.count for spec in schema if spec.role == "parameter"),
+    )
+
+
+def definition(run: RunRow) -> Definition:
+    """The definition of a run."""
+    return of_file(run.file)
+
+
+def step_price_micro(file: RunFile, step_flops: float) -> int:
+    """Micro-credits of one step of the reference batch, at least one."""
+    price = file.credit.credits_per_step or step_flops / CREDIT_FLOPS
+    return max(1, round(price * MICRO))
+
+
+def price_of_flops(price_micro: int, step_flops: float, flops: float) -> int:
+    """Micro-credits of other work of the same run, at the price of its steps: equal device time earns alike."""
+    return max(1, round(price_micro * flops / max(1.0, step_flops)))

@@ -1,0 +1,148 @@
+"""The runs of the demo: small enough for two minutes on two cores, real all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from shared.errors import InvalidRunFile
+from shared.workloads.base import DatasetManifest
+
+Put = Callable[[bytes], str]
+
+GPT = """
+name = "demo-gpt"
+workload = "gpt"
+dataset = "stdlib"
+description = "A small GPT that learns to write Python from the standard library's own source"
+licence = "CC0-1.0"
+
+[model]
+block_size = 64
+n_layer = 2
+n_head = 4
+n_embd = 96
+dropout = 0.0
+
+[task]
+local_steps = 60
+batch_size = 16
+
+[train]
+lr = 4e-3
+warmup_steps = 60
+decay_steps = 3000
+
+[plan]
+preset = "fedavg"
+quorum = {quorum}
+deadline_seconds = 20
+codec = "bf16"
+
+[evaluation]
+prompt = "{prompt}"
+"""
+
+GPT_PROMPT = "def "
+
+DCGAN = """
+name = "demo-dcgan"
+workload = "dcgan"
+dataset = "digits"
+description = "A small GAN that learns to draw digits from 1,797 that people wrote"
+licence = "CC0-1.0"
+
+[model]
+generator_width = 16
+discriminator_width = 16
+
+[task]
+local_steps = {steps}
+batch_size = 32
+
+[train]
+lr = 1e-3
+
+[plan]
+preset = "fedavg"
+quorum = {quorum}
+deadline_seconds = 20
+codec = "bf16"
+"""
+
+DIGITS_HELD_OUT = 0.11  # leaves 1,599 digits: 50 steps of 32 in one pass
+DIGITS_STEPS = 50
+
+
+class DemoRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What the demo sets up."""
+
+    name: str
+    toml: str
+    prompt: str = ""
+    preparing: str  # what a person reads meanwhile
+    build: Callable[[Put], DatasetManifest]
+
+
+def _standard_library(put: Put) -> DatasetManifest:
+    from shared.workloads.documents import standard_library_documents
+    from shared.workloads.text import build_text
+
+    return build_text(
+        "stdlib",
+        standard_library_documents(),
+        put,
+        vocab_size=1024,
+        licence="PSF-2.0",
+        source="the Python standard library of this machine",
+    )
+
+
+def _digits(put: Put) -> DatasetManifest:
+    from shared.workloads.images import build_images
+    from shared.workloads.pictures import digit_pictures
+
+    return build_images(
+        "digits",
+        digit_pictures(),
+        put,
+        size=28,
+        channels=1,
+        heldout_share=DIGITS_HELD_OUT,
+        licence="CC-BY-4.0",
+        source="Alpaydin and Kaynak 1998, as scikit-learn ships it",
+    )
+
+
+def _gpt(volunteers: int) -> DemoRun:
+    return DemoRun(
+        name="demo-gpt",
+        toml=GPT.format(quorum=volunteers, prompt=GPT_PROMPT),
+        prompt=GPT_PROMPT,
+        preparing="building a dataset from the Python standard library's own source",
+        build=_standard_library,
+    )
+
+
+def _dcgan(volunteers: int) -> DemoRun:
+    # A pass ends when all of it is done, so each volunteer gets an equal part of it.
+    steps = max(1, DIGITS_STEPS // volunteers)
+    return DemoRun(
+        name="demo-dcgan",
+        toml=DCGAN.format(quorum=volunteers, steps=steps),
+        preparing="building a dataset of hand-written digits, and a judge that knows them",
+        build=_digits,
+    )
+
+
+DEMOS: dict[str, Callable[[int], DemoRun]] = {"gpt": _gpt, "dcgan": _dcgan}
+
+
+def demo_run(workload: str, volunteers: int) -> DemoRun:
+    """The demo of a workload. Raises InvalidRunFile for one that has none."""
+    if workload not in DEMOS:
+        raise InvalidRunFile(
+            f'there is no demo of "{workload}"; there is one of: {", ".join(DEMOS)}'
+        )
+    return DEMOS[workload](max(1, volunteers))

@@ -1,0 +1,276 @@
+"""Taking in contributions: durable first, then checked off the event loop, then decided, each step in one transaction.
+
+    submit ── received durably (checking) ──> measured in a thread ──> accepted: pending credit, task done
+                                                                  └──> rejected: reason, task back in the queue
+
+A coordinator that dies in between finds the contribution in `checking` when it starts again and decides it then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator import trust, validation
+from coordinator.definition import definition
+from coordinator.harvest import Harvest
+from coordinator.leasing import UPDATES
+from coordinator.merge.plan import Plan, phase_of
+from coordinator.signals import Signals
+from coordinator.store import contributions, ledger, runs, tasks, uploads, versions
+from coordinator.store import volunteers as accounts
+from coordinator.store.contributions import UPDATES as MERGED
+from coordinator.store.contributions import ContributionRow
+from coordinator.store.runs import RunRow
+from coordinator.validation import Evidence, Judgement, Measurement
+from shared.clock import Clock
+from shared.errors import BadRequest, Conflict, NotFound
+from shared.protocol import PARTS_MAX, TRIES_MAX, Reason, SubmitRequest, Verdict
+from shared.signing import canonical, digest
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.blobs import BlobStore
+    from coordinator.store.database import Database
+    from coordinator.volunteers import Principal
+
+HISTORY_MAX = 200
+RECHECK_MAX = 100
+# What a volunteer cannot help is not counted against anybody.
+NO_FAULT = frozenset({Reason.STALE.value, Reason.CANCELLED.value, Reason.RUN_ENDED.value})
+
+
+class Intake:
+    """Receives, checks and decides contributions."""
+
+    def __init__(
+        self, db: Database, clock: Clock, signals: Signals, blobs: BlobStore, threads: Executor
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._signals = signals
+        self._blobs = blobs
+        self._threads = threads
+        self._harvest = Harvest(db, clock, blobs)
+
+    async def submit(self, principal: Principal, task_id: int, request: SubmitRequest) -> Verdict:
+        """Take in one contribution and answer with its verdict.
+
+        The same key and content gets the same answer however often it is sent. Raises NotFound for a task or upload of
+        somebody else, Gone when another worker holds the task by now, Conflict for the same key with other content.
+        """
+        if not (0 <= request.part < PARTS_MAX and 0 <= request.tries < TRIES_MAX):
+            raise BadRequest("part or tries is out of range")
+        row = await self._db.write(lambda conn: self._receive(conn, principal, task_id, request))
+        if row.state == "checking":
+            await self._check(row)
+        return await self.verdict(principal, row.id)
+
+    def _receive(
+        self, conn: Connection, principal: Principal, task_id: int, request: SubmitRequest
+    ) -> ContributionRow:
+        now = self._clock.now()
+        content = digest(canonical(request))
+        task = tasks.holder(conn, task_id)  # locked first: the same may be sent twice at once
+        known = contributions.by_key(conn, task_id, request.attempt, request.part, request.tries)
+        if known is not None:
+            if known.volunteer_id != principal.volunteer_id:
+                raise NotFound(f"there is no task {task_id} of yours")
+            if known.digest != content:
+                raise Conflict(f"task {task_id} was handed in before with other content")
+            return known
+        tasks.may_submit(task, principal.worker_id, request.attempt)
+        if task.base_version is None:
+            raise Conflict(f"task {task_id} has not begun: there is no base version yet")
+        run = runs.by_id(conn, task.run_id)
+        if not uploads.is_complete(
+            conn, task_id, request.attempt, principal.worker_id, request.sha256, request.size
+        ):
+            raise NotFound(
+                f"the bytes {request.sha256[:12]}... were not uploaded for task {task_id}"
+            )
+        return contributions.add(
+            conn,
+            {
+                "run_id": task.run_id,
+                "task_id": task_id,
+                "attempt": request.attempt,
+                "part": request.part,
+                "tries": request.tries,
+                "worker_id": principal.worker_id,
+                "volunteer_id": principal.volunteer_id,
+                "digest": content,
+                "kind": UPDATES.get(task.kind) or _plan(run, task.base_version).update,
+                "codec": request.codec,
+                "sha256": request.sha256,
+                "size": request.size,
+                "base_version": task.base_version,
+                "steps": task.steps,
+                "samples": task.stop - task.start,
+                "price_micro": task.price_micro,
+                "loss_first": request.loss_first,
+                "loss_last": request.loss_last,
+                "train_s": max(0.0, min(request.train_s, now - (task.begun_at or now))),
+                "norm": None,
+                "clip": 1.0,
+                "weight": None,
+                "state": "checking",
+                "reason": "",
+                "message": "",
+                "version": None,
+                "report": msgspec.json.encode(request).decode(),
+                "received_at": now,
+                "decided_at": None,
+                "merged_at": None,
+            },
+        )
+
+    async def _check(self, row: ContributionRow) -> None:
+        if row.kind in MERGED:
+            await self._measure(row)
+        else:
+            await self._harvest.check(row)
+        self._signals.notify("contributions")
+        self._signals.notify("queue")
+
+    async def _measure(self, row: ContributionRow) -> None:
+        run = await self._db.read(lambda conn: runs.by_id(conn, row.run_id))
+        path = await self._blobs.local(row.sha256)
+        loop = asyncio.get_running_loop()
+        about = definition(run)
+        measured = await loop.run_in_executor(
+            self._threads, validation.measure, path, about.schema, row.codec
+        )
+        await self._db.write(lambda conn: self._decide(conn, row.id, measured))
+
+    def _decide(self, conn: Connection, contribution_id: int, measured: Measurement) -> None:
+        now = self._clock.now()
+        # Locked: after a restart the sender and the recheck may both be at it.
+        row = contributions.by_id(conn, contribution_id, lock=True)
+        if row.state != "checking":
+            return  # somebody else was faster
+        run = runs.by_id(conn, row.run_id)
+        judgement = self._judge(conn, row, run, measured)
+        contributions.decide(
+            conn,
+            row,
+            judgement.state,
+            now=now,
+            reason=judgement.reason,
+            message=judgement.message,
+            weight=judgement.weight,
+            clip=judgement.clip,
+            norm=measured.norm if measured.finite and not measured.problem else None,
+        )
+        if judgement.state == "accepted":
+            self._accept(conn, row, now)
+        else:
+            self._reject(conn, row, run, judgement, now)
+
+    def _judge(
+        self, conn: Connection, row: ContributionRow, run: RunRow, measured: Measurement
+    ) -> Judgement:
+        about = definition(run)
+        if run.state not in ("running", "paused"):
+            return Judgement(
+                state="superseded",
+                reason=Reason.RUN_ENDED,
+                message="the run has ended; the work is paid",
+            )
+        comparable = about.workload.traits.loss_is_measured
+        evidence = Evidence(
+            submit=msgspec.json.decode(row.report, type=SubmitRequest),
+            measurement=measured,
+            task_steps=row.steps,
+            task_samples=row.samples,
+            head=run.head,
+            base_version=row.base_version,
+            trust=accounts.trust_of(conn, row.volunteer_id),
+            cohort=contributions.cohort(conn, run.id, row.kind, about.file.validation.cohort),
+            loss=versions.newest_loss(conn, run.id) if comparable else None,
+            parameters=about.parameters,
+            replayed=contributions.seen_before(conn, run.id, row.sha256, row.task_id),
+        )
+        file, then = about.file, _plan(run, row.base_version)
+        judgement = validation.judge(evidence, file.validation, file.train, then)
+        if judgement.state == "accepted" and row.kind != _plan(run, run.head).update:
+            message = "the run merges another kind of update by now; the work is paid"
+            return Judgement(state="superseded", reason=Reason.STALE, message=message)
+        return judgement
+
+    def _accept(self, conn: Connection, row: ContributionRow, now: float) -> None:
+        tasks.finish(conn, row.task_id, now)
+        ledger.post_pending_many(conn, [ledger.Payment.of(row)], now)
+        accounts.set_trust(conn, row.volunteer_id, trust.accepted, row.worker_id)
+
+    def _reject(
+        self, conn: Connection, row: ContributionRow, run: RunRow, judgement: Judgement, now: float
+    ) -> None:
+        """Back into the queue: counted as a failure only when the content was at fault."""
+        if judgement.state == "superseded":
+            tasks.finish(conn, row.task_id, now)
+            self._pay_at_once(conn, row, now)
+            return
+        at_fault = judgement.reason not in NO_FAULT
+        tasks.put_back(
+            conn,
+            row.task_id,
+            worker_id=row.worker_id,
+            kind="failure" if at_fault else None,
+            message=judgement.message,
+            now=now,
+            settings=definition(run).file.task,
+        )
+        if at_fault:
+            accounts.set_trust(conn, row.volunteer_id, trust.rejected, row.worker_id)
+
+    def _pay_at_once(self, conn: Connection, row: ContributionRow, now: float) -> None:
+        paid = [ledger.Payment.of(row)]
+        ledger.post_pending_many(conn, paid, now)
+        ledger.post_earned_many(conn, paid, now)
+
+    async def recheck(self) -> int:
+        """Decide what an earlier process received and did not come to check."""
+        left = await self._db.read(
+            lambda conn: contributions.in_state(conn, "checking", limit=RECHECK_MAX)
+        )
+        for row in left:
+            await self._check(row)
+        return len(left)
+
+    async def verdict(self, principal: Principal, contribution_id: int) -> Verdict:
+        """Where a contribution of this volunteer stands. Raises NotFound."""
+
+        def read(conn: Connection) -> Verdict:
+            row = contributions.by_id(conn, contribution_id, principal.volunteer_id)
+            verdict = contributions.latest_verdict(conn, row.id)
+            if verdict is not None:
+                return verdict
+            run = runs.by_id(conn, row.run_id)
+            return Verdict(
+                contribution=row.id,
+                task=row.task_id,
+                run=run.name,
+                state=row.state,
+                at=row.received_at,
+            )
+
+        return await self._db.read(read)
+
+    async def history(
+        self, principal: Principal, before: int | None, limit: int = 50
+    ) -> list[tuple[int, Verdict]]:
+        """This volunteer's verdicts, newest first; the number beside each continues the listing."""
+        limit = max(1, min(limit, HISTORY_MAX))
+        return await self._db.read(
+            lambda conn: contributions.history(conn, principal.volunteer_id, before, limit)
+        )
+
+
+def _plan(run: RunRow, version: int) -> Plan:
+    """The plan that held, or holds, at a version."""
+    return phase_of(definition(run).plan, version=version, tokens=run.tokens, slope=None)

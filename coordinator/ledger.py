@@ -1,0 +1,48 @@
+"""Money as a service: what a volunteer has, and whether the books are right.
+
+Credits are posted by those whose transaction they belong to, with the functions of `coordinator.store.ledger`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.store import audit
+from coordinator.store import ledger as store
+from coordinator.store.ledger import Balances
+
+if TYPE_CHECKING:
+    from coordinator.store.database import Database
+    from shared.protocol import LedgerRow
+
+ROWS = 100
+
+
+class Ledger:
+    """Reads the ledger, checks it, seals it."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def balances(self, volunteer_id: str) -> Balances:
+        """What a volunteer has."""
+        return await self._db.read(lambda conn: store.balances(conn, volunteer_id))
+
+    async def history(
+        self, volunteer_id: str, before: int | None = None, limit: int = ROWS
+    ) -> tuple[LedgerRow, ...]:
+        """A volunteer's lines, newest first; the id of the last line seen continues the listing."""
+        rows = await self._db.read(lambda conn: store.history(conn, volunteer_id, before, limit))
+        return tuple(rows)
+
+    async def check(self) -> tuple[str, ...]:
+        """A sentence for each breach in ledger and audit log; empty when all is well."""
+        return tuple(await self._db.read(lambda conn: store.check_ledger(conn) + audit.check(conn)))
+
+    async def seal(self) -> int:
+        """Chain all events and audit lines that are not yet; how many."""
+        total = 0
+        for seal in (store.seal, audit.seal):
+            while count := await self._db.write(seal):
+                total += count
+        return total

@@ -1,0 +1,81 @@
+"""Log lines: structured, to standard error, with secrets blotted out whoever writes them.
+
+Values are encoded, so that a nickname with a line feed cannot forge a line.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+
+HIDDEN = "[hidden]"
+_SECRET_KEY = re.compile(r"(?i)secret|token|authorization|password|^code$|private")
+_SECRET_TEXT = re.compile(
+    r"(?i)(bearer\s+)\S+|((?:code|secret|token|password)=)[^\s&+;/'\"]+|(://[^\s:/@]+:)[^\s@/]+(?=@)"
+)
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]"
+)  # renderers escape line feeds, not these
+
+
+def hide(value: Any) -> Any:
+    """A value as it may be logged: bearer tokens, codes of join links and passwords of URLs are gone."""
+    if isinstance(value, str):
+        value = _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", value)
+        return _SECRET_TEXT.sub(lambda m: (m[1] or m[2] or m[3]) + HIDDEN, value)
+    if isinstance(value, dict):
+        return {
+            key: HIDDEN if _SECRET_KEY.search(str(key)) else hide(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [hide(item) for item in value]
+    return value
+
+
+def _redact(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for key, value in event.items():
+        event[key] = HIDDEN if _SECRET_KEY.search(key) else hide(value)
+    return event
+
+
+def configure(level: str, *, as_json: bool) -> None:
+    """Set up structlog, and the standard library's logging to come out the same way."""
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _redact,
+    ]
+    last: Any = (
+        structlog.processors.JSONRenderer()
+        if as_json
+        else structlog.processors.LogfmtRenderer(
+            key_order=["timestamp", "level", "event"], bool_as_flag=False
+        )
+    )
+    number = getattr(logging, level.upper())
+    structlog.configure(
+        processors=[structlog.contextvars.merge_contextvars, *shared, last],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, last],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(number)
+    # They tell of every connection and plugin; what matters of it is said by our own lines.
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "alembic"):
+        logging.getLogger(name).setLevel(max(number, logging.WARNING))

@@ -1,0 +1,78 @@
+"""What a worker tells of itself, cut to size before it is stored. Nothing in it is believed; some of it is shown to people."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Sequence
+
+import msgspec
+
+from shared.protocol import Benchmark, Device, Hardware
+
+DEVICES_MAX = 16
+WORKLOADS_MAX = 32
+NAME_CHARS_MAX = 64
+TEXT_CHARS_MAX = 255
+COUNT_MAX = 1 << 53
+RATE_MAX = 1e24  # operations or bytes a second: more than all machines there are
+
+
+def line(text: str, chars: int = TEXT_CHARS_MAX) -> str:
+    """One printable line: no control, format or unassigned characters, so nothing that moves a terminal's cursor."""
+    kept = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in text[: chars * 4])
+    return " ".join(kept.split())[:chars].rstrip()
+
+
+def hardware(told: Hardware) -> Hardware:
+    """The report with every text, list and number within its limit."""
+    return Hardware(
+        hostname=line(told.hostname),
+        system=line(told.system),
+        cores=_count(told.cores),
+        threads=_count(told.threads),
+        memory_bytes=_count(told.memory_bytes),
+        devices=tuple(_device(device) for device in told.devices[:DEVICES_MAX]),
+        torch=line(told.torch, NAME_CHARS_MAX),
+        python=line(told.python, NAME_CHARS_MAX),
+    )
+
+
+def _device(told: Device) -> Device:
+    return msgspec.structs.replace(
+        told,
+        id=line(told.id, 32),
+        name=line(told.name),
+        memory_bytes=_count(told.memory_bytes),
+        problem=line(told.problem),
+    )
+
+
+def benchmarks(told: Sequence[Benchmark]) -> tuple[Benchmark, ...]:
+    """One result for each device, the last one told, within limits."""
+    kept = {line(b.device, 32): b for b in told[: 4 * DEVICES_MAX]}
+    return tuple(
+        Benchmark(
+            device=device,
+            fp32_flops=_rate(b.fp32_flops),
+            bf16_flops=_rate(b.bf16_flops),
+            memory_bytes_per_s=_rate(b.memory_bytes_per_s),
+            step_flops=_rate(b.step_flops),
+            disk_bytes_per_s=_rate(b.disk_bytes_per_s),
+            at=b.at if math.isfinite(b.at) else 0.0,
+        )
+        for device, b in list(kept.items())[:DEVICES_MAX]
+    )
+
+
+def workloads(told: Sequence[str]) -> tuple[str, ...]:
+    """Names of installed workloads."""
+    return tuple(dict.fromkeys(line(name, NAME_CHARS_MAX) for name in told[:WORKLOADS_MAX]))
+
+
+def _count(value: int) -> int:
+    return min(COUNT_MAX, max(0, value))
+
+
+def _rate(value: float) -> float:
+    return min(RATE_MAX, max(0.0, value)) if math.isfinite(value) else 0.0

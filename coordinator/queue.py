@@ -1,0 +1,212 @@
+"""The queue: claims, leases, heartbeats and what happens when they stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from coordinator.claiming import Claims
+from coordinator.renewals import Renewals
+from coordinator.store import contributions, runs, tasks
+from coordinator.store.tasks import Begun, FailedTask, TaskRow
+from shared.errors import VolunteerError
+from shared.protocol import (
+    LONG_POLL_S_MAX,
+    RENEW_S,
+    ClaimReply,
+    ClaimRequest,
+    HeartbeatRequest,
+    ReleaseRequest,
+    TaskOrder,
+)
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.config import Settings
+    from coordinator.signals import Signals, Watch
+    from coordinator.store.database import Database
+    from coordinator.volunteers import Principal
+    from shared.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+FLUSH_S = 1.0
+EXPIRE_S = 2.0
+EXPIRE_MAX = 500  # tasks in one transaction
+
+
+class Queue:
+    """Hands out tasks and keeps their leases."""
+
+    def __init__(self, db: Database, clock: Clock, signals: Signals, settings: Settings) -> None:
+        self._db = db
+        self._clock = clock
+        self._signals = signals
+        self._renewals = Renewals(db, clock)
+        self._claims = Claims(db, clock, signals, self._renewals, settings.max_volunteer_leases)
+        self._started_at = clock.now()
+
+    @property
+    def joined_max(self) -> int:
+        """How many claims one transaction may answer."""
+        return self._claims.joined_max
+
+    @joined_max.setter
+    def joined_max(self, count: int) -> None:
+        self._claims.joined_max = count
+
+    async def claim(self, principal: Principal, request: ClaimRequest) -> ClaimReply:
+        """A lease as soon as there is one for this worker, or after `wait_s` why there is none.
+
+        The same `claim_id` gets the same lease while it lives. Raises BadRequest.
+        """
+        return await self._claims.claim(principal, request)
+
+    async def begin(self, principal: Principal, task_id: int, attempt: int) -> Begun:
+        """Bind the newest version as the base of a lease; the same again when asked again.
+
+        Unless the plan lets work overlap, this waits until the worker's last contribution is merged, within bounds.
+        Raises NotFound for a task of somebody else, Gone when it was taken away, Cancelled when the run has ended.
+        """
+        await self._in_step(principal, task_id)
+        who, now = principal.worker_id, self._clock.now()
+        begun = await self._db.write(lambda conn: tasks.begin(conn, task_id, who, attempt, now))
+        self._renewals.hold(begun.task)
+        return begun
+
+    async def _in_step(self, principal: Principal, task_id: int) -> None:
+        """Wait for the merge that this worker has a part in; no longer than the plan's own deadline."""
+
+        def run_to_wait_for(conn: Connection) -> tuple[int, float] | None:
+            row = tasks.holder(conn, task_id, for_update=False)
+            plan = self._claims.spec(conn, row.run_id).plan
+            mine = row.worker_id == principal.worker_id and row.begun_at is None
+            if plan.overlap or not mine:
+                return None
+            if not contributions.is_waiting(conn, row.run_id, principal.worker_id):
+                return None
+            return row.run_id, plan.deadline_seconds or LONG_POLL_S_MAX
+
+        until: float | None = None
+        watch: Watch | None = None
+        while (found := await self._db.read(run_to_wait_for)) is not None:
+            run_id, patience = found
+            if watch is None:
+                watch = self._signals.watch(f"run:{run_id}")
+                until = self._clock.monotonic() + min(patience, LONG_POLL_S_MAX)
+                continue  # look again: the merge may have come before the watch
+            left = (until or 0.0) - self._clock.monotonic()
+            if left <= 0:
+                return
+            await watch.wait(left)
+
+    async def release(self, principal: Principal, task_id: int, request: ReleaseRequest) -> None:
+        """Give a lease back: nothing is counted, unless the task itself failed. Giving back twice is once."""
+        now = self._clock.now()
+
+        def give_back(conn: Connection) -> None:
+            row = tasks.holder(conn, task_id)
+            mine = (row.worker_id, row.attempt) == (principal.worker_id, request.attempt)
+            if mine and (row.state in ("todo", "discarded") and not row.returned):
+                return  # done before; the answer was lost
+            tasks.may_submit(row, principal.worker_id, request.attempt)
+            if row.state == "doing" and row.renew_by is None:
+                return  # handed in already: the verdict decides
+            tasks.put_back(
+                conn,
+                task_id,
+                worker_id=principal.worker_id,
+                kind="failure" if request.failed else None,
+                message=request.reason,
+                now=now,
+                settings=self._claims.spec(conn, row.run_id).file.task,
+            )
+
+        await self._db.write(give_back)
+        self._renewals.drop(task_id)
+        self._renewals.saw(principal.worker_id)
+        self._signals.notify("queue")
+
+    async def beat(self, principal: Principal, request: HeartbeatRequest) -> tuple[TaskOrder, ...]:
+        """Renew leases and say of each whether to go on; written by `flush`."""
+        return await self._renewals.beat(principal, request)
+
+    async def flush(self) -> None:
+        """Write the heartbeats of the last second."""
+        await self._renewals.flush()
+
+    async def expire(self) -> int:
+        """Put back what nobody was heard of in time; nothing within one renew period of a restart. Gives how many."""
+        if self._clock.now() < self._started_at + RENEW_S:
+            return 0
+        await self.flush()
+        count = 0
+        while True:
+            now = self._clock.now()
+            rows = await self._db.write(partial(self._expire, now=now))
+            for row in rows:
+                self._renewals.drop(row.id)
+            count += len(rows)
+            if rows:
+                log.info("leases expired", tasks=[row.id for row in rows])
+                self._signals.notify("queue")
+            if len(rows) < EXPIRE_MAX:
+                return count
+
+    def _expire(self, conn: Connection, now: float) -> list[TaskRow]:
+        rows = tasks.expire(conn, now, EXPIRE_MAX)
+        hopeless = [
+            row.id
+            for row in rows
+            if row.timeouts >= self._claims.spec(conn, row.run_id).file.task.max_timeouts
+        ]
+        tasks.discard(conn, hopeless, now)
+        return rows
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Flush and expire until `stop`."""
+        stopping = asyncio.ensure_future(stop.wait())
+        expired_at = self._clock.monotonic()
+        try:
+            while not stop.is_set():
+                await self._try("flush", self.flush)
+                if self._clock.monotonic() >= expired_at + EXPIRE_S:
+                    expired_at = self._clock.monotonic()
+                    await self._try("expire", self.expire)
+                tick = asyncio.ensure_future(self._clock.sleep(FLUSH_S))
+                await asyncio.wait((stopping, tick), return_when=asyncio.FIRST_COMPLETED)
+                tick.cancel()
+        finally:
+            stopping.cancel()
+        await self._try("flush", self.flush)
+
+    async def _try(self, chore: str, work: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await work()
+        except VolunteerError as error:
+            log.warning("queue chore failed", chore=chore, error=error.message)
+
+    # --- the failed list ---
+
+    async def failed(self, run: str | None = None) -> list[FailedTask]:
+        """The tasks that were discarded, of one run or of all. Raises NotFound."""
+
+        def read(conn: Connection) -> list[FailedTask]:
+            return tasks.failed(conn, runs.by_name(conn, run).id if run is not None else None)
+
+        return await self._db.read(read)
+
+    async def requeue(self, run: str | None = None, ids: Sequence[int] | None = None) -> list[int]:
+        """Give discarded tasks another chance: the given ones, or all of a run. Gives those that went back. Raises NotFound."""
+
+        def put(conn: Connection) -> list[int]:
+            return tasks.requeue(conn, ids, runs.by_name(conn, run).id if run is not None else None)
+
+        back = await self._db.write(put)
+        self._signals.notify("queue")
+        return back

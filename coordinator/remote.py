@@ -1,0 +1,182 @@
+"""Organiser's commands against a running server: plain HTTP(S) with the organiser's token.
+
+The token is only sent to loopback or over TLS; a server with a certificate of its own is known by the pin of its join link.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import secrets
+import socket
+import ssl
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from shared.errors import (
+    Configuration,
+    Internal,
+    Unauthorized,
+    Unreachable,
+    VolunteerError,
+    from_wire,
+)
+from shared.links import JoinLink, parse_link
+from shared.protocol import API, ErrorBody
+
+TIMEOUT_S = 600.0  # building a dataset takes as long as it takes
+CONNECT_S = 10.0
+REPLY_BYTES_MAX = 256 << 20
+COPY_BYTES = 1 << 20
+
+
+class Remote:
+    """One running server, spoken to by its organiser."""
+
+    def __init__(self, link: JoinLink, token: str) -> None:
+        self._link = link
+        self._token = token
+
+    @classmethod
+    def of(cls, server: str, token_file: Path | None) -> Remote:
+        """From `--server` (an address or a whole join link) and `--token-file`. Raises Configuration."""
+        if token_file is None:
+            raise Configuration(
+                "--server needs --token-file: the file admin.token of the server's data directory"
+            )
+        try:
+            token = token_file.expanduser().read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise Configuration(f"the token file {token_file} cannot be read: {error}") from error
+        return cls(parse_link(server), token)
+
+    def call(self, command: str, request: msgspec.Struct, reply: Any) -> Any:
+        """Run a command there. Raises what it raised."""
+        body = msgspec.json.encode(request)
+        response, data = self._send("POST", f"/admin/{command}", body, len(body))
+        return msgspec.json.decode(_good(response, data), type=reply)
+
+    def put(self, box: str, name: str, path: Path) -> None:
+        """Send one file into a box."""
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            response, data = self._send("PUT", f"/admin/files/{box}/{name}", file, size)
+        _good(response, data)
+
+    def get(self, box: str, name: str, path: Path) -> None:
+        """Fetch one file of a box."""
+        connection = self._connect()
+        try:
+            connection.request("GET", f"{API}/admin/files/{box}/{name}", headers=self._headers())
+            response = connection.getresponse()
+            if response.status != 200:
+                _good(response, response.read(REPLY_BYTES_MAX))
+            with path.open("xb") as file:
+                while data := response.read(COPY_BYTES):
+                    file.write(data)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from error
+        finally:
+            connection.close()
+
+    def _send(
+        self, method: str, path: str, body: Any, size: int
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        connection = self._connect()
+        try:
+            headers = {**self._headers(), "Content-Length": str(size)}
+            connection.request(method, API + path, body=body, headers=headers)
+            response = connection.getresponse()
+            data = response.read(REPLY_BYTES_MAX + 1)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from error
+        finally:
+            connection.close()
+        if len(data) > REPLY_BYTES_MAX:
+            raise Internal("the answer of the server is too large")
+        return response, data
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer admin.{self._token}", "Accept-Encoding": "identity"}
+
+    def _connect(self) -> http.client.HTTPConnection:
+        """An open connection to the right server. Raises Unreachable, Unauthorized for another certificate."""
+        parts = urlsplit(self._link.url)
+        host, port = parts.hostname or "", parts.port
+        if parts.scheme == "http":
+            plain = http.client.HTTPConnection(host, port or 80, timeout=TIMEOUT_S)
+            self._open(plain)
+            return plain
+        context = ssl.create_default_context()
+        if self._link.tls_pin:  # the pin says more than any authority could
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        secure = http.client.HTTPSConnection(host, port or 443, timeout=TIMEOUT_S, context=context)
+        self._open(secure)
+        if self._link.tls_pin:
+            try:
+                self._check_pin(secure.sock)
+            except BaseException:
+                secure.close()
+                raise
+        return secure
+
+    def _open(self, connection: http.client.HTTPConnection) -> None:
+        try:
+            connection.timeout = CONNECT_S
+            connection.connect()
+            connection.sock.settimeout(TIMEOUT_S)
+        except OSError as error:
+            connection.close()
+            raise self._unreachable(error) from error
+
+    def _check_pin(self, connected: socket.socket) -> None:
+        der = (
+            connected.getpeercert(binary_form=True)
+            if isinstance(connected, ssl.SSLSocket)
+            else None
+        )
+        found = hashlib.sha256(der or b"").hexdigest()
+        if not secrets.compare_digest(found, self._link.tls_pin):
+            raise Unauthorized(f"{self._link.url} shows another certificate than the link names")
+
+    def _unreachable(self, error: Exception) -> VolunteerError:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return Configuration(
+                f"the certificate of {self._link.url} is not trusted: give the whole join link to --server"
+            )
+        return Unreachable(f"{self._link.url} cannot be reached: {error}")
+
+
+def _good(response: http.client.HTTPResponse, data: bytes) -> bytes:
+    if response.status < 300:
+        return data
+    try:
+        said = msgspec.json.decode(data, type=ErrorBody)
+    except msgspec.DecodeError:
+        raise Internal(f"the server answered with HTTP status {response.status}") from None
+    raise from_wire(said.code, said.message, said.retry_after_s)
+
+
+def new_box() -> str:
+    """A name for a box of files."""
+    return secrets.token_hex(16)
+
+
+def flat_names(paths: Iterable[Path]) -> list[tuple[str, Path]]:
+    """Each file, folders walked, with a name that is unique in a box and keeps its ending."""
+    found: list[tuple[str, Path]] = []
+    for path in paths:
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        for file in files:
+            ending = "".join(c for c in file.suffix if c.isalnum())
+            stem = "".join(
+                c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in file.stem
+            )
+            name = f"{len(found):06d}-{stem[:100]}" + (f".{ending}" if ending else "")
+            found.append((name, file))
+    return found

@@ -1,0 +1,282 @@
+"""Runs, from the file that describes one to the model that comes out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coordinator import runfile
+from coordinator import versions as publishing
+from coordinator.definition import Definition, definition, of_file, step_price_micro
+from coordinator.export import imported
+from coordinator.reading import Reading
+from coordinator.signals import Signals
+from coordinator.store import audit, datasets, passes, runs, tasks, versions
+from coordinator.store.runs import RunRow
+from coordinator.upkeep import settle_accepted
+from coordinator.versions import Content, Progress
+from shared.clock import Clock
+from shared.errors import Conflict, InvalidRunFile, NotFound
+from shared.protocol import RunInfo, RunState, SignedManifest
+from shared.workloads.base import Workload, load
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.blobs import BlobStore
+    from coordinator.runfile import RunFile
+    from coordinator.store.database import Database
+    from coordinator.store.datasets import DatasetRow
+    from shared.signing import SigningKey
+    from shared.tensors.frame import Written
+
+
+class Runs(Reading):
+    """Creates, starts, stops and describes runs."""
+
+    def __init__(
+        self,
+        db: Database,
+        clock: Clock,
+        signals: Signals,
+        blobs: BlobStore,
+        key: SigningKey,
+        threads: Executor,
+    ) -> None:
+        super().__init__(db, clock)
+        self._signals = signals
+        self._blobs = blobs
+        self._key = key
+        self._threads = threads
+
+    # --- the life of a run ---
+
+    async def create(self, text: str) -> RunInfo:
+        """Store a run file as a draft, checked as a whole. Raises InvalidRunFile, NotFound, Conflict."""
+        file = runfile.parse(text)
+        workload = load(file.workload)
+        file = runfile.parse(text, workload.defaults(file.plan))
+        dataset = await self._dataset_of(file, workload)
+        manifest = dataset.manifest if dataset else None
+        loop = asyncio.get_running_loop()
+        model = await loop.run_in_executor(self._threads, workload.config, file.model, manifest)
+        task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
+        stored = runfile.encode(msgspec.structs.replace(file, model=model, task=task))
+        about = of_file(stored)  # checks the plan too
+        counts = list(workload.samples(model, manifest)) if manifest else []
+        if manifest and sum(counts) < file.task.batch_size:
+            raise InvalidRunFile(
+                f'"{file.dataset}" gives {sum(counts)} samples under this [model], less than one '
+                f"batch of {file.task.batch_size}: add more data, or lower batch_size"
+            )
+        step_flops = workload.flops_per_sample(model) * file.task.batch_size
+        values: dict[str, Any] = {
+            "name": file.name,
+            "state": "draft",
+            "file": stored,
+            "workload": file.workload,
+            "workload_version": workload.version,
+            "dataset_id": dataset.id if dataset else None,
+            "seed": file.seed,
+            "head": -1,
+            "best": None,
+            "global_step": 0,
+            "tokens": 0,
+            "parameters": about.parameters,
+            # Of a run that makes its own data: how many games may be begun before anybody learns from them.
+            "samples_total": about.play.queue if about.play else sum(counts),
+            "samples_per_chunk": msgspec.json.encode(counts).decode(),
+            "sample_size": int(model.get("block_size", 1)),
+            "pass_no": 0,
+            "pass_seed": 0,
+            "cursor": 0,
+            "step_flops": step_flops,
+            "price_micro": step_price_micro(file, step_flops),
+            "weight": file.weight,
+            "median_task_s": None,
+            "last_merge_at": None,
+            "stop_reason": None,
+            "created_at": self._clock.now(),
+            "started_at": None,
+            "ended_at": None,
+        }
+
+        def store(conn: Connection) -> RunRow:
+            run_id = runs.add(conn, values)
+            audit.append(conn, "organiser", "run.create", file.name, "", self._clock.now())
+            return runs.by_id(conn, run_id)
+
+        return await self.describe(await self._db.write(store))
+
+    async def _dataset_of(self, file: RunFile, workload: Workload) -> DatasetRow | None:
+        """The dataset that a run file names. Raises NotFound, and InvalidRunFile when it does not fit the workload."""
+        if not file.dataset:
+            if workload.dataset_kinds:
+                raise InvalidRunFile(
+                    f'{file.workload} needs a dataset: add a line dataset = "..." (coordinator dataset list)'
+                )
+            return None
+        found = await self._db.read(lambda conn: datasets.by_name(conn, file.dataset))
+        if found.kind not in workload.dataset_kinds:
+            kinds = " or ".join(workload.dataset_kinds) or "no dataset"
+            raise InvalidRunFile(
+                f'{file.workload} trains on {kinds}; "{file.dataset}" holds {found.kind}'
+            )
+        return found
+
+    async def start(self, name: str) -> RunInfo:
+        """Make version 0 and open the first pass. Raises Conflict when it has been started."""
+        run = await self._db.read(lambda conn: runs.by_name(conn, name))
+        if run.state != "draft":
+            raise Conflict(f'the run "{name}" is {run.state}; a run is started once')
+        about = definition(run)
+        loop = asyncio.get_running_loop()
+        content = await self._store_initial(run, about, loop)
+
+        def begin(conn: Connection) -> RunRow:
+            now = self._clock.now()
+            row = runs.by_id(conn, run.id, lock=True)
+            runs.move(conn, row, "running", head=0, started_at=now, last_merge_at=now)
+            self._add_version(conn, row, content, kind="initial", now=now)
+            passes.open_pass(conn, run.id, now)
+            audit.append(conn, "organiser", "run.start", name, "", now)
+            return runs.by_id(conn, run.id)
+
+        started = await self._db.write(begin)
+        self._wake(started.id)
+        return await self.describe(started)
+
+    async def _store_initial(
+        self, run: RunRow, about: Definition, loop: asyncio.AbstractEventLoop
+    ) -> Content:
+        path = self._blobs.scratch() / f"init-{secrets.token_hex(8)}"
+
+        def make() -> Written:
+            if about.file.train.init_from:
+                weights = imported(Path(about.file.train.init_from), about)
+            else:
+                weights = about.workload.init(about.file.model, run.seed)
+            return publishing.write_weights(path, about, weights, {"run": run.name, "version": "0"})
+
+        written = await loop.run_in_executor(self._threads, make)
+        await self._blobs.put_file(written.sha256, path)
+        return Content(
+            master_sha256=written.sha256, published_sha256=written.sha256, size=written.size
+        )
+
+    def _add_version(
+        self, conn: Connection, run: RunRow, content: Content, *, kind: str, now: float
+    ) -> None:
+        version = 0 if kind == "initial" else run.head + 1
+        progress = Progress(version=version, global_step=run.global_step, tokens=run.tokens)
+        signed = self.sign(conn, run, content, progress, now)
+        shas = {content.master_sha256: "weights", content.published_sha256: "weights"}
+        datasets.register(conn, [(sha, content.size, what) for sha, what in shas.items()], now)
+        versions.add(
+            conn,
+            {
+                "run_id": run.id,
+                "version": version,
+                "kind": kind,
+                "parent": None if version == 0 else run.head,
+                "master_sha256": content.master_sha256,
+                "published_sha256": content.published_sha256,
+                "size": content.size,
+                "state_sha256": content.state_sha256,
+                "manifest": signed.payload,
+                "signature": signed.signature,
+                "contributions": "[]",
+                "global_step": run.global_step,
+                "tokens": run.tokens,
+                "update_norm": None,
+                "merge_s": 0.0,
+                "created_at": now,
+            },
+        )
+
+    def sign(
+        self, conn: Connection, run: RunRow, content: Content, progress: Progress, now: float
+    ) -> SignedManifest:
+        """The signed manifest of a version that is about to exist."""
+        dataset = None if run.dataset_id is None else datasets.by_id(conn, run.dataset_id)
+        return publishing.sign(self._key, run, dataset, content, progress, now)
+
+    async def pause(self, name: str) -> RunInfo:
+        return await self._move(name, "paused", "run.pause")
+
+    async def resume(self, name: str) -> RunInfo:
+        return await self._move(name, "running", "run.resume")
+
+    async def stop(self, name: str, reason: str = "stopped by the organiser") -> RunInfo:
+        """End the run: what is in hand is cancelled, what was accepted is paid."""
+        return await self._move(name, "completed", "run.stop", reason)
+
+    async def _move(self, name: str, state: RunState, action: str, reason: str = "") -> RunInfo:
+        def move(conn: Connection) -> RunRow:
+            now = self._clock.now()
+            row = runs.by_name(conn, name)
+            values: dict[str, Any] = (
+                {"ended_at": now, "stop_reason": reason} if state == "completed" else {}
+            )
+            runs.move(conn, row, state, **values)
+            if state == "completed":
+                tasks.cancel_run(conn, row.id, now)
+                settle_accepted(conn, row.id, now)
+            audit.append(conn, "organiser", action, name, reason, now)
+            return runs.by_id(conn, row.id)
+
+        row = await self._db.write(move)
+        self._wake(row.id)
+        return await self.describe(row)
+
+    async def rollback(self, name: str, to: int) -> RunInfo:
+        """Head + 1 with the content of version `to`; leases on what it reverts are cancelled, credits stay."""
+
+        def revert(conn: Connection) -> RunRow:
+            now = self._clock.now()
+            run = runs.by_id(conn, runs.by_name(conn, name).id, lock=True)
+            if not 0 <= to < run.head:
+                raise NotFound(
+                    f'"{name}" is at version {run.head}; it can go back to any of 0 to {run.head - 1}'
+                )
+            target = versions.get(conn, run.id, to)
+            if versions.evaluation(conn, run.id, to).pruned:
+                raise NotFound(
+                    f"the files of version {to} were pruned; kept: see coordinator run show {name}"
+                )
+            back = msgspec.structs.replace(
+                run, global_step=target.global_step, tokens=target.tokens
+            )
+            content = Content(
+                master_sha256=target.master_sha256,
+                published_sha256=target.published_sha256,
+                size=target.size,
+                state_sha256=target.state_sha256,
+            )
+            self._add_version(conn, back, content, kind="rollback", now=now)
+            moved = runs.set_head(
+                conn,
+                run.id,
+                run.head,
+                global_step=target.global_step,
+                tokens=target.tokens,
+                last_merge_at=now,
+            )
+            if not moved:
+                raise Conflict(f'"{name}" has just moved on; look again and retry')
+            tasks.recall(conn, run.id, above=to, now=now)
+            audit.append(conn, "organiser", "run.rollback", name, f"to version {to}", now)
+            return runs.by_id(conn, run.id)
+
+        row = await self._db.write(revert)
+        self._wake(row.id)
+        return await self.describe(row)
+
+    def _wake(self, run_id: int) -> None:
+        self._signals.notify(f"run:{run_id}")
+        self._signals.notify("queue")

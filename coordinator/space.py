@@ -1,0 +1,77 @@
+"""Free disk space: below the floor nothing new is accepted; when space returns, everything goes on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from shared.clock import Clock
+from shared.errors import StorageFull
+
+LOOK_S = 2.0
+RETRY_S = 30.0
+
+log = structlog.get_logger("space")
+
+
+def _free(path: Path) -> int:
+    return shutil.disk_usage(path).free
+
+
+class Space:
+    """Watches the disk that data directory and blobs lie on."""
+
+    def __init__(
+        self,
+        path: Path,
+        floor_bytes: int,
+        clock: Clock,
+        free: Callable[[Path], int] = _free,
+    ) -> None:
+        self._path = path
+        self._floor_bytes = floor_bytes
+        self._clock = clock
+        self._free = free
+        self.read_only = False
+        self.look()
+
+    def free_bytes(self) -> int:
+        """What is free now."""
+        return self._free(self._path)
+
+    def look(self) -> bool:
+        """Measure; returns whether new things are accepted."""
+        try:
+            short = self._free(self._path) < self._floor_bytes
+        except OSError:  # the disk itself is in trouble: refuse rather than guess
+            short = True
+        if short != self.read_only:
+            self.read_only = short
+            log.warning(
+                "disk nearly full: read-only" if short else "space is back", path=str(self._path)
+            )
+        return not short
+
+    def check(self, size: int = 0) -> None:
+        """Raises StorageFull when `size` more bytes would go below the floor."""
+        if self.read_only or (size and self._free(self._path) - size < self._floor_bytes):
+            raise StorageFull(
+                "the coordinator's disk is nearly full; keep your result, it will be taken later",
+                retry_after_s=RETRY_S,
+            )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Look again and again until `stop`."""
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            while not stop.is_set():
+                await asyncio.to_thread(self.look)
+                tick = asyncio.ensure_future(self._clock.sleep(LOOK_S))
+                await asyncio.wait((stopping, tick), return_when=asyncio.FIRST_COMPLETED)
+                tick.cancel()
+        finally:
+            stopping.cancel()

@@ -1,0 +1,118 @@
+"""A TLS certificate of our own: made once, self-signed, pinned by the SHA-256 that the join link carries.
+
+Nobody but the join link has to trust it, so it names no authority and lives long; a new one needs new join links.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import secrets
+import socket
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import Configuration
+
+VALID_DAYS = 3650
+CERT_FILE, KEY_FILE = "tls.crt", "tls.key"
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """Files for the server and the pin for the join link."""
+
+    cert: Path
+    key: Path
+    pin: str  # SHA-256 of the DER, hex
+
+
+def pin_of(pem: str) -> str:
+    """SHA-256 over the DER form of the first certificate of a PEM text. Raises Configuration."""
+    try:
+        der = ssl.PEM_cert_to_DER_cert(_first(pem))
+    except ValueError as error:
+        raise Configuration("the TLS certificate is not a PEM file") from error
+    return hashlib.sha256(der).hexdigest()
+
+
+def _first(pem: str) -> str:
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    start = pem.find(begin)
+    stop = pem.find(end)
+    if start < 0 or stop < start:
+        raise ValueError("no certificate")
+    return pem[start : stop + len(end)]
+
+
+def given(cert: Path, key: Path) -> Certificate:
+    """A certificate of the organiser's own. Raises Configuration when the files do not belong together."""
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(cert, key)
+        pem = cert.read_text(encoding="ascii")
+    except (OSError, ValueError) as error:
+        raise Configuration(f"the TLS files {cert} and {key} cannot be used: {error}") from error
+    return Certificate(cert=cert, key=key, pin=pin_of(pem))
+
+
+def own(directory: Path) -> Certificate:
+    """The certificate that lies in the data directory, made there on first use."""
+    cert, key = directory / CERT_FILE, directory / KEY_FILE
+    if not (cert.exists() and key.exists()):
+        _make(cert, key)
+    return given(cert, key)
+
+
+def _make(cert: Path, key: Path) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "volunteer coordinator")])
+    now = datetime.now(UTC)
+    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.DNSName(_host_name())]
+    names += [x509.IPAddress(ipaddress.ip_address(text)) for text in ("127.0.0.1", "::1")]
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))  # clocks of volunteers are a little off
+        .not_valid_after(now + timedelta(days=VALID_DAYS))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(private, hashes.SHA256())
+    )
+    pem = private.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    write_private(key, pem)
+    write_private(cert, made.public_bytes(form.Encoding.PEM))
+
+
+def _host_name() -> str:
+    name = socket.gethostname()
+    return name if name.isascii() and name and len(name) < 64 else "localhost"
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read, whole or not at all. Raises Configuration."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise Configuration(f"{path} cannot be written: {error.strerror}") from error
