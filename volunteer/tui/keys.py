@@ -1,0 +1,217 @@
+"""Every page and every action of the program in one table, from which keys, tabs, footer, palette and help are made.
+
+A key can be changed by its action's id (`[keys]` in config.toml: `pause = "p"`).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from textual.binding import Binding
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from volunteer.tui.page import Page
+
+Place = Literal["footer", "palette", "hidden"]
+
+
+class PageInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A page: `name` is its mode, `source` the module and class that are loaded when it is first opened."""
+
+    name: str
+    key: str
+    title: str
+    source: str
+    help: str
+
+
+PAGES = (
+    PageInfo(
+        name="dashboard",
+        key="1",
+        title="Home",
+        source="volunteer.tui.screens.dashboard:Dashboard",
+        help="What this machine is doing now, and what comes of it.",
+    ),
+    PageInfo(
+        name="runs",
+        key="2",
+        title="Runs",
+        source="volunteer.tui.screens.runs:Runs",
+        help="What can be helped; join, leave, share.",
+    ),
+    PageInfo(
+        name="device",
+        key="3",
+        title="Device",
+        source="volunteer.tui.screens.device:DevicePage",
+        help="Benchmarks, and what your devices will be given.",
+    ),
+    PageInfo(
+        name="history",
+        key="4",
+        title="Credits",
+        source="volunteer.tui.screens.history:History",
+        help="Every contribution and what it earned.",
+    ),
+    PageInfo(
+        name="leaderboard",
+        key="5",
+        title="Ranks",
+        source="volunteer.tui.screens.leaderboard:Leaderboard",
+        help="Who has given how much.",
+    ),
+    PageInfo(
+        name="settings",
+        key="6",
+        title="Settings",
+        source="volunteer.tui.screens.settings:SettingsPage",
+        help="When and how hard this machine may work.",
+    ),
+    PageInfo(
+        name="log",
+        key="7",
+        title="Log",
+        source="volunteer.tui.screens.log:LogPage",
+        help="Everything that happened, and diagnostics to share.",
+    ),
+)
+ONBOARDING = PageInfo(
+    name="onboarding",
+    key="",
+    title="Welcome",
+    source="volunteer.tui.screens.onboarding:Onboarding",
+    help="The first steps: join, name, limits, benchmark.",
+)
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """An action: `id` is its name in `[keys]`, `short` its word in the footer."""
+
+    id: str
+    key: str
+    action: str
+    short: str
+    help: str
+    place: Place = "palette"
+    rank: int = 50  # the lower, the longer it stays in a footer that is too short
+
+
+COMMANDS = (
+    Command(
+        id="pause",
+        key="space",
+        action="pause",
+        short="pause",
+        help="Free the device within two seconds and keep the task; again: go on.",
+        place="footer",
+        rank=0,
+    ),
+    Command(
+        id="finish",
+        key="f",
+        action="finish",
+        short="finish",
+        help="Complete the task in hand, then take no more.",
+        place="footer",
+        rank=30,
+    ),
+    Command(
+        id="retry",
+        key="r",
+        action="retry",
+        short="retry",
+        help="Try to reach the coordinator now.",
+        place="footer",
+        rank=5,
+    ),
+    Command(
+        id="help",
+        key="question_mark,f1",
+        action="help",
+        short="help",
+        help="All keys, and what the words mean.",
+        place="footer",
+        rank=20,
+    ),
+    Command(
+        id="palette",
+        key="ctrl+p",
+        action="command_palette",
+        short="all actions",
+        help="Find any action by its name.",
+        place="footer",
+        rank=60,
+    ),
+    Command(
+        id="quit",
+        key="q",
+        action="leave",
+        short="quit",
+        help="Leave; asks what to do with a task in hand. A volunteer in the background goes on.",
+        place="footer",
+        rank=10,
+    ),
+    Command(
+        id="stop",
+        key="",
+        action="stop",
+        short="stop",
+        help="End the volunteer, also one in the background.",
+    ),
+)
+
+
+def bindings() -> list[Binding]:
+    """Bindings of the app: pages by digit, actions by letter."""
+    pages = [
+        Binding(page.key, f"page('{page.name}')", page.title, show=False, id=f"page.{page.name}")
+        for page in PAGES
+    ]
+    actions = [
+        Binding(c.key, c.action, c.short, show=False, id=c.id, tooltip=c.help)
+        for c in COMMANDS
+        if c.key
+    ]
+    return [*pages, *actions]
+
+
+_NAMES = {
+    "question_mark": "?",
+    "slash": "/",
+    "ctrl+": "^",
+    "escape": "esc",
+    "left": "←",
+    "right": "→",
+}
+
+
+def shown(key: str) -> str:
+    """A key as the footer writes it: the first of several, `?` instead of its long name."""
+    first = key.split(",")[0].strip()
+    for long, short in _NAMES.items():
+        first = first.replace(long, short)
+    return first
+
+
+def key_of(command: Command, keymap: Mapping[str, str]) -> str:
+    """The key of an action as it is set here."""
+    return shown(keymap.get(command.id, command.key))
+
+
+def load(info: PageInfo) -> type[Page]:
+    """The class of a page; its module is imported now."""
+    module, _, name = info.source.partition(":")
+    found: Any = getattr(import_module(module), name)
+    page: type[Page] = found
+    return page
+
+
+def page_commands(screen: object) -> tuple[Command, ...]:
+    """What a page adds to the footer: its class attribute `ACTIONS`."""
+    own: tuple[Command, ...] = getattr(screen, "ACTIONS", ())
+    return own

@@ -1,0 +1,81 @@
+"""What every page has in common: tabs, state and keys around a body, redrawn from the `AgentView` while it can be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container
+from textual.screen import Screen
+
+from volunteer.tui import keys
+from volunteer.tui.widgets.bars import KeyBar, StateBar, TabBar
+from volunteer.tui.widgets.panel import Panel, Scene
+
+if TYPE_CHECKING:
+    from volunteer.tui.app import VolunteerApp
+
+
+class Page(Screen[None]):
+    """A page: subclasses set `NAME`, yield widgets in `body` and, beyond panels, fill them in `shown`.
+
+    Panels anywhere on the page are drawn by themselves. `ACTIONS` of a page become its keys (`action` is a method of the
+    page, `action_<name>`), stand first in the footer, and are in the palette and in the help.
+    """
+
+    NAME: ClassVar[str]
+    ACTIONS: ClassVar[tuple[keys.Command, ...]] = ()
+    BINDINGS: ClassVar[list[BindingType]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        for command in self.ACTIONS:
+            for key in command.key.split(","):
+                binding = Binding(
+                    key,
+                    command.action,
+                    command.short,
+                    show=False,
+                    id=command.id,
+                    tooltip=command.help,
+                )
+                self._bindings._add_binding(binding)
+
+    @property
+    def volunteer(self) -> VolunteerApp:
+        """The program."""
+        return cast("VolunteerApp", self.app)
+
+    def compose(self) -> ComposeResult:
+        yield TabBar(self.NAME)
+        yield StateBar(id="state")
+        with Container(id="body"):
+            yield from self.body()
+        yield KeyBar(id="keys")
+
+    def body(self) -> ComposeResult:
+        """The page's own widgets."""
+        raise NotImplementedError
+
+    def shown(self, scene: Scene) -> None:
+        """Called with each new scene while the page can be seen, at most twice a second: fill tables and the like."""
+
+    def show(self, scene: Scene, *, at_once: bool = False) -> None:
+        """Draw a scene on all panels."""
+        for panel in self.query(Panel):
+            panel.show(scene, at_once=at_once)
+        self.shown(scene)
+
+    def on_screen_resume(self) -> None:
+        self.show(self.volunteer.scene(), at_once=True)
+
+    def on_mount(self) -> None:
+        self.call_after_refresh(lambda: self.show(self.volunteer.scene(), at_once=True))
+
+
+def commands(pages: Sequence[type[Page]]) -> list[tuple[str, keys.Command]]:
+    """Commands of several pages, for help and palette."""
+    found: list[tuple[str, Any]] = [(page.NAME, c) for page in pages for c in page.ACTIONS]
+    return found

@@ -1,0 +1,198 @@
+"""What this machine is doing now, and what comes of it.
+
+Which cards are seen depends on the room: all of them from 116 x 34, the task, the curves and one group of the others at
+80 x 24, the task and one card at 60 x 16, one block of lines below that, one line below six rows.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.events import Resize
+
+from volunteer.tui import keys
+from volunteer.tui.page import Page
+from volunteer.tui.widgets.brief import Brief
+from volunteer.tui.widgets.cards import CreditsCard, DeviceCard, RunCard
+from volunteer.tui.widgets.curves import RECENT, LossPlot, ModelPlot, TaskPlot
+from volunteer.tui.widgets.panel import Panel
+from volunteer.tui.widgets.records import Contributions, SampleCard
+from volunteer.tui.widgets.task import TaskCard
+
+WIDE, TALL = (
+    116,
+    32,
+)  # room for everything; heights are those of the body, three rows less than the terminal
+NORMAL, MIDDLE = 80, 19
+NARROW, SHORT = 60, 11
+RUN_TOO = 23
+BRIEF_ROWS = 8
+
+
+class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
+    """Cards that are seen, and how high the task and the lowest row are; None takes what is left."""
+
+    cards: frozenset[str]
+    task: int = 6
+    low: int | None = 7
+    turns: int = 1  # groups that `v` goes through
+
+
+# One card after the other, where only one has room beside the task.
+EACH: tuple[tuple[str, ...], ...] = (
+    ("task-curve",),
+    ("model-curve",),
+    ("contributions",),
+    ("low-credits",),
+    ("sample",),
+    ("low-device",),
+    ("low-run",),
+)
+
+
+def arrange(width: int, height: int, turn: int) -> Arrangement:
+    """What is seen in a body of this size when `v` was pressed `turn` times."""
+    if height < SHORT:
+        return Arrangement(cards=frozenset({"brief"}), low=None)
+    if width < NARROW:
+        return _turned(("brief",), EACH, turn, low=None)
+    if height < MIDDLE:
+        both = (("task-curve", "model-curve"), *EACH[2:]) if width >= NORMAL else EACH
+        return _turned(("task",), both, turn, low=None)
+    curves = ("task", "task-curve", "model-curve")
+    if width < NORMAL:
+        groups = (*EACH[2:3], *EACH[1:2], *EACH[3:])
+        return _turned(curves[:2], groups, turn, low=7 if height < 24 else 10)
+    if width < WIDE:
+        groups = (("contributions", "low-credits"), ("sample",), ("low-device", "low-run"))
+        return _turned(curves, groups, turn, low=6 if height < 24 else 10)
+    if height < TALL:
+        left = ("device", "credits", "run") if height >= RUN_TOO else ("device", "credits")
+        groups = (("contributions",), ("sample",), ("low-run",))[: 2 if "run" in left else 3]
+        return _turned((*curves, *left), groups, turn, low=7)
+    everything = (*curves, "device", "credits", "run", "contributions", "sample")
+    low = 10 if height < 45 else 14
+    return Arrangement(cards=frozenset(everything), task=8, low=low)
+
+
+def _turned(
+    top: tuple[str, ...], groups: tuple[tuple[str, ...], ...], turn: int, *, low: int | None
+) -> Arrangement:
+    """The cards that stay, and the group whose turn it is."""
+    shown = groups[turn % len(groups)]
+    return Arrangement(cards=frozenset((*top, *shown)), low=low, turns=len(groups))
+
+
+class Dashboard(Page):
+    """See the module."""
+
+    NAME = "dashboard"
+    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
+        keys.Command(
+            id="view",
+            key="v",
+            action="turn",
+            short="view",
+            help="Show the next cards where there is no room for all.",
+            place="footer",
+            rank=40,
+        ),
+        keys.Command(
+            id="device",
+            key="d",
+            action="device",
+            short="next device",
+            help="Show the task of the next device.",
+        ),
+        keys.Command(
+            id="log_scale",
+            key="y",
+            action="log_scale",
+            short="log scale",
+            help="Draw the losses on a logarithmic scale, and back.",
+        ),
+        keys.Command(
+            id="window",
+            key="w",
+            action="window",
+            short="newest",
+            help=f"Draw only the newest {RECENT} points of the curves, and back.",
+        ),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = 0
+        self._turns = 1
+
+    def body(self) -> ComposeResult:
+        yield Brief(id="brief")
+        with Horizontal(id="cards"):
+            with Vertical(id="left"):
+                yield DeviceCard(id="device", classes="card")
+                yield CreditsCard(id="credits", classes="card")
+                yield RunCard(id="run", classes="card")
+            with Vertical(id="main"):
+                yield TaskCard(id="task", classes="card")
+                with Horizontal(id="curves"):
+                    yield TaskPlot(id="task-curve", classes="card curve")
+                    yield ModelPlot(id="model-curve", classes="card curve")
+                with Horizontal(id="low"):
+                    yield Contributions(id="contributions", classes="card")
+                    yield SampleCard(id="sample", classes="card")
+                    yield DeviceCard(id="low-device", classes="card")
+                    yield CreditsCard(id="low-credits", classes="card")
+                    yield RunCard(id="low-run", classes="card")
+
+    def on_mount(self) -> None:
+        self._arrange(self.app.size.width, self.app.size.height)
+        super().on_mount()
+
+    def on_resize(self, event: Resize) -> None:
+        self._arrange(event.size.width, event.size.height)
+
+    def _arrange(self, width: int, height: int) -> None:
+        found = arrange(width, height - 3, self.turn)
+        self._turns = found.turns
+        for panel in self.query("#body Panel").results(Panel):
+            panel.display = panel.id in found.cards
+        self.set_class("brief" in found.cards, "brief")
+        for name in ("left", "curves", "low", "main", "cards"):
+            box = self.query_one(f"#{name}")
+            box.display = any(child.display for child in box.children)
+        alone = found.cards == {"brief"}
+        self.query_one("#brief").styles.height = "1fr" if alone else BRIEF_ROWS
+        self.query_one("#task").styles.height = found.task
+        self.query_one("#low").styles.height = "1fr" if found.low is None else found.low
+        credits_last = "run" not in found.cards
+        self.query_one("#credits").styles.height = "1fr" if credits_last else 9
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Whether an action would do anything now."""
+        if action == "turn":
+            return self._turns > 1
+        if action == "device":
+            return len(self.volunteer.view.devices()) > 1
+        return super().check_action(action, parameters)
+
+    def action_turn(self) -> None:
+        """Show the next group of cards."""
+        self.turn += 1
+        self._arrange(self.app.size.width, self.app.size.height)
+        self.call_after_refresh(lambda: self.show(self.volunteer.scene(), at_once=True))
+
+    def action_device(self) -> None:
+        self.volunteer.next_device()
+
+    def action_log_scale(self) -> None:
+        for curve in self.query(LossPlot):
+            curve.logarithmic = not curve.logarithmic
+        self.volunteer.redraw()
+
+    def action_window(self) -> None:
+        for curve in self.query(LossPlot):
+            curve.window = 0 if curve.window else RECENT
+        self.volunteer.redraw()

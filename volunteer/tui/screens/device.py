@@ -1,0 +1,297 @@
+"""What this machine can do: benchmarks, how they compare, and in words what a run will give it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+
+from shared.protocol import Benchmark, Device, RunInfo, WorkerInfo
+from volunteer.tui import keys
+from volunteer.tui.activity import activity
+from volunteer.tui.asking import Answer, AskingPage, Question
+from volunteer.tui.progress import progress_lines
+from volunteer.tui.prospect import duration_words, prospect
+from volunteer.tui.screens.told import Told
+from volunteer.tui.text import Line, ago, count, fit, flops, left, spark, wrap
+from volunteer.tui.widgets.drawn import Drawn
+from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
+from volunteer.tui.widgets.panel import Scene
+from volunteer.wording import printable, size
+
+NAME_CELLS = 11
+COLUMNS = (
+    Column(title="device", cells=8),
+    Column(title="name", least=56),
+    Column(title="state", cells=14),
+    Column(title="memory", cells=8, align="right", least=66),
+    Column(title="training", cells=13, align="right"),
+    Column(title="fp32", cells=13, align="right", least=96),
+    Column(title="bf16", cells=13, align="right", least=112),
+)
+
+
+class DevicePage(AskingPage):
+    """See the module."""
+
+    NAME = "device"
+    AUTO_FOCUS = "#devices"
+    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
+        keys.Command(
+            id="benchmark",
+            key="b",
+            action="benchmark",
+            short="measure",
+            help="Measure the device under the cursor, about 20 seconds; again: stop measuring.",
+            place="footer",
+            rank=33,
+        ),
+        keys.Command(
+            id="pause_device",
+            key="p",
+            action="pause_device",
+            short="pause this",
+            help="Pause or resume only the device under the cursor.",
+            place="footer",
+            rank=35,
+        ),
+        keys.Command(
+            id="link",
+            key="l",
+            action="link",
+            short="add a machine",
+            help="A code, good for ten minutes, that adds another machine to your account.",
+            place="footer",
+            rank=36,
+        ),
+        keys.Command(
+            id="reload", key="r", action="reload", short="reload", help="Ask the coordinator again."
+        ),
+    )
+    CSS = """
+    DevicePage {
+        #devices { height: 8; }
+        #measured { width: 1fr; }
+        #given { width: 1fr; }
+        &.-narrow #below, &.-tiny #below { layout: vertical; }
+        &.-middle #devices { height: 7; }
+        &.-short #devices { height: 5; }
+        &.-short #given { display: none; }
+        &.-flat #below { display: none; }
+        &.-flat #devices { height: 1fr; }
+    }
+    """
+
+    def body(self) -> ComposeResult:
+        with Vertical():
+            yield Listing(COLUMNS, self._filling, id="devices")
+            with Horizontal(id="below"):
+                yield Drawn(
+                    self._measured, title=self._measured_title, id="measured", classes="card"
+                )
+                yield Drawn(self._given, title="What you will be given", id="given", classes="card")
+
+    def questions(self) -> dict[str, Question]:
+        run = self.volunteer.view.run()
+        asked: dict[str, Question] = {"measured": lambda control: control.measured()}
+        if run:
+            asked["workers"] = lambda control: control.workers(run)
+        return asked
+
+    # What is seen.
+
+    def _device(self) -> Device | None:
+        key = self.query_one("#devices", Listing).key
+        return next((d for d in self.volunteer.view.status.devices if d.id == key), None)
+
+    def _filling(self, scene: Scene) -> Filling:
+        status = scene.view.status
+        speeds = {b.device: b for b in status.benchmarks}
+        return Filling(
+            rows=tuple(device_row(d, speeds.get(d.id), scene) for d in status.devices),
+            empty="looking at this machine: the first look takes some seconds",
+            title="Devices",
+            subtitle=f"{size(status.sent_bytes)} sent, {size(status.received_bytes)} received",
+        )
+
+    def _measured_title(self, scene: Scene) -> tuple[str, str]:
+        device = self._device()
+        if scene.view.benchmark is not None:
+            return "Measuring", "b stops it"
+        return (f"Benchmark of {device.id}" if device else "Benchmark"), ""
+
+    def _measured(self, scene: Scene, width: int, height: int) -> list[Line]:
+        if scene.view.benchmark is not None:
+            return progress_lines(scene, width, height)
+        device = self._device()
+        if device is None:
+            return []
+        history: Sequence[Benchmark] = self.answer("measured").value or ()
+        workers: Answer[Sequence[WorkerInfo]] = self.answer("workers")
+        return benchmark_lines(device, history, workers.value or (), scene, width)[:height]
+
+    def _given(self, scene: Scene, width: int, height: int) -> list[Line]:
+        return given_lines(self._device(), scene, width, height)
+
+    @on(Listing.Moved)
+    def _moved(self) -> None:
+        self.query_one("#measured", Drawn).draw()
+        self.query_one("#given", Drawn).draw()
+
+    # What can be done.
+
+    def action_benchmark(self) -> None:
+        control = self.volunteer.control
+        if control is None:
+            return
+        if self.volunteer.view.benchmark is not None:
+            self.volunteer.command(control.stop_measuring())
+            return
+        device = self._device()
+        if device is None or not device.usable:
+            self.volunteer.tell("there is nothing to measure here", "warning")
+            return
+        if self.volunteer.view.task(device.id) is not None:
+            self.volunteer.tell("measuring begins when the task in hand is done")
+        self.volunteer.command(control.measure(device.id), lambda: self.ask_measured())
+
+    def ask_measured(self) -> None:
+        self.ask("measured", lambda control: control.measured())
+
+    def action_pause_device(self) -> None:
+        control, device = self.volunteer.control, self._device()
+        if control is None or device is None:
+            return
+        mine = [p for p in self.volunteer.view.status.pauses if p.device == device.id]
+        self.volunteer.command(control.resume(device.id) if mine else control.pause(device.id))
+
+    def action_link(self) -> None:
+        control = self.volunteer.control
+        if control is None:
+            return
+
+        async def tell() -> None:
+            code = await control.link()
+            words = "On the other machine, within ten minutes: volunteer join '...' with this link."
+            self.app.push_screen(Told("Add a machine to your account", words, code.link))
+
+        self.volunteer.command(tell())
+
+
+def device_row(device: Device, speed: Benchmark | None, scene: Scene) -> Row:
+    """A device as a line."""
+    glyphs = scene.glyphs
+    state = activity(scene.view, scene.now, glyphs, device.id)
+    lent = scene.view.task(device.id) is not None or scene.view.status.paused(device.id)
+    if not device.usable:
+        shown: Line = ((f"{glyphs.cross} unusable", "bad"),)
+    elif lent or speed is not None:
+        shown = ((f"{state.sign} {state.word}", state.role),)
+    else:
+        shown = ((f"{glyphs.off} not lent", "dim"),)
+    return Row(
+        key=device.id,
+        cells=(
+            ((device.id, "value"),),
+            ((printable(device.name, 80), "text"),),
+            shown,
+            ((size(device.memory_bytes), "text"),),
+            ((flops(speed.step_flops) if speed else "-", "value"),),
+            ((flops(speed.fp32_flops) if speed else "-", "text"),),
+            ((flops(speed.bf16_flops) if speed else "-", "text"),),
+        ),
+    )
+
+
+def benchmark_lines(
+    device: Device,
+    history: Sequence[Benchmark],
+    workers: Sequence[WorkerInfo],
+    scene: Scene,
+    cells: int,
+) -> list[Line]:
+    """The figures of a device, how they went on, and those of others."""
+    glyphs, room = scene.glyphs, cells - NAME_CELLS
+    if not device.usable:
+        said = device.problem or "torch cannot use this device"
+        return [((text, "bad"),) for text in wrap(said, cells, 8)]
+    speed = next((b for b in scene.view.status.benchmarks if b.device == device.id), None)
+    if speed is None:
+        said = "not measured: b measures it (about 20 seconds, and can be stopped)"
+        return [((text, "dim"),) for text in wrap(said, cells, 3)]
+    status = scene.view.status
+    products = " in matrix products" if room > 36 else ""
+    lines = [
+        _fact("training", flops(speed.step_flops), room, "value"),
+        _fact("fp32", f"{flops(speed.fp32_flops)}{products}", room),
+        _fact("bf16", f"{flops(speed.bf16_flops)}{products}", room),
+        _fact("memory", f"{size(speed.memory_bytes_per_s)}/s", room),
+    ]
+    if speed.disk_bytes_per_s:
+        lines.append(_fact("disk", f"{size(speed.disk_bytes_per_s)}/s written", room))
+    if status.up_bytes_per_s or status.down_bytes_per_s:
+        up, down = size(status.up_bytes_per_s), size(status.down_bytes_per_s)
+        lines.append(_fact("network", f"{glyphs.up} {up}/s  {glyphs.down} {down}/s", room))
+    if speed.at:
+        lines.append(_fact("measured", f"{ago(scene.now - speed.at)} ago", room))
+    earlier = [b.step_flops for b in history if b.device == device.id]
+    if len(earlier) > 1:
+        drawn = spark(earlier[-20:], 20, glyphs)
+        lines.append(
+            (
+                (left("before", NAME_CELLS), "dim"),
+                (drawn, "fill"),
+                (f" {len(earlier)} times", "dim"),
+            )
+        )
+    return [*lines, *_compared(speed, workers, scene, room)]
+
+
+def _compared(
+    speed: Benchmark, workers: Sequence[WorkerInfo], scene: Scene, room: int
+) -> list[Line]:
+    """This device beside the median of those at work."""
+    info = scene.view.info(scene.view.run())
+    rates = [worker.rate for worker in workers if worker.rate]
+    if info is None or info.step_flops <= 0 or len(rates) < 2:
+        return []
+    mine = speed.step_flops / info.step_flops
+    share = mine / statistics.median(rates)
+    return [_fact("others", f"{share:.2g} x the median of {len(rates)}", room)]
+
+
+def given_lines(device: Device | None, scene: Scene, cells: int, height: int) -> list[Line]:
+    """In words, what each run means for a device."""
+    infos = [info for info in scene.view.status.runs if info.state == "running"]
+    if device is None or not infos:
+        said = "as soon as a run is there, this says how long a task takes here and what it earns"
+        return [((text, "dim"),) for text in wrap(said, cells, height)]
+    lines: list[Line] = []
+    for info in infos:
+        lines += [*_given(info, device, scene, cells), ()]
+    return lines[:height]
+
+
+def _given(info: RunInfo, device: Device, scene: Scene, cells: int) -> list[Line]:
+    speeds = scene.view.status.benchmarks
+    able = prospect(info, [device], speeds, (info.workload,))
+    lines: list[Line] = [((printable(info.name, cells), "title"),)]
+    if not able.fits or able.step_s is None:
+        return [*lines, *(((text, "text"),) for text in wrap(able.sentence, cells, 2))]
+    task = scene.view.task(device.id)
+    said = f"A step of this run takes {duration_words(able.step_s)} here."
+    if task is not None and task.run == info.name:
+        whole = duration_words(able.step_s * task.steps)
+        said += f" The task in hand has {task.steps} steps, about {whole}."
+    if able.credits_per_hour is not None:
+        said += f" An hour of work earns about {count(able.credits_per_hour)} credits."
+    said += f" It needs {size(info.memory_bytes)} of memory; {fit(device.id, 12)} has {size(device.memory_bytes)}."
+    return [*lines, *(((text, "text"),) for text in wrap(said, cells, 6))]
+
+
+def _fact(name: str, text: str, room: int, role: str = "text") -> Line:
+    return ((left(name, NAME_CELLS), "dim"), (fit(text, room), role))

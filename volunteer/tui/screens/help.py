@@ -1,0 +1,128 @@
+"""All keys, and what the signs and words on the screens mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.events import Resize
+from textual.screen import ModalScreen
+
+from volunteer.tui import keys
+from volunteer.tui.text import Glyphs, Line, left, wrap
+from volunteer.tui.widgets.panel import Panel, Scene
+
+KEY_CELLS, NAME_CELLS = 7, 13
+WORDS = (
+    ("run", "one effort to train one model; it belongs to whoever runs the coordinator"),
+    ("task", "a piece of work of a run; it is yours while the lease lives"),
+    ("lease", "the time you have for a task; it is renewed while this program runs, paused or not"),
+    (
+        "contribution",
+        "what you hand in for a task: only the change of the model, never a file of yours",
+    ),
+    ("version", "a state of the model; a merge of contributions makes the next one"),
+    ("credit", "what accepted work earns: pending when accepted, yours when it is merged"),
+    ("pause", "the device is free within two seconds and the task is kept"),
+    ("finish", "the task in hand is completed, then no more are taken"),
+)
+
+
+def signs(glyphs: Glyphs) -> tuple[tuple[str, str, str], ...]:
+    """Sign, role and meaning."""
+    return (
+        (glyphs.on, "good", "at work, or online"),
+        (glyphs.off, "dim", "not yet, stopped, or offline"),
+        (glyphs.paused, "warn", "paused; the reason and what ends it stand beside it"),
+        (glyphs.wait, "info", "waiting for the coordinator"),
+        (glyphs.check, "good", "accepted or done"),
+        (glyphs.cross, "bad", "rejected; the check that failed stands below it"),
+        (glyphs.mark, "mark", "a version with a contribution of yours in it"),
+    )
+
+
+def help_lines(own: Sequence[keys.Command], scene: Scene, cells: int) -> list[Line]:
+    """The whole text for this width."""
+    lines: list[Line] = []
+    if own:
+        lines += _section("This page", [_command(c, scene) for c in own], cells)
+    everywhere = [_command(c, scene) for c in keys.COMMANDS]
+    lines += _section("Everywhere", everywhere, cells)
+    lines += _section("Pages", [(p.key, "key", p.title, p.help) for p in keys.PAGES], cells)
+    told = [(sign, role, "", text) for sign, role, text in signs(scene.glyphs)]
+    lines += _section("Signs", told, cells)
+    return lines + _section("Words", [("", "dim", word, text) for word, text in WORDS], cells)[:-1]
+
+
+def _command(command: keys.Command, scene: Scene) -> tuple[str, str, str, str]:
+    return keys.key_of(command, scene.keys), "key", command.short, command.help
+
+
+def _section(title: str, rows: Sequence[tuple[str, str, str, str]], cells: int) -> list[Line]:
+    lines: list[Line] = [((title, "title"),)]
+    for sign, role, name, text in rows:
+        names = NAME_CELLS if name or title == "Words" else 0
+        used = KEY_CELLS + names
+        for row, part in enumerate(wrap(text, max(8, cells - used), 9)):
+            start: Line = (
+                (left(f" {sign}", KEY_CELLS), role),
+                (left(name, names), "value"),
+            )
+            lines.append((*start, (part, "text")) if row == 0 else ((" " * used + part, "text"),))
+    return [*lines, ()]
+
+
+class HelpText(Panel):
+    """As high as its text."""
+
+    def __init__(self, own: Sequence[keys.Command]) -> None:
+        super().__init__(id="help-text")
+        self._own = own
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        return help_lines(self._own, scene, width)
+
+    def fit_height(self, width: int) -> None:
+        self.styles.height = len(help_lines(self._own, self.scene, width))
+
+
+class Help(ModalScreen[None]):
+    """Closed by any of its keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,question_mark,f1,enter,space", "close", "close", show=False),
+        Binding("j", "scroll(1)", "down", show=False),
+        Binding("k", "scroll(-1)", "up", show=False),
+    ]
+
+    def __init__(self, scene: Scene, own: Sequence[keys.Command] = ()) -> None:
+        super().__init__()
+        self._scene = scene
+        self._own = own
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(id="help", classes="card dialog") as box:
+            box.border_title = "Help"
+            box.border_subtitle = "esc closes"
+            yield HelpText(self._own)
+
+    def on_mount(self) -> None:
+        self.query_one(HelpText).scene = self._scene
+        self.call_after_refresh(self._fit)
+
+    def on_resize(self, event: Resize) -> None:
+        self.call_after_refresh(self._fit)
+
+    def _fit(self) -> None:
+        text = self.query_one(HelpText)
+        text.fit_height(text.content_size.width)
+        text.draw()
+
+    def action_scroll(self, by: int) -> None:
+        self.query_one("#help").scroll_relative(y=by, animate=False)
+
+    def action_close(self) -> None:
+        self.dismiss(None)

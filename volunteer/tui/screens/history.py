@@ -1,0 +1,374 @@
+"""What I handed in, what became of it and why, and every movement of my credits."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Input
+
+from shared.protocol import LedgerRow, Verdict
+from volunteer.commands import History as Page
+from volunteer.files import write_whole
+from volunteer.milestones import week
+from volunteer.tui import keys
+from volunteer.tui.asking import Answer, AskingPage, Question, aged
+from volunteer.tui.text import Line, ago, clock_time, fit, left, spark, wrap
+from volunteer.tui.widgets.choices import Choices
+from volunteer.tui.widgets.drawn import Drawn
+from volunteer.tui.widgets.finder import Finder
+from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
+from volunteer.tui.widgets.panel import Scene
+from volunteer.tui.widgets.records import VERDICTS
+from volunteer.wording import credit, printable
+
+KINDS = (("all", "all"), ("open", "not decided"), ("paid", "paid"), ("rejected", "rejected"))
+PAGES_MAX = 40
+NAME_CELLS = 9
+STEPS = {  # how far a contribution has come, as it is drawn
+    "received": 1,
+    "checking": 1,
+    "accepted": 2,
+    "merged": 3,
+    "superseded": 3,
+    "rejected": 0,
+}
+COLUMNS = (
+    Column(title="when", cells=8),
+    Column(title="run", cells=16, least=66),
+    Column(title="task", cells=7, align="right", least=50),
+    Column(title="state", cells=12),
+    Column(title="credits", cells=8, align="right"),
+    Column(title="why", least=40),
+)
+
+
+class History(AskingPage):
+    """See the module."""
+
+    NAME = "history"
+    AUTO_FOCUS = "#work"
+    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
+        keys.Command(
+            id="kind",
+            key="w",
+            action="kind",
+            short="which",
+            help="Show all contributions, or those not decided, paid, rejected.",
+            place="footer",
+            rank=35,
+        ),
+        keys.Command(
+            id="filter",
+            key="slash",
+            action="filter",
+            short="filter",
+            help="Show only lines that hold a text.",
+            place="footer",
+            rank=36,
+        ),
+        keys.Command(
+            id="export",
+            key="e",
+            action="export",
+            short="CSV",
+            help="Write the ledger into a CSV file in your home directory.",
+            place="footer",
+            rank=37,
+        ),
+        keys.Command(
+            id="reload", key="r", action="reload", short="reload", help="Ask the coordinator again."
+        ),
+    )
+    CSS = """
+    History {
+        #totals { width: 34; height: 1fr; }
+        #side { width: 34; }
+        #detail { height: 2fr; }
+        #span { height: 1; }
+        &.-normal, &.-narrow {
+            #columns { layout: vertical; }
+            #side { width: 1fr; height: 7; layout: horizontal; }
+            #totals { height: 1fr; width: 30; }
+            #detail { height: 1fr; }
+        }
+        &.-narrow #totals { display: none; }
+        &.-short #side { height: 5; }
+        &.-tiny, &.-flat { #side, #span { display: none; } }
+    }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind = "all"
+        self.needle = ""
+        self._older: list[Verdict] = []
+        self._pages = 0
+        self._cursor = ""
+
+    def body(self) -> ComposeResult:
+        with Horizontal(id="columns"):
+            with Vertical(id="list"):
+                yield Choices(KINDS, lambda: self.kind, action="pick", key="w", id="span")
+                yield Finder(id="finder")
+                yield Listing(COLUMNS, self._filling, id="work")
+            with Vertical(id="side"):
+                yield Drawn(self._totals, title="Credits", id="totals", classes="card")
+                yield Drawn(self._detail, title=self._detail_title, id="detail", classes="card")
+
+    def questions(self) -> dict[str, Question]:
+        return {
+            "history": lambda control: control.history(),
+            "ledger": lambda control: control.ledger(),
+        }
+
+    # Which lines.
+
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """All that is known, newest first, each contribution once by its newest state."""
+        answer: Answer[Page] = self.answer("history")
+        found: dict[int, Verdict] = {}
+        for verdict in (
+            *reversed(self.volunteer.view.status.verdicts),
+            *(answer.value.verdicts if answer.value else ()),
+            *self._older,
+        ):
+            known = found.get(verdict.contribution)
+            if known is None or known.at < verdict.at:
+                found[verdict.contribution] = verdict
+        return tuple(sorted(found.values(), key=lambda v: v.contribution, reverse=True))
+
+    def _filling(self, scene: Scene) -> Filling:
+        answer: Answer[Page] = self.answer("history")
+        known = self.verdicts()
+        chosen = [v for v in known if chosen_by(v, self.kind, self.needle)]
+        old = not scene.view.status.online or answer.old(scene)
+        count = f"{len(chosen)} of {len(known)}" if len(chosen) != len(known) else ""
+        note = " ".join(part for part in (count, answer.note(scene)) if part)
+        return Filling(
+            rows=tuple(verdict_row(v, scene, old=old) for v in chosen),
+            empty=_empty(answer, known, scene),
+            title=f'Contributions with "{self.needle}"' if self.needle else "Contributions",
+            subtitle=note,
+        )
+
+    def action_kind(self) -> None:
+        names = [name for name, _ in KINDS]
+        self.action_pick(names[(names.index(self.kind) + 1) % len(names)])
+
+    def action_pick(self, kind: str) -> None:
+        self.kind = kind
+        self.show(self.volunteer.scene(), at_once=True)
+
+    def action_filter(self) -> None:
+        self.query_one(Finder).open()
+
+    @on(Input.Changed)
+    def _typed(self) -> None:
+        self.needle = self.query_one(Finder).needle
+        self.show(self.volunteer.scene(), at_once=True)
+
+    @on(Finder.Left)
+    def _left(self) -> None:
+        self.query_one("#work").focus()
+
+    # More of them.
+
+    @on(Listing.Ended)
+    def _more(self) -> None:
+        if self._cursor and self._pages < PAGES_MAX and not self.answer("older").asking:
+            cursor = self._cursor
+            self.ask("older", lambda control: control.history(cursor))
+
+    def answered(self, name: str) -> None:
+        page: Page | None = self.answer(name).value
+        if name == "older" and page is not None:
+            self._pages += 1
+            self._older += page.verdicts
+            self._cursor = page.cursor
+        elif name == "history" and page is not None and not self._pages:
+            self._cursor = page.cursor
+
+    @on(Listing.Moved)
+    def _moved(self) -> None:
+        self.query_one("#detail", Drawn).draw()
+
+    # Beside the list.
+
+    def _detail_title(self, scene: Scene) -> tuple[str, str]:
+        return "Why", ""
+
+    def _chosen(self) -> Verdict | None:
+        key = self.query_one("#work", Listing).key
+        return next((v for v in self.verdicts() if str(v.contribution) == key), None)
+
+    def _detail(self, scene: Scene, width: int, height: int) -> list[Line]:
+        verdict = self._chosen()
+        if verdict is None:
+            return []
+        rows: Sequence[LedgerRow] = self.answer("ledger").value or ()
+        return detail_lines(verdict, rows, scene, width, height)
+
+    def _totals(self, scene: Scene, width: int, height: int) -> list[Line]:
+        answer: Answer[Sequence[LedgerRow]] = self.answer("ledger")
+        return aged(total_lines(answer.value or (), scene, width, height), scene)
+
+    def action_export(self) -> None:
+        """Write what is known of the ledger into a file."""
+        rows: Sequence[LedgerRow] | None = self.answer("ledger").value
+        if rows is None:
+            self.volunteer.tell("the ledger is not here yet", "warning")
+            return
+        path = Path.home() / "volunteer-credits.csv"
+        try:
+            write_whole(path, ledger_csv(rows, self.verdicts()).encode())
+        except OSError as error:
+            self.volunteer.tell(f"{path} cannot be written: {error.strerror}", "error")
+        else:
+            self.volunteer.tell(f"{len(rows)} lines written to {path}")
+
+
+def chosen_by(verdict: Verdict, kind: str, needle: str) -> bool:
+    """Whether a line is wanted."""
+    wanted = {
+        "all": True,
+        "open": verdict.state in ("received", "checking", "accepted"),
+        "paid": verdict.state in ("merged", "superseded"),
+        "rejected": verdict.state == "rejected",
+    }[kind]
+    text = f"{verdict.run} {verdict.task} {verdict.state} {verdict.reason} {verdict.message}"
+    return wanted and needle.casefold() in text.casefold()
+
+
+def verdict_row(verdict: Verdict, scene: Scene, *, old: bool) -> Row:
+    """A contribution as a line."""
+    sign, word, role = VERDICTS[verdict.state]
+    paid = credit(verdict.credits_micro) if verdict.credits_micro else "-"
+    why = verdict.message or (f"version {verdict.version}" if verdict.version is not None else "")
+    return Row(
+        key=str(verdict.contribution),
+        cells=(
+            ((when(verdict.at, scene.now), "dim"),),
+            ((printable(verdict.run, 64), "text"),),
+            ((str(verdict.task), "dim"),),
+            ((f"{getattr(scene.glyphs, sign)} {word}", role),),
+            ((paid, "value" if verdict.state in ("merged", "superseded") else "dim"),),
+            ((printable(why, 200), "text"),),
+        ),
+        dim=old,
+    )
+
+
+def when(at: float, now: float) -> str:
+    """The time of day, or for how many days it is past."""
+    return clock_time(at) if 0 <= now - at < 20 * 3600 else f"{ago(now - at)} ago"
+
+
+def way(verdict: Verdict, scene: Scene) -> Line:
+    """pending, checked, paid: how far it has come."""
+    glyphs = scene.glyphs
+    if verdict.state == "rejected":
+        return (("pending ", "dim"), (f"{glyphs.right} ", "faint"), ("not paid", "bad"))
+    reached = STEPS[verdict.state]
+    spans: list[tuple[str, str]] = []
+    for number, word in enumerate(("pending", "checked", "paid"), start=1):
+        if number > 1:
+            spans.append((f" {glyphs.right} ", "faint"))
+        role = "good" if number == 3 and reached == 3 else "text" if number <= reached else "faint"
+        spans.append((word, role))
+    return tuple(spans)
+
+
+def _empty(answer: Answer[Page], known: Sequence[Verdict], scene: Scene) -> str:
+    if known:
+        return "nothing of this kind; w shows others, esc ends the filter"
+    if answer.error:
+        return f"cannot be shown: {answer.error.rstrip('.')}. Press r to try again."
+    if answer.value is not None:
+        return "what you hand in appears here, with the verdict and its reason; the first task begins it"
+    return "asking the coordinator" if answer.asking else "shown as soon as the coordinator answers"
+
+
+def detail_lines(
+    verdict: Verdict, rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int
+) -> list[Line]:
+    """All about one contribution: its verdict, the check that failed, and the postings."""
+    sign, word, role = VERDICTS[verdict.state]
+    lines: list[Line] = [((f"{getattr(scene.glyphs, sign)} {word}", role),)]
+    if verdict.reason:
+        lines.append(_fact("check", printable(verdict.reason, 60)))
+    lines += [((text, "text"),) for text in wrap(verdict.message, cells, 5) if verdict.message]
+    lines.append(((left("way", NAME_CELLS), "dim"), *way(verdict, scene)))
+    lines.append(_fact("number", f"{verdict.contribution}, task {verdict.task}"))
+    if verdict.version is not None:
+        lines.append(_fact("version", str(verdict.version)))
+    if verdict.weight is not None:
+        lines.append(_fact("weight", f"{verdict.weight:.3g} of the merge"))
+    for row in rows:
+        if row.contribution == verdict.contribution:
+            amount = f"{'+' if row.amount_micro >= 0 else ''}{credit(row.amount_micro)}"
+            line = ((left(clock_time(row.at), 6), "dim"), (left(row.kind, 9), "text"))
+            lines.append((*line, (fit(amount, max(0, cells - 15)), "value")))
+    return lines[:height]
+
+
+def total_lines(rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int) -> list[Line]:
+    """What there is, what is waiting, and the last days."""
+    me = scene.view.status.me
+    if me is None:
+        said = "credits appear here when your first contribution has been checked"
+        return [((text, "dim"),) for text in wrap(said, cells, height)]
+    lines: list[Line] = [
+        _fact("to spend", credit(me.earned_micro - me.spent_micro), "value"),
+        _fact("pending", credit(me.pending_micro), "warn" if me.pending_micro else "text"),
+        _fact("today", f"+{credit(me.today_micro)}", "good" if me.today_micro else "text"),
+    ]
+    if rows:
+        days = week(rows, scene.now).credits_micro
+        drawn = spark([max(0, micro) for micro in days], 7, scene.glyphs)
+        lines.append(((left("7 days", NAME_CELLS), "dim"), ("".join(s * 2 for s in drawn), "fill")))
+    lines.append(_fact("earned", credit(me.earned_micro)))
+    lines.append(_fact("spent", credit(me.spent_micro)))
+    lines.append(_fact("accepted", f"{me.accepted} of {me.accepted + me.rejected}"))
+    lines.append(_fact("trust", f"{me.trust:.0%}"))
+    return lines[:height]
+
+
+def _fact(name: str, text: str, role: str = "text") -> Line:
+    return ((left(name, NAME_CELLS), "dim"), (text, role))
+
+
+def ledger_csv(rows: Sequence[LedgerRow], verdicts: Sequence[Verdict]) -> str:
+    """The ledger for a spreadsheet; a cell that would begin a formula there is text."""
+    by_number = {verdict.contribution: verdict for verdict in verdicts}
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(("at", "run", "kind", "credits", "contribution", "state", "reason", "memo"))
+    for row in rows:
+        verdict = by_number.get(row.contribution or -1)
+        cells = (
+            f"{row.at:.0f}",
+            row.run,
+            row.kind,
+            f"{row.amount_micro / 1e6:.6f}",
+            "" if row.contribution is None else str(row.contribution),
+            verdict.state if verdict else "",
+            verdict.message if verdict else "",
+            row.memo,
+        )
+        writer.writerow([_harmless(cell) for cell in cells])
+    return out.getvalue()
+
+
+def _harmless(cell: str) -> str:
+    return (
+        f"'{cell}"
+        if cell[:1] in "=+@\t\r" or (cell[:1] == "-" and not cell[1:2].isdigit())
+        else cell
+    )

@@ -1,0 +1,228 @@
+"""My week and my milestones first, then who else has given how much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+
+from shared.protocol import LeaderRow, LedgerRow
+from volunteer.milestones import Milestone, Week, milestones, week
+from volunteer.tui import keys
+from volunteer.tui.asking import Answer, AskingPage, Question, aged
+from volunteer.tui.text import Line, bar, count, fit, left, spark, spread, wrap
+from volunteer.tui.widgets.choices import Choices
+from volunteer.tui.widgets.drawn import Drawn
+from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
+from volunteer.tui.widgets.panel import Scene
+from volunteer.wording import credit, duration, printable
+
+WINDOWS = (("7", "7 days"), ("30", "30 days"), ("0", "all time"))
+NAME_CELLS = 11
+BAR_CELLS = 14
+COLUMNS = (
+    Column(title="#", cells=4, align="right"),
+    Column(title="volunteer"),
+    Column(title="credits", cells=12, align="right"),
+    Column(title="", cells=BAR_CELLS, least=64),
+    Column(title="accepted", cells=8, align="right", least=52),
+    Column(title="device time", cells=11, align="right", least=76),
+    Column(title="machines", cells=8, align="right", least=88),
+)
+
+
+class Leaderboard(AskingPage):
+    """See the module."""
+
+    NAME = "leaderboard"
+    AUTO_FOCUS = "#ranks"
+    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
+        keys.Command(
+            id="window",
+            key="w",
+            action="window",
+            short="7/30/all",
+            help="Count the last 7 days, the last 30, or all time.",
+            place="footer",
+            rank=35,
+        ),
+        keys.Command(
+            id="reload",
+            key="r",
+            action="reload",
+            short="reload",
+            help="Ask the coordinator again.",
+        ),
+    )
+    CSS = """
+    Leaderboard {
+        #mine { width: 40; }
+        #week { height: 10; }
+        #span { height: 1; }
+        #place { height: 1; padding: 0 1; background: $surface; }
+        &.-normal, &.-narrow {
+            #sides { layout: vertical; }
+            #mine { width: 1fr; height: 8; layout: horizontal; }
+            #week { height: 1fr; }
+        }
+        &.-narrow { #goals { display: none; } #mine { height: 5; } }
+        &.-short { #mine { height: 4; } }
+        &.-tiny { #mine, #place { display: none; } }
+        &.-flat { #mine, #place, #span { display: none; } }
+    }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window = "7"
+
+    def body(self) -> ComposeResult:
+        with Horizontal(id="sides"):
+            with Vertical(id="mine"):
+                yield Drawn(self._week, title="My week", id="week", classes="card")
+                yield Drawn(self._goals, title="Milestones", id="goals", classes="card")
+            with Vertical(id="board"):
+                yield Choices(WINDOWS, lambda: self.window, action="pick", key="w", id="span")
+                yield Listing(COLUMNS, self._filling, id="ranks")
+                yield Drawn(self._place, id="place")
+
+    def questions(self) -> dict[str, Question]:
+        days = int(self.window)
+        return {
+            f"leaders {self.window}": lambda control: control.leaders(days=days),
+            "ledger": lambda control: control.ledger(),
+        }
+
+    def action_window(self) -> None:
+        names = [name for name, _ in WINDOWS]
+        self.action_pick(names[(names.index(self.window) + 1) % len(names)])
+
+    def action_pick(self, window: str) -> None:
+        """Count another span of time."""
+        self.window = window
+        self.show(self.volunteer.scene(), at_once=True)
+
+    def _leaders(self) -> Answer[Sequence[LeaderRow]]:
+        return self.answer(f"leaders {self.window}")
+
+    def _filling(self, scene: Scene) -> Filling:
+        answer = self._leaders()
+        return Filling(
+            rows=leader_rows(answer.value or (), scene, old=answer.old(scene)),
+            empty=_empty(answer, scene),
+            title="Ranks",
+            subtitle=answer.note(scene),
+        )
+
+    def _place(self, scene: Scene, width: int, height: int) -> list[Line]:
+        return [place_line(self._leaders().value or (), scene, width)]
+
+    def _week(self, scene: Scene, width: int, height: int) -> list[Line]:
+        answer: Answer[Sequence[LedgerRow]] = self.answer("ledger")
+        if answer.value is None:
+            return answer.instead(scene, width, height, "")
+        return aged(week_lines(week(answer.value, scene.now), scene, width, height), scene)
+
+    def _goals(self, scene: Scene, width: int, height: int) -> list[Line]:
+        me = scene.view.status.me
+        if me is None:
+            said = "marks that only grow appear here with your first contribution"
+            return [((text, "dim"),) for text in wrap(said, width, height)]
+        return aged(goal_lines(milestones(me), scene, width, height), scene)
+
+
+def _empty(answer: Answer[Sequence[LeaderRow]], scene: Scene) -> str:
+    if answer.error:
+        return f"cannot be shown: {answer.error.rstrip('.')}. Press r to try again."
+    if answer.value is not None:
+        return "nobody has earned anything in this time yet: the first accepted contribution opens the list"
+    return "asking the coordinator" if answer.asking else "shown as soon as the coordinator answers"
+
+
+def leader_rows(leaders: Sequence[LeaderRow], scene: Scene, *, old: bool) -> tuple[Row, ...]:
+    """The list, mine marked."""
+    top = max((row.earned_micro for row in leaders), default=0)
+    rows = []
+    for row in leaders:
+        role = "mark" if row.me else "text"
+        name = printable(row.nickname, 40)
+        mine = f"{scene.glyphs.mark} {name} (you)" if row.me else f"  {name}"
+        rows.append(
+            Row(
+                key=str(row.rank) + row.nickname,
+                cells=(
+                    ((str(row.rank), "value" if row.rank <= 3 else "dim"),),
+                    ((mine, role),),
+                    ((credit(row.earned_micro), "value" if row.me else "text"),),
+                    bar(row.earned_micro / top if top else 0.0, BAR_CELLS, scene.glyphs),
+                    ((count(row.accepted), "text"),),
+                    ((duration(row.device_s), "dim"),),
+                    ((str(row.workers), "dim"),),
+                ),
+                dim=old,
+            )
+        )
+    return tuple(rows)
+
+
+def place_line(leaders: Sequence[LeaderRow], scene: Scene, cells: int) -> Line:
+    """My own place, always in sight."""
+    mine = next((row for row in leaders if row.me), None)
+    me = scene.view.status.me
+    if mine is None:
+        if me is not None and not me.public:
+            return ((fit("your name is not shown to others (setting: public)", cells), "dim"),)
+        return ((fit("you are not in this list yet", cells), "dim"),) if leaders else ()
+    above = [row for row in leaders if row.earned_micro > mine.earned_micro]
+    gap = min((row.earned_micro for row in above), default=0) - mine.earned_micro
+    text = f"place {mine.rank} of {len(leaders)}, {credit(mine.earned_micro)} credits"
+    more = f", {credit(gap)} to the next place" if gap > 0 else ", nobody is ahead of you"
+    room = cells - 2
+    return (
+        (f"{scene.glyphs.mark} ", "mark"),
+        (fit(text + more, room, scene.glyphs.ellipsis), "text"),
+    )
+
+
+def week_lines(found: Week, scene: Scene, cells: int, height: int) -> list[Line]:
+    """Seven days in a few lines."""
+    if found.total_micro == 0 and found.streak == 0:
+        said = "what your machines earn this week appears here: one accepted contribution begins it"
+        return [((text, "dim"),) for text in wrap(said, cells, height)]
+    lines: list[Line] = [_fact("credits", credit(found.total_micro), "value")]
+    drawn = spark([max(0, micro) for micro in found.credits_micro], 7, scene.glyphs)
+    wide = "".join(sign * 3 for sign in drawn) if cells >= NAME_CELLS + 21 else drawn
+    lines.append(((left("by day", NAME_CELLS), "dim"), (wide, "fill")))
+    lines.append(_fact("work", f"{found.contributions} contributions paid"))
+    lines.append(_fact("active", f"{found.active} of 7 days"))
+    if found.streak > 1:
+        lines.append(_fact("streak", f"{found.streak} days in a row", "good"))
+    if found.before_micro > 0:
+        change = found.total_micro / found.before_micro - 1
+        sign = scene.glyphs.up if change >= 0 else scene.glyphs.down
+        lines.append(
+            _fact("last week", f"{sign} {abs(change):.0%}", "good" if change >= 0 else "text")
+        )
+    return lines[:height]
+
+
+def _fact(name: str, text: str, role: str = "text") -> Line:
+    return ((left(name, NAME_CELLS), "dim"), (text, role))
+
+
+def goal_lines(found: Sequence[Milestone], scene: Scene, cells: int, height: int) -> list[Line]:
+    """The next mark on each ladder."""
+    lines: list[Line] = []
+    roomy = height >= 3 * len(found) - 1
+    for goal in found:
+        ahead = "all marks passed" if goal.next is None else f"{goal.have:,.0f} of {goal.next:,}"
+        passed = goal.last > 0
+        sign = scene.glyphs.check if passed else scene.glyphs.wait
+        name: Line = ((f"{sign} ", "good" if passed else "dim"), (goal.name, "text"))
+        lines.append(spread(name, ((ahead, "dim"),), cells))
+        lines.append((("  ", "text"), *bar(goal.share, cells - 2, scene.glyphs)))
+        if roomy:
+            lines.append(())
+    return lines[:height]

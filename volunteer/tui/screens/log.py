@@ -1,0 +1,256 @@
+"""Everything that happened since the start, to be searched, followed and shown to somebody who helps."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Literal, TypeAlias
+
+from textual import on
+from textual.app import ComposeResult
+from textual.widgets import Input
+
+from shared.errors import VolunteerError
+from volunteer import events
+from volunteer.commands import SettingRow
+from volunteer.device import hardware
+from volunteer.diagnostics import diagnostics
+from volunteer.events import AnyEvent
+from volunteer.files import write_whole
+from volunteer.sentences import words
+from volunteer.tui import keys
+from volunteer.tui.page import Page
+from volunteer.tui.text import Line, wrap
+from volunteer.tui.view import Entry
+from volunteer.tui.widgets.choices import Choices
+from volunteer.tui.widgets.drawn import Drawn
+from volunteer.tui.widgets.finder import Finder
+from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
+from volunteer.tui.widgets.panel import Scene
+from volunteer.wording import printable
+
+Level: TypeAlias = Literal["info", "warning", "error"]
+LEVELS = (("info", "everything"), ("warning", "warnings"), ("error", "errors"))
+_RANK: dict[str, int] = {"info": 0, "warning": 1, "error": 2}
+_SIGNS = {
+    "info": ("dot", "info", "dim"),
+    "warning": ("warn", "warning", "warn"),
+    "error": ("cross", "error", "bad"),
+}
+COLUMNS = (
+    Column(title="time", cells=8),
+    Column(title="level", cells=9, least=56),
+    Column(title="what happened"),
+)
+
+
+class Tail(Listing):
+    """A list whose cursor stays on the newest row until somebody moves it away."""
+
+    following = True
+
+    def go(self, number: int) -> None:
+        self.following = number >= len(self.rows) - 1
+        super().go(number)
+
+    def place(self, rows: Sequence[Row]) -> int | None:
+        return len(rows) - 1 if self.following else None
+
+
+class LogPage(Page):
+    """See the module."""
+
+    NAME = "log"
+    AUTO_FOCUS = "#entries"
+    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
+        keys.Command(
+            id="level",
+            key="w",
+            action="level",
+            short="which",
+            help="Show everything, or only warnings and errors.",
+            place="footer",
+            rank=35,
+        ),
+        keys.Command(
+            id="filter",
+            key="slash",
+            action="filter",
+            short="search",
+            help="Show only lines that hold a text.",
+            place="footer",
+            rank=36,
+        ),
+        keys.Command(
+            id="follow",
+            key="end",
+            action="follow",
+            short="follow",
+            help="Stay with the newest line.",
+        ),
+        keys.Command(
+            id="diagnostics",
+            key="c",
+            action="diagnostics",
+            short="diagnostics",
+            help="Copy versions, settings and the last events, without secrets, and write them to a file.",
+            place="footer",
+            rank=38,
+        ),
+    )
+    CSS = """
+    LogPage {
+        #span { height: 1; }
+        #entry { height: 5; }
+        &.-short #entry, &.-flat #entry { display: none; }
+        &.-flat #span { display: none; }
+    }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level: str = "info"
+        self._rows: tuple[Row, ...] = ()
+        self._made_of: tuple[int, str, str, str] = (-1, "", "", "")
+
+    def body(self) -> ComposeResult:
+        yield Choices(LEVELS, lambda: self.level, action="pick", key="w", id="span")
+        yield Finder(id="finder")
+        yield Tail(COLUMNS, self._filling, id="entries")
+        yield Drawn(self._entry, title="In full", id="entry", classes="card")
+
+    @property
+    def needle(self) -> str:
+        return self.query_one(Finder).needle
+
+    def _filling(self, scene: Scene) -> Filling:
+        entries = scene.view.entries
+        newest = entries[-1].id if entries else 0
+        made_of = (newest, self.level, self.needle, scene.glyphs.dot)
+        if made_of != self._made_of:
+            self._rows = entry_rows(entries, scene, self.level, self.needle)
+            self._made_of = made_of
+        following = self.query_one("#entries", Tail).following
+        found = f'with "{self.needle}"' if self.needle else ""
+        return Filling(
+            rows=self._rows,
+            empty="nothing of this kind has happened"
+            if entries
+            else "what happens is written down here, beginning with the first connection",
+            title=f"Log {found}".rstrip(),
+            subtitle=f"{len(self._rows)} lines{', following' if following else ', end: follow'}",
+        )
+
+    def _entry(self, scene: Scene, width: int, height: int) -> list[Line]:
+        key = self.query_one("#entries", Listing).key
+        entry = next((e for e in scene.view.entries if str(e.id) == key), None)
+        said = words(entry.event) if entry is not None else None
+        return [((text, "text"),) for text in wrap(said or "", width, height)]
+
+    def action_level(self) -> None:
+        names = [name for name, _ in LEVELS]
+        self.action_pick(names[(names.index(self.level) + 1) % len(names)])
+
+    def action_pick(self, level: str) -> None:
+        self.level = level
+        self.show(self.volunteer.scene(), at_once=True)
+
+    def action_filter(self) -> None:
+        self.query_one(Finder).open()
+
+    def action_follow(self) -> None:
+        tail = self.query_one("#entries", Tail)
+        tail.go(len(tail.rows) - 1)
+
+    @on(Input.Changed)
+    def _typed(self) -> None:
+        self.show(self.volunteer.scene(), at_once=True)
+
+    @on(Finder.Left)
+    def _left(self) -> None:
+        self.query_one("#entries").focus()
+
+    @on(Listing.Moved)
+    def _moved(self) -> None:
+        self.query_one("#entry", Drawn).draw()
+
+    def action_diagnostics(self) -> None:
+        self.run_worker(self._diagnose(), group="diagnostics", exclusive=True)
+
+    async def _diagnose(self) -> None:
+        view, control = self.volunteer.view, self.volunteer.control
+        rows: tuple[SettingRow, ...] = ()
+        try:
+            rows = await control.settings() if control is not None else ()
+        except VolunteerError:
+            pass  # it helps without them too
+        try:
+            version = importlib.metadata.version("volunteer")
+        except importlib.metadata.PackageNotFoundError:
+            version = "of a checkout"
+        text = diagnostics(
+            view.status,
+            hardware(view.status.devices),
+            version=version,
+            settings=rows or (),
+            events=[entry.event for entry in view.entries],
+        )
+        self.app.copy_to_clipboard(text)
+        path = Path.home() / "volunteer-diagnostics.txt"
+        try:
+            write_whole(path, text.encode())
+        except OSError as error:
+            self.volunteer.tell(f"copied; {path} cannot be written: {error.strerror}", "warning")
+        else:
+            self.volunteer.tell(
+                f"copied, and written to {path}: look through it before you send it"
+            )
+
+
+def level_of(event: AnyEvent) -> Level:
+    """How much an event matters to its owner."""
+    match event:
+        case events.Notice(level="error"):
+            return "error"
+        case events.Notice(level="warning"):
+            return "warning"
+        case events.Judged(verdict=verdict) if verdict.state == "rejected":
+            return "error"
+        case events.TaskEnded(how="failed"):
+            return "error"
+        case events.Stopped(code=code) if code != 0:
+            return "error"
+        case events.Connection(online=False) | events.Paused() | events.Halved():
+            return "warning"
+        case _:
+            return "info"
+
+
+def entry_rows(entries: Sequence[Entry], scene: Scene, level: str, needle: str) -> tuple[Row, ...]:
+    """The lines that are wanted, oldest first."""
+    rows = []
+    wanted = needle.casefold()
+    for entry in entries:
+        kind = level_of(entry.event)
+        said = words(entry.event)
+        if said is None or _RANK[kind] < _RANK[level] or wanted not in said.casefold():
+            continue
+        sign, word, role = _SIGNS[kind]
+        rows.append(
+            Row(
+                key=str(entry.id),
+                cells=(
+                    ((clock_seconds(entry.event.at), "dim"),),
+                    ((f"{getattr(scene.glyphs, sign)} {word}", role),),
+                    ((printable(said), "text"),),
+                ),
+            )
+        )
+    return tuple(rows)
+
+
+def clock_seconds(at: float) -> str:
+    """Time of day on this machine, with seconds."""
+    return time.strftime("%H:%M:%S", time.localtime(at)) if 0 < at < 4e9 else "--:--:--"

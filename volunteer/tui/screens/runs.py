@@ -1,0 +1,331 @@
+"""What can be helped: how far each run is, what it needs, what it pays, and whether this machine takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+
+from shared.protocol import RunInfo
+from shared.workloads.base import installed
+from volunteer.commands import SettingRow
+from volunteer.tui import keys
+from volunteer.tui.activity import merging
+from volunteer.tui.asking import Answer, AskingPage, Question, aged
+from volunteer.tui.prospect import Prospect, prospect
+from volunteer.tui.screens.told import Told
+from volunteer.tui.text import Line, bar, count, fit, left, percent, wrap
+from volunteer.tui.widgets.drawn import Drawn
+from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
+from volunteer.tui.widgets.panel import Scene
+from volunteer.wording import loss, printable, size
+
+NAME_CELLS = 10
+BAR_CELLS = 10
+COLUMNS = (
+    Column(title="", cells=1),
+    Column(title="run"),
+    Column(title="workload", cells=9, least=62),
+    Column(title="helpers", cells=7, align="right", least=50),
+    Column(title="loss", cells=15, align="right", least=42),
+    Column(title="progress", cells=BAR_CELLS + 5, least=68),
+    Column(title="for you", cells=18, least=92),
+)
+STATES = {
+    "draft": "being prepared",
+    "running": "running",
+    "paused": "paused by its organiser",
+    "completed": "completed",
+    "failed": "failed",
+}
+
+
+class Runs(AskingPage):
+    """See the module."""
+
+    NAME = "runs"
+    AUTO_FOCUS = "#list"
+    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
+        keys.Command(
+            id="help_run",
+            key="enter",
+            action="help_run",
+            short="help/leave",
+            help="Help the run under the cursor, or leave it.",
+            place="footer",
+            rank=33,
+        ),
+        keys.Command(
+            id="any_run",
+            key="a",
+            action="any_run",
+            short="any",
+            help="Help any run that fits this machine.",
+            place="footer",
+            rank=35,
+        ),
+        keys.Command(
+            id="no_new_tasks",
+            key="n",
+            action="no_new_tasks",
+            short="no new tasks",
+            help="Complete the task in hand and take no more; again: take tasks.",
+            place="footer",
+            rank=37,
+        ),
+        keys.Command(
+            id="share",
+            key="s",
+            action="share",
+            short="share",
+            help="A link with which others can join this coordinator.",
+            place="footer",
+            rank=36,
+        ),
+        keys.Command(
+            id="licence",
+            key="y",
+            action="licence",
+            short="accept licence",
+            help="Say yes to the licence of the run under the cursor.",
+        ),
+        keys.Command(
+            id="reload", key="r", action="reload", short="reload", help="Ask the coordinator again."
+        ),
+    )
+    CSS = """
+    Runs {
+        #about { width: 42; }
+        &.-normal, &.-narrow, &.-tiny {
+            #columns { layout: vertical; }
+            #about { width: 1fr; height: 10; }
+        }
+        &.-short #about { height: 6; }
+        &.-flat #about { display: none; }
+    }
+    """
+
+    def body(self) -> ComposeResult:
+        with Horizontal(id="columns"):
+            yield Listing(COLUMNS, self._filling, id="list")
+            with Vertical(id="about"):
+                yield Drawn(self._detail, title=self._title, id="detail", classes="card")
+
+    def questions(self) -> dict[str, Question]:
+        return {
+            "runs": lambda control: control.runs(),
+            "settings": lambda control: control.settings(),
+        }
+
+    # What is known.
+
+    def infos(self) -> tuple[RunInfo, ...]:
+        """As answered, or as they were told last."""
+        answer: Answer[tuple[RunInfo, ...]] = self.answer("runs")
+        return answer.value or self.volunteer.view.status.runs
+
+    def _setting(self, name: str) -> tuple[str, ...]:
+        answer: Answer[Sequence[SettingRow]] = self.answer("settings")
+        found = next((row.value for row in answer.value or () if row.name == name), ())
+        return tuple(found)
+
+    def chosen(self) -> tuple[str, ...]:
+        """Runs that were chosen; empty: any."""
+        return self._setting("runs")
+
+    def prospect(self, info: RunInfo) -> Prospect:
+        status = self.volunteer.view.status
+        allowed = self._setting("workloads") or tuple(installed())
+        here = [name for name in installed() if name in allowed]
+        return prospect(info, status.devices, status.benchmarks, here)
+
+    def _under_cursor(self) -> RunInfo | None:
+        key = self.query_one("#list", Listing).key
+        return next((info for info in self.infos() if info.name == key), None)
+
+    # What is seen.
+
+    def _filling(self, scene: Scene) -> Filling:
+        infos, chosen = self.infos(), self.chosen()
+        answer = self.answer("runs")
+        old = not scene.view.status.online
+        subtitle = answer.note(scene) or ("as they were told last" if old and infos else "")
+        helping = f"helping {', '.join(chosen)}" if chosen else "helping any that fits"
+        return Filling(
+            rows=tuple(
+                run_row(info, self.prospect(info), scene, helped=helped(info, chosen), old=old)
+                for info in infos
+            ),
+            empty=_empty(answer),
+            title="Runs",
+            subtitle=subtitle or (helping if infos else ""),
+        )
+
+    def _title(self, scene: Scene) -> tuple[str, str]:
+        info = self._under_cursor()
+        return (info.name if info else "Run"), (STATES[info.state] if info else "")
+
+    def _detail(self, scene: Scene, width: int, height: int) -> list[Line]:
+        info = self._under_cursor()
+        if info is None:
+            said = "what a run trains, under which licence and on which data is shown here"
+            return [((text, "dim"),) for text in wrap(said, width, height)]
+        joined = helped(info, self.chosen())
+        return aged(run_detail(info, self.prospect(info), scene, joined, width)[:height], scene)
+
+    @on(Listing.Moved)
+    def _moved(self) -> None:
+        self.query_one("#detail", Drawn).draw()
+
+    # What can be done.
+
+    @on(Listing.Chosen)
+    def action_help_run(self) -> None:
+        info, control = self._under_cursor(), self.volunteer.control
+        if info is None or control is None:
+            return
+        chosen = self.chosen()
+        if info.name in chosen:
+            left_over = tuple(name for name in chosen if name != info.name)
+            said = f"{info.name} is left" + ("" if left_over else "; any run that fits is helped")
+            self._choose(left_over, said)
+            return
+        able = self.prospect(info)
+        if not able.fits:
+            self.volunteer.tell(f"{info.name} cannot be helped now: {able.sentence}", "warning")
+            return
+        self._choose((*chosen, info.name), f"{info.name} is helped from the next task on")
+
+    def action_any_run(self) -> None:
+        self._choose((), "any run that fits is helped from the next task on")
+
+    def _choose(self, runs: tuple[str, ...], said: str) -> None:
+        control = self.volunteer.control
+        if control is not None:
+            self._do(control.choose_runs(runs), said)
+
+    def _do(self, work: Coroutine[Any, Any, Any], said: str) -> None:
+        def done() -> None:
+            self.volunteer.tell(said)
+            self.again()
+
+        self.volunteer.command(work, done)
+
+    def action_no_new_tasks(self) -> None:
+        self.volunteer.action_finish()
+
+    def action_licence(self) -> None:
+        info, control = self._under_cursor(), self.volunteer.control
+        if info is not None and control is not None:
+            self._do(control.consent(info.name), f"you accepted {info.licence} for {info.name}")
+
+    def action_share(self) -> None:
+        control = self.volunteer.control
+        if control is None:
+            return
+
+        async def tell() -> None:
+            link = await control.invitation()
+            self.app.push_screen(
+                Told("Share", "Others join with this link (volunteer join '...'):", link)
+            )
+
+        self.volunteer.command(tell())
+
+
+def helped(info: RunInfo, chosen: Sequence[str]) -> bool:
+    """Whether tasks of a run are asked for."""
+    return not chosen or info.name in chosen
+
+
+def _empty(answer: Answer[tuple[RunInfo, ...]]) -> str:
+    if answer.error:
+        return f"cannot be shown: {answer.error.rstrip('.')}. Press r to try again."
+    if answer.value is not None:
+        return "this coordinator has no run yet: its organiser starts one, and it appears here"
+    return "asking the coordinator" if answer.asking else "shown as soon as the coordinator answers"
+
+
+def run_row(info: RunInfo, able: Prospect, scene: Scene, *, helped: bool, old: bool) -> Row:
+    """A run as a line of the list."""
+    glyphs = scene.glyphs
+    if helped and able.fits:
+        sign = (glyphs.on, "good")
+    else:
+        sign = (
+            (glyphs.cross, "bad")
+            if not able.fits and info.state == "running"
+            else (glyphs.off, "dim")
+        )
+    first = f"{loss(info.loss_first)} {glyphs.right} " if info.loss_first is not None else ""
+    done = info.progress
+    progress: Line = ((STATES[info.state], "dim"),)
+    if done is not None and info.state == "running":
+        progress = (*bar(done, BAR_CELLS, glyphs), (f" {percent(done)}", "text"))
+    if able.credits_per_hour is not None:
+        yours = f"{count(able.credits_per_hour)} credits/h"
+    else:
+        yours = "fits" if able.fits else "does not fit"
+    return Row(
+        key=info.name,
+        cells=(
+            (sign,),
+            ((printable(info.name, 64), "value" if helped and able.fits else "text"),),
+            ((info.workload, "dim"),),
+            ((str(info.workers), "text"),),
+            ((first, "dim"), (loss(info.loss), "value")),
+            progress,
+            ((yours, "text" if able.fits else "dim"),),
+        ),
+        dim=old,
+    )
+
+
+def run_detail(info: RunInfo, able: Prospect, scene: Scene, joined: bool, cells: int) -> list[Line]:
+    """All that is known of a run."""
+    glyphs = scene.glyphs
+    room = cells - NAME_CELLS
+    lines: list[Line] = []
+    if info.description:
+        lines += [((text, "text"),) for text in wrap(info.description, cells, 3)]
+    sign = (glyphs.check, "good") if able.fits else (glyphs.cross, "bad")
+    said = wrap(able.sentence, room - 2, 2)
+    lines.append(
+        ((left("for you", NAME_CELLS), "dim"), (f"{sign[0]} ", sign[1]), (said[0], "text"))
+    )
+    lines += [((" " * (NAME_CELLS + 2), "dim"), (text, "text")) for text in said[1:]]
+    if able.credits_per_hour is not None:
+        lines.append(_fact("earns", f"about {count(able.credits_per_hour)} credits an hour", room))
+    helping = "yes: enter chooses" if joined else "no: enter helps it"
+    if not able.fits:
+        helping = "it cannot be helped from here"
+    lines.append(_fact("you help", helping, room))
+    lines.append(_fact("licence", f"{info.licence} (model)", room))
+    lines.append(
+        _fact(
+            "data", f"{info.dataset or 'none'}, {info.dataset_licence or 'no licence stated'}", room
+        )
+    )
+    lines.append(
+        _fact("model", f"{count(info.parameters)} weights, needs {size(info.memory_bytes)}", room)
+    )
+    lines.append(
+        _fact(
+            "so far",
+            f"version {info.version}, {count(info.tokens)} tokens, {count(info.steps)} steps",
+            room,
+        )
+    )
+    when = merging(scene.view, info.name, scene.now)
+    if when:
+        lines.append(_fact("next", when.removeprefix("merging "), room))
+    if info.contact:
+        lines.append(_fact("contact", printable(info.contact, 100), room))
+    return lines
+
+
+def _fact(name: str, text: str, room: int) -> Line:
+    return ((left(name, NAME_CELLS), "dim"), (fit(text, room), "text"))

@@ -1,0 +1,298 @@
+"""Words, numbers and signs as the screens write them: pure functions, every width counted in terminal cells.
+
+A line of a screen is a tuple of spans, a span is text and the name of its role ("dim", "good", "bad" ...). Roles get
+their colours from the theme, so nothing here knows a colour; state is always a sign and a word besides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import msgspec
+from rich.cells import cell_len, set_cell_size
+
+from volunteer.wording import printable
+
+Span: TypeAlias = tuple[str, str]  # text, role
+Line: TypeAlias = tuple[Span, ...]
+
+ROLES = (
+    "text",
+    "dim",
+    "faint",
+    "value",
+    "title",
+    "key",
+    "good",
+    "warn",
+    "bad",
+    "info",
+    "accent",
+    "big",
+    "mark",
+    "raw",
+    "mean",
+    "model",
+    "track",
+    "fill",
+    "tab",
+    "here",
+)
+
+FOREIGN_CHARS_MAX = 2000
+MANY, TINY = 999.5e12, 1e-4  # beyond these a number is a word
+
+
+class Glyphs(msgspec.Struct, frozen=True, kw_only=True):
+    """Signs of one character cell each."""
+
+    on: str = "●"
+    off: str = "○"
+    paused: str = "‖"
+    run: str = "▶"
+    check: str = "✓"
+    cross: str = "✗"
+    warn: str = "▲"
+    wait: str = "◌"
+    mark: str = "◆"
+    up: str = "↑"
+    down: str = "↓"
+    right: str = "→"
+    left: str = "←"
+    dot: str = "·"
+    dash: str = "–"
+    ellipsis: str = "…"
+    full: str = "━"
+    half: str = "╸"
+    empty: str = "─"
+    axis: str = "─"
+    vertical: str = "│"
+    corner: str = "└"
+    tick: str = "┤"
+    columns: str = " ▁▂▃▄▅▆▇█"  # from empty to full
+    curve: str = "braille"  # which alphabet plots use: "braille" or "ascii"
+
+
+UNICODE = Glyphs()
+ASCII = Glyphs(
+    on="*",
+    off="o",
+    paused="=",
+    run=">",
+    check="+",
+    cross="x",
+    warn="!",
+    wait="~",
+    mark="#",
+    up="^",
+    down="v",
+    right=">",
+    left="<",
+    dot="-",
+    dash="-",
+    ellipsis="~",
+    full="=",
+    half="-",
+    empty=".",
+    axis="-",
+    vertical="|",
+    corner="+",
+    tick="+",
+    columns=" .:-=+*#",
+    curve="ascii",
+)
+
+# What is not ours (names, prompts, samples) may hold any letter; `--ascii` shows only what a 7-bit terminal can.
+_PLAIN = {ord(a): b for a, b in zip("–—−…·‘’“”×≤≥→←↑↓", "---~-''\"\"x<>><^v", strict=True)}
+
+
+def ascii_only(text: str) -> str:
+    """The text in 7 bits, as wide as before."""
+    if text.isascii():
+        return text
+    plain = text.translate(_PLAIN)
+    return "".join(c if c.isascii() else "?" * cell_len(c) for c in plain)
+
+
+# ---------------------------------------------------------------------------------------- spans
+
+
+def width(line: Iterable[Span]) -> int:
+    """Cells of a line."""
+    return sum(cell_len(text) for text, _ in line)
+
+
+def fit(text: str, cells: int, ellipsis: str = "…") -> str:
+    """Text cut to at most `cells`, with a sign that something is missing."""
+    if cells <= 0:
+        return ""
+    if cell_len(text) <= cells:
+        return text
+    return set_cell_size(text, cells - 1).rstrip() + ellipsis if cells > 1 else ellipsis
+
+
+def left(text: str, cells: int, ellipsis: str = "…") -> str:
+    """Text in exactly `cells`, to the left."""
+    cut = fit(text, cells, ellipsis)
+    return cut + " " * max(0, cells - cell_len(cut))
+
+
+def right(text: str, cells: int, ellipsis: str = "…") -> str:
+    """Text in exactly `cells`, to the right."""
+    cut = fit(text, cells, ellipsis)
+    return " " * max(0, cells - cell_len(cut)) + cut
+
+
+def spread(start: Line, end: Line, cells: int) -> Line:
+    """Two parts of one line at its two ends; the end gives way first where there is no room for both."""
+    room = cells - width(start)
+    if width(end) + 1 > room:
+        return start
+    return (*start, (" " * (room - width(end)), "text"), *end)
+
+
+def wrap(text: str, cells: int, rows: int, ellipsis: str = "…") -> list[str]:
+    """Words of a text on at most `rows` lines of at most `cells`."""
+    if cells <= 0 or rows <= 0:
+        return []
+    lines: list[str] = []
+    for paragraph in printable_lines(text):
+        line = ""
+        for word in paragraph.split(" "):
+            while cell_len(word) > cells:  # longer than a line: cut where the line ends
+                room = cells - (cell_len(line) + 1 if line else 0)
+                if room < 2:
+                    lines.append(line)
+                    line, room = "", cells
+                head = set_cell_size(word, room).rstrip()
+                lines.append(f"{line} {head}" if line else head)
+                line, word = "", word[max(1, len(head)) :]
+            if line and cell_len(line) + 1 + cell_len(word) > cells:
+                lines.append(line)
+                line = word
+            else:
+                line = f"{line} {word}" if line else word
+        lines.append(line)
+        if len(lines) > rows:
+            break
+    if len(lines) > rows:
+        lines = lines[:rows]
+        lines[-1] = fit(lines[-1] + ellipsis, cells, ellipsis)
+    return lines
+
+
+def blank(sentence: str, cells: int, rows: int, ellipsis: str = "…") -> list[Line]:
+    """What will appear in an empty place, in its middle."""
+    said = wrap(sentence, min(cells, 48), rows, ellipsis) if sentence else []
+    lines: list[Line] = [()] * ((rows - len(said)) // 2)
+    return lines + [((" " * ((cells - cell_len(text)) // 2) + text, "dim"),) for text in said]
+
+
+def printable_lines(text: str, limit: int = FOREIGN_CHARS_MAX) -> list[str]:
+    """Lines of somebody else's text, safe for a terminal."""
+    return [printable(line, limit) for line in text[:limit].splitlines()] or [""]
+
+
+# -------------------------------------------------------------------------------------- numbers
+
+
+def count(value: float | None, digits: int = 3) -> str:
+    """4.21 M and the like: a number in few letters, never in powers of ten."""
+    if value is None or value != value:
+        return "-"
+    if abs(value) >= MANY:
+        return "many" if value > 0 else "-many"
+    if abs(value) < TINY:
+        return "0"
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(value) < 999.5 or unit == "T":
+            break
+        value /= 1000
+    text = f"{value:.0f}" if value == int(value) and not unit else f"{value:.{digits}g}"
+    return f"{text} {unit}".rstrip()
+
+
+def flops(value: float) -> str:
+    """Floating point operations a second."""
+    return f"{count(value)}FLOP/s" if " " in count(value) else f"{count(value)} FLOP/s"
+
+
+def countdown(seconds: float) -> str:
+    """3:12, 1:02:03; never below 0:00."""
+    whole = int(max(0.0, min(seconds, 359_999.0)) + 0.999)
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02}"
+    return f"{whole // 3600}:{whole % 3600 // 60:02}:{whole % 60:02}"
+
+
+def ago(seconds: float) -> str:
+    """How long since: now, 12 s, 3 min, 2 h, 4 d."""
+    if seconds < 2:
+        return "now"
+    for size, name in ((60.0, "s"), (3600.0, "min"), (86_400.0, "h")):
+        if seconds < size:
+            per = {"s": 1.0, "min": 60.0, "h": 3600.0}[name]
+            return f"{int(seconds / per)} {name}"
+    return f"{int(seconds / 86_400)} d"
+
+
+def clock_time(at: float) -> str:
+    """Time of day on this machine."""
+    return time.strftime("%H:%M", time.localtime(at)) if 0 < at < 4e9 else "--:--"
+
+
+def percent(share: float) -> str:
+    """Whole per cent, 100 only when it is done."""
+    return f"{min(100, int(max(0.0, share) * 100 + 1e-9))} %"
+
+
+def bar(share: float, cells: int, glyphs: Glyphs = UNICODE) -> Line:
+    """A bar of exactly `cells`; the empty part is another sign, not only another colour."""
+    if cells <= 0:
+        return ()
+    share = 0.0 if share != share else min(1.0, max(0.0, share))
+    halves = int(share * cells * 2)
+    full, rest = divmod(halves, 2)
+    spans = [(glyphs.full * full, "fill"), (glyphs.half * rest, "fill")]
+    spans.append((glyphs.empty * (cells - full - rest), "track"))
+    return tuple(span for span in spans if span[0])
+
+
+def spark(values: Sequence[float], cells: int, glyphs: Glyphs = UNICODE) -> str:
+    """The newest values as a row of small columns, from nothing to the highest of them."""
+    finite = [v for v in values if v == v and 0 <= v < float("inf")]
+    shown = finite[-cells:] if cells > 0 else []
+    top = max(shown, default=0.0)
+    if top <= 0:
+        return ""
+    last = len(glyphs.columns) - 1  # the highest column is kept for what is yet to come
+    return "".join(glyphs.columns[round(v / top * (last - 2))] for v in shown)
+
+
+# Digits three cells wide and three lines high, for the one number of a screen that matters most.
+_BIG = {
+    "0": ("╭─╮", "│ │", "╰─╯"),
+    "1": ("╶╮ ", " │ ", "╶┴╴"),
+    "2": ("╶─╮", "╭─╯", "╰─╴"),
+    "3": ("╶─╮", " ─┤", "╶─╯"),
+    "4": ("╷ ╷", "╰─┤", "  ╵"),
+    "5": ("╭─╴", "╰─╮", "╶─╯"),
+    "6": ("╭─╴", "├─╮", "╰─╯"),
+    "7": ("╶─╮", "  │", "  ╵"),
+    "8": ("╭─╮", "├─┤", "╰─╯"),
+    "9": ("╭─╮", "╰─┤", "╶─╯"),
+    ".": (" ", " ", "."),
+    ",": (" ", " ", ","),
+    "-": ("  ", "──", "  "),
+    " ": (" ", " ", " "),
+}
+
+
+def big(text: str) -> tuple[str, str, str] | None:
+    """The digits of a number on three lines, or None where a sign has no big form."""
+    if any(sign not in _BIG for sign in text):
+        return None
+    top, middle, bottom = ("".join(_BIG[sign][row] for sign in text) for row in range(3))
+    return top, middle, bottom

@@ -1,0 +1,309 @@
+"""What the screens know: the volunteer's `Status` plus the curves, samples and lines of the log that grow out of its events.
+
+`reduce` is pure: the same events make the same view, on screen and in a test.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from shared.protocol import RunBeat, RunInfo, Verdict, VersionInfo
+from volunteer import events
+from volunteer.events import AnyEvent
+from volunteer.status import Status, TaskStatus, fold
+
+POINTS_MAX = 2000  # of one curve; beyond it neighbours are thinned, extremes kept
+CURVES_MAX = 8
+RUNS_MAX = 64
+ENTRIES_MAX = 1000  # of what happened
+SPEEDS_MAX = 120
+
+Point: TypeAlias = tuple[float, float]
+replace = msgspec.structs.replace
+
+Shown = TypeVar("Shown")
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """Loss of one task on this machine, by local step."""
+
+    task: int
+    run: str
+    device: str
+    steps: int
+    points: tuple[Point, ...] = ()
+    second: tuple[Point, ...] = ()  # another loss of the same work, e.g. the discriminator's
+    preview: str = ""  # the last thing to look at, and the last numbers beside the loss
+    metrics: dict[str, float] = {}
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """Loss of a run's global model, by version, and where contributions of this volunteer went in."""
+
+    run: str
+    points: tuple[Point, ...] = ()
+    mine: frozenset[int] = frozenset()
+    first_sample: tuple[int, str] | None = None  # version, text
+    last_sample: tuple[int, str] | None = None
+    first_picture: tuple[int, events.Picture] | None = None
+    last_picture: tuple[int, events.Picture] | None = None
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened, for logs and tables: `event` is kept whole."""
+
+    id: int
+    event: AnyEvent
+
+
+class AgentView(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that can be seen."""
+
+    status: Status = Status()
+    curves: tuple[Curve, ...] = ()  # the newest task last
+    models: dict[str, Model] = {}
+    beats_at: dict[str, float] = {}  # when each run's countdown to the merge was told
+    entries: tuple[Entry, ...] = ()  # oldest first
+    benchmark: events.BenchmarkProgress | None = None  # one that is under way
+    sensors: dict[str, events.Sensed] = {}  # by device
+    speeds: dict[str, tuple[float, ...]] = {}  # steps a second by device, oldest first
+    merging: dict[str, str] = {}  # run -> "merging after 2 more contributions or 3:12"
+    ended: events.Stopped | None = None
+    seen: int = 0  # events so far
+
+    def task(self, device: str = "") -> TaskStatus | None:
+        """The task that matters most now: being trained before being sent before being fetched."""
+        tasks = [t for t in self.status.tasks if device in ("", t.device)]
+        return min(tasks, key=lambda t: (_ORDER[t.phase], t.task), default=None)
+
+    def curve(self, task: int | None) -> Curve | None:
+        """The curve of a task; without one the newest."""
+        for curve in reversed(self.curves):
+            if task is None or curve.task == task:
+                return curve
+        return None
+
+    def run(self) -> str:
+        """The run that this machine helps now, or helped last."""
+        task = self.task()
+        if task is not None:
+            return task.run
+        if self.curves:
+            return self.curves[-1].run
+        return self.status.runs[0].name if self.status.runs else ""
+
+    def info(self, run: str) -> RunInfo | None:
+        return next((info for info in self.status.runs if info.name == run), None)
+
+    def beat(self, run: str) -> RunBeat | None:
+        return next((beat for beat in self.status.beats if beat.run == run), None)
+
+    def devices(self) -> tuple[str, ...]:
+        """Devices that have a task, in the order of their tasks."""
+        return tuple(dict.fromkeys(task.device for task in self.status.tasks))
+
+
+_ORDER = {"train": 0, "upload": 1, "fetch": 2, "claimed": 3, "checking": 4}
+# What moves all the time is no entry of a log.
+_MOVING = (events.Training, events.Fetching, events.Uploading, events.BenchmarkProgress)
+_SILENT = (
+    *_MOVING,
+    events.Sensed,
+    events.Traffic,
+    events.Credits,
+    events.RunsListed,
+    events.RunProgress,
+)
+
+
+def begin(status: Status) -> AgentView:
+    """The view of somebody who attaches now: what the snapshot tells, without what came before."""
+    models = {
+        info.name: Model(run=info.name, points=_ends(info)) for info in status.runs[:RUNS_MAX]
+    }
+    view = AgentView(status=status, models=models)
+    for beat in status.beats:
+        view = replace(view, beats_at={**view.beats_at, beat.run: status.at})
+    past: list[events.Judged | events.Notice] = [
+        *(events.Judged(at=v.at, verdict=v) for v in status.verdicts),
+        *status.notices,
+    ]
+    for event in sorted(past, key=lambda e: e.at):
+        view = _noted(_grown(view, event), event)
+    return view
+
+
+def reduce(view: AgentView, event: AnyEvent) -> AgentView:
+    """The view after an event."""
+    after = replace(view, status=fold(view.status, event), seen=view.seen + 1)
+    after = _grown(after, event)
+    return after if isinstance(event, _SILENT) else _noted(after, event)
+
+
+def _noted(view: AgentView, event: AnyEvent) -> AgentView:
+    last = view.entries[-1].id if view.entries else 0
+    return replace(view, entries=(*view.entries, Entry(id=last + 1, event=event))[-ENTRIES_MAX:])
+
+
+def _grown(view: AgentView, event: AnyEvent) -> AgentView:
+    match event:
+        case events.Training():
+            return _trained_on(view, event)
+        case events.LossMeasured():
+            return _measured(view, event)
+        case events.Judged():
+            return _judged(view, event.verdict)
+        case events.RunsListed():
+            return _listed(view, event)
+        case events.RunProgress(beat=beat):
+            return replace(
+                view,
+                beats_at={**view.beats_at, beat.run: event.at},
+                merging={**view.merging, beat.run: event.message},
+            )
+        case events.Sensed():
+            return replace(view, sensors={**view.sensors, event.device: event})
+        case events.BenchmarkProgress():
+            return replace(view, benchmark=event if event.done < 1 else None)
+        case events.Benchmarked():
+            return replace(view, benchmark=None)
+        case events.Started():
+            return replace(view, ended=None)
+        case events.Stopped():
+            return replace(view, ended=event)
+        case _:
+            return view
+
+
+# --------------------------------------------------------------------------------------- curves
+
+
+def _trained_on(view: AgentView, event: events.Training) -> AgentView:
+    if event.steps_per_s > 0:  # before its first step nothing is known
+        speeds = (*view.speeds.get(event.device, ()), event.steps_per_s)[-SPEEDS_MAX:]
+        view = replace(view, speeds={**view.speeds, event.device: speeds})
+    old = next((curve for curve in view.curves if curve.task == event.task), None)
+    curve = old or Curve(task=event.task, run=event.run, device=event.device, steps=event.steps)
+    first, second = _losses(event)
+    step = float(event.step)
+    curve = replace(
+        curve,
+        points=curve.points if first is None else add(curve.points, (step, first)),
+        second=curve.second if second is None else add(curve.second, (step, second)),
+        preview=event.preview or curve.preview,  # told now and then
+        metrics=event.metrics or curve.metrics,
+    )
+    if old is None:
+        return replace(view, curves=(*view.curves, curve)[-CURVES_MAX:])
+    return replace(view, curves=tuple(curve if c is old else c for c in view.curves))
+
+
+def _losses(event: events.Training) -> tuple[float | None, float | None]:
+    """The loss and, of a generator and its critic, both."""
+    generator, critic = event.metrics.get("loss_g"), event.metrics.get("loss_d")
+    if generator is not None and critic is not None:
+        return generator, critic
+    return event.loss, None
+
+
+def add(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
+    """A curve with one more point; a step that was there before is replaced, a curve that is too long is thinned."""
+    if points and point[0] <= points[-1][0]:
+        points = tuple(p for p in points if p[0] < point[0])
+    points = (*points, point)
+    return points if len(points) <= POINTS_MAX else thin(points)
+
+
+def thin(points: tuple[Point, ...]) -> tuple[Point, ...]:
+    """About half of the points: of every four the lowest and the highest, in their order; the last always."""
+    kept: list[Point] = []
+    for start in range(0, len(points) - 1, 4):
+        group = points[start : min(start + 4, len(points) - 1)]
+        finite = [p for p in group if abs(p[1]) < float("inf")]  # false for NaN too
+        if finite:
+            ends = {min(finite, key=lambda p: p[1]), max(finite, key=lambda p: p[1])}
+            kept += sorted(ends)
+    return (*kept, points[-1])
+
+
+def _ends(info: RunInfo) -> tuple[Point, ...]:
+    """What a listing tells of a run's curve: its first and its newest loss."""
+    ends: list[Point] = []
+    if info.loss_first is not None:
+        ends.append((0.0, info.loss_first))
+    if info.loss is not None and info.version > 0:
+        ends.append((float(info.version), info.loss))
+    return tuple(ends)
+
+
+def _model(view: AgentView, run: str) -> Model:
+    return view.models.get(run) or Model(run=run)
+
+
+def _with(view: AgentView, model: Model) -> AgentView:
+    models = {**view.models, model.run: model}
+    while len(models) > RUNS_MAX:
+        models.pop(next(iter(models)))
+    return replace(view, models=models)
+
+
+def _measured(view: AgentView, event: events.LossMeasured) -> AgentView:
+    model = _model(view, event.run)
+    points = insert(model.points, (float(event.version), event.loss))
+    changes: dict[str, object] = {"points": points}
+    if event.sample:
+        ends = _outer(model.first_sample, model.last_sample, (event.version, event.sample))
+        changes |= zip(("first_sample", "last_sample"), ends, strict=True)
+    if event.picture is not None:
+        shown = _outer(model.first_picture, model.last_picture, (event.version, event.picture))
+        changes |= zip(("first_picture", "last_picture"), shown, strict=True)
+    if event.mine:
+        changes["mine"] = model.mine | {event.version}
+    return _with(view, replace(model, **changes))
+
+
+def _outer(
+    first: tuple[int, Shown] | None, last: tuple[int, Shown] | None, told: tuple[int, Shown]
+) -> tuple[tuple[int, Shown], tuple[int, Shown]]:
+    """What the oldest and the newest version showed, in whatever order it was told."""
+    return (
+        told if first is None or told[0] <= first[0] else first,
+        told if last is None or told[0] >= last[0] else last,
+    )
+
+
+def measured(run: str, row: VersionInfo) -> events.LossMeasured:
+    """A version of the history as the event that told of it."""
+    loss = float("nan") if row.loss is None else row.loss
+    return events.LossMeasured(
+        at=row.created_at, run=run, version=row.version, loss=loss, mine=row.mine, sample=row.sample
+    )
+
+
+def insert(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
+    """A curve with a point at its place, whatever the order in which points are told."""
+    if not points or point[0] > points[-1][0]:
+        return add(points, point)
+    others = tuple(p for p in points if p[0] != point[0])
+    joined = tuple(sorted((*others, point), key=lambda p: p[0]))
+    return joined if len(joined) <= POINTS_MAX else thin(joined)
+
+
+def _judged(view: AgentView, verdict: Verdict) -> AgentView:
+    if verdict.state != "merged" or verdict.version is None:
+        return view
+    model = _model(view, verdict.run)
+    return _with(view, replace(model, mine=model.mine | {verdict.version}))
+
+
+def _listed(view: AgentView, event: events.RunsListed) -> AgentView:
+    for info in event.runs[:RUNS_MAX]:
+        model = _model(view, info.name)
+        points = model.points
+        for point in _ends(info):
+            if all(known[0] != point[0] for known in points):
+                points = insert(points, point)
+        view = _with(view, replace(model, points=points))
+    return view

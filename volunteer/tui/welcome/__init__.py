@@ -1,0 +1,1 @@
+"""The steps of the first screen, one file each."""

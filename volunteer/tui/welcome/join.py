@@ -1,0 +1,201 @@
+"""Which coordinator: a join link or an address, checked while it is typed; or none, to practise."""
+
+from __future__ import annotations
+
+from textual import on
+from textual.app import ComposeResult
+from textual.widgets import Input
+
+from shared.errors import BadRequest, Unreachable, VolunteerError
+from shared.links import is_loopback, parse_link
+from shared.protocol import ServerInfo
+from volunteer.public import PublicRun
+from volunteer.status import PRACTICE
+from volunteer.tui.text import Line, fit, left
+from volunteer.tui.welcome.step import Choice, Step, said
+from volunteer.tui.widgets.drawn import Drawn
+from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
+from volunteer.tui.widgets.panel import Scene
+from volunteer.wording import printable
+
+SETTLE_S = 0.4  # after the last key, before somebody is asked
+PRACTISE = "practise"
+COLUMNS = (Column(title="", cells=26), Column(title="", least=50))
+
+
+class JoinStep(Step):
+    """See the module."""
+
+    NAME = "Join"
+    HEADING = "Which coordinator do you want to help?"
+
+    def __init__(self, choice: Choice) -> None:
+        super().__init__(choice)
+        self._trouble = ""
+        self._busy = ""
+        self._public: tuple[PublicRun, ...] = ()
+
+    def compose(self) -> ComposeResult:
+        yield Input(placeholder="paste your join link, or the address of a coordinator", id="link")
+        yield Drawn(self._verdict, id="answer")
+        yield Listing(COLUMNS, self._others, id="others", classes="card")
+
+    def begin(self, why: str = "") -> None:
+        self._trouble = why
+        self.query_one("#link", Input).focus()
+        self.run_worker(self._ask_public(), group="public")
+
+    def proceed(self) -> None:
+        if self.query_one("#others").has_focus:
+            return  # the list says itself what was chosen
+        if self.choice.server is not None:
+            self.post_message(self.Done())
+        elif not self._busy:
+            self._check(self.query_one("#link", Input).value)
+
+    # What is typed.
+
+    @on(Input.Changed, "#link")
+    def _typed(self, event: Input.Changed) -> None:
+        event.stop()
+        self._check(event.value)
+
+    @on(Input.Submitted, "#link")
+    def _entered(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.proceed()
+
+    def _check(self, text: str) -> None:
+        self.choice.server, self._trouble, self._busy = None, "", ""
+        if text.strip():
+            self.run_worker(self._probe(text), group="probe", exclusive=True)
+        self._draw()
+
+    async def _probe(self, text: str) -> None:
+        await self.volunteer.clock.sleep(SETTLE_S)  # the next key cancels it
+        try:
+            link = parse_link(text)
+        except BadRequest as error:
+            self._tell(error.message)
+            return
+        self._busy = f"asking {link.url}"
+        self._draw()
+        if self.engine is None:
+            return
+        try:
+            server = await self.engine.probe(text)
+        except VolunteerError as error:
+            self._tell(advice(error, text))
+        else:
+            self.choice.link, self.choice.server = text, server
+            self.choice.practice = server.name == PRACTICE
+            self._busy = ""
+            self._draw()
+
+    def _tell(self, trouble: str) -> None:
+        self._busy, self._trouble = "", trouble
+        self._draw()
+
+    def _draw(self) -> None:
+        self.query_one("#answer", Drawn).draw()
+
+    # What else there is.
+
+    def _others(self, scene: Scene) -> Filling:
+        rows = [
+            Row(
+                key=PRACTISE,
+                cells=(
+                    (("practise on this machine", "value"),),
+                    (("private; its credits are worth nothing", "dim"),),
+                ),
+            )
+        ]
+        rows += [
+            Row(key=run.link, cells=(((run.name, "value"),), ((run.description, "dim"),)))
+            for run in self._public
+        ]
+        return Filling(rows=tuple(rows), title="I have no link", subtitle="tab, then enter")
+
+    async def _ask_public(self) -> None:
+        if self.engine is None:
+            return
+        try:
+            self._public = await self.engine.public_runs() or ()
+        except VolunteerError as error:
+            self.volunteer.tell(error.message, "warning")
+        self.query_one("#others", Listing).draw()
+
+    @on(Listing.Chosen)
+    def _chosen(self, event: Listing.Chosen) -> None:
+        event.stop()
+        if event.key == PRACTISE:
+            self.run_worker(self._practise(), group="probe", exclusive=True)
+        else:
+            self.query_one("#link", Input).value = event.key
+
+    async def _practise(self) -> None:
+        if self.engine is None:
+            return
+        self._trouble = ""
+        self._busy = "setting up a coordinator of your own; the first time takes about a minute"
+        self._draw()
+        try:
+            link = await self.engine.start_practice()
+            self.choice.server = await self.engine.probe(link)
+        except VolunteerError as error:
+            self._tell(error.message)
+            return
+        self.choice.link, self.choice.practice = link, True
+        self._busy = ""
+        self._draw()
+        self.post_message(self.Done())
+
+    # What is said of it.
+
+    def _verdict(self, scene: Scene, width: int, height: int) -> list[Line]:
+        glyphs = scene.glyphs
+        if self._trouble:
+            return said(self._trouble, width, height, "bad", glyphs.cross)
+        if self._busy:
+            return said(self._busy, width, height, "info", glyphs.wait)
+        if self.choice.server is not None:
+            return server_lines(self.choice.server, self.choice.link, scene, width)[:height]
+        text = "Your organiser gives you a link. It also says how to know that the right coordinator answers."
+        return said(text, width, height, "dim")
+
+
+def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> list[Line]:
+    """Who answered."""
+    known = parse_link(link).fingerprint
+    proof = "as your link says" if known else "compare it with your organiser"
+    runs = [run.name for run in server.runs if run.state == "running"]
+    lines: list[Line] = [
+        ((f"{scene.glyphs.check} ", "good"), (printable(server.name, 60), "value")),
+        _fact("key", f"{printable(server.fingerprint, 64)}, {proof}", cells),
+        _fact("version", f"{printable(server.software, 20)}, protocol {server.protocol}", cells),
+        _fact("runs", printable(", ".join(runs), 100) or "none at the moment", cells),
+    ]
+    if server.contact:
+        lines.append(_fact("contact", printable(server.contact, 100), cells))
+    return [*lines, (("  enter goes on", "dim"),)]
+
+
+def _fact(name: str, text: str, cells: int) -> Line:
+    return ((f"  {left(name, 9)}", "dim"), (fit(text, cells - 11), "text"))
+
+
+def advice(error: VolunteerError, text: str) -> str:
+    """What went wrong, and what to do."""
+    if isinstance(error, Unreachable):
+        host = parse_link(text).url.partition("://")[2].partition("/")[0]
+        if is_loopback(host.rpartition(":")[0] or host):
+            return (
+                f"Nothing answers at {host}. This address means the very machine it is used on: ask your organiser "
+                "for a link with an address that reaches their machine."
+            )
+        return (
+            f"{error.message.rstrip('.')}. Is the machine online, and is the coordinator running? "
+            "Enter tries again."
+        )
+    return error.message

@@ -1,0 +1,152 @@
+"""The rows that every page has: tabs and connection above, the state below them, keys at the bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.cells import cell_len
+from textual.app import App
+from textual.events import Click
+from textual.screen import Screen
+
+from volunteer.tui import keys
+from volunteer.tui.activity import LEAVING, Activity, activity, banner, connection, merging
+from volunteer.tui.text import Line, Span, fit, spread
+from volunteer.tui.text import width as wide
+from volunteer.tui.widgets.panel import Panel, Scene
+
+Hit = tuple[int, int, str]  # first cell, end, action
+
+
+class Bar(Panel):
+    """One row, parts of which can be clicked."""
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self.hits: tuple[Hit, ...] = ()
+
+    async def on_click(self, event: Click) -> None:
+        for start, end, action in self.hits:
+            if start <= event.x < end:
+                await self.app.run_action(action)
+
+
+class TabBar(Bar):
+    """Pages by their keys; the connection at the right."""
+
+    def __init__(self, here: str) -> None:
+        super().__init__(id="tabs")
+        self.here = here
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        link = connection(scene.view, scene.now, scene.glyphs)
+        end: Line = ((f"{link.sign} {link.word} ", link.role),)
+        room = width - sum(len(text) for text, _ in end) - 1
+        line, self.hits = tabs(self.here, room)
+        return (spread(line, _named(link, scene, width - wide(line)) or end, width),)
+
+
+def _named(link: Activity, scene: Scene, room: int) -> Line:
+    """The connection with the coordinator's name, where there is room for both."""
+    name = scene.view.status.server
+    text = f" {link.sign} {link.word} "
+    if not name or len(text) + cell_len(name) + 3 > room:
+        return ()
+    return ((f"{name} ", "dim"), (text[1:], link.role))
+
+
+def tabs(here: str, room: int) -> tuple[Line, tuple[Hit, ...]]:
+    """Tabs in `room` cells: all names, or only the name of this page beside the digits of the others."""
+    full = _tabs(here, titles=True)
+    return full if wide(full[0]) <= room else _tabs(here, titles=False)
+
+
+def _tabs(here: str, *, titles: bool) -> tuple[Line, tuple[Hit, ...]]:
+    spans: list[Span] = []
+    hits: list[Hit] = []
+    at = 0
+    for page in keys.PAGES:
+        current = page.name == here
+        text = f" {page.key} {page.title} " if titles or current else f" {page.key} "
+        parts = (
+            ((text, "here"),)
+            if current
+            else ((f" {page.key} ", "key"), (text[len(page.key) + 2 :], "tab"))
+        )
+        spans += [part for part in parts if part[0]]
+        hits.append((at, at + len(text), f"app.page('{page.name}')"))
+        at += len(text)
+    return tuple(spans), tuple(hits)
+
+
+class StateBar(Bar):
+    """What this machine does and why; in trouble, what still works."""
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        return (state_line(scene, width),)
+
+
+def state_line(scene: Scene, cells: int) -> Line:
+    """Sign, word and sentence, and when the run is merged next."""
+    state = activity(scene.view, scene.now, scene.glyphs, scene.device)
+    start: Line = ((f" {state.sign} {state.word}", state.role),)
+    if scene.leaving is not None and scene.view.ended is None:
+        said = f"{LEAVING[scene.leaving]}; q again ends at once"
+        room = cells - wide(start) - 10
+        ending = fit(said, room, scene.glyphs.ellipsis)
+        return ((f" {scene.glyphs.wait} ending", "warn"), ("  ", "text"), (ending, "text"))
+    room = cells - wide(start) - 3
+    trouble = banner(scene.view, scene.now, room, scene.glyphs.ellipsis)
+    if trouble:
+        return (*start, ("  ", "text"), (trouble, "bad"))
+    run = scene.view.run()
+    end: Line = ((f"{merging(scene.view, run, scene.now)} ", "dim"),) if run else ()
+    sentence = fit(state.sentence, room, scene.glyphs.ellipsis)
+    return spread((*start, ("  ", "text"), (sentence, "text")), end, cells)
+
+
+class KeyBar(Bar):
+    """The keys that do something here and now."""
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        core = [c for c in keys.COMMANDS if self._useful(c, self.app)]
+        own = [c for c in keys.page_commands(self.screen) if self._useful(c, self.screen)]
+        line, self.hits = key_line(scene, width, core, own)
+        return (line,)
+
+    def _useful(self, command: keys.Command, target: App[Any] | Screen[Any]) -> bool:
+        return command.place == "footer" and bool(target.check_action(command.action, ()))
+
+
+def key_line(
+    scene: Scene, cells: int, core: Sequence[keys.Command], own: Sequence[keys.Command] = ()
+) -> tuple[Line, tuple[Hit, ...]]:
+    """Keys of every page around those of this one; where there is no room the least important are left out."""
+    chosen: list[keys.Command] = []
+    room = cells
+    for command in sorted([*core, *own], key=lambda c: c.rank):
+        need = len(keys.key_of(command, scene.keys)) + len(_word(command, scene)) + 3
+        if need <= room:
+            chosen.append(command)
+            room -= need
+    spans: list[Span] = []
+    hits: list[Hit] = []
+    at = 0
+    first = [c for c in core if c.id in ("pause", "finish")]
+    for command in [*first, *own, *(c for c in core if c not in first)]:
+        if command in chosen:
+            text = (f" {keys.key_of(command, scene.keys)} ", f"{_word(command, scene)} ")
+            spans += [(text[0], "key"), (text[1], "dim")]
+            hits.append((at, at + len(text[0]) + len(text[1]), command.action))
+            at += len(text[0]) + len(text[1])
+    return tuple(spans), tuple(hits)
+
+
+def _word(command: keys.Command, scene: Scene) -> str:
+    """What the key would do now."""
+    if command.id == "pause" and scene.view.status.paused(scene.device):
+        return "resume"
+    if command.id == "finish" and scene.view.status.finishing:
+        return "take tasks"
+    return command.short

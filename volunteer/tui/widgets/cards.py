@@ -1,0 +1,239 @@
+"""Small cards of facts: the device, the credits, the run that is helped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shared.protocol import Benchmark, Device, Me
+from volunteer.events import Sensed
+from volunteer.tui.activity import activity, merging, traffic
+from volunteer.tui.text import (
+    Line,
+    Span,
+    bar,
+    big,
+    blank,
+    count,
+    fit,
+    flops,
+    left,
+    percent,
+    spark,
+    wrap,
+)
+from volunteer.tui.widgets.panel import Panel, Scene
+from volunteer.wording import credit, duration, loss, size
+
+NAME_CELLS = 9
+
+
+def fact(name: str, *spans: Span) -> Line:
+    """A name and what it is."""
+    return ((left(name, NAME_CELLS), "dim"), *spans)
+
+
+class DeviceCard(Panel):
+    """The device that works, what it can do and how it feels."""
+
+    def heading(self, scene: Scene) -> tuple[str, str]:
+        device = device_of(scene)
+        return "Device", device.id if device else ""
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        return device_lines(scene, width, height)
+
+
+def device_of(scene: Scene) -> Device | None:
+    """The device that is looked at: chosen, or at work, or the best of the usable ones."""
+    task = scene.view.task(scene.device)
+    wanted = scene.device or (task.device if task else "")
+    devices = scene.view.status.devices
+    usable = [d for d in devices if d.usable] or list(devices)
+    named = [d for d in devices if d.id == wanted]
+    return next(iter(named or sorted(usable, key=lambda d: d.kind == "cpu")), None)
+
+
+def device_lines(scene: Scene, cells: int, height: int) -> list[Line]:
+    device = device_of(scene)
+    if device is None:
+        return blank("looking at this machine", cells, height)
+    glyphs = scene.glyphs
+    name = device.name or device.id
+    lines: list[Line] = [((fit(name, cells, glyphs.ellipsis), "value"),)]
+    if not device.usable:
+        said = wrap(device.problem or "cannot be used", cells, height - 1)
+        return lines + [((text, "bad"),) for text in said]
+    state = activity(scene.view, scene.now, glyphs, device.id)
+    lines.append(fact("state", (f"{state.sign} {state.word}", state.role)))
+    lines.append(fact("speed", *_speed(_benchmark(scene, device.id), cells)))
+    lines += _pace(scene, device.id, cells)
+    lines.append(fact("memory", *_memory(scene, device, cells)))
+    lines += _sensed(scene, device, cells)
+    return lines[:height]
+
+
+def _benchmark(scene: Scene, device: str) -> Benchmark | None:
+    return next((b for b in scene.view.status.benchmarks if b.device == device), None)
+
+
+def _speed(benchmark: Benchmark | None, cells: int) -> list[Span]:
+    if benchmark is None:
+        return [("not measured yet", "dim")]
+    return [(flops(benchmark.step_flops), "text"), (" in training", "dim")][
+        : 2 if cells > 30 else 1
+    ]
+
+
+def _memory(scene: Scene, device: Device, cells: int) -> Line:
+    """What there is and, where known, what is used."""
+    sensed = scene.view.sensors.get(device.id)
+    whole = size(device.memory_bytes)
+    if sensed is None or sensed.memory_bytes is None or device.memory_bytes <= 0:
+        return ((whole, "text"),)
+    tail = f" {size(sensed.memory_bytes)} of {whole}"
+    share = sensed.memory_bytes / device.memory_bytes
+    return (*bar(share, cells - NAME_CELLS - len(tail), scene.glyphs), (tail, "text"))
+
+
+def _pace(scene: Scene, device: str, cells: int) -> list[Line]:
+    """How fast it trained lately."""
+    speeds = scene.view.speeds.get(device, ())
+    if not speeds:
+        return []
+    tail = f" {count(speeds[-1])}/s"
+    drawn = spark(speeds, cells - NAME_CELLS - len(tail), scene.glyphs)
+    return [fact("pace", (drawn, "raw"), (tail, "text"))]
+
+
+def _sensed(scene: Scene, device: Device, cells: int) -> list[Line]:
+    """What sensors tell, where there are any; energy that nobody measures is said, not guessed."""
+    sensed = scene.view.sensors.get(device.id) or Sensed(device=device.id)
+    lines = []
+    if sensed.utilisation is not None:
+        tail = f" {percent(sensed.utilisation)}"
+        room = cells - NAME_CELLS - len(tail)
+        lines.append(fact("load", *bar(sensed.utilisation, room, scene.glyphs), (tail, "text")))
+    if sensed.celsius is not None:
+        lines.append(fact("heat", (f"{sensed.celsius:.0f} °C", "text")))
+    if sensed.watts is None:
+        return [*lines, fact("energy", ("not measured", "dim"))]
+    return [
+        *lines,
+        fact("energy", (f"{sensed.watts:.0f} W{_used(sensed, scene.power_price)}", "text")),
+    ]
+
+
+def _used(sensed: Sensed, price: float) -> str:
+    """Energy since the start, and what it cost where its price is known."""
+    if sensed.joules is None:
+        return ""
+    kwh = sensed.joules / 3_600_000
+    return f", {kwh:.3f} kWh" + (f" = {kwh * price:.2f}" if price > 0 else "")
+
+
+class CreditsCard(Panel):
+    """What the work has earned."""
+
+    def heading(self, scene: Scene) -> tuple[str, str]:
+        status = scene.view.status
+        return "Credits", f"{status.nickname}{' (practice)' if status.practice else ''}"
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        return credit_lines(scene, width, height)
+
+
+def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
+    me = scene.view.status.me
+    if me is None:
+        text = "credits appear here when your first contribution has been checked"
+        return blank(text, cells, height)
+    total = credit(me.earned_micro - me.spent_micro)
+    large = big(total) if scene.glyphs.curve == "braille" and height >= 7 else None
+    lines: list[Line] = []
+    if large is not None and len(large[0]) <= cells:
+        lines += [((row, "big"),) for row in large]
+    else:
+        lines.append(fact("total", (total, "value")))
+    pending = [(credit(me.pending_micro), "warn" if me.pending_micro else "text")]
+    if me.pending_micro and cells >= 31:
+        pending.append((" in checking", "dim"))
+    lines.append(
+        fact("today", (f"+{credit(me.today_micro)}", "good" if me.today_micro else "text"))
+    )
+    lines.append(fact("pending", *pending))
+    rank = f"{me.rank}" if me.rank is not None else "-"
+    lines.append(fact("rank", (rank, "text")))
+    lines.append(fact("work", *_work(me, cells - NAME_CELLS)))
+    if height > len(lines):
+        lines.append(((fit("credits buy nothing yet", cells, scene.glyphs.ellipsis), "faint"),))
+    return lines[:height]
+
+
+def _work(me: Me, cells: int) -> list[Span]:
+    """What became of the contributions."""
+    merged = f"{me.merged} merged"
+    if me.rejected:
+        return [(merged, "text"), (", ", "dim"), (f"{me.rejected} rejected", "bad")]
+    of = f" of {me.accepted} accepted"
+    return [(merged, "text"), (of if len(merged + of) <= cells else "", "dim")]
+
+
+class RunCard(Panel):
+    """The run that is helped: how good the model is and how far."""
+
+    def heading(self, scene: Scene) -> tuple[str, str]:
+        run = scene.view.run()
+        info = scene.view.info(run)
+        return (run or "Run"), (info.workload if info else "")
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        return run_lines(scene, width, height)
+
+
+def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
+    view, glyphs = scene.view, scene.glyphs
+    run = view.run()
+    info, beat, model = view.info(run), view.beat(run), view.models.get(run)
+    if info is None and beat is None:
+        return blank("the run that you help appears here", cells, height)
+    told = (beat.version if beat else 0, info.version if info else 0)
+    begun = [task.version for task in view.status.tasks if task.run == run]
+    version = max(*told, *begun)  # whichever was told last
+    lines: list[Line] = [fact("version", (str(version), "value"))]
+    newest = model.points[-1][1] if model and model.points else (info.loss if info else None)
+    first = model.points[0][1] if model and model.points else (info.loss_first if info else None)
+    if newest is not None:
+        better = first is not None and newest < first
+        arrow = f"{loss(first)} {glyphs.right} " if first not in (None, newest) else ""
+        lines.append(fact("loss", (arrow, "dim"), (loss(newest), "good" if better else "value")))
+    if info is not None and info.progress is not None:
+        tail = f" {percent(info.progress)}"
+        room = cells - NAME_CELLS - len(tail)
+        lines.append(fact("progress", *bar(info.progress, room, glyphs), (tail, "text")))
+    said = merging(view, run, scene.now)
+    for row, text in enumerate(wrap(said, cells - NAME_CELLS, 2 if said else 0, glyphs.ellipsis)):
+        lines.append(fact("next" if row == 0 else "", (text.removeprefix("merging "), "text")))
+    workers = beat.workers if beat else (info.workers if info else 0)
+    lines.append(fact("helpers", (str(workers), "text"), (" online", "dim")))
+    if model is not None and model.mine:
+        lines.append(fact("my part", (f"{glyphs.mark} ", "mark"), (_mine(len(model.mine)), "text")))
+    if info is not None and info.parameters:
+        lines.append(fact("model", (f"{count(info.parameters)} weights", "text")))
+    if info is not None and info.licence:
+        lines.append(fact("licence", (fit(info.licence, cells - NAME_CELLS), "text")))
+    lines.append(fact("traffic", (traffic(view, glyphs), "text")))
+    lines.append(fact("session", *_session(scene)))
+    return lines[:height]
+
+
+def _mine(versions: int) -> str:
+    return f"in {versions} version{'' if versions == 1 else 's'}"
+
+
+def _session(scene: Scene) -> list[Span]:
+    status = scene.view.status
+    since = duration(scene.now - status.since) if status.since else "-"
+    return [
+        (f"{status.done} task{'' if status.done == 1 else 's'}", "text"),
+        (f" in {since}", "dim"),
+    ]

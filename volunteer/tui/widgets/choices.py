@@ -1,0 +1,43 @@
+"""A row of choices, one of which holds; a click takes another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from volunteer.tui.text import Line, Span
+from volunteer.tui.widgets.bars import Bar
+from volunteer.tui.widgets.panel import Scene
+
+
+class Choices(Bar):
+    """`options` are pairs of a name and its words; `chosen` says which holds, `action` what a click runs with its name."""
+
+    DEFAULT_CSS = "Choices { height: 1; }"
+
+    def __init__(
+        self,
+        options: Sequence[tuple[str, str]],
+        chosen: Callable[[], str],
+        *,
+        action: str,
+        key: str,
+        id: str | None = None,
+    ) -> None:
+        super().__init__(id=id)
+        self._options = tuple(options)
+        self._chosen = chosen
+        self._action = action
+        self._key = key
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        spans: list[Span] = [(f" {self._key} ", "key")]
+        at = len(self._key) + 2
+        hits = []
+        chosen = self._chosen()
+        for name, words in self._options:
+            text = f" {words} "
+            spans.append((text, "here" if name == chosen else "tab"))
+            hits.append((at, at + len(text), f"screen.{self._action}('{name}')"))
+            at += len(text)
+        self.hits = tuple(hits)
+        return (tuple(spans),)

@@ -1,0 +1,279 @@
+"""A list with columns and a cursor, drawn like every panel: only rows that changed are painted.
+
+Columns give way from the least important one when the room gets narrow; a row is chosen with enter or by a click.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal
+
+import msgspec
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.binding import Binding, BindingType
+from textual.events import Blur, Click, Focus, MouseScrollDown, MouseScrollUp
+from textual.message import Message
+from textual.strip import Strip
+
+from volunteer.tui.text import Line, Span, fit, wrap
+from volunteer.tui.widgets.panel import Panel, Scene
+
+GAP = 2
+WHEEL_ROWS = 3
+
+
+class Column(msgspec.Struct, frozen=True, kw_only=True):
+    """`cells` wide, or as wide as the room allows when 0; seen from panels of `least` cells on."""
+
+    title: str
+    cells: int = 0
+    align: Literal["left", "right"] = "left"
+    least: int = 0
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry: a line of spans for each column, and whether it is drawn as something that no longer counts."""
+
+    key: str
+    cells: tuple[Line, ...]
+    dim: bool = False
+
+
+class Filling(msgspec.Struct, frozen=True, kw_only=True):
+    """What a list shows: its rows, what is said when there are none, and what its border says."""
+
+    rows: tuple[Row, ...] = ()
+    empty: str = ""
+    title: str = ""
+    subtitle: str = ""
+
+
+def fitted(line: Line, cells: int, align: str, ellipsis: str) -> Line:
+    """Spans in exactly `cells`."""
+    spans: list[Span] = []
+    room = cells
+    for text, role in line:
+        cut = fit(text, room, ellipsis)
+        if cut:
+            spans.append((cut, role))
+            room -= cell_len(cut)
+        if cut != text:
+            break
+    blank = (" " * room, "text")
+    return tuple([blank, *spans] if align == "right" else [*spans, blank])
+
+
+def lay_out(columns: Sequence[Column], width: int) -> list[tuple[int, int]]:
+    """Number and width of every column that is seen in `width` cells."""
+    seen = [n for n, column in enumerate(columns) if column.least <= width]
+    fixed = sum(columns[n].cells for n in seen) + GAP * max(0, len(seen) - 1)
+    elastic = [n for n in seen if columns[n].cells == 0]
+    each, rest = divmod(max(0, width - fixed), max(1, len(elastic)))
+    found = []
+    for n in seen:
+        cells = columns[n].cells
+        if not cells:
+            cells = each + (1 if elastic.index(n) < rest else 0)
+        if cells:
+            found.append((n, cells))
+    return found
+
+
+class Listing(Panel):
+    """See the module. `filling` gives the rows of a scene; `Moved` and `Chosen` say where the cursor is."""
+
+    can_focus = True
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"listing--cursor"}
+    DEFAULT_CSS = """
+    Listing > .listing--cursor { background: $primary 16%; }
+    Listing:focus > .listing--cursor { background: $primary 28%; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", show=False),
+        Binding("down,j", "move(1)", show=False),
+        Binding("pageup", "page(-1)", show=False),
+        Binding("pagedown", "page(1)", show=False),
+        Binding("home,g", "edge(-1)", show=False),
+        Binding("end,G", "edge(1)", show=False),
+        Binding("enter", "choose", show=False),
+    ]
+
+    class Moved(Message):
+        """The cursor is on another row."""
+
+        def __init__(self, listing: Listing, key: str) -> None:
+            super().__init__()
+            self.listing = listing
+            self.key = key
+
+        @property
+        def control(self) -> Listing:
+            return self.listing
+
+    class Chosen(Moved):
+        """Enter or a click on the row under the cursor."""
+
+    class Ended(Moved):
+        """The cursor reached the last row: there may be more to ask for."""
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        filling: Callable[[Scene], Filling],
+        *,
+        id: str | None = None,
+        classes: str | None = "card",
+    ) -> None:
+        super().__init__(id=id, classes=classes)
+        self._columns = tuple(columns)
+        self._filling = filling
+        self._filled = Filling()
+        self._top = 0
+        self.key = ""  # of the row under the cursor
+        self._at = 0
+        self._cursor_style: Style | None = None
+        self._last = ""  # the last row when `Ended` was told
+
+    # What is drawn.
+
+    def heading(self, scene: Scene) -> tuple[str, str]:
+        self._filled = self._filling(scene)
+        return self._filled.title, self._filled.subtitle
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self._filled.rows
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        rows = self._filled.rows
+        if not rows:
+            return [((text, "dim"),) for text in wrap(self._filled.empty, width, height)]
+        self._follow(rows)
+        titled = self._titled(height)
+        room = max(1, height - titled)
+        self._top = max(0, min(self._top, self._at, len(rows) - room))
+        self._top = max(self._top, self._at - room + 1)
+        places = lay_out(self._columns, width - 2)
+        ellipsis = scene.glyphs.ellipsis
+        head: list[Span] = [("  ", "text")]
+        for n, cells in places:
+            column = self._columns[n]
+            head += [
+                *fitted(((column.title, "dim"),), cells, column.align, ellipsis),
+                (" " * GAP, "text"),
+            ]
+        lines: list[Line] = [tuple(head)] if titled else []
+        shown = range(self._top, min(len(rows), self._top + room))
+        return [*lines, *(self._row(rows[n], n == self._at, places, scene) for n in shown)]
+
+    def _titled(self, height: int) -> int:
+        """Whether the first line names the columns."""
+        return int(height > 1 and any(column.title for column in self._columns))
+
+    def _row(self, row: Row, here: bool, places: Sequence[tuple[int, int]], scene: Scene) -> Line:
+        spans: list[Span] = [(f"{scene.glyphs.run} " if here else "  ", "info")]
+        for n, cells in places:
+            line = row.cells[n] if n < len(row.cells) else ()
+            spans += fitted(line, cells, self._columns[n].align, scene.glyphs.ellipsis)
+            spans.append((" " * GAP, "text"))
+        if row.dim:
+            spans = [(text, "dim") for text, _ in spans]
+        return tuple(spans)
+
+    def _follow(self, rows: tuple[Row, ...]) -> None:
+        """Keep the cursor on its row when rows come and go."""
+        wanted = self.place(rows)
+        if wanted is not None:
+            self._at = wanted
+            self._tell(rows[wanted].key)
+            return
+        for number, row in enumerate(rows):
+            if row.key == self.key:
+                self._at = number
+                return
+        self._at = min(self._at, len(rows) - 1)
+        self._tell(rows[self._at].key)
+
+    def place(self, rows: Sequence[Row]) -> int | None:
+        """Where the cursor has to be, if somebody else than the keys decides."""
+        return None
+
+    def render_line(self, y: int) -> Strip:
+        strip = super().render_line(y)
+        head = self._titled(self.content_size.height)
+        if self._filled.rows and y - head + self._top == self._at and y >= head:
+            return Strip(Segment.apply_style(strip, post_style=self._cursor()))
+        return strip
+
+    def _cursor(self) -> Style:
+        if self._cursor_style is None:
+            tint = self.get_component_styles("listing--cursor").background
+            _, ground = self.background_colors
+            self._cursor_style = Style(bgcolor=(ground + tint).rich_color)
+        return self._cursor_style
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._cursor_style = None
+
+    def on_focus(self, event: Focus) -> None:
+        self._restyle()
+
+    def on_blur(self, event: Blur) -> None:
+        self._restyle()
+
+    def _restyle(self) -> None:
+        self._cursor_style = None
+        self.refresh()
+
+    # The cursor.
+
+    def go(self, number: int) -> None:
+        """Put the cursor on a row."""
+        rows = self._filled.rows
+        if not rows:
+            return
+        self._at = max(0, min(number, len(rows) - 1))
+        self._tell(rows[self._at].key)
+        self.draw()
+        if self._at == len(rows) - 1 and self._last != self.key:
+            self._last = self.key
+            self.post_message(self.Ended(self, self.key))
+
+    def _tell(self, key: str) -> None:
+        if key != self.key:
+            self.key = key
+            self.post_message(self.Moved(self, key))
+
+    def action_move(self, by: int) -> None:
+        self.go(self._at + by)
+
+    def action_page(self, by: int) -> None:
+        self.go(self._at + by * max(1, self.content_size.height - 2))
+
+    def action_edge(self, to: int) -> None:
+        self.go(len(self._filled.rows) - 1 if to > 0 else 0)
+
+    def action_choose(self) -> None:
+        if self._filled.rows:
+            self.post_message(self.Chosen(self, self.key))
+
+    def on_click(self, event: Click) -> None:
+        offset = event.get_content_offset(self)
+        if offset is None or not self._filled.rows:
+            return
+        head = self._titled(self.content_size.height)
+        number = offset.y - head + self._top
+        if head <= offset.y and number < len(self._filled.rows):
+            again = number == self._at
+            self.go(number)
+            if again or event.chain > 1:
+                self.action_choose()
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        self.go(self._at + WHEEL_ROWS)
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        self.go(self._at - WHEEL_ROWS)

@@ -1,0 +1,120 @@
+"""The one way in which our widgets draw: a pure function gives lines, only the rows that changed are painted again.
+
+Measured in the prototype, redrawing whole widgets twice a second cost several times more; the cores belong to training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+from rich.segment import Segment
+from rich.style import Style
+from textual.content import Content
+from textual.events import Resize
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from volunteer.commands import How
+from volunteer.tui.text import ROLES, UNICODE, Glyphs, Line
+from volunteer.tui.view import AgentView
+from volunteer.wording import printable
+
+
+class Scene(msgspec.Struct, frozen=True, kw_only=True):
+    """What a panel draws: the view, the time, and how it is looked at."""
+
+    view: AgentView = AgentView()
+    now: float = 0.0  # UTC epoch seconds of this machine
+    glyphs: Glyphs = UNICODE
+    device: str = ""  # whose task is shown; empty: the one that matters most
+    keys: dict[str, str] = {}  # changed keys by action
+    power_price: float = 0.0  # of a kilowatt-hour; 0 = unknown
+    leaving: How | None = None  # how the volunteer was asked to end
+
+
+class Panel(Widget):
+    """A rectangle of lines. Subclasses give `lines` and, where the border has a title, `heading`."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"role--{role}" for role in ROLES}
+    ALLOW_SELECT = False
+    pace_s: ClassVar[float] = 0.5  # at most one redraw in this time
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self.scene = Scene()
+        self._lines: Sequence[Line] = ()
+        self._drawn_at = float("-inf")
+        self._styles: dict[str, Style] = {}
+        self._heading = ("", "")
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        """What is to be seen; pure, at most `height` lines."""
+        raise NotImplementedError
+
+    def heading(self, scene: Scene) -> tuple[str, str]:
+        """Title and subtitle of the border."""
+        return "", ""
+
+    def show(self, scene: Scene, *, at_once: bool = False) -> None:
+        """Draw a scene, unless the last redraw was a moment ago."""
+        self.scene = scene
+        if not at_once and 0 <= scene.now - self._drawn_at < self.pace_s - 0.05:
+            return
+        self._drawn_at = scene.now
+        self.draw()
+
+    def draw(self) -> None:
+        """Compare with what is on the screen and paint the rows that differ."""
+        if not self.is_attached or not self.display:
+            return
+        heading = self.heading(self.scene)
+        if heading != self._heading:
+            self._heading = heading
+            # as content: a plain string would be read as markup, and names are not ours
+            self.border_title, self.border_subtitle = (Content(printable(t)) for t in heading)
+        width, height = self.content_size
+        if width <= 0 or height <= 0:
+            return
+        before = self._lines
+        self._lines = tuple(self.lines(self.scene, width, height))[:height]
+        if len(before) != len(self._lines):
+            self.refresh()
+            return
+        for y, (old, new) in enumerate(zip(before, self._lines, strict=True)):
+            if old != new:
+                self.refresh(Region(0, y, width, 1))
+
+    def on_resize(self, event: Resize) -> None:
+        self._lines = ()
+        self.draw()
+        self.refresh()
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._styles = {}
+
+    def _style(self, role: str) -> Style:
+        style = self._styles.get(role)
+        if style is None:
+            ink, is_colour, paper = role.partition("/")
+            if is_colour:  # of a picture: not kept, there are millions
+                return Style(color=ink, bgcolor=paper)
+            style = self.get_component_rich_style(f"role--{role}")
+            self._styles[role] = style
+        return style
+
+    def render_line(self, y: int) -> Strip:
+        width = self.content_size.width
+        base = self._style("text")
+        if y >= len(self._lines):
+            return Strip.blank(width, base)
+        segments = [
+            # what others wrote may hold codes that a terminal would obey
+            Segment(text if text.isprintable() else printable(text), self._style(role))
+            for text, role in self._lines[y]
+            if text
+        ]
+        return Strip(segments).adjust_cell_length(width, base)

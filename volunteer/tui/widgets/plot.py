@@ -1,0 +1,202 @@
+"""A curve with its axes: ticks at round numbers, marks on the bottom line, and a sentence where there is no curve yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+
+import msgspec
+
+from volunteer.tui.text import Glyphs, Line, Span, blank, count, fit, left, right
+from volunteer.tui.widgets.panel import Panel, Scene
+from volunteer.tui.widgets.raster import (
+    BRAILLE,
+    PLAIN,
+    Frame,
+    Point,
+    dots,
+    finite,
+    frame,
+)
+
+LABEL_MAX = 7
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """One curve and the role that colours it."""
+
+    points: Sequence[Point]
+    role: str
+
+
+class Chart(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plot shows. Later series lie over earlier ones."""
+
+    series: tuple[Series, ...] = ()
+    marks: tuple[float, ...] = ()  # places on the x axis
+    x_name: str = ""
+    x_end: float | None = None  # the axis goes on to here
+    empty: str = ""  # said while there is nothing to draw
+    log: bool = False
+
+
+class Plot(Panel):
+    """A panel with a chart, drawn at most once a second."""
+
+    pace_s = 1.0
+
+    def chart(self, scene: Scene) -> Chart:
+        """What to draw."""
+        raise NotImplementedError
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        return plot(self.chart(scene), width, height, scene.glyphs)
+
+
+def plot(chart: Chart, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+    """The lines of a chart, for any size from one cell on."""
+    if width <= 0 or height <= 0:
+        return []
+    view = frame([s.points for s in chart.series], log=chart.log, right=chart.x_end)
+    if view is None:
+        return blank(chart.empty, width, height, glyphs.ellipsis)
+    bottom = 2 if height >= 5 and width >= 12 else 0
+    ticks = y_ticks(view, height - bottom) if width >= 20 else {}
+    margin = max((len(label) for label in ticks.values()), default=-1) + 1
+    area = (width - margin, height - bottom)
+    cells = _layers(chart, area, view, glyphs)
+    lines: list[Line] = []
+    for row, spans in enumerate(cells):
+        label = ticks.get(row)
+        edge: tuple[Span, ...] = ()
+        if margin:
+            sign = glyphs.tick if label else glyphs.vertical
+            edge = ((right(label or "", margin - 1), "dim"), (sign, "track"))
+        lines.append((*edge, *spans))
+    if bottom:
+        lines.append(_axis(chart, view, margin, width, glyphs))
+        lines.append(x_labels(chart, view, margin, width))
+    return lines
+
+
+def _layers(chart: Chart, area: tuple[int, int], view: Frame, glyphs: Glyphs) -> list[Line]:
+    """Every cell shows the topmost curve that goes through it: a cell has one colour."""
+    width, height = area
+    alphabet = BRAILLE if glyphs.curve == "braille" else PLAIN
+    pictures = [(dots(s.points, area, view, alphabet), s.role) for s in chart.series]
+    lines = []
+    for row in range(height):
+        signs: list[Span] = []
+        for column in range(width):
+            sign, role = " ", "text"
+            for cells, curve_role in pictures:
+                if cells[row][column]:
+                    sign, role = alphabet.signs[cells[row][column]], curve_role
+            signs.append((sign, role))
+        lines.append(
+            tuple(
+                ("".join(sign for sign, _ in group), role)
+                for role, group in groupby(signs, key=lambda span: span[1])
+            )
+        )
+    return lines
+
+
+def _axis(chart: Chart, view: Frame, margin: int, width: int, glyphs: Glyphs) -> Line:
+    """The bottom line with its marks."""
+    room = width - margin
+    signs = [glyphs.axis] * room
+    for x in chart.marks:
+        if view.left <= x <= view.right:
+            signs[view.across(x, room)] = glyphs.mark
+    corner = " " * (margin - 1) + glyphs.corner if margin else ""
+    groups = groupby(signs, key=lambda sign: "mark" if sign == glyphs.mark else "track")
+    return ((corner, "track"), *(("".join(group), role) for role, group in groups))
+
+
+def x_labels(chart: Chart, view: Frame, margin: int, width: int) -> Line:
+    """Where the x axis begins and ends, and what it counts."""
+    start, end = number(view.left, 0.0), number(view.right, 0.0)
+    name = f"{chart.x_name} " if chart.x_name else ""
+    room = width - margin
+    first = fit(f"{name}{start}", room)
+    rest = room - len(first)
+    last = right(end, rest) if end != start and len(end) < rest else ""
+    return ((" " * margin + left(first, room - len(last)) + last, "dim"),)
+
+
+def y_ticks(view: Frame, rows: int) -> dict[int, str]:
+    """Labels at round numbers by row from the top, about one in three rows and at least two where two fit."""
+    if rows < 1:
+        return {}
+    wanted = max(2, min(8, rows // 3 + 1)) if rows > 1 else 1
+    found: dict[int, str] = {}
+    for step, value in _round_values(view, wanted):
+        row = rows - 1 - view.up(value, rows * 4) // 4
+        label = number(value, step)
+        if label not in found.values():
+            found.setdefault(row, label)
+    return found
+
+
+def _round_values(view: Frame, wanted: int) -> list[tuple[float, float]]:
+    """(step, value) of round values inside the frame, no more than about `wanted`."""
+    if view.log:
+        first, last = math.ceil(math.log10(view.low)), math.floor(math.log10(view.high))
+        if last - first >= 1:
+            every = max(1, math.ceil((last - first + 1) / wanted))
+            return [(0.0, 10.0**power) for power in range(first, last + 1, every)]
+    span = view.high / 2 - view.low / 2
+    if not 0 < span < 5e307:
+        return []
+    found: list[tuple[float, float]] = []
+    step = 2 * round_step(span / wanted)
+    while len(found) < 2 and step > span * 1e-3:  # at least two labels, or a height says nothing
+        found = _multiples(view, step)
+        step /= 2
+    return found or [(0.0, view.low), (0.0, view.high)]
+
+
+def _multiples(view: Frame, step: float) -> list[tuple[float, float]]:
+    """All multiples of a step inside the frame; none when it is too small to be told from its neighbours."""
+    first = math.ceil(view.low / step)
+    if abs(first) > 1e12:
+        return []
+    return [(step, (first + i) * step) for i in range(20) if (first + i) * step <= view.high]
+
+
+def round_step(span: float) -> float:
+    """The next 1, 2 or 5 times a power of ten that is not below `span`."""
+    if not 0 < span < 1e308:
+        return math.inf
+    power = 10.0 ** math.floor(math.log10(span))
+    if power == 0:
+        return math.inf
+    return next((m * power for m in (1, 2, 5) if m * power >= span * 0.999), 10 * power)
+
+
+def number(value: float, step: float) -> str:
+    """A label of at most seven signs; as many decimals as the step between labels needs."""
+    size = max(abs(value), abs(step))
+    if value == 0:
+        return "0"
+    if size >= 1e15 or size < 1e-4:
+        return f"{value:.0e}".replace("e+", "e").replace("e0", "e").replace("e-0", "e-")
+    if size >= 10_000:
+        return count(value).replace(" ", "")
+    if step <= 0:
+        return f"{value:.6g}"[:LABEL_MAX]
+    decimals = min(5, max(0, -math.floor(math.log10(step) + 1e-9)))
+    return f"{value:.{decimals}f}"[:LABEL_MAX]
+
+
+def recent(points: Sequence[Point], most: int) -> Sequence[Point]:
+    """The newest points of a curve."""
+    return points[-most:] if most else points
+
+
+def last_value(points: Sequence[Point]) -> float | None:
+    """The newest finite value of a curve."""
+    good = finite(points[-50:])
+    return good[-1][1] if good else None

@@ -1,0 +1,187 @@
+"""Curves as dots in character cells: every pixel column shows the lowest and the highest of its points, so no spike is lost.
+
+Cost grows with the width, not with the points. Points that are not finite are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+Point: TypeAlias = tuple[float, float]
+Column: TypeAlias = tuple[float, float, float, float]  # first, last, lowest, highest
+
+CELLS_MAX = 100_000  # of one picture
+
+
+class Alphabet(msgspec.Struct, frozen=True, kw_only=True):
+    """Signs with dots: `across` x `down` of them in a cell."""
+
+    across: int
+    down: int
+    bits: tuple[tuple[int, ...], ...]  # [column][row] of a cell, from the top
+    signs: str  # by the sum of their bits
+
+
+BRAILLE = Alphabet(
+    across=2,
+    down=4,
+    bits=((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80)),
+    signs=" " + "".join(chr(0x2800 + dots) for dots in range(1, 256)),
+)
+PLAIN = Alphabet(across=1, down=2, bits=((1, 2),), signs=" '.:")
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the plane that is seen."""
+
+    left: float
+    right: float
+    low: float
+    high: float
+    log: bool = False  # the height is a logarithm
+
+    def across(self, x: float, pixels: int) -> int:
+        return _place(x, self.left, self.right, pixels)
+
+    def up(self, y: float, pixels: int) -> int:
+        """Pixel row from the bottom."""
+        return _place(self.scaled(y), self.scaled(self.low), self.scaled(self.high), pixels)
+
+    def scaled(self, y: float) -> float:
+        return math.log10(y) if self.log and y > 0 else y
+
+
+def _place(value: float, start: float, stop: float, pixels: int) -> int:
+    # halves first: the difference of two large floats may not be a float
+    span = stop / 2 - start / 2
+    share = (value / 2 - start / 2) / span if span > 0 else 0.5
+    return min(pixels - 1, max(0, round(share * (pixels - 1))))
+
+
+def finite(points: Iterable[Point], *, positive: bool = False) -> list[Point]:
+    """Points that can be drawn."""
+    least = 0.0 if positive else -math.inf
+    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y) and y > least]
+
+
+def frame(
+    series: Sequence[Sequence[Point]], *, log: bool = False, right: float | None = None
+) -> Frame | None:
+    """A frame around all points, a little higher than they are; None when there is nothing to draw."""
+    points = [p for one in series for p in finite(one, positive=log)]
+    if not points:
+        return None
+    xs, ys = [p[0] for p in points], [p[1] for p in points]
+    low, high = min(ys), max(ys)
+    if log:
+        low, high = low / 1.1, min(high * 1.1, 1e308)
+    else:
+        margin = (high / 2 - low / 2) / 10 or abs(high) * 0.05 or 1.0
+        low, high = max(-1e308, low - margin), min(1e308, high + margin)
+    end = max(xs) if right is None or not math.isfinite(right) else max(*xs, right)
+    return Frame(left=min(xs), right=end, low=low, high=high, log=log)
+
+
+def columns(points: Sequence[Point], view: Frame, pixels: int) -> list[Column | None]:
+    """First, last, lowest and highest value of every pixel column; points are in the order of x."""
+    found: list[Column | None] = [None] * pixels
+    for x, y in finite(points, positive=view.log):
+        if not view.left <= x <= view.right:
+            continue
+        at = view.across(x, pixels)
+        old = found[at]
+        found[at] = (y, y, y, y) if old is None else (old[0], y, min(old[2], y), max(old[3], y))
+    return found
+
+
+def runs(points: Sequence[Point], view: Frame, wide: int, high: int) -> list[tuple[int, int, int]]:
+    """Vertical strokes (column, from, to) in pixels, rows from the bottom, that make a line without gaps."""
+    strokes: list[tuple[int, int, int]] = []
+    before: tuple[int, int] | None = None  # column and row where the line stands
+    for at, column in enumerate(columns(points, view, wide)):
+        if column is None:
+            continue
+        first, last, low, top = (view.up(value, high) for value in column)
+        if before is not None:
+            strokes += _joined(before, (at, first))
+        strokes.append((at, low, top))
+        before = (at, last)
+    return strokes
+
+
+def _joined(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int, int]]:
+    """Strokes of a straight line between two pixels, without its ends where they are drawn anyway."""
+    (x0, y0), (x1, y1) = start, end
+    steps = x1 - x0
+    strokes = []
+    previous = y0
+    for step in range(1, steps + 1):
+        y = y0 + round((y1 - y0) * step / steps)
+        if y > previous:
+            strokes.append((x0 + step, previous + 1, y))
+        elif y < previous:
+            strokes.append((x0 + step, y, previous - 1))
+        else:
+            strokes.append((x0 + step, y, y))
+        previous = y
+    return strokes
+
+
+def dots(
+    points: Sequence[Point], size: tuple[int, int], view: Frame, alphabet: Alphabet = BRAILLE
+) -> list[list[int]]:
+    """Bits of every cell, [row][column] from the top, for a picture of `size` (width, height) in cells."""
+    width, height = size
+    cells = [[0] * width for _ in range(height)]
+    if width <= 0 or height <= 0:
+        return cells
+    across, down = alphabet.across, alphabet.down
+    pixels = height * down
+    masks = [_masks(bits) for bits in alphabet.bits]
+    for x, low, top in runs(points, view, width * across, pixels):
+        column, mask = x // across, masks[x % across]
+        start, stop = pixels - 1 - top, pixels - 1 - low  # rows from the top, both drawn
+        for row in range(start // down, stop // down + 1):
+            begin = max(start - row * down, 0)
+            end = min(stop - row * down, down - 1)
+            cells[row][column] |= mask[begin][end]
+    return cells
+
+
+def _masks(bits: tuple[int, ...]) -> list[list[int]]:
+    """Sum of the bits from one row of a cell to another."""
+    return [[sum(bits[a : b + 1]) for b in range(len(bits))] for a in range(len(bits))]
+
+
+def braille(
+    points: Sequence[Point], width: int, height: int, view: Frame | None = None
+) -> list[str]:
+    """A curve as `height` strings of `width` signs; without a frame it fills the picture."""
+    width, height = max(0, width), max(0, height)
+    if width * height > CELLS_MAX:
+        height = CELLS_MAX // width
+    view = view or frame([points])
+    if view is None:
+        return [" " * width] * height
+    return [
+        "".join(BRAILLE.signs[cell] for cell in row) for row in dots(points, (width, height), view)
+    ]
+
+
+def average(points: Sequence[Point]) -> list[Point]:
+    """The running mean of a noisy curve (exponential, corrected for its beginning), over about a fifteenth of it."""
+    good = finite(points)
+    if len(good) < 3:
+        return []
+    keep = 1 - 2 / (min(60.0, max(5.0, len(good) / 15)) + 1)
+    total = weight = 0.0
+    smooth = []
+    for x, y in good:
+        total = total * keep + y * (1 - keep)
+        weight = weight * keep + (1 - keep)
+        smooth.append((x, total / weight))
+    return smooth

@@ -1,0 +1,206 @@
+"""Settings that can be changed where they stand: flipped, turned to the next choice, or typed and checked meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.message import Message
+from textual.widgets import Input
+
+from shared.errors import Configuration
+from volunteer.commands import SettingRow
+from volunteer.config import Settings
+from volunteer.tui.setting_words import as_text, choices, complaint, grouped, parsed, shown
+from volunteer.tui.text import Line, wrap
+from volunteer.tui.widgets.drawn import Drawn
+from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
+from volunteer.tui.widgets.panel import Panel, Scene
+
+COLUMNS = (
+    Column(title="setting", cells=18),
+    Column(title="value"),
+    Column(title="set by", cells=12, least=60),
+)
+
+
+class Editor(Input):
+    """The line in which a value is typed."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
+
+    class Left(Message):
+        """Nothing is to be changed."""
+
+    def action_leave(self) -> None:
+        self.post_message(self.Left())
+
+
+class SettingList(Vertical):
+    """See the module. `rows` gives the settings, `names` which of them are seen (all, under headings, if none)."""
+
+    DEFAULT_CSS = """
+    SettingList { height: 1fr; }
+    SettingList #editing { height: 6; display: none; border: round $primary; border-title-color: $primary; padding: 0 1; }
+    SettingList Editor { border: none; height: 1; padding: 0; background: $surface; }
+    SettingList Editor:focus { border: none; }
+    SettingList #verdict { height: 2; margin-top: 1; }
+    .-short SettingList #verdict { margin-top: 0; }
+    .-short SettingList #editing { height: 5; }
+    """
+
+    class Changed(Message):
+        """Somebody wants another value."""
+
+        def __init__(self, row: SettingRow, value: Any) -> None:
+            super().__init__()
+            self.row = row
+            self.value = value
+
+    class Moved(Message):
+        """The cursor is on another setting."""
+
+    def __init__(
+        self,
+        rows: Callable[[], Sequence[SettingRow]],
+        *,
+        names: Sequence[str] = (),
+        title: str = "Settings",
+        labels: Mapping[str, str] | None = None,
+        empty: Callable[[], str] = lambda: "reading the settings",
+        id: str | None = None,
+    ) -> None:
+        super().__init__(id=id)
+        self._rows = rows
+        self._names = tuple(names)
+        self._title = title
+        self._labels = dict(labels or {})
+        self._empty = empty
+        self._trouble = ""
+
+    def compose(self) -> ComposeResult:
+        yield Listing(COLUMNS, self._filling, id="list")
+        with Vertical(id="editing"):
+            yield Editor(id="field", select_on_focus=False)
+            yield Drawn(self._verdict, id="verdict")
+
+    @property
+    def editing(self) -> bool:
+        return bool(self.query_one("#editing").display)
+
+    @property
+    def chosen(self) -> SettingRow | None:
+        """The setting under the cursor."""
+        key = self.query_one(Listing).key
+        return next((row for row in self._rows() if row.name == key), None)
+
+    def take_focus(self) -> None:
+        self.query_one(Listing).focus()
+
+    def refill(self) -> None:
+        """Draw what is known now."""
+        for panel in self.query(Panel):
+            panel.draw()
+
+    def _filling(self, scene: Scene) -> Filling:
+        known = self._rows()
+        rows: list[Row] = []
+        if self._names:
+            by_name = {row.name: row for row in known}
+            rows = [
+                setting_line(by_name[name], self._labels.get(name, ""))
+                for name in self._names
+                if name in by_name
+            ]
+        else:
+            for title, members in grouped(known):
+                rows.append(Row(key=f"# {title}", cells=(((title, "title"),),)))
+                rows += [setting_line(row) for row in members]
+        return Filling(rows=tuple(rows), empty=self._empty(), title=self._title)
+
+    def _verdict(self, scene: Scene, width: int, height: int) -> list[Line]:
+        glyphs = scene.glyphs
+        if self._trouble:
+            signs = [f"{glyphs.cross} ", "  ", "  "]
+            lines = wrap(self._trouble, width - 2, height)
+            return [
+                ((sign, "bad"), (text, "bad")) for sign, text in zip(signs, lines, strict=False)
+            ]
+        return [((f"{glyphs.check} ", "good"), ("enter saves, esc leaves it", "dim"))]
+
+    @on(Listing.Moved)
+    def _moved(self, event: Listing.Moved) -> None:
+        event.stop()
+        if not isinstance(event, Listing.Chosen | Listing.Ended):
+            self.post_message(self.Moved())
+
+    @on(Listing.Chosen)
+    def change(self, event: Listing.Chosen | None = None) -> None:
+        """Flip, turn to the next choice, or type."""
+        if event is not None:
+            event.stop()
+        row = self.chosen
+        if row is None:
+            return
+        options = choices(row)
+        if options:
+            now = as_text(row.value)
+            at = options.index(now) if now in options else -1
+            self.post_message(self.Changed(row, parsed(row, options[(at + 1) % len(options)])))
+            return
+        self._trouble = ""
+        box = self.query_one("#editing")
+        box.border_title = f"{row.name}{f' in {row.unit}' if row.unit else ''}"
+        box.display = True
+        field = self.query_one(Editor)
+        field.value = as_text(row.value)
+        field.cursor_position = len(field.value)
+        field.focus()
+
+    def set_back(self) -> None:
+        """Want the default of the setting under the cursor."""
+        row = self.chosen
+        if row is not None and row.source == "config.toml":
+            self.post_message(self.Changed(row, getattr(Settings(), row.name)))
+
+    @on(Input.Changed, "#field")
+    def _typed(self, event: Input.Changed) -> None:
+        event.stop()
+        row = self.chosen
+        self._trouble = ""
+        if row is not None:
+            try:
+                parsed(row, event.value, tuple(self.app.available_themes))
+            except Configuration as error:
+                self._trouble = complaint(error, row.name)
+        self.query_one("#verdict", Drawn).draw()
+
+    @on(Input.Submitted, "#field")
+    def _entered(self, event: Input.Submitted) -> None:
+        event.stop()
+        row = self.chosen
+        if row is not None and not self._trouble:
+            self.post_message(self.Changed(row, parsed(row, event.value)))
+            self._close()
+
+    @on(Editor.Left)
+    def _close(self) -> None:
+        self.query_one("#editing").display = False
+        self.take_focus()
+
+
+def setting_line(row: SettingRow, label: str = "") -> Row:
+    """A setting in the list."""
+    changed = row.source != "default"
+    return Row(
+        key=row.name,
+        cells=(
+            ((label or f"  {row.name}", "text"),),
+            ((shown(row), "value" if changed else "text"),),
+            ((row.source if changed else "", "dim"),),
+        ),
+    )

@@ -1,0 +1,184 @@
+"""The task in hand: where it stands, how long it will take and what it is worth; or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from volunteer.status import TaskStatus
+from volunteer.tui.activity import activity, fetched, why_paused
+from volunteer.tui.text import (
+    Line,
+    Span,
+    bar,
+    count,
+    countdown,
+    fit,
+    left,
+    percent,
+    right,
+    width,
+    wrap,
+)
+from volunteer.tui.widgets.panel import Panel, Scene
+from volunteer.wording import credit, loss, size
+
+STAGES = ("claim", "download", "train", "upload", "check", "credit")
+_AT = {"claimed": 0, "fetch": 1, "train": 2, "upload": 3, "checking": 4}
+
+
+class TaskCard(Panel):
+    """The task of the device that is looked at."""
+
+    def heading(self, scene: Scene) -> tuple[str, str]:
+        task = scene.view.task(scene.device)
+        if task is None:
+            return "Task", ""
+        devices = scene.view.devices()
+        of = f" ({devices.index(task.device) + 1} of {len(devices)})" if len(devices) > 1 else ""
+        return f"Task {task.task} {scene.glyphs.dot} {task.run}", f"{task.device}{of}"
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        task = scene.view.task(scene.device)
+        if task is None:
+            return nothing_to_do(scene, width, height)
+        return working(scene, task, width, height)
+
+
+def working(scene: Scene, task: TaskStatus, cells: int, height: int) -> list[Line]:
+    """Lines about a task, the most important first where there is no room for all."""
+    numbers = _numbers(scene, task, cells)
+    lines = [stages(scene, task, cells), progress(scene, task, cells), *numbers]
+    if height < 4:
+        lines = [progress(scene, task, cells), numbers[0], stages(scene, task, cells), *numbers[1:]]
+    if height > len(lines):
+        lines.insert(1, ())
+    if height > len(lines):
+        lines.insert(3, ())
+    return lines[:height]
+
+
+def stages(scene: Scene, task: TaskStatus, cells: int) -> Line:
+    """The way of a task, and how far it is; only the present stage where there is no room for all."""
+    glyphs = scene.glyphs
+    at = _AT["train" if fetched(task) else task.phase]
+    paused = scene.view.status.paused(task.device) is not None
+    spans: list[Span] = []
+    for place, name in enumerate(STAGES):
+        if place:
+            spans.append((f" {glyphs.empty} ", "track"))
+        if place < at:
+            spans += [(f"{glyphs.check} ", "good"), (name, "dim")]
+        elif place == at and paused:
+            spans.append((f"{glyphs.paused} {name}", "warn"))
+        elif place == at:
+            spans.append((f"{glyphs.on} {name}", "info"))
+        else:
+            spans.append((f"{glyphs.off} {name}", "faint"))
+    if width(spans) <= cells:
+        return tuple(spans)
+    sign, role = (glyphs.paused, "warn") if paused else (glyphs.on, "info")
+    following = f"  {glyphs.right} {STAGES[at + 1]}" if at + 1 < len(STAGES) else ""
+    return ((f"{sign} {STAGES[at]}", role), (following, "faint"), (f"  {at + 1}/6", "dim"))
+
+
+def share(task: TaskStatus) -> float:
+    """How much of the present stage is done."""
+    if task.phase in ("fetch", "upload") and not fetched(task):
+        return task.done_bytes / task.total_bytes if task.total_bytes > 0 else 0.0
+    if task.phase == "checking":
+        return 1.0
+    return task.step / task.steps if task.steps > 0 else 0.0
+
+
+def progress(scene: Scene, task: TaskStatus, cells: int) -> Line:
+    """Bar, per cent, and steps or bytes."""
+    if task.phase in ("fetch", "upload") and task.total_bytes > 0 and not fetched(task):
+        done = f"{size(task.done_bytes)} of {size(task.total_bytes)}"
+        if task.phase == "fetch" and task.what:
+            done = f"{task.what} {done}"
+    elif task.phase == "checking":
+        done = "the coordinator checks it"
+    elif task.phase == "claimed":
+        done = f"{task.steps} steps, {count(task.samples)} samples"
+    else:
+        done = f"step {task.step} of {task.steps}"
+    tail = f"  {right(percent(share(task)), 5)}  {done}"
+    if len(tail) > cells - 8:
+        tail = f" {right(percent(share(task)), 5)}"
+    drawn = bar(share(task), cells - len(tail), scene.glyphs)
+    if scene.view.status.paused(task.device):
+        drawn = tuple((text, "warn" if role == "fill" else role) for text, role in drawn)
+    return (*drawn, (tail, "text"))
+
+
+def _numbers(scene: Scene, task: TaskStatus, cells: int) -> list[Line]:
+    """Two rows of numbers with their names."""
+    left_s = task.finish_by - scene.now
+    eta = "-" if task.eta_s is None or task.phase != "train" else countdown(task.eta_s)
+    if pause := scene.view.status.paused(task.device):
+        first: Line = ((fit(why_paused(pause), cells, scene.glyphs.ellipsis), "warn"),)
+    else:
+        curve = scene.view.curve(task.task)
+        told = list(curve.metrics.items())[:1] if curve and task.loss is None else []
+        facts = [
+            *(("", count(value), name.replace("_", " ")) for name, value in told),
+            *([] if told else [("loss", loss(task.loss), "")]),
+            ("to go", eta, ""),
+            ("", count(task.steps_per_s), "steps/s"),
+        ]
+        if task.tokens_per_s > 0:
+            facts.append(("", count(task.tokens_per_s), "tokens/s"))
+        first = _row(facts, cells)
+    lease = countdown(left_s) if left_s > 0 else "over"
+    second = [
+        ("lease", lease, "left" if left_s > 0 else "but taken while nobody else has it"),
+        ("worth", credit(task.price_micro), ""),
+        ("version", str(task.version) if task.version else "-", ""),
+        ("", count(task.samples), "samples"),
+    ]
+    return [first, _row(second, cells)]
+
+
+def _row(facts: Sequence[tuple[str, str, str]], cells: int) -> Line:
+    """Names, values and units in columns, as many as there is room for."""
+    spans: list[Span] = []
+    used = 0
+    wide = cells // 4 if cells >= 68 else 0
+    for name, value, unit in facts:
+        parts = [
+            (f"{name} " if name else "", "dim"),
+            (value, "value"),
+            (f" {unit}" if unit else "", "dim"),
+        ]
+        need = width(parts)
+        pad = 0 if not used else wide - used % wide if wide else 2
+        if used and used + pad + need > cells:
+            break
+        spans += [(" " * pad, "text"), *parts]
+        used += pad + need
+    return tuple(span for span in spans if span[0])
+
+
+def nothing_to_do(scene: Scene, cells: int, height: int) -> list[Line]:
+    """Why there is no task and what ends that, in plain words; the key that starts work where one is needed."""
+    state = activity(scene.view, scene.now, scene.glyphs, scene.device)
+    status = scene.view.status
+    sentence = state.sentence
+    if status.paused(scene.device):
+        hint = "" if "space" in sentence else "press space to go on"
+    elif status.finishing:
+        hint = "press f to take tasks again, q to quit"
+    elif not status.online and status.connection:
+        sentence = status.connection
+        hint = "press r to try now"
+    else:
+        hint = ""
+    said = [((text, "text"),) for text in wrap(sentence, cells, max(1, height - 2))]
+    lines: list[Line] = [((f"{state.sign} {state.word}", state.role),), *said]
+    if hint:
+        lines.append((("", "text"), (left(hint, cells), "accent")))
+    spare = height - len(lines)
+    if spare >= 2 and hint:
+        lines.insert(len(lines) - 1, ())
+        spare -= 1
+    return [*([()] * (spare // 2)), *lines][:height]
