@@ -1,0 +1,1 @@
+"""The volunteer's program: claims tasks, trains, submits, and shows what it does."""

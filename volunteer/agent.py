@@ -1,0 +1,320 @@
+"""The volunteer at work: finds its devices, gives each a lane, beats, hands in, and ends in good order.
+
+It emits events and never draws; it is told what to do by `pause`, `resume`, `finish` and `stop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from shared.errors import VolunteerError
+from shared.protocol import PROTOCOL, Device
+from volunteer import events
+from volunteer.beat import Beat
+from volunteer.commands import How
+from volunteer.desk import YOU, Pause
+from volunteer.device import choose, detect
+from volunteer.facts import Senses
+from volunteer.follow import Follower
+from volunteer.guard import Guard, Read, Watched
+from volunteer.joining import check_server
+from volunteer.lane import Lane
+from volunteer.leases import HeldLease
+from volunteer.parts import Parts
+from volunteer.rules import Rules
+from volunteer.sender import Sender
+from volunteer.sensors import Sensors, keep_telling
+from volunteer.shift import Shift
+from volunteer.speeds import Speeds
+from volunteer.trainer import Trainer
+
+TRAFFIC_S = 10.0
+JOIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the agent needs of the machine; tests give their own."""
+
+    trainer: Callable[[str], Trainer]  # a new thread for a device
+    detect: Callable[[], tuple[Device, ...]] = detect
+    measure: bool = True  # benchmark a device that has not been measured
+    read: Read | None = None  # what else goes on here; None: by the sensors of this machine
+    sense: Callable[[Sequence[str]], tuple[events.Sensed, ...]] = field(
+        default_factory=lambda: Sensors().read
+    )
+
+
+class Agent:
+    """See the module."""
+
+    def __init__(self, parts: Parts, machine: Machine, *, start_paused: bool = False) -> None:
+        self.parts = parts
+        self.clean_end = True  # False: a thread is still at it, leave by os._exit
+        self._machine = machine
+        self._desk = parts.desk
+        self._hub = parts.hub
+        self._started = parts.clock.monotonic()
+        self._trainers: dict[str, Trainer] = {}
+        self._lanes: list[Lane] = []
+        self._follower = Follower(parts)
+        self._sender = Sender(parts)
+        self._beat = Beat(parts, self._follower.beats, self._follower.credits, self._ordered_pause)
+        self._speeds = Speeds(parts)
+        self._guard = Guard(parts.settings, self._watched(), self)
+        self._limit(parts.settings)
+        parts.api.client.watch = self._connection
+        if start_paused:
+            self.pause(message="press space to start", until="you start")
+
+    # Commands.
+
+    def pause(
+        self,
+        device: str = "",
+        *,
+        by: str = YOU,
+        message: str = "paused",
+        until: str = "you resume",
+    ) -> None:
+        """Free a device (all, without a name) and keep its task; the heartbeats say so."""
+        self._desk.pause(device, Pause(by=by, message=message, until=until))
+        self._apply_pauses()
+        self._hub.emit(events.Paused(device=device, by=by, message=message, until=until))
+
+    def resume(self, device: str = "", *, by: str = YOU) -> None:
+        """Take away one reason for a pause; work goes on when none is left. Also ends `finish`.
+
+        Where only the rules of the owner hold work back, the owner's word lifts those that are a matter of taste.
+        """
+        if by == YOU:
+            self._desk.finishing = False
+        was = self._desk.resume(device, by)
+        self._apply_pauses()
+        left = self._desk.paused(device)
+        said = f"no longer paused by {by}, still by {left.by}: {left.message}" if left else ""
+        self._hub.emit(events.Resumed(device=device, by=by, message=said))
+        if by == YOU and not was:
+            self._guard.go_on()  # nobody but the rules held it back
+
+    def change_rules(self, rules: Rules) -> None:
+        """Other rules on when and how hard to work hold from now on."""
+        self._guard.change(rules)
+        self._limit(rules)
+
+    def finish(self) -> None:
+        """Complete the tasks in work, hand them in, and take no more."""
+        self._desk.finishing = True
+        self._hub.emit(events.Finishing(message="finishing: no new work after the current task"))
+        self._desk.notify()
+
+    def stop(self, how: How = "release") -> None:
+        """End: give tasks back, save them for the next start, or finish them first."""
+        if how == "finish":
+            self.finish()
+        if self._desk.closing in (None, "finish"):
+            self._desk.closing = how
+        self._desk.notify()
+
+    def retry(self) -> None:
+        """Do not wait for the next try."""
+        self._desk.hurries += 1
+        self._desk.notify()
+        self.parts.api.client.hurry()
+
+    async def consent(self, run: str) -> None:
+        """Say yes to the licence of a run. Raises NotFound."""
+        await self.parts.api.consent(run)
+        memory = self.parts.home.memory
+        if run not in memory.consents:
+            self.parts.home.remember(consents=(*memory.consents, run))
+        self._desk.notify()
+
+    def choose_runs(self, runs: tuple[str, ...]) -> None:
+        """Help only these from the next task on; empty = any."""
+        self._desk.runs = runs
+        self._desk.notify()
+
+    async def measure(self, device: str, *, quick: bool) -> None:
+        """Benchmark a device again, after the task it is at. Raises Configuration for one that is not lent."""
+        chosen = choose(device or "auto", self._hub.status.devices)[0]
+        trainer = self._trainers.get(chosen.id) or self._thread(chosen.id)
+        await self._speeds.measure(chosen, trainer, quick=quick)
+        await self._speeds.publish()
+
+    def stop_measuring(self) -> None:
+        """End a benchmark that is under way; what it had is forgotten."""
+        self._speeds.cancel()
+
+    # Life.
+
+    async def run(self) -> int:
+        """Work until told to stop or nothing can go on. Returns the exit code."""
+        try:
+            found = await self._desk.unless(lambda: self._desk.ending, self._open())
+            if found is not None:
+                await self._work(found)
+        except VolunteerError as error:
+            self._desk.give_up(error)
+        return await self._close()
+
+    async def _open(self) -> list[tuple[Device, Trainer]]:
+        """Meet the coordinator and the devices, both at once."""
+        first = self._thread("first")
+        _, devices = await asyncio.gather(
+            self._hello(), asyncio.wrap_future(first.call(self._machine.detect))
+        )
+        self._hub.emit(events.DevicesFound(devices=devices))
+        chosen = choose(self.parts.settings.device, devices)
+        self._trainers = {chosen[0].id: first}
+        pairs = [(d, self._trainers.get(d.id) or self._thread(d.id)) for d in chosen]
+        first.device = chosen[0].id
+        await self._speeds.know(pairs, measure=self._machine.measure)
+        return pairs
+
+    def _thread(self, device: str) -> Trainer:
+        trainer = self._machine.trainer(device)
+        trainer.share = self._desk.share
+        trainer.start()
+        self._trainers[device] = trainer
+        return trainer
+
+    async def _hello(self) -> None:
+        parts = self.parts
+        server = await parts.api.server()
+        check_server(server, parts.identity.public_key)
+        if server.protocol_min_next > PROTOCOL:
+            self._hub.notice(
+                "the coordinator will soon need a newer version: pipx upgrade volunteer", "warning"
+            )
+        self._hub.emit(
+            events.Started(
+                coordinator=parts.identity.url,
+                server=server.name,
+                nickname=parts.identity.nickname,
+                fingerprint=parts.identity.fingerprint,
+                volunteer_id=parts.identity.volunteer_id,
+            )
+        )
+        self._follower.listed(server.runs)
+
+    async def _work(self, pairs: list[tuple[Device, Trainer]]) -> None:
+        """Until every lane has come to its end."""
+        speeds = {b.device: b for b in self.parts.home.memory.benchmarks}
+        self._lanes = [Lane(self.parts, d, t, speeds.get(d.id)) for d, t in pairs]
+        await self._guard.look()  # nothing begins that the rules would stop at once
+        self._apply_pauses()
+        revived = await self._revive()
+        lanes = [
+            lane.run([held for held in revived if held.device == lane.device.id])
+            for lane in self._lanes
+        ]
+        loops = [
+            self._beat.run(),
+            self._sender.run(),
+            self._follower.run(),
+            self._traffic(),
+            self._guard.run(),
+            keep_telling(self._hub, self.parts.clock, self._watched().devices, self._machine.sense),
+        ]
+        await Shift(self.parts).run(lanes, loops)
+
+    async def _revive(self) -> tuple[HeldLease, ...]:
+        """The leases of an earlier process that are still ours."""
+        leases, outbox = self.parts.leases, self.parts.outbox
+        stored = leases.stored()
+        leases.forget_answered(stored)
+        open_ = tuple(held for held in stored if not outbox.holds(*held.key))
+        alive = await self._beat.alive(open_) if open_ else ()
+        lent = {lane.device.id for lane in self._lanes}
+        kept = tuple(held for held in alive if held.device in lent)
+        for held in stored:
+            if held not in kept:
+                leases.drop(held.lease)  # of a device that is not lent any more: it runs out
+        for held in kept:
+            self._hub.notice(f"going on with task {held.lease.task}")
+        return kept
+
+    async def _close(self) -> int:
+        for trainer in self._trainers.values():
+            closed = await asyncio.to_thread(trainer.close, JOIN_S)
+            self.clean_end = self.clean_end and closed
+        error, client, me = self._desk.fatal, self.parts.api.client, self._hub.status.me
+        code = error.exit_code if error is not None else 0
+        self._hub.emit(
+            events.Stopped(
+                code=code,
+                message=error.message if error is not None else "ended",
+                tasks=self._desk.handed_in,
+                credits_micro=me.earned_micro if me else 0,
+                sent_bytes=client.sent_bytes,
+                received_bytes=client.received_bytes,
+                seconds=self.parts.clock.monotonic() - self._started,
+            )
+        )
+        await client.close()
+        return code
+
+    # What the parts ask and tell.
+
+    def _watched(self) -> Watched:
+        return Watched(
+            read=self._machine.read or Senses(self.parts.cache.root).read,
+            devices=lambda: tuple(lane.device.id for lane in self._lanes),
+            busy=self._busy,
+            share=self._share,
+            say=self._hub.notice,
+            clock=self.parts.clock,
+        )
+
+    def _busy(self) -> bool:
+        held = self._desk.held.values()
+        return any(self._desk.paused(lease.stored.device) is None for lease in held)
+
+    def _share(self, share: float) -> None:
+        self._desk.share = share
+        for trainer in self._trainers.values():
+            trainer.share = share
+
+    def _limit(self, rules: Rules) -> None:
+        client = self.parts.api.client
+        client.up.limit(rules.upload_mbit)
+        client.down.limit(rules.download_mbit)
+
+    def _apply_pauses(self) -> None:
+        for lane in self._lanes:
+            if self._desk.paused(lane.device.id):
+                lane.trainer.pause()
+            else:
+                lane.trainer.resume()
+
+    def _ordered_pause(self, device: str, wanted: bool, message: str) -> None:
+        if wanted:
+            self.pause(device, by="coordinator", message=message, until="the coordinator says so")
+        else:
+            self.resume(device, by="coordinator")
+
+    def _connection(self, online: bool, message: str, retry_at: float | None) -> None:
+        self._hub.emit(
+            events.Connection(
+                online=online, message=message, retry_at=retry_at, queued=len(self.parts.outbox)
+            )
+        )
+
+    async def _traffic(self) -> None:
+        client, told = self.parts.api.client, (0, 0)
+        while True:
+            now = (client.sent_bytes, client.received_bytes)
+            if now != told:
+                told = now
+                self._hub.emit(
+                    events.Traffic(
+                        sent_bytes=now[0],
+                        received_bytes=now[1],
+                        up_bytes_per_s=self.parts.transfers.up_bytes_per_s,
+                        down_bytes_per_s=self.parts.transfers.down_bytes_per_s,
+                    )
+                )
+            await self.parts.clock.sleep(TRAFFIC_S)

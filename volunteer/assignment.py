@@ -1,0 +1,62 @@
+"""What is handed to a training thread, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from shared.workloads.base import Work
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Where the training stands and how fast it goes."""
+
+    step: int
+    steps: int
+    samples: int
+    loss: float | None  # of the last finished step
+    samples_per_s: float
+    steps_per_s: float
+    eta_s: float | None
+    train_s: float
+    preview: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Seconds of a task on this device."""
+
+    train_s: float
+    paused_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment(Generic[T]):
+    """One task for the thread. Every callable runs there; `report` and `halved` must only pass on what they get."""
+
+    begin: Callable[[], Work]
+    finish: Callable[[Work, Spent], T]
+    samples: int  # in all
+    report: Callable[[Report], None]
+    halved: Callable[[int], None]
+    save: Callable[[Work], None] | None = None
+    save_every_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished(Generic[T]):
+    value: T
+    spent: Spent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted:
+    """Stopped before its end, on request."""
+
+    reason: str
+    saved: bool  # a snapshot lets a later start go on

@@ -1,0 +1,72 @@
+"""Keeps the machine from going to sleep while it trains. Ends with this process, however that ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+# `cat` ends when our end of its standard input closes, and with it the lock.
+LINUX = (
+    "systemd-inhibit",
+    "--what=idle:sleep",
+    "--who=volunteer",
+    "--why=training",
+    "cat",
+)
+_CONTINUOUS, _SYSTEM_REQUIRED = 0x80000000, 0x00000001
+
+
+class Awake:
+    """On or off. Where the system has no such lock it does nothing and says so by `works`."""
+
+    def __init__(self) -> None:
+        self.works = True
+        self._helper: subprocess.Popen[bytes] | None = None
+        self._on = False
+
+    def set(self, on: bool) -> None:
+        """Hold the lock or let it go; quick."""
+        if on == self._on:
+            return
+        self._on = on
+        if sys.platform == "win32":
+            self._windows(on)
+        elif on:
+            self._hold()
+        else:
+            self._release()
+
+    def _hold(self) -> None:
+        command = (
+            ("caffeinate", "-i", "-w", str(os.getpid())) if sys.platform == "darwin" else LINUX
+        )
+        try:
+            self._helper = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError:
+            self.works = False
+
+    def _release(self) -> None:
+        helper, self._helper = self._helper, None
+        if helper is None:
+            return
+        if helper.stdin is not None:
+            helper.stdin.close()
+        helper.terminate()
+        try:
+            helper.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            helper.kill()
+            helper.wait()
+
+    def _windows(self, on: bool) -> None:
+        if sys.platform == "win32":
+            import ctypes
+
+            state = _CONTINUOUS | (_SYSTEM_REQUIRED if on else 0)
+            self.works = bool(ctypes.windll.kernel32.SetThreadExecutionState(state))

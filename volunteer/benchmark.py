@@ -1,0 +1,218 @@
+"""How fast a device is: matrix products, memory, and a real training step of a small language model.
+
+Runs on the device's training thread, about 15 seconds, 3 when quick; between two measurements it may be cancelled.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shared.protocol import Benchmark
+
+if TYPE_CHECKING:
+    import torch
+
+DISK_BYTES = 64 << 20
+VOCABULARY = 4096
+FULL_S = {"fp32": 3.0, "bf16": 3.0, "memory": 2.0, "step": 6.0, "disk": 1.0}
+QUICK_SHARE = 0.15
+REPORT_S = 0.25  # progress is told at most this often: a bf16 product of a small matrix takes 20 us
+
+
+class BenchmarkCancelled(Exception):
+    """Somebody did not want to wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The model of the training step: small enough for the device, large enough to mean something."""
+
+    width: int
+    layers: int
+    heads: int
+    length: int  # T
+    batch: int  # B
+    matrix: int  # side of the first matrix product
+    copy_bytes: int
+
+
+SMALL = Shape(width=256, layers=4, heads=8, length=128, batch=4, matrix=512, copy_bytes=64 << 20)
+LARGE = Shape(width=768, layers=12, heads=12, length=512, batch=8, matrix=4096, copy_bytes=1 << 30)
+
+
+class _Bench:
+    def __init__(
+        self,
+        device: str,
+        quick: bool,
+        report: Callable[[str, float], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        self.device = device
+        self.shape = SMALL if device == "cpu" else LARGE
+        self._share = QUICK_SHARE if quick else 1.0
+        self._report = report
+        self._stop = stop
+        self._done_s = 0.0
+        self._told_at = float("-inf")
+
+    def measure(self, stage: str, once: Callable[[], None]) -> float:
+        """Seconds that `once` takes, at best of what fits the time of the stage."""
+        budget = FULL_S[stage] * self._share
+        began = time.perf_counter()
+        once()  # warm: memory, kernels
+        self._wait()
+        best, tries = float("inf"), 0
+        while True:
+            spent = time.perf_counter() - began
+            self._tell(stage, min(spent, budget))
+            if tries and spent >= budget:
+                self._done_s += budget
+                return best
+            start = time.perf_counter()
+            once()
+            self._wait()
+            best, tries = min(best, time.perf_counter() - start), tries + 1
+
+    def _tell(self, stage: str, spent: float) -> None:
+        if self._stop():
+            raise BenchmarkCancelled
+        now = time.perf_counter()
+        if now - self._told_at < REPORT_S:
+            return
+        self._told_at = now
+        whole = sum(FULL_S.values()) * self._share
+        self._report(stage, min(1.0, (self._done_s + spent) / whole))
+
+    def _wait(self) -> None:
+        import torch
+
+        kind = self.device.partition(":")[0]
+        if kind == "cuda":
+            torch.cuda.synchronize(self.device)
+        elif kind == "xpu":
+            torch.xpu.synchronize(self.device)
+        elif kind == "mps":
+            torch.mps.synchronize()
+
+
+def benchmark(
+    device: str,
+    *,
+    quick: bool,
+    report: Callable[[str, float], None],
+    stop: Callable[[], bool],
+    scratch: Path | None = None,
+    now: float = 0.0,
+) -> Benchmark:
+    """Measure a device; `scratch` is a directory on the disk to measure. Raises BenchmarkCancelled, OSError."""
+    import torch
+
+    bench = _Bench(device, quick, report, stop)
+    fp32 = _product(bench, "fp32", torch.float32)
+    bf16 = _product(bench, "bf16", torch.bfloat16)
+    memory = _copy(bench)
+    step = _step(bench)
+    disk = 0.0 if scratch is None else DISK_BYTES / bench.measure("disk", lambda: _write(scratch))
+    report("done", 1.0)
+    return Benchmark(
+        device=device,
+        fp32_flops=fp32,
+        bf16_flops=bf16,
+        memory_bytes_per_s=memory,
+        step_flops=step,
+        disk_bytes_per_s=disk,
+        at=now,
+    )
+
+
+def _product(bench: _Bench, stage: str, dtype: torch.dtype) -> float:
+    """Operations a second of a square matrix product; a slow one is measured on a smaller matrix."""
+    import torch
+
+    side = bench.shape.matrix
+    if bench.device == "cpu" and dtype is torch.bfloat16:
+        side //= 4  # without hardware for it, it is emulated and a hundred times slower
+    a = torch.randn(side, side, device=bench.device, dtype=dtype)  # (S, S)
+    b = torch.randn(side, side, device=bench.device, dtype=dtype)  # (S, S)
+    out = torch.empty_like(a)
+
+    def once() -> None:
+        torch.mm(a, b, out=out)
+
+    seconds = bench.measure(stage, once)
+    return 2.0 * side**3 / seconds
+
+
+def _copy(bench: _Bench) -> float:
+    """Bytes a second read and written."""
+    import torch
+
+    source = torch.zeros(bench.shape.copy_bytes, dtype=torch.uint8, device=bench.device)
+    target = torch.empty_like(source)
+
+    def once() -> None:
+        target.copy_(source)
+
+    seconds = bench.measure("memory", once)
+    return 2.0 * bench.shape.copy_bytes / seconds
+
+
+def _step(bench: _Bench) -> float:
+    """Operations a second of forward, backward and AdamW on a causal transformer in float32."""
+    import torch
+    from torch import nn
+
+    s = bench.shape
+    layers = [
+        nn.TransformerEncoderLayer(
+            s.width, s.heads, 4 * s.width, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        for _ in range(s.layers)
+    ]
+    model = nn.ModuleDict(
+        {
+            "embed": nn.Embedding(VOCABULARY, s.width),
+            "blocks": nn.ModuleList(layers),
+            "head": nn.Linear(s.width, VOCABULARY, bias=False),
+        }
+    ).to(bench.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    tokens = torch.randint(VOCABULARY, (s.batch, s.length), device=bench.device)  # (B, T)
+    mask = nn.Transformer.generate_square_subsequent_mask(
+        s.length, torch.device(bench.device)
+    )  # (T, T)
+
+    def once() -> None:
+        x = model["embed"](tokens)  # (B, T, C)
+        for block in layers:
+            x = block(x, src_mask=mask, is_causal=True)  # (B, T, C)
+        logits = model["head"](x)  # (B, T, V)
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    seconds = bench.measure("step", once)
+    used = sum(p.numel() for p in model.parameters()) - VOCABULARY * s.width  # a look-up is free
+    attention = 12 * s.layers * s.length * s.width
+    return (6.0 * used + attention) * s.batch * s.length / seconds
+
+
+def _write(directory: Path) -> None:
+    path = directory / f".disk.{secrets.token_hex(4)}.part"
+    block = bytes(4 << 20)
+    try:
+        with path.open("wb") as file:
+            for _ in range(DISK_BYTES // len(block)):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,182 @@
+"""Getting work for one device: which runs to ask for, what to do when there is none, and giving a lease back."""
+
+from __future__ import annotations
+
+from shared.errors import Gone, Unavailable, VolunteerError
+from shared.protocol import Benchmark, ClaimRequest, Device, Idle, Lease, ReleaseRequest
+from shared.tensors.quantize import CODECS
+from volunteer import events
+from volunteer.desk import FATAL, Held
+from volunteer.leases import HeldLease
+from volunteer.parts import Parts
+from volunteer.wording import printable
+
+WAIT_S = 30.0  # how long one claim may wait at the coordinator
+REFUSED_WAIT_S = 60.0
+KINDS = ("train", "selfplay", "learn", "evaluate")
+
+
+class Claimer:
+    """Claims for one device. `memory_bytes` is what a task may spend there."""
+
+    def __init__(
+        self, parts: Parts, device: Device, memory_bytes: int, benchmark: Benchmark | None
+    ) -> None:
+        self.device = device
+        self._parts = parts
+        self._desk = parts.desk
+        self._memory_bytes = memory_bytes
+        self._benchmark = benchmark
+        self._busy = False  # the device has other work: being without a next task is no news
+        self._untold: events.Idle | None = None
+
+    def at_work(self, busy: bool) -> None:
+        """The device began or ended a task; why there is no next one is told when it ends."""
+        self._busy = busy
+        if not busy and self._untold is not None:
+            self._parts.hub.emit(self._untold)
+        self._untold = None
+
+    async def take(self) -> Held | None:
+        """The next lease; None when nothing may be claimed now."""
+        if not self._busy and not self._parts.hub.status.idle:
+            self.idle("asking", "asking the coordinator for work")
+        while self._desk.may_claim(self.device.id):
+            if self._parts.outbox.full:
+                self.idle("outbox_full", "many results wait to be handed in: no new work")
+                return None
+            runs = self._runs()
+            if runs is None:
+                self.idle("consent", "say yes to the licence of a run first")
+                return None
+            try:
+                reply = await self._unless_unwanted(runs)
+            except FATAL as error:
+                self._desk.give_up(error)
+                return None
+            except VolunteerError as error:
+                self.idle("refused", error.message, REFUSED_WAIT_S)
+                await self.pause(REFUSED_WAIT_S)
+                continue
+            if isinstance(reply, Lease):
+                held = await self._accept(reply)
+                if held is not None:
+                    return held
+            elif reply is not None:
+                await self._wait(reply)
+        return None
+
+    async def give_back(self, held: Held, reason: str, *, failed: bool) -> None:
+        """Return a lease; `failed` counts it against the task."""
+        task, attempt = held.key
+        request = ReleaseRequest(attempt=attempt, reason=reason[:200], failed=failed)
+        try:
+            await self._parts.api.release(task, request)
+        except (Unavailable, Gone):
+            pass  # it runs out by itself, or has
+        except VolunteerError as error:
+            self._parts.hub.notice(f"task {task} could not be given back: {error.message}")
+        self._parts.leases.drop(held.stored.lease)
+
+    async def agree(self, run: str) -> None:
+        """Joining was a yes to the runs of this coordinator: say what to, and have it recorded."""
+        home = self._parts.home
+        if run in home.memory.consents:
+            return
+        info = next((r for r in self._parts.hub.status.runs if r.name == run), None)
+        if info is None:
+            info = await self._parts.api.run(run)
+        await self._parts.api.consent(run)
+        home.remember(consents=(*home.memory.consents, run))
+        contact = f", questions to {info.contact}" if info.contact else ""
+        self._parts.hub.notice(
+            f'helping "{run}": the model will be published under {info.licence}, '
+            f"the data is under {info.dataset_licence or 'no stated licence'}{contact}"
+        )
+
+    async def _wait(self, idle: Idle) -> None:
+        wait = max(0.2, idle.retry_after_s) * self._parts.rng.uniform(1.0, 1.2)
+        self.idle(idle.reason.value, printable(idle.message), wait)
+        await self.pause(wait)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, but no longer than claiming is allowed."""
+        before = self._desk.hurries
+        await self._desk.unless(
+            lambda: self._desk.hurries > before or not self._desk.may_claim(self.device.id),
+            self._parts.clock.sleep(seconds),
+        )
+
+    def idle(self, reason: str, message: str, wait: float | None = None) -> None:
+        """Say why there is nothing to do, once."""
+        until = self._parts.clock.now() + wait if wait is not None else None
+        event = events.Idle(reason=reason, message=message, until=until)
+        said = self._parts.hub.status
+        if self._busy:
+            self._untold = event
+        elif until is not None or (said.idle, said.idle_message) != (reason, message):
+            self._parts.hub.emit(event)
+
+    async def _unless_unwanted(self, runs: tuple[str, ...]) -> Lease | Idle | None:
+        """Claim, but give it up when claiming ends or other runs are chosen meanwhile."""
+        return await self._desk.unless(
+            lambda: not self._desk.may_claim(self.device.id) or self._runs() != runs,
+            self._claim(runs),
+        )
+
+    async def _claim(self, runs: tuple[str, ...]) -> Lease | Idle | None:
+        request = ClaimRequest(
+            claim_id=self._parts.leases.claim_id(self.device.id),
+            device=self.device.id,
+            step_flops=self._benchmark.step_flops * self._desk.share if self._benchmark else 0.0,
+            memory_bytes=self._memory_bytes,
+            runs=runs,
+            kinds=KINDS,
+            codecs=tuple(CODECS),
+            wait_s=WAIT_S,
+        )
+        reply = await self._parts.api.claim(request)
+        return reply.lease or reply.idle
+
+    async def _accept(self, lease: Lease) -> Held | None:
+        """Store the lease. None when it is one we have already answered for."""
+        device, leases = self.device.id, self._parts.leases
+        stored = HeldLease(lease=lease, device=device, claim_id=leases.claim_id(device))
+        if stored.key in self._desk.held or self._parts.outbox.holds(*stored.key):
+            leases.forget_claim(device)
+            return None
+        self._desk.offset_s = lease.now - self._parts.clock.now()
+        leases.claimed(stored)
+        held = Held(stored)
+        if self._desk.exhausted:  # another device was quicker
+            await self.give_back(held, "enough tasks were taken", failed=False)
+            return None
+        self._desk.take(held)
+        self.tell(held)
+        return held
+
+    def _runs(self) -> tuple[str, ...] | None:
+        """What to ask for: () is any run, None is nothing."""
+        chosen = self._desk.runs
+        if self._parts.settings.consent == "all":
+            return chosen
+        agreed = self._parts.home.memory.consents
+        wanted = tuple(run for run in agreed if not chosen or run in chosen)
+        return wanted or None
+
+    def tell(self, held: Held) -> None:
+        """Announce a lease."""
+        lease, job = held.stored.lease, held.stored.lease.job
+        self._parts.hub.emit(
+            events.Claimed(
+                task=lease.task,
+                attempt=lease.attempt,
+                run=lease.run,
+                workload=job.workload,
+                device=self.device.id,
+                steps=job.steps,
+                samples=job.stop - job.start,
+                price_micro=lease.price_micro,
+                finish_by=self._desk.local(lease.finish_by),
+            )
+        )

@@ -1,0 +1,282 @@
+"""The command line of the volunteer. Parsing only: what a command needs is imported when it runs (torch never is here)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter
+
+from volunteer import upkeep
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from volunteer.config import Directories
+
+EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+Profile = Annotated[str, Parameter(help="Which profile of this host; a second one may run beside.")]
+Json = Annotated[bool, Parameter(help="Answer in JSON.", negative="")]
+Device = Annotated[str, Parameter(help='One device such as "cuda:0"; empty = all.')]
+
+
+def _version() -> str:
+    from volunteer.joining import software
+
+    return software()
+
+
+app = App(
+    name="volunteer",
+    help="Lend your GPU or CPU: volunteers train one model together. Without a command: the screen.",
+    version=_version,
+    help_format="plaintext",
+)
+
+
+@app.default
+def start(
+    *,
+    no_ui: Annotated[
+        bool, Parameter(help="Work without the screen: one line an event.", negative="")
+    ] = False,
+    json: Annotated[
+        bool, Parameter(help="With --no-ui: events as JSON lines.", negative="")
+    ] = False,
+    device: Annotated[
+        str | None, Parameter(help='"auto", "all", or names such as "cpu" or "cuda:0,cuda:1".')
+    ] = None,
+    threads: Annotated[
+        int | None, Parameter(help="Torch threads; 0 = physical cores minus one.")
+    ] = None,
+    run: Annotated[
+        tuple[str, ...] | None, Parameter(help="Help only this run; may be repeated.", negative="")
+    ] = None,
+    max_tasks: Annotated[int | None, Parameter(help="End after so many tasks.")] = None,
+    paused: Annotated[bool, Parameter(help="Start paused.", negative="")] = False,
+    ascii: Annotated[
+        bool | None, Parameter(help="Draw with the 95 plain characters only.", negative="")
+    ] = None,
+    set_: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--set",
+            help="Any other setting, as NAME=VALUE; see `volunteer settings`.",
+            negative="",
+        ),
+    ] = (),
+    profile: Profile = "",
+) -> int:
+    """Train. Joins first where VOLUNTEER_JOIN holds a link."""
+    flags: dict[str, Any] = dict(_pair(text) for text in set_)
+    given = {"device": device, "threads": threads, "runs": run, "max_tasks": max_tasks}
+    given |= {"ascii": ascii}
+    flags |= {name: value for name, value in given.items() if value is not None}
+    from volunteer.work import Options, work
+
+    if not no_ui and not sys.stdout.isatty():
+        return _say("this is no terminal: use `volunteer --no-ui`", EXIT_USAGE)
+    return work(Options(profile=profile, flags=flags, screen=not no_ui, json=json, paused=paused))
+
+
+@app.command
+def join(
+    link: Annotated[str, Parameter(help="The link from your organiser; put it in quotes.")],
+    *,
+    name: Annotated[str, Parameter(help="Your nickname; empty = one is made up.")] = "",
+    json: Json = False,
+    profile: Profile = "",
+) -> int:
+    """Join a coordinator. May be repeated: the same machine keeps its account."""
+    from volunteer.work import join_now
+
+    joined = _run(join_now(_directories(profile), link, name))
+    if json:
+        return _print_json(joined)
+    met = "welcome" if joined.created else "you are in already"
+    print(f'{met}, "{joined.nickname}": {joined.server} at {joined.url}, key {joined.fingerprint}')
+    print("next: volunteer          (or: volunteer --no-ui)")
+    return 0
+
+
+@app.command
+def link(*, json: Json = False, profile: Profile = "") -> int:
+    """A ten-minute code that adds another machine to your account."""
+    from volunteer.work import ask_coordinator
+
+    code = _run(ask_coordinator(_directories(profile), lambda api: api.link()))
+    if json:
+        return _print_json(code)
+    print(f"on the other machine, within ten minutes:\n\n    volunteer join '{code.link}'\n")
+    return 0
+
+
+@app.command
+def benchmark(
+    *,
+    quick: Annotated[
+        bool, Parameter(help="About 3 seconds a device instead of 15.", negative="")
+    ] = False,
+    device: Annotated[str, Parameter(help='"auto", "all" or names.')] = "all",
+    json: Json = False,
+    profile: Profile = "",
+) -> int:
+    """Measure the devices of this machine."""
+    from volunteer.measuring import measure
+
+    return measure(_directories(profile), device, quick=quick, json=json)
+
+
+@app.command
+def status(*, json: Json = False, profile: Profile = "") -> int:
+    """What the running volunteer does, and why it does nothing."""
+    from volunteer.headless import status_lines
+
+    found = _run(_with_control(profile, _status))
+    if json:
+        return _print_json(found)
+    print("\n".join(status_lines(found)))
+    return 0
+
+
+@app.command
+def settings(*, json: Json = False, profile: Profile = "") -> int:
+    """Every setting, its value, and which source set it."""
+    from volunteer.work import setting_rows
+
+    rows = setting_rows(_directories(profile))
+    if json:
+        return _print_json(rows)
+    for row in rows:
+        print(f"{row.name:<18} {row.value!s:<16} {row.source:<12} {row.help}")
+    return 0
+
+
+@app.command
+def pause(device: Device = "", *, profile: Profile = "") -> int:
+    """Free the device and keep its task."""
+    return _run(_with_control(profile, lambda control: control.pause(device))) or 0
+
+
+@app.command
+def resume(device: Device = "", *, profile: Profile = "") -> int:
+    """Go on after pause or finish."""
+    return _run(_with_control(profile, lambda control: control.resume(device))) or 0
+
+
+@app.command
+def finish(
+    *,
+    then_stop: Annotated[
+        bool, Parameter(help="End the program when the task is handed in.", negative="")
+    ] = False,
+    profile: Profile = "",
+) -> int:
+    """Complete the current task, then take no more work."""
+
+    async def act(control: Any) -> None:
+        await (control.stop("finish") if then_stop else control.finish())
+
+    return _run(_with_control(profile, act)) or 0
+
+
+@app.command
+def stop(
+    *,
+    save: Annotated[
+        bool, Parameter(help="Keep the task for the next start instead.", negative="")
+    ] = False,
+    profile: Profile = "",
+) -> int:
+    """End the running volunteer; its task is given back unless it needs only seconds more."""
+    how = "save" if save else "release"
+    return _run(_with_control(profile, lambda control: control.stop(how))) or 0
+
+
+upkeep.add_to(app)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run a command and end the process with its exit code.
+
+    By os._exit: leaving Python while a thread trains in torch aborts (measured, 8 of 8 times).
+    """
+    code = run_command(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # nobody reads any more
+    os._exit(code)
+
+
+def run_command(argv: list[str]) -> int:
+    """The exit code of a command line; errors are sentences on standard error."""
+    from shared.errors import VolunteerError
+
+    try:
+        result = app(argv, exit_on_error=False, print_error=True, result_action="return_value")
+    except CycloptsError:
+        return EXIT_USAGE
+    except VolunteerError as error:
+        return _say(error.message, error.exit_code)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return EXIT_FAILURE
+    return result if isinstance(result, int) else 0
+
+
+def _directories(profile: str) -> Directories:
+    from volunteer.config import directories
+
+    return directories(profile=profile)
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    import asyncio
+
+    return asyncio.run(work)
+
+
+async def _with_control(profile: str, act: Any) -> Any:
+    """Do something with the volunteer that runs on this profile. Raises Unreachable when none does."""
+    from shared.clock import SystemClock
+    from volunteer.channel import attach
+    from volunteer.profile import Profile as ProfileDirectory
+
+    endpoint = ProfileDirectory(_directories(profile).profile).endpoint
+    async with attach(endpoint, SystemClock()) as control:
+        return await act(control)
+
+
+async def _status(control: Any) -> Any:
+    return control.status
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    from shared.errors import BadRequest
+    from volunteer.config import listed
+
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise BadRequest(f'--set takes NAME=VALUE, not "{text}"')
+    return name.strip(), listed(name.strip(), value)
+
+
+def _print_json(value: Any) -> int:
+    import msgspec
+
+    print(msgspec.json.encode(value).decode())
+    return 0
+
+
+def _say(sentence: str, code: int) -> int:
+    print(f"volunteer: {sentence}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

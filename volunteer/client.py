@@ -1,0 +1,311 @@
+"""HTTP to the coordinator, and the only import of httpx: limits on what is read, retries, errors and TLS in one place.
+
+What is asked for lies in `api.py`, whole files in `transfer.py`. A request may be sent again after any failure: everything
+that changes something carries an id of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+import httpx
+import msgspec
+
+from shared import errors
+from shared.clock import Clock
+from shared.errors import VolunteerError
+from shared.links import is_loopback
+from shared.protocol import API, JSON_BYTES_MAX, ErrorBody
+from volunteer.retry import FOREVER, Backoff, passing
+from volunteer.throttle import Throttle
+from volunteer.tls import Address, WrongCertificate, context_for
+from volunteer.wording import printable
+
+CONNECT_S, READ_S, WRITE_S = 10.0, 30.0, 30.0
+ERROR_BYTES_MAX = 64 << 10
+CONNECTIONS_MAX = 16
+SENTENCE_CHARS_MAX = 500
+
+T = TypeVar("T")
+
+
+class Watcher(Protocol):
+    """Told whenever the coordinator answers or does not: online, a sentence, and when the next try is."""
+
+    def __call__(self, online: bool, message: str, retry_at: float | None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[T]):
+    """One request and what must come back."""
+
+    method: str
+    path: str  # below /api/v1
+    reply: type[T]
+    body: msgspec.Struct | Callable[[], msgspec.Struct] | None = None  # a function: anew each try
+    query: Mapping[str, str] = field(default_factory=dict)
+    secret: bool = True  # sends the token, or a secret in its body
+    timeout_s: float = READ_S
+    bytes_max: int = JSON_BYTES_MAX
+    patience_s: float = FOREVER  # how long passing trouble is waited out
+    headers: Callable[[Mapping[str, str]], None] | None = None  # told those of the answer
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The beginning of a streamed answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: AsyncIterator[bytes]
+
+
+class Client:
+    """A connection to one coordinator."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        clock: Clock,
+        rng: random.Random | None = None,
+        token: str = "",
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.address = address
+        self.clock = clock
+        self.rng = rng or random.Random()
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.up, self.down = Throttle(clock), Throttle(clock)
+        self.watch: Watcher | None = None
+        self._token = token
+        self._online: bool | None = None
+        self._sleepers: set[asyncio.Future[None]] = set()
+        self._http = httpx.AsyncClient(
+            base_url=address.url + API,
+            transport=transport,
+            verify=context_for(address),
+            trust_env=not is_loopback(
+                address.host
+            ),  # a proxy of the environment, never for ourselves
+            headers={"Accept-Encoding": "identity", "User-Agent": "volunteer"},
+            limits=httpx.Limits(max_connections=CONNECTIONS_MAX),
+            follow_redirects=False,
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def call(self, call: Call[T]) -> T:
+        """Send a request until it is answered. Raises what the coordinator said, or Unreachable after `patience_s`."""
+
+        async def once() -> T:
+            body = call.body() if callable(call.body) else call.body
+            content = b"" if body is None else msgspec.json.encode(body)
+            request = self._http.build_request(
+                call.method,
+                call.path,
+                params=dict(call.query) or None,
+                headers=self._headers({"Content-Type": "application/json"}, call.secret),
+                content=content or None,
+                timeout=_timeout(call.timeout_s),
+            )
+            async with self._answer(request) as response:
+                self.sent_bytes += len(content)
+                data = await self._read(response, call.bytes_max)
+                if call.headers is not None:
+                    call.headers(response.headers)
+            return _decode(data, call.reply)
+
+        return await self.retrying(once, call.patience_s)
+
+    @asynccontextmanager
+    async def stream(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[Reply]:
+        """One GET whose body is read piece by piece. Not retried: whoever reads knows where to go on."""
+        request = self._http.build_request(
+            "GET", path, headers=self._headers(headers), timeout=_timeout(READ_S)
+        )
+        async with self._answer(request) as response:
+            yield Reply(response.status_code, response.headers, self._pieces(response))
+
+    async def put(
+        self, path: str, headers: Mapping[str, str], body: AsyncIterator[bytes], reply: type[T]
+    ) -> T:
+        """One PUT of a streamed body; `headers` name its Content-Length. Not retried."""
+        request = self._http.build_request(
+            "PUT",
+            path,
+            headers=self._headers(headers),
+            content=self._counted(body),
+            timeout=_timeout(READ_S),
+        )
+        async with self._answer(request) as response:
+            data = await self._read(response, JSON_BYTES_MAX)
+        return _decode(data, reply)
+
+    async def retrying(self, once: Callable[[], Awaitable[T]], patience_s: float = FOREVER) -> T:
+        """Do `once` again after passing trouble, later each time, until `patience_s` would be over.
+
+        With no patience at all the caller has a way of its own to try again, and tells of it.
+        """
+        if patience_s <= 0:
+            return await once()
+        backoff = Backoff(self.rng)
+        give_up = self.clock.monotonic() + patience_s
+        while True:
+            try:
+                result = await once()
+            except VolunteerError as error:
+                if not passing(error):
+                    self._tell(True, "", None)  # an answer, if not the one hoped for
+                    raise
+                wait = backoff.next(error)
+                if self.clock.monotonic() + wait > give_up:
+                    self._tell(False, error.message, None)
+                    raise
+                self._tell(False, error.message, self.clock.now() + wait)
+                await self._sleep(wait)
+            else:
+                self._tell(True, "", None)
+                return result
+
+    def hurry(self) -> None:
+        """Somebody does not want to wait: try again now, whatever is being waited for."""
+        for sleeper in self._sleepers:
+            sleeper.cancel()
+
+    async def _sleep(self, seconds: float) -> None:
+        sleeper = asyncio.ensure_future(self.clock.sleep(seconds))
+        self._sleepers.add(sleeper)
+        try:
+            await asyncio.wait({sleeper})
+        finally:
+            self._sleepers.discard(sleeper)
+            sleeper.cancel()
+
+    def _tell(self, online: bool, message: str, retry_at: float | None) -> None:
+        if self.watch and not (online and self._online):
+            self.watch(online, message, retry_at)
+        self._online = online
+
+    def _headers(self, headers: Mapping[str, str], secret: bool = True) -> dict[str, str]:
+        """With the token. Raises Configuration rather than show a secret to the network."""
+        sent = dict(headers)
+        if secret:
+            if not self.address.private:
+                raise errors.Configuration(
+                    f"{self.address.url} is not encrypted: your secret is not sent there; join again with an https link"
+                )
+            if self._token:
+                sent["Authorization"] = f"Bearer {self._token}"
+        return sent
+
+    @asynccontextmanager
+    async def _answer(self, request: httpx.Request) -> AsyncIterator[httpx.Response]:
+        """The response, once it is known to be a good one. Foreign errors become ours here and nowhere else."""
+        try:
+            response = await self._http.send(request, stream=True)
+            try:
+                encoding = response.headers.get("content-encoding", "identity")
+                if encoding != "identity":
+                    raise errors.Internal(
+                        f"the answer came compressed ({printable(encoding, 40)}), which is refused; is there a proxy in between?"
+                    )
+                if response.status_code >= 300 and response.status_code != 304:
+                    raise _error(response, await self._read(response, ERROR_BYTES_MAX))
+                yield response
+            finally:
+                await response.aclose()
+        except httpx.TransportError as error:
+            raise _unreachable(error, self.address) from error
+        except httpx.HTTPError as error:
+            raise errors.Internal(f"the coordinator's answer makes no sense: {error}") from error
+
+    async def _read(self, response: httpx.Response, bytes_max: int) -> bytes:
+        data = bytearray()
+        async for piece in self._pieces(response):
+            data += piece
+            if len(data) > bytes_max:
+                raise errors.TooLarge(f"the coordinator sent more than {bytes_max} bytes")
+        return bytes(data)
+
+    async def _pieces(self, response: httpx.Response) -> AsyncIterator[bytes]:
+        async for piece in response.aiter_raw():
+            self.received_bytes += len(piece)
+            await self.down.take(len(piece))
+            yield piece
+
+    async def _counted(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for whole in body:
+            step = self.up.piece_bytes or len(whole) or 1
+            for start in range(0, len(whole), step):
+                piece = whole[start : start + step]
+                await self.up.take(len(piece))
+                yield piece
+                self.sent_bytes += len(piece)
+
+
+def _timeout(read_s: float) -> httpx.Timeout:
+    return httpx.Timeout(read_s, connect=CONNECT_S, write=WRITE_S, pool=None)
+
+
+def _unreachable(error: httpx.TransportError, address: Address) -> VolunteerError:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, WrongCertificate):
+            return errors.Configuration(
+                f"{address.host} shows another certificate than your join link names: ask your organiser for a new link"
+            )
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return errors.Configuration(
+                f"the certificate of {address.host} cannot be trusted ({cause.verify_message}): join with the whole "
+                "link of your organiser, which names the certificate"
+            )
+        cause = cause.__cause__ or cause.__context__
+    what = (
+        "did not answer in time"
+        if isinstance(error, httpx.TimeoutException)
+        else "cannot be reached"
+    )
+    detail = printable(str(error), 200)
+    return errors.Unreachable(f"{address.url} {what}" + (f" ({detail})" if detail else ""))
+
+
+def _error(response: httpx.Response, body: bytes) -> VolunteerError:
+    """The error that the coordinator, or something in front of it, meant."""
+    try:
+        said = msgspec.json.decode(body, type=ErrorBody)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        status = response.status_code
+        message = f"{response.url.host} answered with HTTP status {status} and no reason"
+        wait = _seconds(response.headers.get("retry-after"))
+        if status in (408, 429, 502, 503, 504):
+            return errors.Unreachable(message, retry_after_s=wait)
+        return errors.Internal(message) if status >= 500 else errors.BadRequest(message)
+    wait = said.retry_after_s or _seconds(response.headers.get("retry-after"))
+    message = printable(said.message, SENTENCE_CHARS_MAX)
+    if said.request_id and response.status_code >= 500:
+        message += f" (request {printable(said.request_id, 64)})"
+    return errors.from_wire(said.code, message, wait)
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return max(0.0, float(text)) if text else None
+    except ValueError:
+        return None  # a date: the backoff is good enough
+
+
+def _decode(data: bytes, kind: type[T]) -> T:
+    if kind is type(None):
+        return None  # a reply without content
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise errors.Internal(f"the coordinator's answer makes no sense: {error}") from error

@@ -1,0 +1,276 @@
+"""What this machine can train on: devices as torch sees them, held against the GPUs that the drivers show.
+
+A GPU that is there and cannot be used is named with the one command that mends it. `look_at_torch` imports torch, so it is
+called on a training thread; everything else is quick.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import os
+import platform
+import socket
+import sys
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import psutil
+
+from shared.errors import Configuration
+from shared.protocol import Device, Hardware
+
+CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
+CPUINFO = Path("/proc/cpuinfo")
+KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+WHEELS = "https://download.pytorch.org/whl/"  # where torch publishes its builds for GPUs
+# Builds of torch for CUDA, newest first: (driver's CUDA at least, name).
+CUDA_BUILDS = (((13, 0), "cu130"), ((12, 8), "cu128"), ((12, 6), "cu126"))
+ROCM_BUILD = "rocm6.4"
+
+
+class DriverGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU as its driver shows it, whatever torch thinks."""
+
+    vendor: Literal["nvidia", "amd"]
+    name: str
+    memory_bytes: int
+    cuda: tuple[int, int] = (0, 0)  # newest CUDA that the driver carries
+
+
+class TorchView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the installed torch can do here."""
+
+    version: str
+    build: str  # "cpu", "cuda 12.8", "rocm 6.4", "mps", "xpu"
+    devices: tuple[Device, ...]  # accelerators only
+    problem: str = ""
+
+
+def cores() -> int:
+    """Physical cores this process may use: neither more than it is bound to, nor than its container was given."""
+    found = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        found = min(found, len(os.sched_getaffinity(0)))
+    try:
+        quota, period = CGROUP_CPU.read_text(encoding="ascii").split()
+        found = min(found, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):
+        pass  # no such limit
+    return max(1, found)
+
+
+def default_threads() -> int:
+    """All physical cores but one: with every core taken, torch ran 5 to 10 times slower beside another program."""
+    return max(1, cores() - 1)
+
+
+def hardware(devices: tuple[Device, ...] = ()) -> Hardware:
+    """What the coordinator is told of this machine."""
+    try:
+        torch_version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch_version = ""
+    return Hardware(
+        hostname=socket.gethostname()[:64],
+        system=f"{platform.system()} {platform.release()} {platform.machine()}"[:64],
+        cores=cores(),
+        threads=os.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        devices=devices,
+        torch=torch_version[:32],
+        python=platform.python_version(),
+    )
+
+
+def look_at_drivers() -> tuple[DriverGpu, ...]:
+    """GPUs by NVIDIA's management library and AMD's kernel driver; a missing one is no error."""
+    return (*_nvidia(), *_amd())
+
+
+def _nvidia() -> list[DriverGpu]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        newest = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            name = pynvml.nvmlDeviceGetName(handle)
+            found.append(
+                DriverGpu(
+                    vendor="nvidia",
+                    name=name if isinstance(name, str) else name.decode(errors="replace"),
+                    memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                    cuda=(newest // 1000, newest % 1000 // 10),
+                )
+            )
+        return found
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _amd() -> list[DriverGpu]:
+    found = []
+    for node in sorted(KFD_NODES.glob("*")) if KFD_NODES.is_dir() else []:
+        try:
+            lines = (node / "properties").read_text(encoding="ascii").splitlines()
+            properties = dict(line.split(maxsplit=1) for line in lines if " " in line)
+            banks = [
+                path.read_text(encoding="ascii") for path in node.glob("mem_banks/*/properties")
+            ]
+        except (OSError, ValueError):
+            continue
+        if int(properties.get("simd_count", "0")) == 0:
+            continue  # a processor
+        sizes = [
+            int(line.split()[1])
+            for bank in banks
+            for line in bank.splitlines()
+            if line.startswith("size_in_bytes")
+        ]
+        found.append(DriverGpu(vendor="amd", name="AMD GPU", memory_bytes=max(sizes, default=0)))
+    return found
+
+
+def look_at_torch() -> TorchView:
+    """The accelerators that torch can use. Imports torch: seconds, on a training thread."""
+    import torch
+
+    version = torch.__version__
+    if torch.version.hip:
+        build = f"rocm {torch.version.hip}"
+    elif torch.version.cuda:
+        build = f"cuda {torch.version.cuda}"
+    else:
+        build = "cpu"
+    found: list[Device] = []
+    problem = ""
+    try:
+        if torch.cuda.is_available():
+            kind: Literal["cuda", "rocm"] = "rocm" if torch.version.hip else "cuda"
+            for index in range(torch.cuda.device_count()):
+                seen = torch.cuda.get_device_properties(index)
+                found.append(
+                    Device(
+                        id=f"cuda:{index}",
+                        kind=kind,
+                        name=seen.name,
+                        memory_bytes=seen.total_memory,
+                    )
+                )
+    except RuntimeError as error:  # a driver that is too old, a GPU that fell off the bus
+        problem = str(error).splitlines()[0][:300]
+    if torch.backends.mps.is_available():
+        memory = psutil.virtual_memory().total
+        found.append(Device(id="mps", kind="mps", name="Apple GPU", memory_bytes=memory))
+    if torch.xpu.is_available():
+        for index in range(torch.xpu.device_count()):
+            intel = torch.xpu.get_device_properties(index)
+            found.append(
+                Device(
+                    id=f"xpu:{index}",
+                    kind="xpu",
+                    name=intel.name,
+                    memory_bytes=intel.total_memory,
+                )
+            )
+    return TorchView(version=version, build=build, devices=tuple(found), problem=problem)
+
+
+def match(view: TorchView, gpus: tuple[DriverGpu, ...], pip: str) -> tuple[Device, ...]:
+    """Usable devices, best first, the processor after the GPUs, then what cannot be used and why."""
+    memory = psutil.virtual_memory().total
+    cpu = Device(id="cpu", kind="cpu", name=_processor(), memory_bytes=memory)
+    usable = sorted(view.devices, key=lambda device: -device.memory_bytes)
+    broken = []
+    for vendor in ("nvidia", "amd"):
+        theirs = [gpu for gpu in gpus if gpu.vendor == vendor]
+        kind: Literal["cuda", "rocm"] = "cuda" if vendor == "nvidia" else "rocm"
+        working = [device for device in usable if device.kind == kind]
+        for index, gpu in enumerate(theirs[len(working) :]):
+            broken.append(
+                Device(
+                    id=f"{vendor}:{len(working) + index}",
+                    kind=kind,
+                    name=gpu.name,
+                    memory_bytes=gpu.memory_bytes,
+                    usable=False,
+                    problem=_remedy(view, gpu, pip),
+                )
+            )
+    return (*usable, cpu, *broken)
+
+
+def _processor() -> str:
+    try:
+        for line in CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()[:80]
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine() or "processor"
+
+
+def _remedy(view: TorchView, gpu: DriverGpu, pip: str) -> str:
+    if gpu.vendor == "amd":
+        if sys.platform != "linux":
+            return "torch supports AMD GPUs on Linux only"
+        return _reinstall(view, pip, ROCM_BUILD)
+    build = next((name for least, name in CUDA_BUILDS if gpu.cuda >= least), "")
+    if not build:
+        had = ".".join(map(str, gpu.cuda))
+        return f"its driver carries CUDA {had}, torch needs 12.6: update the NVIDIA driver"
+    if view.build.startswith("cuda"):
+        why = view.problem or "it may be hidden by CUDA_VISIBLE_DEVICES or held by another program"
+        return f"torch ({view.build}) does not see it: {why}"
+    return _reinstall(view, pip, build)
+
+
+def _reinstall(view: TorchView, pip: str, build: str) -> str:
+    return (
+        f"the installed torch {view.version} is built for {view.build}: "
+        f"{pip} install --force-reinstall torch --index-url {WHEELS}{build}"
+    )
+
+
+def pip_command() -> str:
+    """How to call the pip of this installation."""
+    if "pipx" in Path(sys.prefix).parts:
+        return f"pipx runpip {Path(sys.prefix).name}"
+    return f'"{sys.executable}" -m pip' if " " in sys.executable else f"{sys.executable} -m pip"
+
+
+def detect() -> tuple[Device, ...]:
+    """All devices of this machine; on a training thread."""
+    return match(look_at_torch(), look_at_drivers(), pip_command())
+
+
+def choose(setting: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    """The devices that the setting `device` means. Raises Configuration for one that is not there or cannot be used."""
+    usable = [device for device in devices if device.usable]
+    if setting == "auto":
+        return tuple(usable[:1])
+    if setting == "all":
+        gpus = tuple(device for device in usable if device.kind != "cpu")
+        return gpus or tuple(usable[:1])
+    by_id = {device.id: device for device in devices}
+    chosen = []
+    for name in dict.fromkeys(part.strip() for part in setting.split(",") if part.strip()):
+        device = by_id.get(name) or by_id.get(f"{name}:0")
+        if device is None:
+            have = ", ".join(device.id for device in usable)
+            raise Configuration(f'there is no device "{name}" here; usable: {have}')
+        if not device.usable:
+            raise Configuration(f"{device.name} cannot be used: {device.problem}")
+        chosen.append(device)
+    if not chosen:
+        raise Configuration('the setting "device" names no device')
+    return tuple(chosen)

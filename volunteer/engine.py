@@ -1,0 +1,304 @@
+"""A whole volunteer: profile, settings and agent put together behind one control, from before it has joined anything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from shared.clock import Clock, SystemClock
+from shared.errors import Conflict, VolunteerError
+from shared.links import JoinLink, format_link, parse_link
+from shared.workloads.base import Workload, load
+from volunteer import commands, config, events
+from volunteer.agent import Agent, Machine
+from volunteer.api import Api
+from volunteer.cache import Cache
+from volunteer.channel import ControlServer
+from volunteer.commands import Command, SettingRow
+from volunteer.config import Directories, Loaded
+from volunteer.control import Control
+from volunteer.desk import Desk
+from volunteer.device import default_threads
+from volunteer.hub import Hub
+from volunteer.joining import Connect, connector, join, probe, register
+from volunteer.leases import Leases
+from volunteer.outbox import Outbox
+from volunteer.parts import Parts
+from volunteer.practice import Practice
+from volunteer.profile import Identity, Profile
+from volunteer.public import public_runs
+from volunteer.residuals import Residuals
+from volunteer.status import Status
+from volunteer.tls import Address
+from volunteer.trainer import Trainer
+from volunteer.transfer import Transfers
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What an engine takes from outside; tests bring their own."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    rng: random.Random = field(default_factory=random.Random)
+    connect: Connect | None = None
+    load: Callable[[str], Workload] | None = None
+    machine: Machine | None = None
+    listen: bool = True  # serve the local control socket
+
+
+class Engine:
+    """See the module. `control` is for a front end, `run` does the work."""
+
+    def __init__(
+        self,
+        directories: Directories,
+        flags: Mapping[str, Any] | None = None,
+        *,
+        world: World | None = None,
+        start_paused: bool = False,
+    ) -> None:
+        self.world = world or World()
+        self.profile = Profile(directories.profile)
+        self.clean_end = True
+        self._directories = directories
+        self._practice = Practice(directories.profile / "practice")
+        self._flags = dict(flags or {})
+        self._start_paused = start_paused
+        self._connect = self.world.connect or connector(self.world.clock)
+        self._joined = asyncio.Event()
+        self._ended = False
+        self._agent: Agent | None = None
+        joined = self.profile.joined
+        status = Status(profile=directories.profile.name, pid=os.getpid(), joined=joined)
+        self._hub = Hub(self.world.clock, status)
+        self.control = Control(self._hub, self.execute)
+
+    @property
+    def loaded(self) -> Loaded:
+        """The settings in force, read anew. Raises Configuration."""
+        return config.load(self._flags, path=self._directories.config / "config.toml")
+
+    async def run(self) -> int:
+        """Wait until this profile has joined a coordinator, then work for it. Returns the exit code."""
+        try:
+            if not self.world.listen:
+                return await self._run()
+            async with ControlServer(self._hub, self.execute).serve(self.profile.endpoint):
+                code = await self._run()
+                self._hub.close()
+                return code
+        except VolunteerError as error:
+            self._hub.emit(_stopped(error))
+            return error.exit_code
+        finally:
+            await self._practice.stop()
+            self._hub.close()
+
+    async def _run(self) -> int:
+        loaded = self.loaded  # a mistake in the settings is told at once
+        identity = self.profile.current()
+        while identity is None and not self._ended:
+            self._joined.clear()
+            await self._joined.wait()
+            identity, loaded = self.profile.current(), self.loaded
+        if identity is None or self._ended:
+            return 0
+        identity = await self._practising(identity)
+        if not identity.registered:
+            identity = await register(
+                identity, profile=self.profile, settings=loaded.settings, connect=self._connect
+            )
+        self._agent = Agent(
+            self._parts(identity, loaded),
+            self._machine(loaded),
+            start_paused=self._start_paused,
+        )
+        try:
+            return await self._agent.run()
+        finally:
+            self.clean_end = self._agent.clean_end
+
+    async def _practising(self, identity: Identity) -> Identity:
+        """Start the practice coordinator where this profile works for it; its port may be another than before."""
+        if not self._practice.owns(identity.url):
+            return identity
+        identity = msgspec.structs.replace(identity, url=await self._practice.start())
+        self.profile.use(identity)
+        return identity
+
+    def _machine(self, loaded: Loaded) -> Machine:
+        threads = loaded.settings.threads or default_threads()
+        return self.world.machine or Machine(
+            trainer=lambda device: Trainer(device, threads=threads, clock=self.world.clock)
+        )
+
+    def _parts(self, identity: Identity, loaded: Loaded) -> Parts:
+        settings, world = loaded.settings, self.world
+        home = self.profile.home(identity)
+        address = Address(url=identity.url, tls_pin=identity.tls_pin)
+        api = Api(self._connect(address, identity.token))
+        cache = Cache(self._directories.cache, int(settings.cache_gb * GIB))
+        return Parts(
+            settings=settings,
+            identity=identity,
+            api=api,
+            transfers=Transfers(api, cache),
+            cache=cache,
+            home=home,
+            outbox=Outbox(home.outbox, lambda message: self._hub.notice(message, "warning")),
+            leases=Leases(home.tasks),
+            residuals=Residuals(home.inner),
+            hub=self._hub,
+            desk=Desk(settings.max_tasks, settings.runs),
+            clock=world.clock,
+            rng=world.rng,
+            load=world.load or (lambda name: load(name, settings.workloads)),
+        )
+
+    # Commands.
+
+    async def execute(self, command: Command) -> Any:
+        """Carry out a command. Raises what stands against it."""
+        match command:
+            case commands.GetStatus():
+                return self._hub.status
+            case commands.Probe(link=link):
+                return await probe(parse_link(link), self._connect)
+            case commands.Join():
+                return await self._join(command)
+            case commands.GetSettings():
+                return setting_rows_of(self.loaded)
+            case commands.SetSettings(changes=changes):
+                return self._set(changes)
+            case commands.Stop(how=how):
+                self.stop(how)
+                return None
+            case commands.StartPractice():
+                return f"{await self._practice.start()}/join"
+            case commands.GetPublicRuns():
+                url = self.loaded.settings.public_runs
+                return await public_runs(url) if url else ()
+            case commands.ChooseRuns(runs=runs):
+                self._set({"runs": runs})
+                if self._agent is not None:
+                    self._agent.choose_runs(runs)
+                return None
+        if self._agent is None:
+            raise Conflict("this needs a coordinator: join one first")
+        return await self._act(self._agent, command)
+
+    def stop(self, how: commands.How = "release") -> None:
+        """End the volunteer, also one that has joined nothing yet."""
+        self._ended = True
+        self._joined.set()
+        if self._agent is not None:
+            self._agent.stop(how)
+
+    async def _act(self, agent: Agent, command: Command) -> Any:
+        match command:
+            case commands.Pause():
+                agent.pause(
+                    command.device, by=command.by, message=command.message, until=command.until
+                )
+            case commands.Resume():
+                agent.resume(command.device, by=command.by)
+            case commands.Finish():
+                agent.finish()
+            case commands.Retry():
+                agent.retry()
+            case commands.Consent(run=run):
+                await agent.consent(run)
+            case commands.Measure():
+                await agent.measure(command.device, quick=command.quick)
+            case commands.StopMeasuring():
+                agent.stop_measuring()
+            case commands.GetMeasured():
+                return agent.parts.home.memory.measured
+            case commands.GetInvitation():
+                who = agent.parts.identity
+                return format_link(
+                    JoinLink(url=who.url, fingerprint=who.fingerprint, tls_pin=who.tls_pin)
+                )
+            case _:
+                return await _ask(agent.parts.api, command)
+        return None
+
+    async def _join(self, command: commands.Join) -> commands.Joined:
+        if self._agent is not None:
+            raise Conflict("this volunteer already works for a coordinator: stop it first")
+        joined = await join(
+            parse_link(command.link),
+            command.name,
+            profile=self.profile,
+            settings=self.loaded.settings,
+            connect=self._connect,
+        )
+        self._joined.set()
+        return joined
+
+    def _set(self, changes: Mapping[str, Any]) -> tuple[SettingRow, ...]:
+        config.save(self._directories.config / "config.toml", changes)
+        loaded = self.loaded
+        if self._agent is not None:
+            self._agent.change_rules(loaded.settings)
+        return setting_rows_of(loaded)
+
+
+def setting_rows_of(loaded: Loaded) -> tuple[SettingRow, ...]:
+    """Every setting with its value and its source."""
+    return tuple(
+        SettingRow(
+            name=row.name,
+            value=getattr(loaded.settings, row.name),
+            source=loaded.sources[row.name],
+            type=row.type,
+            default=row.default,
+            unit=row.unit,
+            help=row.help,
+        )
+        for row in config.describe()
+    )
+
+
+async def _ask(api: Api, command: Command) -> Any:
+    """What only the coordinator knows."""
+    match command:
+        case commands.GetRuns():
+            return await api.runs()
+        case commands.GetVersions(run=run, cursor=cursor):
+            return await api.versions(run, cursor)
+        case commands.GetLoss(run=run):
+            return await api.loss(run)
+        case commands.GetSummary(run=run):
+            return await api.summary(run)
+        case commands.GetWorkers(run=run):
+            return await api.workers(run)
+        case commands.GetLeaders(run=run, days=days):
+            return await api.leaderboard(run, days)
+        case commands.GetLedger(cursor=cursor):
+            return await api.ledger(cursor)
+        case commands.GetHistory(cursor=cursor):
+            return await api.contributions(cursor)
+        case commands.MakeLink():
+            return await api.link()
+    raise Conflict(f"{type(command).__name__} is no command of this version")
+
+
+def _stopped(error: VolunteerError) -> events.Stopped:
+    return events.Stopped(
+        code=error.exit_code,
+        message=error.message,
+        tasks=0,
+        credits_micro=0,
+        sent_bytes=0,
+        received_bytes=0,
+        seconds=0.0,
+    )

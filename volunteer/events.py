@@ -1,0 +1,258 @@
+"""What happens inside a volunteer, as frozen facts. The agent emits them; the TUI and `--no-ui` only draw them.
+
+Every event says when (`at`, UTC epoch seconds of this machine). Money is in micro-credits, sizes in bytes, times in seconds.
+"""
+
+from __future__ import annotations
+
+from typing import dataclass_transform
+
+import msgspec
+
+from shared.protocol import Benchmark, Device, Me, RunBeat, RunInfo, Verdict
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of all events; the tag (`type`) is the class name."""
+
+    at: float = 0.0
+
+
+class Started(Event):
+    coordinator: str
+    server: str
+    nickname: str
+    fingerprint: str
+    volunteer_id: str
+
+
+class Connection(Event):
+    """Whether the coordinator answers, and when the next try is."""
+
+    online: bool
+    message: str = ""
+    retry_at: float | None = None
+    queued: int = 0  # results waiting in the outbox
+
+
+class DevicesFound(Event):
+    devices: tuple[Device, ...]
+
+
+class Benchmarked(Event):
+    benchmark: Benchmark
+
+
+class BenchmarkProgress(Event):
+    stage: str
+    done: float  # 0..1
+
+
+class RunsListed(Event):
+    runs: tuple[RunInfo, ...]
+
+
+class Idle(Event):
+    """Nothing to do, and why, in plain words."""
+
+    reason: str
+    message: str
+    until: float | None = None
+
+
+class Claimed(Event):
+    task: int
+    attempt: int
+    run: str
+    workload: str
+    device: str
+    steps: int
+    samples: int
+    price_micro: int
+    finish_by: float
+
+
+class Fetching(Event):
+    task: int
+    what: str  # "weights", "data", "tokenizer"
+    done_bytes: int
+    total_bytes: int
+
+
+class Training(Event):
+    """At most a few a second."""
+
+    task: int
+    run: str
+    device: str
+    step: int
+    steps: int
+    samples: int
+    loss: float | None
+    steps_per_s: float
+    tokens_per_s: float
+    eta_s: float | None
+    version: int
+    preview: str = ""
+    metrics: dict[str, float] = {}
+
+
+class Halved(Event):
+    """Out of memory: the micro-batch was halved; batch, samples and price are unchanged."""
+
+    task: int
+    device: str
+    micro_batch: int
+
+
+class Trained(Event):
+    task: int
+    run: str
+    steps: int
+    samples: int
+    loss_first: float
+    loss_last: float
+    train_s: float
+
+
+class Uploading(Event):
+    task: int
+    done_bytes: int
+    total_bytes: int
+
+
+class Submitted(Event):
+    task: int
+    contribution: int
+    bytes: int
+
+
+class Judged(Event):
+    """A verdict arrived: accepted, merged, rejected with its reason."""
+
+    verdict: Verdict
+
+
+class TaskEnded(Event):
+    """A task left this machine without a contribution."""
+
+    task: int
+    how: str  # "released", "cancelled", "gone", "failed"
+    message: str
+
+
+class RunProgress(Event):
+    """A new version, or how far the next merge is."""
+
+    beat: RunBeat
+    message: str  # "merging after 2 more contributions or 3:12"
+
+
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """A small picture: `pixels` are red, green and blue, row by row from the top."""
+
+    width: int
+    height: int
+    pixels: bytes
+
+
+class LossMeasured(Event):
+    run: str
+    version: int
+    loss: float
+    mine: int
+    sample: str = ""
+    picture: Picture | None = None  # part of what the version drew; of some versions only
+
+
+class Credits(Event):
+    me: Me
+
+
+class Paused(Event):
+    """`device` empty: all. `by` is "you" or the rule of the policy; `until` says what ends it."""
+
+    device: str
+    by: str
+    message: str
+    until: str = ""
+
+
+class Resumed(Event):
+    """One reason for a pause is gone (all of them without `by`); the message says which others are left."""
+
+    device: str
+    by: str = ""
+    message: str = ""
+
+
+class Finishing(Event):
+    message: str
+
+
+class Traffic(Event):
+    """Bytes since the start, and how fast the last large files went; 0 = not known yet."""
+
+    sent_bytes: int
+    received_bytes: int
+    up_bytes_per_s: float = 0.0
+    down_bytes_per_s: float = 0.0
+
+
+class Sensed(Event):
+    """How a device feels; None is what no sensor tells. Energy is that of the whole device, since we started."""
+
+    device: str
+    utilisation: float | None = None  # 0..1
+    memory_bytes: int | None = None  # in use
+    celsius: float | None = None
+    watts: float | None = None
+    joules: float | None = None
+
+
+class Notice(Event):
+    """Something worth reading; level is "info", "warning" or "error"."""
+
+    level: str
+    message: str
+
+
+class Stopped(Event):
+    code: int
+    message: str
+    tasks: int
+    credits_micro: int
+    sent_bytes: int
+    received_bytes: int
+    seconds: float
+
+
+AnyEvent = (
+    Started
+    | Connection
+    | DevicesFound
+    | Benchmarked
+    | BenchmarkProgress
+    | RunsListed
+    | Idle
+    | Claimed
+    | Fetching
+    | Training
+    | Halved
+    | Trained
+    | Uploading
+    | Submitted
+    | Judged
+    | TaskEnded
+    | RunProgress
+    | LossMeasured
+    | Credits
+    | Paused
+    | Resumed
+    | Finishing
+    | Traffic
+    | Sensed
+    | Notice
+    | Stopped
+)

@@ -1,0 +1,90 @@
+"""Small files of the volunteer's own: written whole or not at all, read back with a limit.
+
+Private by default (0600). `durable` also survives a power cut; without it a file still survives the end of the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from shared.errors import Configuration, StorageFull
+
+RECORD_BYTES_MAX = 4 << 20
+PARTIAL_SUFFIX = ".part"  # a file of this name is nobody's: its writer died
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+
+T = TypeVar("T")
+
+
+def private_directory(path: Path) -> Path:
+    """The directory `path`, made if it is missing, closed to other users. Raises Configuration."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise Configuration(f"the directory {path} cannot be made: {error.strerror}") from error
+    return path
+
+
+def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Replace `path` by `data` in one step. Raises StorageFull, OSError."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+        if durable:
+            sync_directory(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if error.errno in _NO_SPACE:
+            raise StorageFull(f"no space is left for {path}: free some and try again") from error
+        raise
+
+
+def write_record(path: Path, record: msgspec.Struct, *, durable: bool = False) -> None:
+    """Store a struct as JSON. Raises StorageFull, OSError."""
+    write_whole(path, msgspec.json.encode(record), durable=durable)
+
+
+def read_record(path: Path, kind: type[T]) -> T | None:
+    """The struct stored in `path`; None when there is no such file. Raises Configuration for a damaged one."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(RECORD_BYTES_MAX + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Configuration(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        if len(data) > RECORD_BYTES_MAX:
+            raise msgspec.ValidationError("it is too large")
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Configuration(f"{path} is damaged: {error}") from error
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file so that it is out of the way and can still be looked at."""
+    aside = path.with_name(f"{path.name}.damaged")
+    path.replace(aside)
+    return aside
+
+
+def sync_directory(directory: Path) -> None:
+    """Make a rename in `directory` survive a power cut, where the system can."""
+    if os.name == "posix":
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,114 @@
+"""The volunteer without a screen: one line an event on standard output, for people or (`json`) for machines.
+
+It only draws: what happens is the agent's business, and reaches it as events through `control`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TextIO
+
+import msgspec
+
+from volunteer import events
+from volunteer.control import Control
+from volunteer.events import AnyEvent
+from volunteer.sentences import credits_words, words
+from volunteer.status import Status
+from volunteer.wording import duration, loss, printable, size
+
+TRAINING_S = 10.0  # a plain line of progress this often
+TRAINING_JSON_S = 1.0
+
+
+class Headless:
+    """Writes events as lines. A reader that went away ends the volunteer in good order."""
+
+    def __init__(self, control: Control, out: TextIO, *, json: bool, since: float = 0.0) -> None:
+        self._control = control
+        self._out = out
+        self._json = json
+        self._since = since  # what happened before is history
+        self._shown: dict[int, float] = {}  # task -> when its training was last shown
+        self._online: bool | None = None
+
+    async def run(self) -> None:
+        """Until the volunteer ends."""
+        with self._control.subscribe() as new:
+            async for event in new:
+                if not self.show(event):
+                    await self._control.stop()
+                    return
+
+    def show(self, event: AnyEvent) -> bool:
+        """Write an event; False when nobody reads any more."""
+        text = self._line(event)
+        if text is None:
+            return True
+        try:
+            self._out.write(text + "\n")
+            self._out.flush()
+        except (BrokenPipeError, ValueError):
+            return False
+        return True
+
+    def _line(self, event: AnyEvent) -> str | None:
+        if isinstance(event, events.Training) and not self._due(event):
+            return None
+        if self._json:
+            return msgspec.json.encode(event).decode()
+        if event.at < self._since:
+            return None
+        if isinstance(event, events.Connection):
+            if event.online and self._online is not False:
+                self._online = event.online
+                return None  # being online is only news after having been offline
+            self._online = event.online
+        said = words(event)
+        return None if said is None else f"{_time(event.at)}  {printable(said)}"
+
+    def _due(self, event: events.Training) -> bool:
+        gap = TRAINING_JSON_S if self._json else TRAINING_S
+        last = self._shown.get(event.task)
+        if last is not None and event.at - last < gap:
+            return False
+        if last is None:
+            self._shown.clear()
+        self._shown[event.task] = event.at
+        return True
+
+
+def status_lines(status: Status) -> list[str]:
+    """What `volunteer status` says."""
+    link = "online" if status.online else f"offline: {status.connection or 'not connected yet'}"
+    lines = [
+        f'"{status.nickname}" at {status.server} ({status.coordinator}), {link}',
+        f"profile {status.profile}, process {status.pid}, {status.done} tasks handed in, "
+        f"{size(status.sent_bytes)} sent, {size(status.received_bytes)} received",
+    ]
+    if status.queued:
+        lines.append(f"{status.queued} results wait to be handed in")
+    lines += [
+        f"paused: {pause.device or 'everything'} by {pause.by}: {pause.message}; until {pause.until}"
+        for pause in status.pauses
+    ]
+    if status.finishing:
+        lines.append("finishing: no new work is taken")
+    for task in status.tasks:
+        left = f", {duration(task.eta_s)} left" if task.eta_s is not None else ""
+        lines.append(
+            f"task {task.task} of {task.run} on {task.device}: {task.phase}, step {task.step}/{task.steps}, "
+            f"loss {loss(task.loss)}{left}"
+        )
+    if not status.tasks and status.idle:
+        lines.append(f"idle ({status.idle}): {status.idle_message}")
+    if status.me is not None:
+        lines.append(credits_words(events.Credits(me=status.me)))
+    lines += [
+        f"{beat.run}: version {beat.version}, loss {loss(beat.loss)}" for beat in status.beats
+    ]
+    return [printable(line) for line in lines]
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")

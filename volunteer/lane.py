@@ -1,0 +1,192 @@
+"""One device at work: claims tasks, does them one after another, and claims the next while the current one trains."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from shared.errors import Cancelled, Gone, StorageFull, VolunteerError
+from shared.protocol import Benchmark, Device
+from volunteer import events
+from volunteer.assignment import Finished, Interrupted, Report
+from volunteer.claiming import Claimer
+from volunteer.desk import FATAL, Held
+from volunteer.leases import HeldLease
+from volunteer.outbox import Entry
+from volunteer.parts import Parts
+from volunteer.pipeline import Pipeline
+from volunteer.retry import Backoff
+from volunteer.trainer import Trainer
+
+AHEAD_S = 60.0  # the next task is claimed when the current one needs no longer than this
+FAILURES_TOLD = 3  # in a row
+FAILURE_WAIT_S, FAILURE_WAIT_S_MAX = 5.0, 600.0
+DISK_WAIT_S = 60.0
+ENDING = "the program ends"
+
+
+class Lane:
+    """See the module. `benchmark` says how fast the device is."""
+
+    def __init__(
+        self, parts: Parts, device: Device, trainer: Trainer, benchmark: Benchmark | None
+    ) -> None:
+        self.device = device
+        self.trainer = trainer
+        self._parts = parts
+        self._desk = parts.desk
+        self._pipeline = Pipeline(parts, device, trainer)
+        self._claimer = Claimer(parts, device, self._pipeline.memory_bytes, benchmark)
+        self._failures = Backoff(parts.rng, FAILURE_WAIT_S, FAILURE_WAIT_S_MAX)
+        self._near_end = asyncio.Event()
+
+    async def run(self, revived: Sequence[HeldLease]) -> None:
+        """Work until the agent closes, or all tasks that were asked for are done."""
+        for stored in revived:
+            if self._desk.ending:
+                return
+            held = Held(stored)
+            self._desk.take(held)
+            self._claimer.tell(held)
+            await self._perform(held)
+        ahead: asyncio.Task[Held | None] | None = None
+        try:
+            while not self._desk.ending:
+                if ahead is None and self._desk.exhausted:
+                    return
+                held_next = await (ahead or self._claimer.take())
+                ahead = None
+                if held_next is None:
+                    await self._wait_for_leave()
+                    continue
+                if self._parts.settings.prefetch:
+                    ahead = asyncio.create_task(self._take_ahead())
+                await self._perform(held_next)
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+                await asyncio.gather(ahead, return_exceptions=True)
+            for left in [h for h in self._desk.held.values() if self._mine(h)]:
+                await self._ended(left, left.ended or "released", left.message or ENDING)
+
+    async def _take_ahead(self) -> Held | None:
+        """Claim the next task near the end of this one, and fetch its data meanwhile."""
+        await self._near_end.wait()
+        held = await self._claimer.take()
+        if held is not None:
+            try:
+                await self._pipeline.prefetch(held)
+            except VolunteerError:
+                pass  # it comes up again when the task is done
+        return held
+
+    async def _wait_for_leave(self) -> None:
+        """Until something changes: a pause ends, a result is handed in, a yes is said."""
+        if self._desk.ending or self._desk.exhausted:
+            return
+        change = self._desk.change()
+        if self._desk.finishing and not self._desk.held:
+            self._claimer.idle("finished", "finished: no new work is taken until you resume")
+        await change
+
+    def _mine(self, held: Held) -> bool:
+        return held.stored.device == self.device.id
+
+    async def _perform(self, held: Held) -> None:
+        """Do a task to its end, whatever the end is."""
+        if self._desk.finishing and held.stored.begun is None:
+            held.end("released", "no more work is wanted")
+        self._near_end.clear()
+        self._claimer.at_work(True)
+        held.work = asyncio.create_task(self._work(held))
+        try:
+            await asyncio.wait({held.work})
+        finally:
+            self._near_end.set()
+            self._claimer.at_work(False)
+            if not held.work.done():  # this lane was cancelled
+                held.work.cancel()
+                await asyncio.gather(held.work, return_exceptions=True)
+        if held.work.cancelled():
+            await self._ended(held, held.ended or "released", held.message or ENDING)
+        elif (error := held.work.exception()) is not None:
+            await self._failed(held, error)
+
+    async def _work(self, held: Held) -> None:
+        if held.ended:
+            raise asyncio.CancelledError
+        if self._desk.paused(self.device.id):
+            await self._desk.unless(lambda: not self._desk.paused(self.device.id), _forever())
+        await self._claimer.agree(held.stored.lease.run)
+        outcome = await self._pipeline.run(held, self._watch_end)
+        if isinstance(outcome, Finished):
+            self._finished(held, outcome)
+        else:
+            await self._interrupted(held, outcome)
+
+    def _watch_end(self, report: Report) -> None:
+        if report.eta_s is not None and report.eta_s <= AHEAD_S:
+            self._near_end.set()
+
+    def _finished(self, held: Held, outcome: Finished[Entry]) -> None:
+        entry, said = outcome.value, outcome.value.submit
+        self._failures.reset()
+        self._parts.leases.drop(held.stored.lease)
+        self._parts.hub.emit(
+            events.Trained(
+                task=entry.task,
+                run=entry.run,
+                steps=said.steps,
+                samples=said.samples,
+                loss_first=said.loss_first,
+                loss_last=said.loss_last,
+                train_s=said.train_s,
+            )
+        )
+        self._desk.put_down(held, counted=True)
+
+    async def _interrupted(self, held: Held, outcome: Interrupted) -> None:
+        await self._ended(held, held.ended or "saved", held.message or outcome.reason)
+
+    async def _failed(self, held: Held, error: BaseException) -> None:
+        if not isinstance(error, Exception):
+            raise error
+        known = isinstance(error, VolunteerError | MemoryError)
+        message = str(error) if known else f"{error!r}"
+        if isinstance(error, Gone):
+            how = "cancelled" if isinstance(error, Cancelled) else "gone"
+            await self._ended(held, how, message)
+        elif isinstance(error, StorageFull):
+            await self._ended(held, "released", message)
+            self._claimer.idle("disk_full", message, wait=DISK_WAIT_S)
+            await self._claimer.pause(DISK_WAIT_S)
+        elif isinstance(error, FATAL):
+            self._desk.put_down(held, counted=False)
+            self._desk.give_up(error)
+        else:
+            await self._ended(held, "failed", message)
+            await self._calm_down(message)
+
+    async def _calm_down(self, message: str) -> None:
+        """After a failure wait, longer each time: this device may be the reason."""
+        wait = self._failures.next()
+        if self._failures.failures >= FAILURES_TOLD:
+            self._parts.hub.notice(
+                f"{self._failures.failures} tasks in a row failed on {self.device.id}: {message}",
+                "error",
+            )
+        self._claimer.idle("failing", f"a task failed on {self.device.id}: {message}", wait=wait)
+        await self._claimer.pause(wait)
+
+    async def _ended(self, held: Held, how: str, message: str) -> None:
+        """A task ends here without a contribution."""
+        if how in ("released", "failed"):
+            await self._claimer.give_back(held, message, failed=how == "failed")
+        elif how != "saved":
+            self._parts.leases.drop(held.stored.lease)
+        self._desk.put_down(held, counted=False)
+        self._parts.hub.emit(events.TaskEnded(task=held.key[0], how=how, message=message))
+
+
+async def _forever() -> None:
+    await asyncio.Event().wait()

@@ -1,0 +1,103 @@
+"""The leases of this worker on disk, so that a restart goes on with them while they live.
+
+Beside each lease lies the snapshot of its half-done training, and for each device the id of a claim under way: a claim
+whose reply was lost is asked for again under the same id and brings the same lease.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import Configuration
+from shared.protocol import BeginReply, Lease
+from volunteer.files import private_directory, read_record, set_aside, write_record
+
+
+class HeldLease(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease as it is stored."""
+
+    lease: Lease
+    device: str
+    claim_id: str
+    begun: BeginReply | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.lease.task, self.lease.attempt
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim that has brought no lease yet."""
+
+    claim_id: str
+    device: str
+
+
+class Leases:
+    """The directory of leases. Its calls block on the disk, shortly."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = private_directory(root)
+
+    def stored(self) -> tuple[HeldLease, ...]:
+        """What an earlier process held, in order of tasks; damaged records are set aside, their leases run out."""
+        found = []
+        for path in sorted(self.root.glob("*-*.json")):
+            try:
+                held = read_record(path, HeldLease)
+            except Configuration:
+                set_aside(path)
+                continue
+            if held is not None:
+                found.append(held)
+        return tuple(sorted(found, key=lambda held: held.key))
+
+    def keep(self, held: HeldLease) -> None:
+        write_record(self._path(held.lease, ".json"), held)
+
+    def drop(self, lease: Lease) -> None:
+        self._path(lease, ".json").unlink(missing_ok=True)
+        self.snapshot(lease).unlink(missing_ok=True)
+
+    def snapshot(self, lease: Lease) -> Path:
+        return self._path(lease, ".safetensors")
+
+    def claim_id(self, device: str) -> str:
+        """The id of the claim under way on this device, stored before it is sent."""
+        path = self._claim(device)
+        try:
+            claim = read_record(path, Claim)
+        except Configuration:
+            claim = None
+        if claim is None:
+            claim = Claim(claim_id=secrets.token_hex(16), device=device)
+            write_record(path, claim)
+        return claim.claim_id
+
+    def claimed(self, held: HeldLease) -> None:
+        """The claim brought this lease: the next one gets an id of its own."""
+        self.keep(held)
+        self.forget_claim(held.device)
+
+    def forget_answered(self, stored: tuple[HeldLease, ...]) -> None:
+        """Drop claims whose lease was stored just before the process died."""
+        answered = {held.claim_id for held in stored}
+        for path in self.root.glob("claim.*.json"):
+            try:
+                claim = read_record(path, Claim)
+            except Configuration:
+                claim = None
+            if claim is None or claim.claim_id in answered:
+                path.unlink(missing_ok=True)
+
+    def forget_claim(self, device: str) -> None:
+        self._claim(device).unlink(missing_ok=True)
+
+    def _claim(self, device: str) -> Path:
+        return self.root / f"claim.{device.replace(':', '_')}.json"
+
+    def _path(self, lease: Lease, suffix: str) -> Path:
+        return self.root / f"{lease.task}-{lease.attempt}{suffix}"

@@ -1,0 +1,108 @@
+"""What a volunteer has reached, counted from the ledger: a week in numbers, and marks that only ever grow. Pure.
+
+Personal progress comes before rank: it cannot be gamed by others, and a small machine reaches it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+
+import msgspec
+
+from shared.protocol import LedgerRow, Me
+
+DAYS = 7
+_STEPS = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 1_000_000)
+
+
+class Week(msgspec.Struct, frozen=True, kw_only=True):
+    """The last seven days, today last."""
+
+    credits_micro: tuple[int, ...]  # a day
+    contributions: int
+    streak: int  # days in a row with paid work, up to today or yesterday
+    before_micro: int = 0  # the seven days before, as far as they are known
+
+    @property
+    def total_micro(self) -> int:
+        return sum(self.credits_micro)
+
+    @property
+    def active(self) -> int:
+        return sum(1 for amount in self.credits_micro if amount > 0)
+
+
+class Milestone(msgspec.Struct, frozen=True, kw_only=True):
+    """The mark that was passed last and the one that comes next."""
+
+    name: str
+    have: float
+    last: int  # 0: none yet
+    next: int | None
+
+    @property
+    def share(self) -> float:
+        """How far from the last to the next, 0 to 1."""
+        if self.next is None:
+            return 1.0
+        return min(1.0, max(0.0, (self.have - self.last) / (self.next - self.last)))
+
+
+def week(rows: Sequence[LedgerRow], now: float) -> Week:
+    """Seven days of a ledger, by the local calendar."""
+    today = _day(now)
+    by_day: dict[date, int] = {}
+    contributions = set()
+    for row in rows:
+        if row.kind != "earned":
+            continue
+        day = _day(row.at)
+        by_day[day] = by_day.get(day, 0) + row.amount_micro
+        if row.contribution is not None and (today - day).days < DAYS:
+            contributions.add(row.contribution)
+    days = [today - timedelta(days=back) for back in range(DAYS - 1, -1, -1)]
+    earlier = [today - timedelta(days=back) for back in range(DAYS, 2 * DAYS)]
+    return Week(
+        credits_micro=tuple(by_day.get(day, 0) for day in days),
+        contributions=len(contributions),
+        streak=_streak(by_day, today),
+        before_micro=sum(by_day.get(day, 0) for day in earlier),
+    )
+
+
+def milestones(me: Me) -> tuple[Milestone, ...]:
+    """Where a volunteer stands on each ladder."""
+    return (
+        _milestone("contributions merged", me.merged),
+        _milestone("hours of work given", me.device_s / 3600),
+        _milestone("credits earned", me.earned_micro / 1e6),
+    )
+
+
+def _milestone(name: str, have: float) -> Milestone:
+    passed = [step for step in _STEPS if step <= have]
+    ahead = [step for step in _STEPS if step > have]
+    return Milestone(
+        name=name,
+        have=have,
+        last=passed[-1] if passed else 0,
+        next=ahead[0] if ahead else None,
+    )
+
+
+def _streak(by_day: dict[date, int], today: date) -> int:
+    day = today if by_day.get(today, 0) > 0 else today - timedelta(days=1)
+    length = 0
+    while by_day.get(day, 0) > 0:
+        length += 1
+        day -= timedelta(days=1)
+    return length
+
+
+def _day(at: float) -> date:
+    """The local day of an instant; one that no calendar holds counts as the first of all."""
+    try:
+        return datetime.fromtimestamp(at, tz=UTC).astimezone().date()
+    except (OverflowError, OSError, ValueError):
+        return date.min

@@ -1,0 +1,109 @@
+"""Finished results that the coordinator has not answered for yet: on disk before the first byte is sent.
+
+An entry is two files, the update and a record that makes it valid; the record comes last and goes first. Only a definitive
+answer drops an entry, so a result survives restarts and lost replies; sending it twice is harmless, since submitting is
+unique on (task, attempt, part, tries).
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import Configuration
+from shared.protocol import SubmitRequest
+from volunteer.files import PARTIAL_SUFFIX, private_directory, read_record, set_aside, write_record
+
+ENTRIES_MAX = 256
+_NAME = re.compile(r"[0-9]+-[0-9]+-[0-9]+-[0-9]+")
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One result that waits to be handed in."""
+
+    task: int
+    run: str
+    device: str
+    submit: SubmitRequest
+    price_micro: int
+    at: float
+
+    @property
+    def name(self) -> str:
+        said = self.submit
+        return f"{self.task}-{said.attempt}-{said.part}-{said.tries}"
+
+
+class Outbox:
+    """The directory of entries. Its calls block on the disk."""
+
+    def __init__(self, root: Path, complain: Callable[[str], None] = lambda sentence: None) -> None:
+        self.root = private_directory(root)
+        self._guard = threading.Lock()  # training threads put, the event loop reads and drops
+        self._entries: dict[str, Entry] = {}
+        for path in sorted(root.glob("*.json")):
+            try:
+                entry = read_record(path, Entry)
+            except Configuration as error:
+                complain(f"a result cannot be read and is kept in {set_aside(path)}: {error}")
+                continue
+            if entry is not None and self.payload(entry.name).exists():
+                self._entries[entry.name] = entry
+            else:
+                path.unlink(missing_ok=True)
+        self._sweep()
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Oldest first."""
+        with self._guard:
+            return tuple(sorted(self._entries.values(), key=lambda entry: (entry.at, entry.name)))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    @property
+    def full(self) -> bool:
+        """Nobody has answered for long: no new work until some of it is handed in."""
+        return len(self._entries) >= ENTRIES_MAX
+
+    def holds(self, task: int, attempt: int) -> bool:
+        """Whether a result of this lease waits here."""
+        return any((e.task, e.submit.attempt) == (task, attempt) for e in self.entries())
+
+    def payload(self, name: str) -> Path:
+        """Where the update of an entry lies; write it, durably, before `put`."""
+        if not _NAME.fullmatch(name):
+            raise Configuration(f"{name!r} is no name of a result")
+        return self.root / f"{name}.safetensors"
+
+    def put(self, entry: Entry) -> None:
+        """From here on the result cannot be lost. Raises StorageFull, OSError."""
+        if not self.payload(entry.name).exists():
+            raise Configuration(f"the update of the result {entry.name} is missing")
+        write_record(self._record(entry.name), entry, durable=True)
+        with self._guard:
+            self._entries[entry.name] = entry
+
+    def drop(self, entry: Entry) -> None:
+        """The coordinator has said what became of it."""
+        self._record(entry.name).unlink(missing_ok=True)
+        self.payload(entry.name).unlink(missing_ok=True)
+        with self._guard:
+            self._entries.pop(entry.name, None)
+
+    def _record(self, name: str) -> Path:
+        return self.root / f"{name}.json"
+
+    def _sweep(self) -> None:
+        """Remove updates without a record, and files whose writer died."""
+        for path in self.root.iterdir():
+            orphan = path.suffix == ".safetensors" and path.stem not in self._entries
+            if orphan or path.name.endswith(PARTIAL_SUFFIX):
+                path.unlink(missing_ok=True)

@@ -1,0 +1,288 @@
+"""One lease from its files to the outbox: fetch the data, bind the base version, fetch its weights, train, encode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import BadSignature, InvalidFrame, VolunteerError
+from shared.protocol import BeginReply, BlobRef, Device, Lease, SignedManifest, VersionManifest
+from shared.signing import verify
+from shared.workloads.base import DatasetManifest
+from volunteer import events
+from volunteer.assignment import Assignment, Finished, Interrupted, Report
+from volunteer.data import LocalData, blob_of, wanted
+from volunteer.desk import Held, with_begin
+from volunteer.outbox import Entry
+from volunteer.parts import Parts
+from volunteer.trainer import Handle, Trainer
+from volunteer.training import LocalTask, TaskFiles
+
+FETCH_AT_ONCE = 4
+FOLLOW_S = 30.0  # before the next try to fetch a newer version
+EVENT_S = 0.25  # progress of a transfer is told at most this often
+GIB = 1 << 30
+NO_DATA = DatasetManifest(name="", kind="", licence="", source="", chunks=())
+
+
+class Pipeline:
+    """Does tasks on one device."""
+
+    def __init__(self, parts: Parts, device: Device, trainer: Trainer) -> None:
+        self._parts = parts
+        self._device = device
+        self._trainer = trainer
+        self._datasets: dict[str, DatasetManifest] = {}
+
+    @property
+    def memory_bytes(self) -> int:
+        """What a task may spend on this device."""
+        allowed = int(self._parts.settings.memory_gb * GIB)
+        return min(allowed, self._device.memory_bytes) if allowed else self._device.memory_bytes
+
+    async def prefetch(self, held: Held) -> None:
+        """Bring the data of a task that has not begun into the cache."""
+        with ExitStack() as stack:
+            await self._fetch_data(held, stack)
+
+    async def run(
+        self, held: Held, on_report: Callable[[Report], None]
+    ) -> Finished[Entry] | Interrupted:
+        """Do a task. Raises Gone when its lease is no longer ours, InvalidFrame and others when it cannot be done."""
+        held.phase = "fetch"
+        with ExitStack() as stack:
+            data = await self._fetch_data(held, stack)
+            manifest = await self._begin(held)
+            stack.enter_context(self._parts.cache.hold([manifest.weights.sha256]))
+            tell = self._teller(held, "weights", manifest.weights.size)
+            weights = await self._parts.transfers.fetch(manifest.weights, tell)
+            return await self._train(held, self._files(held, manifest, weights, data), on_report)
+
+    async def _fetch_data(self, held: Held, stack: ExitStack) -> LocalData:
+        lease = held.stored.lease
+        manifest = lease.data or await self._dataset(lease.dataset)
+        chunks = wanted(lease, manifest)
+        assets = {name: blob_of(chunk) for name, chunk in manifest.assets.items()}
+        refs = {ref.sha256: ref for ref in (*chunks.values(), *assets.values())}
+        stack.enter_context(self._parts.cache.hold(refs))
+        tell = self._teller(held, "data", sum(ref.size for ref in refs.values()))
+        found = await self._fetch_all(refs.values(), tell)
+        return LocalData(
+            manifest=manifest,
+            chunks={index: found[ref.sha256] for index, ref in chunks.items()},
+            assets={name: found[ref.sha256] for name, ref in assets.items()},
+        )
+
+    async def _fetch_all(
+        self, refs: Iterable[BlobRef], tell: Callable[[int], None]
+    ) -> dict[str, Path]:
+        done: dict[str, int] = {}
+        found: dict[str, Path] = {}
+        limit = asyncio.Semaphore(FETCH_AT_ONCE)
+
+        async def one(ref: BlobRef) -> None:
+            def progress(count: int) -> None:
+                done[ref.sha256] = count
+                tell(sum(done.values()))
+
+            async with limit:
+                found[ref.sha256] = await self._parts.transfers.fetch(ref, progress)
+
+        jobs = [asyncio.ensure_future(one(ref)) for ref in refs]
+        try:
+            await asyncio.gather(*jobs)
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+        return found
+
+    async def _dataset(self, name: str) -> DatasetManifest:
+        if not name:  # a run that makes its own data
+            return NO_DATA
+        if name not in self._datasets:
+            self._datasets[name] = await self._parts.api.dataset(name)
+        return self._datasets[name]
+
+    async def _begin(self, held: Held) -> VersionManifest:
+        """Bind the base version: the newest one, or the one it had before a restart."""
+        lease, before = held.stored.lease, held.stored.begun
+        if lease.in_step and before is None:
+            await self._handed_in(lease.run)
+        begun = await self._parts.api.begin(lease.task, lease.attempt)
+        manifest = self._checked(begun.manifest, lease)
+        if before is None or before.version != begun.version:
+            self._parts.leases.snapshot(lease).unlink(missing_ok=True)  # of another base
+        with_begin(held, begun=begun, lease=_bound(lease, begun, manifest))
+        self._parts.leases.keep(held.stored)
+        return manifest
+
+    async def _handed_in(self, run: str) -> None:
+        """Wait until the last result for this run has left: the next base is to hold it."""
+        told = False
+        while any(entry.run == run for entry in self._parts.outbox.entries()):
+            change = self._parts.desk.change()
+            if not told:
+                told = True
+                message = "handing in the last result; the next task begins with the next version"
+                self._parts.hub.emit(events.Idle(reason="merging", message=message))
+            await change
+
+    def _checked(self, signed: SignedManifest, lease: Lease) -> VersionManifest:
+        """The manifest, once it is known to be the coordinator's own word. Raises BadSignature, InvalidFrame."""
+        try:
+            key, signature = (
+                bytes.fromhex(self._parts.identity.public_key),
+                bytes.fromhex(signed.signature),
+            )
+        except ValueError as error:
+            raise BadSignature from error
+        verify(key, signed.payload.encode(), signature)
+        try:
+            manifest = msgspec.json.decode(signed.payload, type=VersionManifest)
+        except msgspec.DecodeError as error:
+            raise InvalidFrame(
+                f"the manifest of the base version cannot be read: {error}"
+            ) from error
+        if (manifest.run, manifest.workload) != (lease.run, lease.job.workload):
+            raise InvalidFrame("the coordinator sent the manifest of another run")
+        now = self._parts.clock.now() + self._parts.desk.offset_s
+        if manifest.expires_at < now:
+            self._parts.hub.notice(
+                f"version {manifest.version} of {manifest.run} is older than its organiser promised: "
+                "is the coordinator still the right one?",
+                "warning",
+            )
+        return manifest
+
+    def _files(
+        self, held: Held, manifest: VersionManifest, weights: Path, data: LocalData
+    ) -> TaskFiles:
+        parts, lease = self._parts, held.stored.lease
+        return TaskFiles(
+            held=held.stored,
+            manifest=manifest,
+            workload=lambda: parts.load(lease.job.workload),
+            weights=weights,
+            data=data,
+            carried=parts.residuals.of(lease.run, self._device.id),
+            snapshot=parts.leases.snapshot(lease),
+            outbox=parts.outbox,
+            memory_bytes=self.memory_bytes,
+            now=parts.clock.now,
+        )
+
+    async def _train(
+        self, held: Held, files: TaskFiles, on_report: Callable[[Report], None]
+    ) -> Finished[Entry] | Interrupted:
+        loop = asyncio.get_running_loop()
+        local = LocalTask(files)
+
+        def pass_on(report: Report) -> None:
+            """On the training thread."""
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._reported, held, report, local, on_report)
+
+        def halved(micro: int) -> None:
+            if not loop.is_closed():
+                event = events.Halved(task=held.key[0], device=self._device.id, micro_batch=micro)
+                loop.call_soon_threadsafe(self._parts.hub.emit, event)
+
+        job = held.stored.lease.job
+        handle = self._trainer.submit(
+            Assignment(
+                begin=local.begin,
+                finish=local.finish,
+                samples=job.stop - job.start,
+                report=pass_on,
+                halved=halved,
+                save=local.save,
+                save_every_s=self._parts.settings.snapshot_seconds,
+            )
+        )
+        held.phase, held.handle = "train", handle
+        if held.ended:
+            handle.stop(held.message)
+        following = asyncio.ensure_future(self._follow(files, handle, local))
+        try:
+            return await asyncio.wrap_future(handle.future)
+        finally:
+            handle.stop("the task was given up")  # without effect on one that is over
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    async def _follow(self, files: TaskFiles, handle: Handle[Entry], local: LocalTask) -> None:
+        """Bring newer versions to work that may go on with them, as heartbeats announce them."""
+        lease, newest = files.held.lease, files.manifest.version
+        if lease.job.kind != "selfplay":
+            return
+        with ExitStack() as stack:
+            while True:
+                change = self._parts.desk.change()
+                if self._parts.desk.heads.get(lease.run, 0) <= newest:
+                    await change
+                    continue
+                change.close()
+                try:
+                    manifest = self._checked(await self._parts.api.latest(lease.run), lease)
+                    stack.enter_context(self._parts.cache.hold([manifest.weights.sha256]))
+                    path = await self._parts.transfers.fetch(manifest.weights, lambda done: None)
+                except VolunteerError as error:
+                    self._parts.hub.notice(f"version not fetched: {error.message}", "warning")
+                    await self._parts.clock.sleep(FOLLOW_S)
+                    continue
+                newest = manifest.version
+                handle.tell(partial(local.swap, manifest=manifest, path=path))
+
+    def _reported(
+        self, held: Held, report: Report, local: LocalTask, on_report: Callable[[Report], None]
+    ) -> None:
+        lease, begun = held.stored.lease, held.stored.begun
+        self._parts.hub.emit(
+            events.Training(
+                task=lease.task,
+                run=lease.run,
+                device=self._device.id,
+                step=report.step,
+                steps=report.steps,
+                samples=report.samples,
+                loss=report.loss,
+                steps_per_s=report.steps_per_s,
+                tokens_per_s=report.samples_per_s * local.items_per_sample,
+                eta_s=report.eta_s,
+                version=begun.version if begun else 0,
+                preview=report.preview,
+                metrics=dict(report.metrics),
+            )
+        )
+        on_report(report)
+
+    def _teller(self, held: Held, what: str, total: int) -> Callable[[int], None]:
+        """Turns progress into a few events a second."""
+        clock, told = self._parts.clock, [float("-inf")]
+
+        def tell(done: int) -> None:
+            now = clock.monotonic()
+            if now - told[0] >= EVENT_S or done >= total:
+                told[0] = now
+                self._parts.hub.emit(
+                    events.Fetching(task=held.key[0], what=what, done_bytes=done, total_bytes=total)
+                )
+
+        return tell
+
+
+def _bound(lease: Lease, begun: BeginReply, manifest: VersionManifest) -> Lease:
+    """The lease with what became known when work began."""
+    job = msgspec.structs.replace(
+        lease.job,
+        global_step=begun.global_step,
+        base_version=begun.version,
+        base_sha256=manifest.weights.sha256,
+    )
+    return msgspec.structs.replace(lease, finish_by=begun.finish_by, job=job)

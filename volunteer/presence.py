@@ -1,0 +1,135 @@
+"""Whether somebody is using this machine: the time since the last key press or movement of the mouse, by each system's way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import psutil
+
+COMMAND_S = 5.0
+GNOME_IDLE = (
+    "gdbus",
+    "call",
+    "--session",
+    "--dest=org.gnome.Mutter.IdleMonitor",
+    "--object-path=/org/gnome/Mutter/IdleMonitor/Core",
+    "--method=org.gnome.Mutter.IdleMonitor.GetIdletime",
+)
+MAC_IDLE = ("ioreg", "-c", "IOHIDSystem", "-d", "4")
+
+Run: TypeAlias = Callable[[Sequence[str]], str]
+
+
+def run_command(command: Sequence[str]) -> str:
+    """What a program of the system prints; empty when it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=COMMAND_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def unused_s(system: str, run: Run) -> float | None:
+    """Seconds since the last key press or movement of the mouse."""
+    if system == "linux":
+        return _linux_unused_s(run)
+    if system == "darwin":
+        found = re.search(r'"HIDIdleTime"\s*=\s*(\d+)', run(MAC_IDLE))
+        return int(found[1]) / 1e9 if found else None
+    return _windows_unused_s()
+
+
+def _linux_unused_s(run: Run) -> float | None:
+    """The desktop's own count, and the terminals: whichever was touched last."""
+    touched = [terminals_s()]
+    wayland = bool(os.environ.get("WAYLAND_DISPLAY"))
+    desktop = _gnome_s(run)
+    if desktop is None and os.environ.get("DISPLAY") and not wayland:
+        desktop = _x11_s()
+    if desktop is not None:
+        touched.append(desktop)
+    elif wayland or os.environ.get("DISPLAY"):
+        return None  # a desktop that does not tell: terminals alone would say "nobody is there"
+    return min(touched)
+
+
+def _gnome_s(run: Run) -> float | None:
+    if not os.environ.get("DBUS_SESSION_BUS_ADDRESS"):
+        return None
+    found = re.search(r"uint64 (\d+)", run(GNOME_IDLE))
+    return int(found[1]) / 1000 if found else None
+
+
+def terminals_s(root: Path = Path("/dev")) -> float:
+    """Since something was typed into a terminal, or since the start of the machine."""
+    now = time.time()
+    touched = [psutil.boot_time()]
+    for path in (*root.glob("pts/[0-9]*"), *root.glob("tty[1-9]*")):
+        with contextlib.suppress(OSError):
+            touched.append(path.stat().st_atime)
+    return float(max(0.0, now - max(touched)))
+
+
+def _x11_s() -> float | None:
+    """By the screen saver extension of X; None where it is missing."""
+    import ctypes
+    import ctypes.util
+
+    class Info(ctypes.Structure):
+        _fields_ = [
+            ("window", ctypes.c_ulong),
+            ("state", ctypes.c_int),
+            ("kind", ctypes.c_int),
+            ("til_or_since", ctypes.c_ulong),
+            ("idle", ctypes.c_ulong),
+            ("event_mask", ctypes.c_ulong),
+        ]
+
+    names = [ctypes.util.find_library(name) for name in ("X11", "Xss")]
+    if None in names:
+        return None
+    try:
+        x11, xss = (ctypes.CDLL(name) for name in names)
+    except OSError:
+        return None
+    x11.XOpenDisplay.restype = ctypes.c_void_p
+    x11.XDefaultRootWindow.restype = ctypes.c_ulong
+    display = ctypes.c_void_p(x11.XOpenDisplay(None))
+    if display.value is None:
+        return None
+    try:
+        info = Info()
+        root = ctypes.c_ulong(x11.XDefaultRootWindow(display))
+        asked = xss.XScreenSaverQueryInfo(display, root, ctypes.byref(info))
+        return info.idle / 1000 if asked else None
+    finally:
+        x11.XCloseDisplay(display)
+
+
+def _windows_unused_s() -> float | None:
+    if sys.platform == "win32":
+        import ctypes
+
+        class Info(ctypes.Structure):
+            _fields_ = [("size", ctypes.c_uint), ("tick", ctypes.c_uint)]
+
+        info = Info(size=ctypes.sizeof(Info))
+        if ctypes.windll.user32.GetLastInputInfo(ctypes.byref(info)):
+            ticks: int = ctypes.windll.kernel32.GetTickCount()
+            return ((ticks - int(info.tick)) & 0xFFFFFFFF) / 1000
+    return None

@@ -1,0 +1,216 @@
+"""Who this volunteer is, on this host: one profile holds an identity for each coordinator it has joined.
+
+    <profile>/current            names the coordinator that is helped now
+    <profile>/lock               held while an instance runs
+    <profile>/control.json       where a running instance listens
+    <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, inner/ of one coordinator
+
+The identity, with its secret, is on disk before it is sent to anyone, so a lost reply never makes a second account.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from shared.errors import Configuration
+from shared.protocol import Benchmark, ServerInfo, Verdict
+from shared.signing import digest
+from volunteer.files import private_directory, read_record, set_aside, write_record, write_whole
+
+VERDICTS_KEPT = 200
+
+
+_ORDER = ("received", "checking", "accepted", "merged", "superseded", "rejected")
+
+
+def is_news(verdict: Verdict, known: Verdict | None) -> bool:
+    """Whether a verdict says more than the one that is known of the same contribution.
+
+    The coordinator repeats what is young, so an "accepted" may arrive once more behind the "merged" that followed it.
+    """
+    if known is None:
+        return True
+    return (verdict.at, _ORDER.index(verdict.state)) > (known.at, _ORDER.index(known.state))
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """An account at one coordinator. Never shown or logged: it holds the secret."""
+
+    url: str
+    tls_pin: str
+    public_key: str  # of the coordinator, hex; pinned when it was first met
+    fingerprint: str
+    server: str  # its name
+    volunteer_id: str
+    worker_id: str
+    secret: str
+    nickname: str
+    code: str = ""  # invite or link code, until it was used
+    registered: bool = False
+
+    @property
+    def token(self) -> str:
+        return f"{self.worker_id}.{self.secret}"
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """What is worth remembering between two starts, and is no secret."""
+
+    consents: tuple[str, ...] = ()  # runs whose licence was accepted
+    news_until: int = 0  # verdicts read so far
+    verdicts: tuple[Verdict, ...] = ()  # newest last
+    benchmarks: tuple[Benchmark, ...] = ()
+    measured: tuple[Benchmark, ...] = ()  # all of them, oldest first
+    torch: str = ""  # version the benchmarks were made with
+    tasks: int = 0  # handed in, ever
+
+
+class Home:
+    """The directory of one coordinator inside a profile."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = private_directory(path)
+        self.outbox = private_directory(path / "outbox")
+        self.tasks = private_directory(path / "tasks")
+        self.inner = private_directory(path / "inner")
+        self._memory = self._read_memory()
+
+    @property
+    def memory(self) -> Memory:
+        return self._memory
+
+    def remember(self, **changes: object) -> None:
+        """Change the memory and store it."""
+        self._memory = msgspec.structs.replace(self._memory, **changes)
+        write_record(self.path / "memory.json", self._memory)
+
+    def remember_verdicts(self, verdicts: tuple[Verdict, ...], until: int) -> None:
+        """Add news; a later verdict on the same contribution replaces the earlier one."""
+        kept = {verdict.contribution: verdict for verdict in self._memory.verdicts}
+        for verdict in verdicts:
+            kept.pop(verdict.contribution, None)
+            kept[verdict.contribution] = verdict
+        newest = tuple(kept.values())[-VERDICTS_KEPT:]
+        self.remember(verdicts=newest, news_until=max(until, self._memory.news_until))
+
+    def _read_memory(self) -> Memory:
+        path = self.path / "memory.json"
+        try:
+            return read_record(path, Memory) or Memory()
+        except Configuration:
+            set_aside(path)  # nothing in it is worth refusing to work
+            return Memory()
+
+
+class Profile:
+    """One profile of this host."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = private_directory(path)
+        self.endpoint = path / "control.json"
+
+    def current(self) -> Identity | None:
+        """The identity in use. Raises Configuration when it is damaged."""
+        try:
+            slug = (self.path / "current").read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return None
+        return self._load(slug)
+
+    @property
+    def joined(self) -> bool:
+        """Whether there is an account, readable or not."""
+        return (self.path / "current").exists()
+
+    def known(self, server: ServerInfo) -> Identity | None:
+        """The identity made earlier for this coordinator, if any."""
+        return self._load(_slug(server.public_key))
+
+    def use(self, identity: Identity) -> None:
+        """Store an identity, durably, and make it the one in use."""
+        slug = _slug(identity.public_key)
+        home = private_directory(self.path / slug)
+        write_record(home / "identity.json", identity, durable=True)
+        write_whole(self.path / "current", slug.encode(), durable=True)
+
+    def home(self, identity: Identity) -> Home:
+        return Home(self.path / _slug(identity.public_key))
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Held while an instance runs. Raises Configuration when another one holds it, also after a crash only then."""
+        path = self.path / "lock"
+        with path.open("a+b") as file:
+            if not _try_lock(file):
+                file.seek(0)
+                pid = file.read(32).decode(errors="replace").strip() or "unknown"
+                raise Configuration(
+                    f"this profile is already at work (process {pid}): `volunteer status` shows it, `volunteer stop` "
+                    "ends it, and --profile NAME starts a second one"
+                )
+            file.truncate(0)
+            file.write(str(os.getpid()).encode())
+            file.flush()
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+    def _load(self, slug: str) -> Identity | None:
+        if not slug.isalnum():
+            raise Configuration(f"{self.path / 'current'} is damaged: join again with your link")
+        path = self.path / slug / "identity.json"
+        if path.exists() and os.name == "posix" and path.stat().st_mode & 0o077:
+            raise Configuration(f"others can read your secret: chmod 600 {path}")
+        return read_record(path, Identity)
+
+
+def new_identity(
+    server: ServerInfo, *, url: str, tls_pin: str, nickname: str, code: str
+) -> Identity:
+    """A fresh account: the ids and a secret of 256 bits are made here, not by the coordinator."""
+    return Identity(
+        url=url,
+        tls_pin=tls_pin,
+        public_key=server.public_key,
+        fingerprint=server.fingerprint,
+        server=server.name,
+        volunteer_id=secrets.token_hex(16),
+        worker_id=secrets.token_hex(16),
+        secret=secrets.token_hex(32),
+        nickname=nickname or f"volunteer-{secrets.token_hex(3)}",
+        code=code,
+    )
+
+
+def _slug(public_key: str) -> str:
+    return digest(public_key.encode())[:16]
+
+
+def _try_lock(file: BinaryIO) -> bool:
+    """An advisory lock that the system takes back when the process ends, however it ends."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        try:
+            file.seek(1 << 20)  # a byte behind the text, so that others can read the process id
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        file.seek(0)
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

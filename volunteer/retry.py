@@ -1,0 +1,41 @@
+"""When to try again: jittered exponential backoff that obeys the server's `Retry-After`."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from shared.errors import Internal, TooManyRequests, Unavailable, VolunteerError
+
+FIRST_S = 0.5
+LONGEST_S = 60.0
+RETRY_AFTER_S_MAX = 3600.0  # a server may ask for more; nobody waits longer without asking again
+FOREVER = float("inf")
+
+
+def passing(error: VolunteerError) -> bool:
+    """Whether the same request may succeed later."""
+    return isinstance(error, Unavailable | TooManyRequests | Internal)
+
+
+@dataclass(slots=True)
+class Backoff:
+    """The waits of one series of failures; `reset` after a success."""
+
+    rng: random.Random
+    first_s: float = FIRST_S
+    longest_s: float = LONGEST_S
+    failures: int = 0
+
+    def next(self, error: VolunteerError | None = None) -> float:
+        """Seconds to wait after this failure: never all volunteers at once, never earlier than the server asked."""
+        self.failures += 1
+        ceiling = min(self.longest_s, self.first_s * 2.0 ** min(self.failures - 1, 30))
+        wait = ceiling * self.rng.uniform(0.5, 1.0)
+        asked = error.retry_after_s if error is not None else None
+        if asked is not None and asked > 0:
+            wait = max(wait, min(asked, RETRY_AFTER_S_MAX) * self.rng.uniform(1.0, 1.1))
+        return wait
+
+    def reset(self) -> None:
+        self.failures = 0

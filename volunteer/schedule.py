@@ -1,0 +1,123 @@
+"""Hours of a week, written as people write them: `mon-fri 18:00-08:00`, `sat-sun`, `22:00-06:00`.
+
+An entry without days holds every day, one without hours the whole day; hours that end before they begin go on until the
+next morning and belong to the day on which they begin. All times are the local wall clock. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_FULL = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+DAY_MIN = 24 * 60
+WEEK_MIN = 7 * DAY_MIN
+_EXAMPLE = 'write it like "mon-fri 18:00-08:00", "sat-sun" or "22:00-06:00"'
+_HOURS = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
+_SPAN = re.compile(r"([a-z]+)(?:-([a-z]+))?")
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """When work is allowed: minutes of the week as sorted, separate [start, stop) spans. Empty: never."""
+
+    spans: tuple[tuple[int, int], ...]
+
+    def allows(self, moment: datetime) -> bool:
+        """Whether a local wall-clock time lies inside."""
+        minute = _minute(moment)
+        return any(start <= minute < stop for start, stop in self.spans)
+
+    def changes(self, moment: datetime) -> datetime | None:
+        """When this next begins or ends to allow work, on the minute; None when it never does."""
+        edges = self._edges()
+        if not edges:
+            return None
+        minute = _minute(moment)
+        wait = min((edge - minute - 1) % WEEK_MIN + 1 for edge in edges)
+        return moment.replace(second=0, microsecond=0) + timedelta(minutes=wait)
+
+    def _edges(self) -> set[int]:
+        """Minutes at which it changes: where a span ends and the next begins, nothing does."""
+        starts = {start % WEEK_MIN for start, _ in self.spans}
+        stops = {stop % WEEK_MIN for _, stop in self.spans}
+        return starts ^ stops
+
+
+ALWAYS = Schedule(spans=((0, WEEK_MIN),))
+
+
+def parse_schedule(entries: Sequence[str]) -> Schedule:
+    """The schedule that the entries describe together; none at all is always. Raises ValueError with a sentence."""
+    if not entries:
+        return ALWAYS
+    spans: list[tuple[int, int]] = []
+    for entry in entries:
+        days, start, stop = _entry(entry)
+        for day in days:
+            begin = day * DAY_MIN + start
+            end = day * DAY_MIN + (stop if stop > start else stop + DAY_MIN)
+            spans.append((begin, min(end, WEEK_MIN)))
+            if end > WEEK_MIN:  # Sunday night is also Monday morning
+                spans.append((0, end - WEEK_MIN))
+    return Schedule(spans=_joined(spans))
+
+
+def in_words(moment: datetime, now: datetime) -> str:
+    """`18:00` today, `Mon 18:00` on another day."""
+    clock = f"{moment:%H:%M}"
+    same = moment.date() == now.date()
+    return clock if same else f"{DAYS[moment.weekday()].capitalize()} {clock}"
+
+
+def _minute(moment: datetime) -> int:
+    return moment.weekday() * DAY_MIN + moment.hour * 60 + moment.minute
+
+
+def _entry(entry: str) -> tuple[Sequence[int], int, int]:
+    words = entry.lower().split()
+    days: Sequence[int] = range(7)
+    if words and words[0][0].isalpha():
+        days = _days(words.pop(0), entry)
+    if not words:
+        return days, 0, DAY_MIN
+    found = _HOURS.fullmatch(words.pop(0))
+    if found is None or words:
+        raise ValueError(f'"{entry}" is not a time of the week: {_EXAMPLE}')
+    hour, minute, to_hour, to_minute = map(int, found.groups())
+    start, stop = hour * 60 + minute, to_hour * 60 + to_minute
+    if max(minute, to_minute) > 59 or start >= DAY_MIN or stop > DAY_MIN:
+        raise ValueError(f'"{entry}" names a time that no clock shows: {_EXAMPLE}')
+    if start == stop:
+        raise ValueError(f'"{entry}" begins when it ends: leave the hours out for the whole day')
+    return days, start, stop
+
+
+def _days(word: str, entry: str) -> Sequence[int]:
+    """`fri`, `Friday` and `fri-mon` as numbers of days."""
+    found = _SPAN.fullmatch(word)
+    names = [name for name in (found.groups() if found else (word,)) if name]
+    numbers = [
+        number
+        for name in names
+        for number, day in enumerate(_FULL)
+        if len(name) >= 3 and day.startswith(name)
+    ]
+    if len(numbers) != len(names):
+        raise ValueError(f'"{word}" in "{entry}" is not a day ({", ".join(DAYS)}): {_EXAMPLE}')
+    first, last = numbers[0], numbers[-1]
+    return [day % 7 for day in range(first, last + (1 if last >= first else 8))]
+
+
+def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Sorted, with what touches or overlaps made one."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((start, stop))
+    return tuple(joined)

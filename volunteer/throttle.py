@@ -1,0 +1,40 @@
+"""Bytes a second that may be sent or received, for connections that are shared with people."""
+
+from __future__ import annotations
+
+from shared.clock import Clock
+
+MBIT = 125_000  # bytes
+BYTES_PER_S_MIN = 6_250  # slower than this a coordinator takes an honest upload for an attack
+PIECE_S = 0.5  # a piece takes about so long, so that the flow stays even
+PIECE_BYTES_MIN = 1024
+CREDIT_S = 1.0  # what was not used may be caught up with this much
+
+
+class Throttle:
+    """Holds a flow of bytes to a rate; without one it costs nothing."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._bytes_per_s = 0.0
+        self._free_at = float("-inf")  # monotonic: when everything so far is paid for
+
+    def limit(self, mbit: float) -> None:
+        """A new rate in Mbit/s; 0 = none."""
+        self._bytes_per_s = max(mbit * MBIT, BYTES_PER_S_MIN) if mbit > 0 else 0.0
+
+    @property
+    def piece_bytes(self) -> int:
+        """How much to pass on at once; 0 = as it comes."""
+        if not self._bytes_per_s:
+            return 0
+        return max(PIECE_BYTES_MIN, int(self._bytes_per_s * PIECE_S))
+
+    async def take(self, count: int) -> None:
+        """Wait until `count` more bytes may pass."""
+        if not self._bytes_per_s:
+            return
+        now = self._clock.monotonic()
+        self._free_at = max(self._free_at, now - CREDIT_S) + count / self._bytes_per_s
+        if self._free_at > now:
+            await self._clock.sleep(self._free_at - now)

@@ -1,0 +1,207 @@
+"""One task as its training thread sees it: opened from local files, saved now and then, ended in the outbox."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import InvalidFrame, NotFound, StorageFull, TooLarge, VolunteerError
+from shared.protocol import SubmitRequest, VersionManifest
+from shared.signing import canonical, digest
+from shared.tensors.frame import open_frame
+from shared.tensors.quantize import EncodedUpdate, codec, residual_schema
+from shared.tensors.spec import Schema, nbytes
+from shared.tensors.update import delta
+from shared.workloads.base import Result, Work, Workload
+from shared.workloads.games import Actor
+from volunteer.assignment import Spent
+from volunteer.data import LocalData
+from volunteer.files import write_whole
+from volunteer.leases import HeldLease
+from volunteer.outbox import Entry, Outbox
+from volunteer.residuals import Carried
+from volunteer.wording import size as bytes_in_words
+
+if TYPE_CHECKING:
+    import torch
+
+EXACT = "float32"  # what a result says that is no update
+EXACT_CODECS = frozenset({EXACT, "bf16"})  # what they lose is not worth carrying over
+PLAYED = ("games", "evaluation")  # results that are files of games
+MODEL_COPIES = 4  # weights, gradient and two moments, at least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFiles:
+    """Everything a task needs, on this machine."""
+
+    held: HeldLease
+    manifest: VersionManifest  # of the base version
+    workload: Callable[[], Workload]
+    weights: Path
+    data: LocalData
+    carried: Carried
+    snapshot: Path
+    outbox: Outbox
+    memory_bytes: int  # what the device may spend; 0 = unknown
+    now: Callable[[], float]
+
+
+class LocalTask:
+    """Begin, save and finish of one task. Lives on the training thread."""
+
+    def __init__(self, files: TaskFiles) -> None:
+        self._files = files
+        self._schema: Schema = ()
+        self.items_per_sample = 1.0  # tokens, for a rate that people know
+
+    def begin(self) -> Work:
+        """The work, gone on with where a snapshot ends. Raises what the workload or the files complain about."""
+        files, job = self._files, self._files.held.lease.job
+        workload = files.workload()
+        self._check(workload)
+        self._schema = workload.schema(job.config)
+        if digest(canonical(self._schema)) != files.manifest.schema_sha256:
+            raise InvalidFrame(f"the model of {job.run} is not laid out here as on the coordinator")
+        samples = sum(workload.samples(job.config, files.data.manifest))
+        items = sum(chunk.items for chunk in files.data.manifest.chunks)
+        self.items_per_sample = items / samples if samples else 1.0
+        need = nbytes(self._schema) * MODEL_COPIES
+        if 0 < files.memory_bytes < need:
+            raise TooLarge(
+                f"the model of {job.run} needs {bytes_in_words(need)} of memory, "
+                f"more than the {bytes_in_words(files.memory_bytes)} this device may use"
+            )
+        inner = None if job.reset_inner else _load(files.carried.optimizer)
+        snapshot = _load(files.snapshot)
+        device = files.held.device
+        work = workload.begin(job, self._weights(), files.data, device, inner)
+        if snapshot is not None:
+            try:
+                work.restore(snapshot)
+            except (VolunteerError, KeyError, ValueError, RuntimeError):
+                # Of another version of the software, or damaged: the task starts over.
+                files.snapshot.unlink(missing_ok=True)
+                work = workload.begin(job, self._weights(), files.data, device, inner)
+        return work
+
+    def swap(self, work: Work, manifest: VersionManifest, path: Path) -> None:
+        """Go on with a newer version, where the work knows how."""
+        if isinstance(work, Actor) and manifest.schema_sha256 == self._files.manifest.schema_sha256:
+            work.swap(self._weights(path), manifest.version, manifest.weights.sha256)
+
+    def save(self, work: Work) -> None:
+        try:
+            _store(self._files.snapshot, work.snapshot())
+        except (OSError, StorageFull):
+            self._files.snapshot.unlink(missing_ok=True)  # training is worth more than a snapshot
+
+    def finish(self, work: Work, spent: Spent) -> Entry:
+        """Encode the update and put it into the outbox. Raises InvalidFrame when the training diverged."""
+        files, lease = self._files, self._files.held.lease
+        result, tensors = work.result()
+        entry = self._entry(result, tensors, spent)
+        files.outbox.put(entry)
+        if entry.submit.codec not in EXACT_CODECS:
+            files.carried.advance(lease.task)
+        if not lease.job.reset_inner and (state := work.state()):
+            _store(files.carried.optimizer, state)
+        files.snapshot.unlink(missing_ok=True)
+        return entry
+
+    def _check(self, workload: Workload) -> None:
+        wanted = self._files.manifest
+        if workload.version != wanted.workload_version:
+            raise NotFound(
+                f'the run {wanted.run} needs version {wanted.workload_version} of the workload "{workload.name}", '
+                f"here is {workload.version}: both sides must have the same release"
+            )
+
+    def _weights(self, path: Path | None = None) -> dict[str, torch.Tensor]:
+        import torch
+
+        # Copy on write: torch wants to be allowed to write, the file must never change.
+        frame = open_frame(path or self._files.weights, self._schema, copy_on_write=True)
+        return {name: torch.from_numpy(frame.array(name)) for name in frame}
+
+    def _entry(self, result: Result, tensors: Mapping[str, torch.Tensor], spent: Spent) -> Entry:
+        files, lease = self._files, self._files.held.lease
+        payload = files.outbox.payload(f"{lease.task}-{lease.attempt}-0-0")
+        played = lease.job.update in PLAYED
+        if played:
+            write_whole(payload, result.games, durable=True)
+            sha256, size = digest(result.games), len(result.games)
+        else:
+            encoded = self._encode(tensors, payload)
+            sha256, size = encoded.sha256, encoded.size
+        if size > lease.grant.bytes_max:
+            payload.unlink(missing_ok=True)
+            raise TooLarge(
+                f"the result has {size} bytes, the coordinator takes {lease.grant.bytes_max}"
+            )
+        submit = SubmitRequest(
+            attempt=lease.attempt,
+            base_version=files.manifest.version,
+            codec=EXACT if played else lease.grant.codec,
+            sha256=sha256,
+            size=size,
+            steps=result.steps,
+            samples=result.samples,
+            loss_first=result.loss_first,
+            loss_last=result.loss_last,
+            device=files.held.device,
+            train_s=spent.train_s,
+            paused_s=spent.paused_s,
+            metrics=result.metrics,
+        )
+        return Entry(
+            task=lease.task,
+            run=lease.run,
+            device=files.held.device,
+            submit=submit,
+            price_micro=lease.price_micro,
+            at=files.now(),
+        )
+
+    def _encode(self, tensors: Mapping[str, torch.Tensor], path: Path) -> EncodedUpdate:
+        files, lease, schema = self._files, self._files.held.lease, self._schema
+        arrays = {key: tensor.detach().cpu().numpy() for key, tensor in tensors.items()}
+        chosen = codec(lease.grant.codec)
+        with open_frame(files.weights, schema) as base:
+            update: Mapping[str, Any]
+            if lease.job.update == "delta":
+                update = delta(base, arrays, schema)
+            elif lease.job.update == "gradient":
+                update = arrays
+            else:
+                raise InvalidFrame(f"this version cannot hand in {lease.job.update}")
+            if chosen.name in EXACT_CODECS:
+                return chosen.encode(update, schema, path)
+            residual = files.carried.residual(residual_schema(schema))
+            return chosen.encode(update, schema, path, residual, files.carried.next)
+
+
+def _store(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        save_file({name: value.contiguous() for name, value in tensors.items()}, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _load(path: Path) -> dict[str, torch.Tensor] | None:
+    """The tensors of a file of our own; None when it is missing or damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError):
+        path.unlink(missing_ok=True)
+        return None

@@ -1,0 +1,183 @@
+"""Commands around the work itself: the service, the card, and leaving. Parsing and printing only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+if TYPE_CHECKING:
+    from shared.protocol import Me, RunInfo, VersionInfo
+    from volunteer.api import Api
+    from volunteer.units import Service
+
+EXIT_FAILURE = 1
+VERSIONS_MAX = 20_000
+
+Profile = Annotated[str, Parameter(help="Which profile of this host.")]
+System = Annotated[
+    bool,
+    Parameter(help="For the whole machine, as a user of its own (systemd).", negative=""),
+]
+
+service = App(name="service", help="Keep the volunteer running, from the start of the machine on.")
+
+
+@service.command
+def install(
+    *,
+    system: System = False,
+    join: Annotated[
+        str, Parameter(help="With --system: the link that the service joins with.")
+    ] = "",
+    show: Annotated[bool, Parameter(help="Only print what would be written.", negative="")] = False,
+    profile: Profile = "",
+) -> int:
+    """Write a service of this system, start it, and say how to watch it."""
+    from shared.links import parse_link
+
+    if join:
+        parse_link(join)
+    described = _described(system, join, profile)
+    if show:
+        for file in described.files:
+            print(f"# {file.path}")
+            print("(secret)" if file.secret else _text(file.data))
+        return 0
+    from volunteer.service import install as carry_out
+
+    carry_out(described)
+    for file in described.files:
+        print(f"written: {file.path}")
+    print("\n".join(described.hints))
+    return 0
+
+
+@service.command
+def remove(*, system: System = False, profile: Profile = "") -> int:
+    """Stop the service and remove it."""
+    from volunteer.service import remove as carry_out
+
+    described = _described(system, "", profile, removing=True)
+    print("the service is removed" if carry_out(described) else "there was no service")
+    return 0
+
+
+def card(
+    *,
+    run: Annotated[str, Parameter(help="Which run; empty = the one you gave most to.")] = "",
+    to: Annotated[Path, Parameter(help="The file to write.")] = Path("volunteer-card.svg"),
+    profile: Profile = "",
+) -> int:
+    """Draw a card to show friends: your part in a model, before and after."""
+    from volunteer.card import card as draw
+    from volunteer.card import card_facts
+    from volunteer.config import directories
+    from volunteer.files import write_whole
+    from volunteer.profile import Profile as ProfileDirectory
+    from volunteer.work import ask_coordinator
+
+    places = directories(profile=profile)
+
+    async def ask(api: Api) -> tuple[Me, RunInfo, tuple[VersionInfo, ...]]:
+        return await api.me(), *await _chosen(api, run)
+
+    me, info, versions = asyncio.run(ask_coordinator(places, ask))
+    who = ProfileDirectory(places.profile).current()
+    assert who is not None  # ask_coordinator has used it
+    svg = draw(card_facts(me, info, versions, server=who.server, link=f"{who.url}/"))
+    write_whole(to, svg.encode())
+    print(f"written: {to}")
+    return 0
+
+
+def uninstall(
+    *,
+    all_: Annotated[
+        bool,
+        Parameter(name="--all", help="Also the account and the settings.", negative=""),
+    ] = False,
+    yes: Annotated[bool, Parameter(help="Do not ask.", negative="")] = False,
+    profile: Profile = "",
+) -> int:
+    """Hand tasks back and remove service and downloads; the account stays unless --all."""
+    from volunteer.config import directories
+    from volunteer.profile import Profile as ProfileDirectory
+    from volunteer.service import remove as remove_service
+    from volunteer.uninstall import belongings, hand_back
+    from volunteer.uninstall import remove as remove_files
+    from volunteer.wording import size
+
+    places = directories(profile=profile)
+    described = _described(False, "", profile, removing=True)
+    files = tuple(file.path for file in described.files if file.path.exists())
+    items = belongings(places, files, everything=all_)
+    for item in items:
+        word = "goes" if item.goes else "stays"
+        print(f"{word:<6} {size(item.size):>8}  {item.path}  ({item.what})")
+    if not yes and not _agreed():
+        print("nothing was changed")
+        return EXIT_FAILURE
+    if files:
+        remove_service(described)
+    print(asyncio.run(hand_back(ProfileDirectory(places.profile))))
+    trouble = remove_files(items)
+    for sentence in trouble:
+        print(f"volunteer: {sentence}", file=sys.stderr)
+    print("the program itself goes with: pipx uninstall volunteer")
+    return EXIT_FAILURE if trouble else 0
+
+
+def add_to(app: App) -> None:
+    """Make these commands of the program."""
+    app.command(service)
+    app.command(card)
+    app.command(uninstall)
+
+
+def _described(system: bool, join: str, profile: str, *, removing: bool = False) -> Service:
+    from volunteer.service import this_machine
+    from volunteer.units import describe
+
+    target = this_machine(
+        profile=profile, machine=system, join=join, environ=os.environ, removing=removing
+    )
+    return describe(target)
+
+
+def _agreed() -> bool:
+    if not sys.stdin.isatty():
+        print("volunteer: this is no terminal: say --yes", file=sys.stderr)
+        return False
+    return input("Remove what goes? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-16") if data[:2] in (b"\xff\xfe", b"\xfe\xff") else data.decode()
+
+
+async def _chosen(api: Api, name: str) -> tuple[RunInfo, tuple[VersionInfo, ...]]:
+    """A run and all its versions; without a name the one with most work of mine."""
+    from shared.errors import NotFound
+
+    infos = [await api.run(name)] if name else list(await api.runs())
+    if not infos:
+        raise NotFound("this coordinator has no run yet")
+    listed = [(info, await _versions(api, info.name)) for info in infos]
+    return max(listed, key=lambda pair: sum(version.mine for version in pair[1]))
+
+
+async def _versions(api: Api, run: str) -> tuple[VersionInfo, ...]:
+    found: list[VersionInfo] = []
+    while len(found) < VERSIONS_MAX:
+        cursor = str(found[-1].version) if found else ""
+        page = await api.versions(run, cursor)
+        fresh = [v for v in page if not found or v.version > found[-1].version]
+        if not fresh:
+            break
+        found += fresh
+    return tuple(found)

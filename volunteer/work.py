@@ -1,0 +1,237 @@
+"""What the commands do: start a volunteer with or without a screen, join, and ask the coordinator something."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psutil
+
+from shared.clock import SystemClock
+from shared.errors import Configuration, Unreachable
+from shared.links import parse_link
+from volunteer import config
+from volunteer.api import Api
+from volunteer.channel import attach
+from volunteer.commands import Joined, SettingRow
+from volunteer.config import Directories, Settings
+from volunteer.engine import Engine, setting_rows_of
+from volunteer.files import set_aside
+from volunteer.headless import Headless
+from volunteer.joining import connector, join
+from volunteer.profile import Profile
+from volunteer.tls import Address
+
+if TYPE_CHECKING:
+    from volunteer.tui.app import Look
+
+LOW_PRIORITY = 10
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line says."""
+
+    profile: str = ""
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    screen: bool = True
+    json: bool = False
+    paused: bool = False
+
+
+def work(options: Options) -> int:
+    """Train until told to end. Returns the exit code; raises Configuration and others before anything began."""
+    directories = config.directories(profile=options.profile)
+    settings = _settings(options, directories)
+    logging.basicConfig(stream=sys.stderr, level=settings.log_level.upper())
+    profile = Profile(directories.profile)
+    try:
+        with profile.lock():
+            _lower_priority(settings)
+            return asyncio.run(_work(options, directories, profile, settings))
+    except Configuration:
+        if not (options.screen and profile.endpoint.exists()):
+            raise
+    return asyncio.run(
+        _attach(profile, settings)
+    )  # another instance is at work here: show that one
+
+
+def _settings(options: Options, directories: Directories) -> Settings:
+    """The settings in force. A person at a damaged file may put it aside and go on; raises Configuration otherwise."""
+    path = directories.config / "config.toml"
+    try:
+        return config.load(options.flags, path=path).settings
+    except Configuration as error:
+        if not (options.screen and path.exists() and sys.stdin.isatty()):
+            raise
+        print(f"volunteer: {error.message}", file=sys.stderr)
+        question = "Keep the file aside and go on with the defaults? [y/N] "
+        if input(question).strip().lower() not in ("y", "yes"):
+            raise
+        print(f"volunteer: it is kept as {set_aside(path)}", file=sys.stderr)
+        return config.load(options.flags, path=path).settings
+
+
+async def _work(
+    options: Options, directories: Directories, profile: Profile, settings: Settings
+) -> int:
+    link = os.environ.get(config.JOIN, "")
+    if link:
+        await _join_unattended(directories, settings, link)
+    if not options.screen and profile.current() is None:
+        raise Configuration(
+            "this profile has joined no coordinator yet: `volunteer join LINK`, with the link of your organiser"
+        )
+    # At the first start before the screen nothing begins until its owner says so.
+    first = options.screen and not link and _new(profile)
+    engine = Engine(directories, options.flags, start_paused=options.paused or first)
+    if options.screen:
+        return await _with_screen(engine, _look(settings, first=first))
+    return await _without_screen(engine, json=options.json)
+
+
+async def _without_screen(engine: Engine, *, json: bool) -> int:
+    _obey_signals(engine)
+    front = Headless(engine.control, sys.stdout, json=json, since=engine.world.clock.now())
+    drawing = asyncio.create_task(front.run())
+    await asyncio.sleep(0)  # subscribed before the first event
+    code = await engine.run()
+    await drawing
+    return code
+
+
+def _new(profile: Profile) -> bool:
+    """Whether this profile has not been at work yet."""
+    identity = profile.current()
+    return identity is None or not profile.home(identity).memory.benchmarks
+
+
+def _look(settings: Settings, *, first: bool) -> Look:
+    """What the owner wants to see, and first of all."""
+    from volunteer.tui.app import Look
+
+    return Look(
+        theme=settings.theme,
+        ascii=settings.ascii,
+        animations=settings.animations,
+        keys=settings.keys,
+        power_price=settings.power_price,
+        page="onboarding" if first else "dashboard",
+    )
+
+
+async def _with_screen(engine: Engine, look: Look) -> int:
+    """The screen on the event loop of the agent; when one ends, so does the other."""
+    from volunteer.tui.app import VolunteerApp
+
+    screen = VolunteerApp(engine.control, look=look)
+    working = asyncio.create_task(engine.run())
+    code = await screen.run_async()
+    if screen.at_once:
+        working.cancel()
+        return code or 0
+    if not working.done():
+        engine.stop("save")
+    result = await working
+    return result or code or 0
+
+
+async def _attach(profile: Profile, settings: Settings) -> int:
+    from volunteer.tui.app import VolunteerApp
+
+    look = _look(settings, first=False)
+    async with attach(profile.endpoint, SystemClock()) as control:
+        return await VolunteerApp(control, look=look).run_async() or 0
+
+
+def _obey_signals(engine: Engine) -> None:
+    """The first signal ends in good order, the second at once."""
+    asked = False
+
+    def obey(name: str) -> None:
+        nonlocal asked
+        if asked:
+            os._exit(1)
+        asked = True
+        print(
+            f"volunteer: {name}: finishing what is quick and giving the task back; once more ends at once",
+            file=sys.stderr,
+            flush=True,
+        )
+        engine.stop("release")
+
+    loop = asyncio.get_running_loop()
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is None:
+            continue
+        try:
+            loop.add_signal_handler(number, obey, name)
+        except NotImplementedError:  # Windows
+            signal.signal(number, lambda *_, n=name: loop.call_soon_threadsafe(obey, n))
+
+
+async def _join_unattended(directories: Directories, settings: Settings, link: str) -> None:
+    """Join by VOLUNTEER_JOIN. A coordinator that is not up is waited for only if this machine is new to it."""
+    try:
+        await _join(directories, settings, link, "")
+    except Unreachable:
+        if Profile(directories.profile).current() is None:
+            raise
+
+
+async def _join(directories: Directories, settings: Settings, link: str, name: str) -> Joined:
+    return await join(
+        parse_link(link),
+        name,
+        profile=Profile(directories.profile),
+        settings=settings,
+        connect=connector(SystemClock()),
+    )
+
+
+async def join_now(directories: Directories, link: str, name: str) -> Joined:
+    """`volunteer join`."""
+    settings = config.load(path=directories.config / "config.toml").settings
+    return await _join(directories, settings, link, name)
+
+
+async def ask_coordinator(directories: Directories, question: Callable[[Api], Awaitable[T]]) -> T:
+    """Something only the coordinator knows, with the identity of this profile. Raises Configuration without one."""
+    identity = Profile(directories.profile).current()
+    if identity is None:
+        raise Configuration("this profile has joined no coordinator yet: `volunteer join LINK`")
+    address = Address(url=identity.url, tls_pin=identity.tls_pin)
+    client = connector(SystemClock())(address, identity.token)
+    try:
+        return await question(Api(client))
+    finally:
+        await client.close()
+
+
+def setting_rows(directories: Directories) -> tuple[SettingRow, ...]:
+    """`volunteer settings`."""
+    return setting_rows_of(config.load(path=directories.config / "config.toml"))
+
+
+def _lower_priority(settings: Settings) -> None:
+    """The owner's other programs come first. Not being allowed to is no reason to stop."""
+    if settings.priority != "low":
+        return
+    process = psutil.Process()
+    try:
+        if sys.platform == "win32":
+            process.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
+        elif process.nice() < LOW_PRIORITY:
+            process.nice(LOW_PRIORITY)
+    except (psutil.Error, OSError):
+        logging.getLogger(__name__).info("the priority could not be lowered")
