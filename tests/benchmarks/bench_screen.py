@@ -1,0 +1,203 @@
+"""What the screen costs: time to the first paint, share of a core at the dashboard, and key-to-screen latency while training.
+
+    python -m tests.benchmarks.bench_screen --json screen.json
+    python -m tests.benchmarks.bench_screen --starts 3 --keys 60 --seconds 10
+
+Everything is measured from outside, on a pseudo-terminal: a key is written, and the clock stops when the word that it changes
+has been read. The work beside it is one torch thread that trains a small GPT, or pure Python as in self-play.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import select
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.tui.terminal import Terminal
+
+GOALS = {
+    "first paint, wall s": 1.3,
+    "first paint, cpu s": 0.9,
+    "dashboard, % of a core": 10.0,
+    "key, median ms": 25.0,
+    "key, 99th percentile ms": 250.0,
+}
+FIRST_WORDS = b"Loss of the model"
+PROGRAM = """
+import asyncio, os, random, sys, threading, time
+from shared.clock import SystemClock
+from volunteer import commands, events
+from volunteer.control import Control
+from volunteer.hub import Hub
+from volunteer.tui.app import VolunteerApp
+
+hub = Hub(SystemClock())
+
+async def obey(command):
+    if isinstance(command, commands.Pause):
+        hub.emit(events.Paused(device="", by="you", message="paused"))
+    elif isinstance(command, commands.Resume):
+        hub.emit(events.Resumed(device=""))
+    elif isinstance(command, commands.Stop):
+        hub.close()
+
+def gpt():
+    import torch
+    torch.set_num_threads(1)
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 256, 0.0, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    while True:
+        loss = model(torch.randn(4, 64, 64)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+def play():
+    tree = {}
+    while True:
+        place = tuple(random.randrange(9) for _ in range(4))
+        tree[place] = tree.get(place, 0) + 1
+
+async def tell():
+    hub.emit(events.Started(coordinator="", server="bench", nickname="n", fingerprint="", volunteer_id="v"))
+    hub.emit(events.Connection(online=True))
+    hub.emit(events.Claimed(task=1, attempt=1, run="r", workload="gpt", device="cpu", steps=4000, samples=1,
+                            price_micro=1, finish_by=time.time() + 9999))
+    for step in range(1, 4001):
+        hub.emit(events.Training(task=1, run="r", device="cpu", step=step, steps=4000, samples=step,
+                                 loss=3 + random.random(), steps_per_s=4.0, tokens_per_s=900 * random.random(),
+                                 eta_s=1000.0, version=1))
+        await asyncio.sleep(0.25 if step > 1000 else 0)
+
+async def main():
+    work = {"gpt": gpt, "python": play}.get(sys.argv[1])
+    if work:
+        threading.Thread(target=work, daemon=True).start()
+        if work is gpt:
+            while "torch.optim" not in sys.modules:
+                await asyncio.sleep(0.1)
+    telling = asyncio.create_task(tell()) if sys.argv[1] != "bare" else None
+    await VolunteerApp(Control(hub, obey)).run_async()
+    os._exit(0)
+
+asyncio.run(main())
+"""
+
+
+def start(work: str) -> Terminal:
+    root = str(Path(__file__).resolve().parents[2])
+    return Terminal([sys.executable, "-c", PROGRAM, work], PYTHONPATH=root, OMP_NUM_THREADS="1")
+
+
+def read_until(terminal: Terminal, word: bytes, patience_s: float) -> float:
+    """When the word had been read, by the monotonic clock."""
+    until = time.perf_counter() + patience_s
+    seen = b""
+    while word not in seen:
+        if time.perf_counter() > until:
+            raise SystemExit(f"{word!r} never came")
+        if select.select([terminal.master], [], [], 0.05)[0]:
+            seen += os.read(terminal.master, 1 << 16)
+    return time.perf_counter()
+
+
+def first_paint() -> tuple[float, float]:
+    """Wall and CPU seconds from the start of Python to the dashboard."""
+    began = time.perf_counter()
+    with start("bare") as terminal:
+        painted = read_until(terminal, FIRST_WORDS, 30)
+        times = psutil.Process(terminal.child.pid).cpu_times()
+        return painted - began, times.user + times.system
+
+
+def share(seconds: float, size: tuple[int, int]) -> float:
+    """Per cent of a core that the dashboard takes while four events a second come in."""
+    with start("none") as terminal:
+        resize(terminal, *size)
+        read_until(terminal, FIRST_WORDS, 30)
+        drain(terminal, 5)  # until the first thousand steps have been told
+        process = psutil.Process(terminal.child.pid)
+        before, began = sum(process.cpu_times()[:2]), time.perf_counter()
+        drain(terminal, seconds)
+        used = sum(process.cpu_times()[:2]) - before
+        return float(100 * used / (time.perf_counter() - began))
+
+
+def resize(terminal: Terminal, columns: int, rows: int) -> None:
+    import fcntl
+    import struct
+    import termios
+
+    fcntl.ioctl(terminal.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    terminal.child.send_signal(28)  # SIGWINCH
+
+
+def drain(terminal: Terminal, seconds: float) -> None:
+    until = time.perf_counter() + seconds
+    while (left := until - time.perf_counter()) > 0:
+        if select.select([terminal.master], [], [], left)[0]:
+            os.read(terminal.master, 1 << 16)
+
+
+def latencies(work: str, keys: int) -> list[float]:
+    """Milliseconds from a key to the word that it changes."""
+    dice = random.Random(0)
+    found = []
+    with start(work) as terminal:
+        read_until(terminal, FIRST_WORDS, 60)
+        drain(terminal, 5)
+        for number in range(keys):
+            word = b"resume" if number % 2 == 0 else b"pause"
+            began = time.perf_counter()
+            os.write(terminal.master, b" ")
+            found.append(1000 * (read_until(terminal, word, 20) - began))
+            drain(terminal, dice.uniform(0.05, 0.15))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--starts", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--keys", type=int, default=300)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+
+    def note(what: str, beside: str, value: float) -> None:
+        goal = GOALS[what]
+        rows.append(
+            {"what": what, "beside": beside, "value": value, "goal": goal, "met": value <= goal}
+        )
+        print(
+            f"{what:<26} {beside:<14} {value:8.2f}  goal {goal:g}  {'met' if value <= goal else 'MISSED'}",
+            flush=True,
+        )
+
+    starts = [first_paint() for _ in range(options.starts)]
+    note("first paint, wall s", "nothing", statistics.median(wall for wall, _ in starts))
+    note("first paint, cpu s", "nothing", statistics.median(cpu for _, cpu in starts))
+    for size in ((80, 24), (120, 36)):
+        note("dashboard, % of a core", f"{size[0]} x {size[1]}", share(options.seconds, size))
+    for work in ("none", "gpt", "python"):
+        found = sorted(latencies(work, options.keys))
+        note("key, median ms", work, statistics.median(found))
+        note("key, 99th percentile ms", work, found[min(len(found) - 1, int(len(found) * 0.99))])
+    if options.json:
+        options.json.write_text(json.dumps({"rows": rows, "load": os.getloadavg()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""What holds for every test: one torch thread, no real user directories, no deadlines of hypothesis."""
+
+from __future__ import annotations
+
+import os
+
+# before torch loads: several test processes share the cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+pytest_plugins = ["tests.databases"]  # SQLite and a real PostgreSQL
+
+settings.register_profile("house", deadline=None, print_blob=True)
+settings.load_profile("house")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing that a test starts may read or write the settings and data of who runs the tests."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("CONFIG", "DATA", "STATE", "CACHE"):
+            patch.setenv(f"XDG_{name}_HOME", str(home / name.lower()))
+        for name in [n for n in os.environ if n.startswith(("VOLUNTEER_", "COORDINATOR_"))]:
+            patch.delenv(name)
+        yield

@@ -1,0 +1,210 @@
+"""The promises of a blob store, made to the disk and to an S3-compatible store alike."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.blob_stores import open_blobs
+from coordinator.blobs import BlobStore, DiskBlobs, check_name, hash_blob
+from coordinator.s3 import S3Blobs
+from shared.errors import BadRequest, Configuration, NotFound, Unavailable
+
+ABSENT = "0" * 64
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """An S3-compatible server in this process."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://127.0.0.1:{port}" if host == "0.0.0.0" else f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3_url(s3_server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    import urllib.request
+
+    for name, value in {
+        "AWS_ENDPOINT_URL": s3_server,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"b{hashlib.sha256(str(tmp_path).encode()).hexdigest()[:20]}"
+    make = urllib.request.Request(f"{s3_server}/{bucket}", method="PUT")
+    with urllib.request.urlopen(make) as reply:
+        assert reply.status == 200
+    return f"s3://{bucket}/some/prefix"
+
+
+@pytest.fixture(params=["disk", "s3"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
+    if request.param == "disk":
+        return DiskBlobs(tmp_path / "blobs")
+    return S3Blobs(request.getfixturevalue("s3_url"), tmp_path / "cache")
+
+
+def staged(blobs: BlobStore, data: bytes, name: str = "part") -> tuple[str, Path]:
+    path = blobs.scratch() / name
+    path.write_bytes(data)
+    return hashlib.sha256(data).hexdigest(), path
+
+
+async def whole(stream: AsyncIterator[bytes]) -> bytes:
+    return b"".join([piece async for piece in stream])
+
+
+async def test_what_is_put_is_there(blobs: BlobStore) -> None:
+    data = os.urandom(3_000_001)
+    sha, path = staged(blobs, data)
+    await blobs.put_file(sha, path)
+    assert not path.exists()
+    assert await blobs.size(sha) == len(data)
+    assert (await blobs.local(sha)).read_bytes() == data
+    assert await whole(await blobs.open_range(sha, 0, len(data))) == data
+    assert await hash_blob(blobs, sha) == sha
+
+
+async def test_bytes_are_named_by_their_hash(blobs: BlobStore) -> None:
+    sha = await blobs.put_bytes(b"hello")
+    assert sha == hashlib.sha256(b"hello").hexdigest()
+    assert (await blobs.local(sha)).read_bytes() == b"hello"
+    assert await blobs.put_bytes(b"") == hashlib.sha256(b"").hexdigest()
+    assert await whole(await blobs.open_range(hashlib.sha256(b"").hexdigest(), 0, 0)) == b""
+
+
+async def test_putting_again_changes_nothing(blobs: BlobStore) -> None:
+    sha, path = staged(blobs, b"same")
+    await blobs.put_file(sha, path)
+    again = staged(blobs, b"same", "again")[1]
+    await blobs.put_file(sha, again)
+    assert not again.exists()
+    assert [entry.sha256 async for entry in blobs.entries()] == [sha]
+
+
+async def test_many_put_the_same_at_once(blobs: BlobStore) -> None:
+    parts = [staged(blobs, b"x" * 100_000, f"part{i}") for i in range(20)]
+    await asyncio.gather(*(blobs.put_file(sha, path) for sha, path in parts))
+    assert await hash_blob(blobs, parts[0][0]) == parts[0][0]
+    assert len([entry async for entry in blobs.entries()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("start", "stop"), [(0, 1), (1, 2_500_000), (2_499_999, 2_500_000), (7, 7)]
+)
+async def test_ranges(blobs: BlobStore, start: int, stop: int) -> None:
+    data = os.urandom(2_500_000)
+    sha = await blobs.put_bytes(data)
+    pieces = [piece async for piece in await blobs.open_range(sha, start, stop)]
+    assert b"".join(pieces) == data[start:stop]
+    assert all(len(piece) <= 1 << 20 for piece in pieces)
+
+
+async def test_a_reader_may_leave_early(blobs: BlobStore) -> None:
+    sha = await blobs.put_bytes(os.urandom(5_000_000))
+    stream = await blobs.open_range(sha, 0, 5_000_000)
+    assert await anext(stream)
+    await stream.aclose()
+    await blobs.delete(sha)
+
+
+async def test_what_is_not_there(blobs: BlobStore) -> None:
+    with pytest.raises(NotFound):
+        await blobs.local(ABSENT)
+    with pytest.raises(NotFound):
+        await blobs.size(ABSENT)
+    with pytest.raises(NotFound):
+        await whole(await blobs.open_range(ABSENT, 0, 1))
+    await blobs.delete(ABSENT)
+
+
+async def test_deleted_is_gone_but_a_mapped_file_stays_readable(blobs: BlobStore) -> None:
+    sha = await blobs.put_bytes(b"going")
+    with (await blobs.local(sha)).open("rb") as mapped:
+        await blobs.delete(sha)
+        assert mapped.read() == b"going"
+    with pytest.raises(NotFound):
+        await blobs.size(sha)
+    assert [entry async for entry in blobs.entries()] == []
+
+
+async def test_entries_say_size_and_time(blobs: BlobStore) -> None:
+    shas = {await blobs.put_bytes(bytes([i]) * (i + 1)): i + 1 for i in range(60)}
+    (blobs.scratch() / "unfinished.part").write_bytes(b"no blob")
+    found = {entry.sha256: entry async for entry in blobs.entries()}
+    assert {sha: entry.size for sha, entry in found.items()} == shas
+    assert all(entry.modified_at > 1_600_000_000 for entry in found.values())
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../../etc/passwd", "A" * 64, "a" * 63, "a" * 65, "/" + "a" * 63]
+)
+async def test_no_other_name_reaches_the_disk(blobs: BlobStore, name: str) -> None:
+    with pytest.raises(BadRequest):
+        check_name(name)
+    for call in (blobs.local, blobs.size, blobs.delete):
+        with pytest.raises(BadRequest):
+            await call(name)
+
+
+async def test_disk_files_are_private_and_read_only(tmp_path: Path) -> None:
+    blobs = DiskBlobs(tmp_path / "blobs")
+    sha = await blobs.put_bytes(b"secret weights")
+    assert (await blobs.local(sha)).stat().st_mode & 0o777 == 0o400
+    assert (tmp_path / "blobs").stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_file_from_another_filesystem_arrives_whole(tmp_path: Path) -> None:
+    other = Path("/dev/shm")
+    if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
+        other = tmp_path  # one filesystem only: the plain rename is what there is to see
+    source = other / f"{os.getpid()}.part"
+    source.write_bytes(b"from afar")
+    blobs = DiskBlobs(tmp_path / "blobs")
+    sha = hashlib.sha256(b"from afar").hexdigest()
+    await blobs.put_file(sha, source)
+    assert not source.exists()
+    assert await hash_blob(blobs, sha) == sha
+    assert list(blobs.scratch().iterdir()) == []
+
+
+async def test_the_cache_of_an_object_store_is_bounded_and_checked(
+    s3_url: str, tmp_path: Path
+) -> None:
+    blobs = S3Blobs(s3_url, tmp_path / "cache", cache_bytes_max=25_000)
+    shas = [await blobs.put_bytes(os.urandom(10_000)) for _ in range(5)]
+    for sha in shas:
+        assert (await blobs.local(sha)).stat().st_size == 10_000
+    kept = [path for path in (tmp_path / "cache").iterdir() if path.is_file()]
+    assert sum(path.stat().st_size for path in kept) <= 25_000
+
+
+async def test_a_store_that_does_not_answer_is_unavailable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    blobs = S3Blobs("s3://bucket", tmp_path / "cache", retry_s=0.1)
+    with pytest.raises(Unavailable):
+        await blobs.size(ABSENT)
+
+
+def test_a_setting_names_the_store(tmp_path: Path) -> None:
+    assert isinstance(open_blobs(str(tmp_path / "b"), tmp_path / "cache"), DiskBlobs)
+    with pytest.raises(Configuration):
+        open_blobs("ftp://x", tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Configuration, match="cannot be used"):
+        open_blobs(str(tmp_path / "file"), tmp_path)

@@ -1,0 +1,214 @@
+"""Standings and the report of a class: from the ledger, fair, and silent about who does not want to be shown."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from sqlalchemy import Connection
+
+from coordinator.config import Settings
+from coordinator.leaderboard import DAYS_MAX, FRESH_S, ROWS
+from coordinator.report import as_csv
+from coordinator.store import holds, ledger
+from coordinator.store.database import Database
+from coordinator.store.ledger import Payment
+from coordinator.volunteers import Principal, Volunteers
+from shared.clock import VirtualClock
+from shared.errors import BadRequest, NotFound
+from tests.people import add_contribution, add_run, join, newcomer
+
+DAY = 86_400.0
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def people(database: Database, clock: VirtualClock) -> Volunteers:
+    return Volunteers(database, clock, Settings())
+
+
+def paid(conn: Connection, run_id: int, who: str, micro: int, at: float) -> Payment:
+    """A merged contribution of ten steps, decided and paid at an instant."""
+    number = add_contribution(conn, run_id, who, "merged", micro, decided_at=at, received_at=at)
+    one = Payment(volunteer_id=who, contribution_id=number, run_id=run_id, amount_micro=micro)
+    ledger.post_pending_many(conn, [one], at)
+    ledger.post_earned_many(conn, [one], at)
+    return one
+
+
+async def board(
+    people: Volunteers, run: str | None = None, days: int | None = None, me: str | None = None
+) -> list[tuple[int, str, int]]:
+    rows = await people.leaderboard(run, days, me)
+    return [(row.rank, row.nickname, row.earned_micro) for row in rows]
+
+
+async def three(people: Volunteers, database: Database, now: float) -> list[Principal]:
+    """Mia earned most lately, Bob long ago and in another run, Eve does not want to be shown."""
+    mia, bob = await join(people, "Mia"), await join(people, "Bob")
+    eve = await join(people, "Eve", public=False)
+
+    def write(conn: Connection) -> None:
+        alpha, beta = add_run(conn, "alpha"), add_run(conn, "beta")
+        paid(conn, alpha, mia.volunteer_id, 30, now - 1 * DAY)
+        paid(conn, alpha, mia.volunteer_id, 20, now - 10 * DAY)
+        paid(conn, beta, bob.volunteer_id, 70, now - 40 * DAY)
+        paid(conn, alpha, bob.volunteer_id, 5, now - 2 * DAY)
+        paid(conn, alpha, eve.volunteer_id, 60, now - 2 * DAY)
+
+    await database.write(write)
+    return [mia, bob, eve]
+
+
+async def test_windows_and_runs(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    mia, _, eve = await three(people, database, clock.now())
+    assert await board(people) == [(1, "Bob", 75), (2, "Mia", 50)]
+    assert await board(people, days=7) == [(1, "Mia", 30), (2, "Bob", 5)]
+    assert await board(people, days=30) == [(1, "Mia", 50), (2, "Bob", 5)]
+    assert await board(people, "beta") == [(1, "Bob", 70)]
+    assert await board(people, "alpha", 7) == [(1, "Mia", 30), (2, "Bob", 5)]
+    # Who hides sees itself where it would stand; nobody else's rank tells that it is there.
+    assert await board(people, me=eve.volunteer_id) == [
+        (1, "Bob", 75),
+        (2, "Eve", 60),
+        (3, "Mia", 50),
+    ]
+    assert (await people.me(eve)).rank == 2
+    assert (await people.me(mia)).rank == 2
+
+
+async def test_what_a_volunteer_sees_of_itself(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    mia, *_ = await three(people, database, clock.now())
+
+    def write(conn: Connection) -> None:
+        run_id = add_run(conn, "gamma")
+        paid(conn, run_id, mia.volunteer_id, 8, clock.now())
+        number = add_contribution(conn, run_id, mia.volunteer_id, "accepted", 9)
+        ledger.post_pending(
+            conn, volunteer_id=mia.volunteer_id, contribution_id=number, run_id=run_id,
+            amount_micro=9, now=clock.now(),
+        )  # fmt: skip
+        add_contribution(conn, run_id, mia.volunteer_id, "rejected", reason="norm")
+        holds.hold(conn, mia.volunteer_id, "h", 10, "", clock.now())
+        holds.settle(conn, mia.volunteer_id, "h", 4, clock.now())
+
+    await database.write(write)
+    await clock.advance(FRESH_S)
+    me = await people.me(mia)
+    assert (me.earned_micro, me.pending_micro, me.spent_micro, me.today_micro) == (58, 9, 4, 8)
+    assert (me.accepted, me.merged, me.rejected, me.device_s) == (4, 3, 1, 10.0)
+    assert (me.rank, me.trust) == (2, 1.0)  # spending costs no place
+
+
+async def test_a_reversal_costs_the_place_and_a_ban_the_row(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    _, bob, _ = await three(people, database, clock.now())
+
+    def write(conn: Connection) -> None:
+        one = paid(conn, 1, bob.volunteer_id, 100, clock.now())
+        ledger.post_reversal(conn, one, "wrong", clock.now())
+
+    assert (await board(people))[0] == (1, "Bob", 75)
+    await database.write(write)
+    await clock.advance(FRESH_S)
+    assert (await board(people))[0] == (1, "Bob", 75)
+    await people.ban("Bob")
+    assert await board(people) == [(1, "Mia", 50)]
+
+
+async def test_equal_credits_share_a_place_and_mine_is_always_there(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    me = await join(people, "Zoe")
+
+    def write(conn: Connection) -> None:
+        run_id = add_run(conn)
+        paid(conn, run_id, me.volunteer_id, 1, clock.now())
+        for n in range(ROWS + 5):
+            paid(conn, run_id, newcomer(f"p{n}").volunteer_id, 10 if n < 3 else 5, clock.now())
+
+    for n in range(ROWS + 5):
+        await people.register(newcomer(f"p{n}", nickname=f"person {n}"))
+    await database.write(write)
+    rows = await board(people, me=me.volunteer_id)
+    assert len(rows) == ROWS + 1
+    assert [rank for rank, *_ in rows[:5]] == [1, 1, 1, 4, 4]
+    assert rows[-1] == (ROWS + 6, "Zoe", 1)
+
+
+async def test_senseless_questions_are_refused(people: Volunteers) -> None:
+    for days in (0, -1, DAYS_MAX + 1):
+        with pytest.raises(BadRequest, match="between 1 and"):
+            await people.leaderboard(None, days)
+    with pytest.raises(NotFound, match="omega"):
+        await people.leaderboard("omega")
+    assert await people.leaderboard() == ()
+
+
+async def test_the_report_of_a_class(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    invites = await people.invites.create(["=Mia Meyer", "Bob Baker", "Carl Chan"])
+    start = clock.now()
+    mia = await join(people, "Mia", code=invites[0].code)
+    await clock.advance(1)
+    await join(people, "Bob", code=invites[1].code)
+    await clock.advance(1)
+    await join(people, "guest")
+    await clock.advance(1)
+    helper = await join(people, "helper")
+    await clock.advance(60)
+
+    def write(conn: Connection) -> None:
+        alpha, beta = add_run(conn, "alpha"), add_run(conn, "beta")
+        paid(conn, alpha, mia.volunteer_id, 1_500_000, clock.now())
+        paid(conn, beta, mia.volunteer_id, 900, clock.now())
+        for reason in ("norm", "norm", "stale"):
+            add_contribution(conn, alpha, mia.volunteer_id, "rejected", reason=reason)
+        number = add_contribution(conn, alpha, helper.volunteer_id, "accepted", 7)
+        ledger.post_pending(
+            conn, volunteer_id=helper.volunteer_id, contribution_id=number, run_id=alpha,
+            amount_micro=7, now=clock.now(),
+        )  # fmt: skip
+
+    await database.write(write)
+    rows = await people.report("alpha")
+    assert [(row.label, row.nickname, row.state) for row in rows] == [
+        ("=Mia Meyer", "Mia", "active"),
+        ("Bob Baker", "Bob", "active"),
+        ("", "helper", "active"),
+        ("Carl Chan", "", "invited"),
+    ]
+    assert rows[0].work.rejected == {"norm": 2, "stale": 1}
+    assert (rows[0].first_seen, rows[0].last_seen) == (start, start)
+    table = list(csv.DictReader(io.StringIO(as_csv(rows))))
+    assert table[0]["name"] == "'=Mia Meyer"  # not a formula
+    assert table[0]["credits"] == "1.500000"
+    assert (table[0]["rejected_norm"], table[0]["rejected_stale"]) == ("2", "1")
+    assert (table[0]["accepted"], table[0]["device_seconds"]) == ("1", "2")
+    assert table[0]["first_seen"] == "2023-11-14 22:13:20"
+    assert table[1]["accepted"] == "0"
+    assert (table[2]["credits"], table[2]["credits_pending"]) == ("0.000000", "0.000007")
+    assert table[3]["state"] == "invited"
+    with pytest.raises(NotFound, match="omega"):
+        await people.report("omega")
+
+
+async def test_the_list_of_the_organiser_sums_over_all_runs(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    await three(people, database, clock.now())
+    rows = {row.nickname: row for row in await people.list()}
+    assert (rows["Bob"].earned_micro, rows["Bob"].work.accepted, rows["Bob"].machines) == (75, 2, 1)
+    shown = await people.show("Eve")
+    assert (shown.person.public, shown.person.earned_micro, len(shown.machines)) == (False, 60, 1)

@@ -1,0 +1,184 @@
+"""The record: history cannot be changed, and what somebody changes all the same is found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import Connection, func, select, text, update
+from sqlalchemy.exc import DBAPIError
+
+from coordinator.ledger import Ledger
+from coordinator.store import audit, ledger
+from coordinator.store.database import Database
+from coordinator.store.ledger import Payment
+from coordinator.store.tables import accounts, contributions, events, postings
+from tests.people import add_contribution, add_run, breaches, earn, pay
+
+MIA = "volunteer-mia-000001"
+
+
+async def test_the_database_itself_refuses_changes_of_history(database: Database) -> None:
+    await database.write(lambda conn: earn(conn, pay()))
+    for statement in (
+        "UPDATE postings SET amount_micro = 1",
+        "DELETE FROM postings",
+        "UPDATE events SET memo = 'x'",
+        "DELETE FROM events",
+    ):
+        with pytest.raises(DBAPIError, match="never change"):
+            await database.write(lambda conn, s=statement: conn.execute(text(s)))  # type: ignore[misc]
+
+
+async def test_sealing_goes_on_where_it_stopped(database: Database) -> None:
+    await database.write(lambda conn: earn(conn, *(pay(n) for n in range(1, 8))))
+    assert await database.write(lambda conn: ledger.seal(conn, 5)) == 5
+    await database.write(lambda conn: earn(conn, pay(20)))
+    books = Ledger(database)
+    await database.write(lambda conn: audit.append(conn, "organiser", "x", "y", {"n": 1}, 1.0))
+    assert await books.seal() == 11 + 1
+    assert await books.seal() == 0
+    assert await books.check() == ()
+
+
+async def test_sealing_while_others_post_leaves_no_gap(database: Database) -> None:
+    books = Ledger(database)
+
+    def submit(number: int) -> Callable[[Connection], None]:
+        return lambda conn: earn(conn, pay(number, 1))
+
+    jobs = [database.write(submit(n)) for n in range(1, 41)]
+    await asyncio.gather(*jobs[:20], books.seal(), *jobs[20:], books.seal())
+    await books.seal()
+    assert await books.check() == ()
+    unsealed = select(func.count()).where(events.c.chain.is_(None))
+    assert await database.read(lambda conn: conn.execute(unsealed).scalar()) == 0
+
+
+# What a person with the database in hands might do, and what the check then says.
+TAMPERING = {
+    "UPDATE postings SET amount_micro = amount_micro + 1 WHERE id = 1": "sum to 1",
+    "UPDATE postings SET amount_micro = amount_micro * 2 WHERE event_id = 1": "not what was posted",
+    "UPDATE accounts SET balance_micro = balance_micro + 5 WHERE kind = 'earned'": "its postings sum to",
+    "UPDATE events SET contribution_id = 77 WHERE id = 1": "not what was posted",
+    "UPDATE events SET at = at - 1 WHERE id = 2": "changed or removed",
+    "UPDATE events SET chain = NULL WHERE id = 2": "changed or removed",
+    "DELETE FROM postings WHERE event_id = 2; DELETE FROM events WHERE id = 2": "changed or removed",
+    "DELETE FROM postings WHERE event_id = 3; DELETE FROM events WHERE id = 3": "rows were removed",
+    "UPDATE accounts SET owner = 'volunteer-eve-00001' WHERE kind = 'earned'": "not what was posted",
+}
+
+
+@pytest.mark.parametrize(("statements", "sentence"), TAMPERING.items())
+async def test_tampering_is_found(database: Database, statements: str, sentence: str) -> None:
+    def prepare(conn: Connection) -> None:
+        earn(conn, pay(1, 100))
+        ledger.post_pending_many(conn, [pay(2, 50)], 3.0)
+
+    await database.write(prepare)
+    await Ledger(database).seal()
+    assert await breaches(database) == []
+
+    def tamper(conn: Connection) -> None:
+        names = ("events", "postings")
+        for name in names:
+            if conn.dialect.name == "postgresql":
+                conn.execute(text(f"ALTER TABLE {name} DISABLE TRIGGER USER"))
+            else:
+                conn.execute(text(f"DROP TRIGGER {name}_no_update"))
+                conn.execute(text(f"DROP TRIGGER {name}_no_delete"))
+        for statement in statements.split("; "):
+            conn.execute(text(statement))
+
+    await database.write(tamper)
+    assert any(sentence in said for said in await breaches(database))
+
+
+# Contributions and ledger must tell the same story.
+STORIES: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "merged and unpaid": ("merged", ("pending",), "not paid"),
+    "paid and rejected": ("rejected", ("pending", "earn"), "was kept"),
+    "accepted for nothing": ("accepted", (), "no credit was posted"),
+    "paid before it was judged": ("checking", ("pending",), "too early"),
+    "a different price": ("accepted", ("price",), "another price"),
+    "accepted": ("accepted", ("pending",), ""),
+    "merged": ("merged", ("pending", "earn"), ""),
+    "merged, then taken back": ("merged", ("pending", "earn", "reverse"), ""),
+    "set aside": ("rejected", ("pending", "void"), ""),
+    "refused at once": ("rejected", (), ""),
+    "an evaluation": ("accepted", ("pending", "earn"), ""),
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+async def test_contributions_and_credits_are_compared(database: Database, story: str) -> None:
+    state, steps, sentence = STORIES[story]
+
+    def write(conn: Connection) -> None:
+        number = add_contribution(conn, add_run(conn), MIA, state=state, price_micro=10)
+        row = conn.execute(select(contributions).where(contributions.c.id == number)).one()
+        one = Payment.of(row)  # type: ignore[arg-type]
+        values = {
+            "volunteer_id": MIA,
+            "contribution_id": number,
+            "run_id": one.run_id,
+            "amount_micro": 10,
+        }
+        for step in steps:
+            if step == "price":
+                ledger.post_pending(conn, **{**values, "amount_micro": 11}, now=1.0)  # type: ignore[arg-type]
+            elif step == "pending":
+                ledger.post_pending_many(conn, [one], 1.0)
+            elif step == "earn":
+                ledger.post_earned_many(conn, [one], 2.0)
+            elif step == "void":
+                ledger.post_void(conn, **values, now=2.0)  # type: ignore[arg-type]
+            else:
+                ledger.post_reversal(conn, one, "", 3.0)
+
+    await database.write(write)
+    found = await breaches(database)
+    assert found == [] if not sentence else any(sentence in said for said in found), found
+
+
+async def test_a_negative_balance_is_refused_by_the_table_too(database: Database) -> None:
+    await database.write(lambda conn: earn(conn, pay()))
+    with pytest.raises(DBAPIError):
+        await database.write(
+            lambda conn: conn.execute(
+                update(accounts).where(accounts.c.kind == "earned").values(balance_micro=-1)
+            )
+        )
+
+
+async def test_the_audit_log_notices_a_changed_line(database: Database) -> None:
+    def write(conn: Connection) -> None:
+        audit.append(conn, "organiser", "volunteer.ban", MIA, {"why": "x" * 10_000}, 1.0)
+        audit.append(conn, "organiser", "volunteer.unban", MIA, "mended", 2.0)
+
+    await database.write(write)
+    await Ledger(database).seal()
+    lines = await database.read(audit.entries)
+    assert [line.action for line in lines] == ["volunteer.unban", "volunteer.ban"]
+    assert len(lines[1].detail) <= audit.DETAIL_CHARS_MAX
+    assert await database.read(audit.check) == []
+
+    def tamper(conn: Connection) -> None:
+        off = "ALTER TABLE audit DISABLE TRIGGER USER"
+        postgresql = conn.dialect.name == "postgresql"
+        conn.execute(text(off if postgresql else "DROP TRIGGER audit_no_update"))
+        conn.execute(text("UPDATE audit SET actor = 'nobody' WHERE action = 'volunteer.ban'"))
+
+    await database.write(tamper)
+    assert "changed or removed" in (await database.read(audit.check))[0]
+
+
+async def test_postings_are_never_left_without_their_event(database: Database) -> None:
+    await database.write(lambda conn: earn(conn, pay(1), pay(2, 0)))
+    orphans = (
+        select(func.count())
+        .select_from(postings)
+        .where(postings.c.event_id.not_in(select(events.c.id)))
+    )
+    assert await database.read(lambda conn: conn.execute(orphans).scalar()) == 0

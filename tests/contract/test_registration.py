@@ -1,0 +1,273 @@
+"""Who may come in, and how often the same request may come; on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import Connection, select
+
+from coordinator import machines
+from coordinator.config import Settings
+from coordinator.store import volunteers as store
+from coordinator.store.database import Database
+from coordinator.store.tables import consents, metadata
+from coordinator.volunteers import LINK_S, Volunteers
+from shared.clock import VirtualClock
+from shared.errors import (
+    BadRequest,
+    Forbidden,
+    InvalidName,
+    NotFound,
+    Unauthorized,
+    UpgradeRequired,
+)
+from shared.protocol import Benchmark, BenchmarkRequest, Device, Hardware
+from tests.people import OTHER, SECRET, add_run, join, newcomer
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def people(database: Database, clock: VirtualClock) -> Volunteers:
+    return Volunteers(database, clock, Settings())
+
+
+async def test_a_newcomer_is_let_in_and_known(people: Volunteers) -> None:
+    request = newcomer("Mia", hardware=Hardware(hostname="desk", cores=4))
+    done = await people.register(request)
+    assert done.created
+    assert (done.volunteer_id, done.worker_id) == (request.volunteer_id, request.worker_id)
+    principal = await people.authenticate(request.worker_id, request.secret)
+    assert (principal.nickname, principal.trust) == ("Mia", 1.0)
+    me = await people.me(principal)
+    assert (me.state, me.earned_micro, me.rank) == ("active", 0, None)
+    assert [(w.hostname, w.state) for w in me.workers] == [("desk", "online")]
+
+
+async def test_a_lost_reply_costs_nothing(people: Volunteers, database: Database) -> None:
+    request = newcomer("Mia")
+    replies = [await people.register(request) for _ in range(3)]
+    assert [reply.created for reply in replies] == [True, False, False]
+    assert len({reply.volunteer_id for reply in replies}) == 1
+    renamed = msgspec.structs.replace(request, nickname="Somebody Else")
+    assert (await people.register(renamed)).nickname == "Mia"
+
+
+async def test_the_same_request_twenty_times_at_once_makes_one_account(people: Volunteers) -> None:
+    request = newcomer("Mia")
+    replies = await asyncio.gather(*(people.register(request) for _ in range(20)))
+    assert sum(reply.created for reply in replies) == 1
+    assert len(await people.list()) == 1
+
+
+async def test_one_name_wanted_by_twenty_at_once_goes_to_one(people: Volunteers) -> None:
+    requests = [newcomer(f"n{n}", nickname="Mia") for n in range(20)]
+    replies = await asyncio.gather(*map(people.register, requests), return_exceptions=True)
+    refused = [reply for reply in replies if isinstance(reply, InvalidName)]
+    assert len(refused) == 19
+    assert all("is free" in error.message for error in refused)
+
+
+async def test_another_secret_for_a_known_worker_is_refused(people: Volunteers) -> None:
+    await people.register(newcomer("Mia"))
+    with pytest.raises(Unauthorized, match="wrong secret"):
+        await people.register(newcomer("Mia", secret=OTHER))
+    with pytest.raises(Unauthorized, match="volunteer link"):  # a machine more, without a code
+        await people.register(newcomer("Mia", machine=2))
+
+
+async def test_a_lookalike_of_a_name_is_refused_with_a_free_one(people: Volunteers) -> None:
+    await people.register(newcomer("Mia"))
+    with pytest.raises(InvalidName, match='"M1A 2" is free'):
+        await people.register(newcomer("eve", nickname="M1A"))
+    await people.register(newcomer("eve", nickname="M1A 2"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"volunteer_id": "short"},
+        {"volunteer_id": "system"},
+        {"worker_id": "../../etc/passwd-------"},
+        {"worker_id": "w" * 65},
+        {"worker_id": "worker.with.dots.in.it"},
+        {"secret": "short"},
+        {"secret": "a" * 40},
+        {"secret": "x" * 300},
+        {"secret": "é" * 40},
+        {"accepts": ("run",) * 65},
+        {"code": "not a code!"},
+    ],
+)
+async def test_what_cannot_be_right_is_refused(people: Volunteers, change: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest):
+        await people.register(newcomer("Mia", **change))
+    assert await people.list() == ()
+
+
+async def test_too_old_a_client_is_told_how_to_upgrade(people: Volunteers) -> None:
+    with pytest.raises(UpgradeRequired, match="pipx upgrade"):
+        await people.register(newcomer("Mia", protocol=0))
+
+
+async def test_only_hashes_of_secrets_and_codes_are_stored(
+    people: Volunteers, database: Database
+) -> None:
+    (invite,) = await people.invites.create()
+    principal = await join(people, "Mia", code=invite.code)
+    link = await people.link_code(principal)
+
+    def dump(conn: Connection) -> str:
+        return repr([conn.execute(select(table)).all() for table in metadata.sorted_tables])
+
+    everything = await database.read(dump)
+    for secret in (SECRET, invite.code, link.code, link.code.replace("-", "")):
+        assert secret not in everything
+
+
+async def test_a_monstrous_hardware_report_is_cut_to_size(
+    people: Volunteers, database: Database
+) -> None:
+    device = Device(id="c" * 999, kind="cuda", name="\x1b[31mGPU\n" * 999, memory_bytes=1 << 200)
+    told = Hardware(hostname="h\x00\u202e" * 9999, cores=-5, devices=(device,) * 5000)
+    names = tuple(f"workload {n}" * 50 for n in range(5000))
+    principal = await join(people, "Mia", hardware=told, workloads=names, software="s" * 9999)
+    results = (Benchmark(device="cpu", fp32_flops=float("inf"), bf16_flops=-1.0,
+                         memory_bytes_per_s=1e300, step_flops=7.0),) * 5000  # fmt: skip
+    await people.set_benchmark(principal, BenchmarkRequest(benchmarks=results, hardware=told))
+    (row,) = await database.read(lambda conn: store.workers_of(conn, principal.volunteer_id))
+    assert sum(map(len, (row.hostname, row.hardware, row.benchmark, row.workloads))) < 20_000
+    assert "\\u001b" not in row.hardware
+    assert row.step_flops == 7.0
+    kept = msgspec.json.decode(row.hardware, type=Hardware)
+    assert (kept.cores, len(kept.devices)) == (0, machines.DEVICES_MAX)
+
+
+async def test_consent_records_the_licence_that_was_shown(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    await database.write(lambda conn: add_run(conn, "alpha", "CC-BY-4.0"))
+    await database.write(lambda conn: add_run(conn, "beta", "MIT"))
+    principal = await join(people, "Mia", accepts=("alpha", "alpha"))
+    await people.consent(principal, "beta")
+    await clock.advance(10)
+    await people.consent(principal, "beta")
+    rows = await database.read(
+        lambda conn: conn.execute(select(consents.c.licence, consents.c.given_at)).all()
+    )
+    start = clock.now() - 10
+    assert sorted(map(tuple, rows)) == [("CC-BY-4.0", start), ("MIT", start)]
+    with pytest.raises(NotFound, match="gamma"):
+        await people.register(newcomer("Bob", accepts=("gamma",)))
+
+
+# --- invites and links ---
+
+
+async def test_by_invitation_only(database: Database, clock: VirtualClock) -> None:
+    people = Volunteers(database, clock, Settings(invite_only=True))
+    with pytest.raises(Forbidden, match="by invitation only"):
+        await people.register(newcomer("Mia"))
+    (invite,) = await people.invites.create(uses=2)
+    await people.register(newcomer("Mia", code=invite.code.lower().replace("-", " ")))
+    await people.register(newcomer("Mia", code=invite.code))  # again: takes no second use
+    await people.register(newcomer("Bob", code=invite.code))
+    with pytest.raises(Forbidden, match="used already"):
+        await people.register(newcomer("Eve", code=invite.code))
+    await people.register(newcomer("Mia"))  # who is in needs no code
+    (info,) = await people.invites.list()
+    assert (info.state, info.joined) == ("used", ("Mia", "Bob"))
+
+
+async def test_one_invite_and_ten_who_want_it(people: Volunteers) -> None:
+    (invite,) = await people.invites.create()
+    requests = [newcomer(f"somebody{n}", code=invite.code) for n in range(10)]
+    replies = await asyncio.gather(*map(people.register, requests), return_exceptions=True)
+    assert sum(isinstance(reply, Forbidden) for reply in replies) == 9
+    assert len(await people.list()) == 1
+
+
+async def test_a_class_gets_one_invite_for_each_name(people: Volunteers) -> None:
+    made = await people.invites.create(["Mia Meyer", " Bob\tBaker ", "Mia Meyer"])
+    assert [invite.label for invite in made] == ["Mia Meyer", "Bob Baker", "Mia Meyer"]
+    assert len({invite.code for invite in made}) == 3
+    await people.register(newcomer("xy", nickname="", code=made[1].code))
+    assert [person.nickname for person in await people.list()] == ["Bob Baker"]
+    states = [(info.label, info.state) for info in await people.invites.list()]
+    assert states == [("Mia Meyer", "open"), ("Bob Baker", "used"), ("Mia Meyer", "open")]
+
+
+async def test_expired_withdrawn_and_unknown_invites_open_nothing(
+    people: Volunteers, clock: VirtualClock
+) -> None:
+    short, gone = await people.invites.create(count=2, expires_s=60)
+    assert (await people.invites.revoke(gone.id)).state == "withdrawn"
+    await clock.advance(60)
+    for code, sentence in (
+        (short.code, "expired"),
+        (gone.code, "withdrawn"),
+        ("7K3M", "not known"),
+    ):
+        with pytest.raises(Forbidden, match=sentence):
+            await people.register(newcomer("Mia", code=code))
+    with pytest.raises(NotFound, match="invite list"):
+        await people.invites.revoke(10**9)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"count": 0}, {"count": 1001}, {"uses": 0}, {"expires_s": 0.0}, {"expires_s": float("nan")},
+     {"names": ["Mia", "\x00"]}, {"names": ["x"] * 1001}],
+)  # fmt: skip
+async def test_senseless_invites_are_refused(people: Volunteers, wrong: dict[str, object]) -> None:
+    with pytest.raises(BadRequest):
+        await people.invites.create(**wrong)  # type: ignore[arg-type]
+
+
+async def test_a_link_code_adds_a_machine_to_the_account(
+    people: Volunteers, clock: VirtualClock
+) -> None:
+    mia = await join(people, "Mia")
+    link = await people.link_code(mia)
+    assert link.expires_at == clock.now() + LINK_S
+    assert len(link.code) == 9
+    request = newcomer("laptop", nickname="", code=link.code)  # its own idea of an account
+    done = await people.register(request)
+    assert (done.volunteer_id, done.nickname) == (mia.volunteer_id, "Mia")
+    assert (await people.register(request)).volunteer_id == mia.volunteer_id  # lost reply
+    laptop = await people.authenticate(request.worker_id, request.secret)
+    assert laptop.volunteer_id == mia.volunteer_id
+    assert len((await people.me(mia)).workers) == 2
+    with pytest.raises(Forbidden, match="used already"):
+        await people.register(newcomer("eve", code=link.code))
+
+
+async def test_a_link_code_lives_ten_minutes_and_one_at_a_time(
+    people: Volunteers, clock: VirtualClock
+) -> None:
+    mia = await join(people, "Mia")
+    first, second = await people.link_code(mia), await people.link_code(mia)
+    with pytest.raises(Forbidden, match="not known"):
+        await people.register(newcomer("eve", code=first.code))
+    await clock.advance(LINK_S)
+    with pytest.raises(Forbidden, match="expired"):
+        await people.register(newcomer("eve", code=second.code))
+
+
+async def test_a_lost_secret_is_replaced_and_the_old_ones_stop_working(people: Volunteers) -> None:
+    mia = await join(people, "Mia")
+    code = (await people.reissue("mia")).code
+    with pytest.raises(Unauthorized, match="withdrawn"):
+        await people.authenticate(mia.worker_id, SECRET)
+    with pytest.raises(Unauthorized, match="withdrawn"):
+        await people.register(newcomer("Mia"))
+    back = await join(people, "Mia", machine=2, code=code)
+    assert back.volunteer_id == mia.volunteer_id
+    with pytest.raises(Forbidden):
+        await people.register(newcomer("Mia", machine=3, code=code))

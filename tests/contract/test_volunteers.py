@@ -1,0 +1,230 @@
+"""Who is known, what the organiser may do, what is left of somebody who was forgotten; on both databases."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import Connection, select, text
+
+from coordinator import trust
+from coordinator.config import Settings
+from coordinator.ledger import Ledger
+from coordinator.store import ledger
+from coordinator.store import volunteers as store
+from coordinator.store.database import Database
+from coordinator.store.tables import codes, failures, metadata, volunteers, workers
+from coordinator.volunteers import CACHE_S, Volunteers
+from shared.clock import VirtualClock
+from shared.errors import (
+    Banned,
+    Forbidden,
+    InvalidName,
+    NotFound,
+    Unauthorized,
+)
+from shared.protocol import Device, Hardware, LeaveRequest
+from tests.people import OTHER, SECRET, add_contribution, add_run, add_task, join, newcomer
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def people(database: Database, clock: VirtualClock) -> Volunteers:
+    return Volunteers(database, clock, Settings())
+
+
+# --- who asks ---
+
+
+@pytest.mark.parametrize("secret", [OTHER, "", "x" * 100_000, "é" * 40, SECRET.upper()])
+async def test_a_wrong_secret_is_refused_before_and_after_a_right_one(
+    people: Volunteers, secret: str
+) -> None:
+    request = newcomer("Mia")
+    await people.register(request)
+    for _ in range(2):
+        with pytest.raises(Unauthorized):
+            await people.authenticate(request.worker_id, secret)
+        await people.authenticate(request.worker_id, SECRET)
+    with pytest.raises(Unauthorized):
+        await people.authenticate("worker-nobody-000000", SECRET)
+
+
+async def test_a_ban_works_at_once_and_is_lifted_at_once(people: Volunteers) -> None:
+    mia = await join(people, "Mia")
+    await people.ban("MIA")  # however it is written
+    with pytest.raises(Banned):
+        await people.authenticate(mia.worker_id, SECRET)
+    with pytest.raises(Banned):
+        await people.register(newcomer("Mia"))
+    await people.unban(mia.volunteer_id)
+    assert await people.authenticate(mia.worker_id, SECRET) == mia
+
+
+async def test_a_ban_from_another_process_works_within_a_second(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    mia = await join(people, "Mia")
+    await Volunteers(database, clock, Settings()).ban("Mia")
+    await clock.advance(CACHE_S)
+    with pytest.raises(Banned):
+        await people.authenticate(mia.worker_id, SECRET)
+    assert CACHE_S < 1.0
+
+
+async def test_a_banned_account_cannot_be_entered_by_an_old_link_code(people: Volunteers) -> None:
+    link = await people.link_code(await join(people, "Mia"))
+    await people.ban("Mia")
+    with pytest.raises(Banned):
+        await people.register(newcomer("eve", code=link.code))
+
+
+async def test_states_follow_what_was_heard(people: Volunteers, clock: VirtualClock) -> None:
+    mia = await join(people, "Mia")
+    await clock.advance(store.OFFLINE_S + 1)
+    assert [w.state for w in (await people.me(mia)).workers] == ["offline"]
+    await people.leave(mia)
+    assert [w.state for w in (await people.me(mia)).workers] == ["left"]
+    await people.authenticate(mia.worker_id, SECRET)  # back again: any request will do
+    assert [w.state for w in (await people.me(mia)).workers] == ["online"]
+
+
+async def test_a_machine_shows_the_task_it_holds(people: Volunteers, database: Database) -> None:
+    mia = await join(people, "Mia", hardware=Hardware(hostname="desk"))
+
+    def write(conn: Connection) -> int:
+        values = {"worker_id": mia.worker_id, "device": "cuda:0"}
+        return add_task(conn, add_run(conn), "doing", **values)
+
+    task = await database.write(write)
+    (info,) = (await people.me(mia)).workers
+    assert (info.hostname, info.device, info.task) == ("desk", "cuda:0", task)
+
+
+# --- the organiser ---
+
+
+async def test_renaming_keeps_the_rules(people: Volunteers) -> None:
+    await join(people, "Mia")
+    await join(people, "Bob")
+    assert await people.rename("Mia", " Mia  M ") == "Mia M"
+    assert await people.rename("Mia M", "MIA M") == "MIA M"  # one's own lookalike
+    with pytest.raises(InvalidName, match="is free"):
+        await people.rename("Mia M", "B0B")
+    with pytest.raises(NotFound, match="volunteer list"):
+        await people.ban("nobody")
+    assert (await people.show("mia m")).person.nickname == "MIA M"
+
+
+async def test_trust_and_streak_move_with_verdicts(people: Volunteers, database: Database) -> None:
+    mia = await join(people, "Mia")
+    volunteer, worker = mia.volunteer_id, mia.worker_id
+
+    def judge(conn: Connection) -> None:
+        store.set_trust(conn, volunteer, trust.rejected, worker)
+        for _ in range(3):
+            store.set_trust(conn, volunteer, trust.accepted, worker)
+        store.set_trust(conn, volunteer, trust.accepted)
+
+    await database.write(judge)
+    assert await database.read(lambda conn: store.trust_of(conn, volunteer)) == 0.94
+    (row,) = await database.read(lambda conn: store.workers_of(conn, volunteer))
+    assert row.streak == 3
+
+
+async def test_a_forgotten_volunteer_leaves_only_true_books(
+    people: Volunteers, database: Database
+) -> None:
+    (invite,) = await people.invites.create(["Mia Meyer, class 9b"])
+    told = Hardware(
+        hostname="mias-bedroom-pc",
+        devices=(Device(id="cpu", kind="cpu", name="Xy9", memory_bytes=1),),
+    )
+    mia = await join(people, "Mia", code=invite.code, hardware=told, software="mias-client")
+    bob = await join(people, "Bob")
+    await people.link_code(mia)
+
+    def write(conn: Connection) -> int:
+        run_id = add_run(conn)
+        for who in (mia, bob):
+            number = add_contribution(conn, run_id, who.volunteer_id, price_micro=50)
+            values = {"volunteer_id": who.volunteer_id, "contribution_id": number}
+            ledger.post_pending(conn, **values, run_id=run_id, amount_micro=50, now=1.0)  # type: ignore[arg-type]
+        task = add_task(conn, run_id)
+        conn.execute(failures.insert().values(task_id=task, attempt=1, worker_id=mia.worker_id,
+                     kind="failure", message="/home/mia/x", at=1.0))  # fmt: skip
+        return run_id
+
+    await database.write(write)
+    await people.consent(mia, "alpha")
+    name = await people.forget("Mia")
+    assert name.startswith("forgotten-")
+    assert await people.forget(mia.volunteer_id) == name  # once more changes nothing
+
+    def dump(conn: Connection) -> str:
+        return repr([conn.execute(select(table)).all() for table in metadata.sorted_tables]).lower()
+
+    everything = await database.read(dump)
+    for trace in ("mia meyer", "mias-bedroom", "xy9", "mias-client", "/home/mia", "'mia'"):
+        assert trace not in everything, trace
+    with pytest.raises(Unauthorized):
+        await people.authenticate(mia.worker_id, SECRET)
+    with pytest.raises(Unauthorized):
+        await people.register(newcomer("Mia"))
+    with pytest.raises(Forbidden):
+        await people.unban(mia.volunteer_id)
+    assert (await people.show(name)).person.pending_micro == 50
+    await Ledger(database).seal()
+    assert await Ledger(database).check() == ()
+    (await people.register(newcomer("mia-the-second", nickname="Mia")))  # the name is free again
+    left = select(codes.c.label, codes.c.kind)
+    assert [tuple(row) for row in await database.read(lambda c: c.execute(left).all())] == [
+        ("", "invite")
+    ]
+
+
+async def test_a_volunteer_may_ask_to_be_forgotten(people: Volunteers) -> None:
+    mia = await join(people, "Mia")
+    await people.leave(mia, LeaveRequest(forget=True))
+    assert [person.state for person in await people.list()] == ["forgotten"]
+    with pytest.raises(Unauthorized):
+        await people.authenticate(mia.worker_id, SECRET)
+
+
+async def test_what_the_organiser_did_is_on_record(people: Volunteers, database: Database) -> None:
+    mia = await join(people, "Mia")
+    await people.ban("Mia")
+    await people.unban("Mia")
+    await people.rename("Mia", "Maria")
+    await people.reissue("Maria")
+    await people.forget("Maria")
+    rows = await database.read(
+        lambda conn: conn.execute(
+            text("SELECT action, subject, detail FROM audit ORDER BY id")
+        ).all()
+    )
+    assert [row[0].split(".")[1] for row in rows] == [
+        "banned",
+        "active",
+        "rename",
+        "reissue",
+        "forget",
+    ]
+    assert {row[1] for row in rows} == {mia.volunteer_id}
+    assert not any("mia" in row[2].lower() or "maria" in row[2].lower() for row in rows)
+
+
+async def test_a_worker_row_is_never_shared(people: Volunteers, database: Database) -> None:
+    """Somebody who knows the id of another's machine gets nothing by registering with it."""
+    mia = await join(people, "Mia")
+    thief = newcomer("Eve", worker_id=mia.worker_id, secret=OTHER)
+    with pytest.raises(Unauthorized):
+        await people.register(thief)
+    count = select(workers.c.volunteer_id)
+    assert await database.read(lambda conn: conn.execute(count).scalars().all()) == [
+        mia.volunteer_id
+    ]
+    names = select(volunteers.c.nickname)
+    assert await database.read(lambda conn: conn.execute(names).scalars().all()) == ["Mia"]

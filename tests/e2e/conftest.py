@@ -1,0 +1,124 @@
+"""Real processes for the tests of this directory."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.app import Coordinator, opened
+from coordinator.config import Settings
+from shared.workloads.documents import Document
+from tests.house import RUN
+from tests.nursery import Child, Nursery
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    made = Nursery()
+    yield made
+    made.close()
+
+
+@dataclass
+class Site:
+    """A data directory, a port and a database, and whatever process serves them at the moment."""
+
+    nursery: Nursery
+    settings: dict[str, Any]
+    log: Path
+    children: list[Child] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.settings['port']}"
+
+    @property
+    def child(self) -> Child:
+        return self.children[-1]
+
+    async def serve(self, *faults: object) -> Child:
+        """A new coordinator process, which may not listen yet."""
+        self.children.append(await self.nursery.serve(self.settings, self.log, faults))
+        return self.child
+
+    async def listening(self, timeout_s: float = 60.0) -> None:
+        """Wait until somebody accepts connections."""
+        async with asyncio.timeout(timeout_s):
+            while self.child.alive:
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", self.settings["port"])
+                except OSError:
+                    await asyncio.sleep(0.005)
+                else:
+                    writer.close()
+                    return
+        raise AssertionError(f"the coordinator ended: {self.child.said()[-3000:]}")
+
+    async def stop(self) -> int:
+        """End the server as its organiser would."""
+        self.child.kill(15)
+        return await self.child.ended()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Coordinator]:
+        """The services, in this process."""
+        async with opened(Settings(**self.settings)) as coordinator:
+            yield coordinator
+
+    async def start_run(self, text: str = RUN) -> str:
+        """A tiny dataset and a running run on it; its name."""
+        from shared.workloads.text import build_text
+
+        documents = [Document(str(n), f"{n} plus {n} is {n + n};\n" * 40) for n in range(40)]
+        async with self.opened() as coordinator:
+            await coordinator.datasets.add(
+                lambda put: build_text("sums", documents, put, vocab_size=300, chunk_tokens=2048)
+            )
+            run = await coordinator.runs.create(text)
+            await coordinator.runs.start(run.name)
+        return run.name
+
+
+def free_port() -> int:
+    """Nobody's at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def twin(site: Site) -> Iterator[Site]:
+    """A second coordinator on the same database, files and keys."""
+    made = Site(site.nursery, site.settings | {"port": free_port()}, site.log)
+    yield made
+    for child in made.children:
+        child.kill()
+        child.death.result(30)
+
+
+@pytest.fixture
+def site(nursery: Nursery, tmp_path: Path, database_url: str) -> Iterator[Site]:
+    """A place for a coordinator, on each kind of database."""
+    quiet: dict[str, Any] = {"rate_ip": "off", "rate_worker": "off", "rate_register": "off"}
+    settings = quiet | {
+        "data_dir": str(tmp_path / "coordinator"),
+        "database": database_url,
+        "port": free_port(),
+        "space_floor_bytes": 0,
+        "log_level": "warning",
+        "merge_threads": 1,
+        "merge_lease_s": 0.5,
+        "eval_threads": 1,
+    }
+    made = Site(nursery, settings, tmp_path / "log")
+    yield made
+    for child in made.children:
+        child.kill()
+        child.death.result(30)

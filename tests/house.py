@@ -1,0 +1,217 @@
+"""A whole coordinator in this process, spoken to over ASGI, with a clock that stands still unless it is moved."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+import numpy as np
+
+from coordinator.app import Coordinator, create_app, opened
+from coordinator.config import Settings
+from coordinator.definition import definition
+from coordinator.store import runs
+from shared.clock import VirtualClock
+from shared.protocol import (
+    API,
+    BeginReply,
+    ClaimReply,
+    ErrorBody,
+    Lease,
+    RegisterReply,
+    SubmitRequest,
+    UploadInfo,
+    Verdict,
+)
+from shared.tensors.quantize import codec
+from shared.workloads.documents import Document
+
+T = TypeVar("T")
+
+RUN = """
+name = "tiny"
+workload = "gpt"
+dataset = "sums"
+[model]
+block_size = 8
+n_layer = 1
+n_head = 1
+n_embd = 8
+dropout = 0.0
+[task]
+local_steps = 2
+batch_size = 2
+min_steps = 1
+[plan]
+preset = "fedavg"
+quorum = 2
+codec = "float32"
+"""
+
+
+class House:
+    """A coordinator, its application, and clients of it."""
+
+    def __init__(self, coordinator: Coordinator, clock: VirtualClock) -> None:
+        self.coordinator = coordinator
+        self.clock = clock
+        self.transport = httpx.ASGITransport(
+            app=create_app(coordinator), raise_app_exceptions=False
+        )
+
+    def client(self, token: str = "") -> httpx.AsyncClient:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return httpx.AsyncClient(transport=self.transport, base_url="http://house", headers=headers)
+
+    @property
+    def admin(self) -> httpx.AsyncClient:
+        token = self.coordinator.settings.admin_token_file.read_text().strip()
+        return self.client(f"admin.{token}")
+
+    async def start_run(self, text: str = RUN) -> str:
+        """A tiny dataset and a running run on it; its name."""
+        from shared.workloads.text import build_text
+
+        documents = [Document(str(n), f"{n} plus {n} is {n + n};\n" * 40) for n in range(40)]
+        await self.coordinator.datasets.add(
+            lambda put: build_text("sums", documents, put, vocab_size=300, chunk_tokens=2048)
+        )
+        run = await self.coordinator.runs.create(text)
+        await self.coordinator.runs.start(run.name)
+        return run.name
+
+    async def join(self, name: str, **more: Any) -> Worker:
+        """A registered worker."""
+        worker = Worker(self, name)
+        reply = await worker.post("/workers/register", worker.registration(**more))
+        decode(reply, RegisterReply)
+        return worker
+
+
+class Worker:
+    """One volunteer's machine, as far as HTTP goes."""
+
+    def __init__(self, house: House, name: str) -> None:
+        self.house = house
+        self.name = name
+        self.volunteer_id = secrets.token_hex(16)
+        self.worker_id = secrets.token_hex(16)
+        self.secret = secrets.token_urlsafe(32)
+        self.http = house.client(f"{self.worker_id}.{self.secret}")
+
+    def registration(self, **more: Any) -> dict[str, Any]:
+        return {
+            "volunteer_id": self.volunteer_id,
+            "worker_id": self.worker_id,
+            "secret": self.secret,
+            "nickname": self.name,
+            "workloads": ["gpt"],
+        } | more
+
+    async def post(self, path: str, body: Any = None) -> httpx.Response:
+        content = b"" if body is None else msgspec.json.encode(body)
+        return await self.http.post(API + path, content=content)
+
+    async def get(self, path: str, **headers: str) -> httpx.Response:
+        return await self.http.get(API + path, headers=headers)
+
+    async def claim(self, wait_s: float = 0.0) -> Lease:
+        body = {"claim_id": secrets.token_hex(16), "wait_s": wait_s, "codecs": ["float32"]}
+        reply = decode(await self.post("/claims", body), ClaimReply)
+        assert reply.lease is not None, reply.idle
+        return reply.lease
+
+    async def begin(self, lease: Lease) -> BeginReply:
+        body = {"attempt": lease.attempt}
+        return decode(await self.post(f"/tasks/{lease.task}/begin", body), BeginReply)
+
+    async def update(self, run: str, seed: int = 0, scale: float = 1e-3) -> bytes:
+        """The bytes of an honest-looking update."""
+        row = await self.house.coordinator.db.read(lambda conn: runs.by_name(conn, run))
+        about = definition(row)
+        rng = np.random.default_rng(seed)
+        tensors = {
+            s.name: (rng.standard_normal(s.shape) * scale).astype(np.float32) for s in about.schema
+        }
+        path = self.house.coordinator.blobs.scratch() / f"made-{secrets.token_hex(4)}"
+        codec(about.plan.codec).encode(tensors, about.schema, path)
+        data = path.read_bytes()
+        path.unlink()
+        return data
+
+    async def announce(self, lease: Lease, data: bytes, **more: Any) -> httpx.Response:
+        body = {
+            "task": lease.task,
+            "attempt": lease.attempt,
+            "part": 0,
+            "tries": 0,
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "size": len(data),
+        } | more
+        return await self.post("/uploads", body)
+
+    async def put(self, upload_id: str, offset: int, data: Any) -> httpx.Response:
+        headers = {"Upload-Offset": str(offset)}
+        return await self.http.put(f"{API}/uploads/{upload_id}", content=data, headers=headers)
+
+    async def upload(self, lease: Lease, data: bytes) -> UploadInfo:
+        info = decode(await self.announce(lease, data), UploadInfo)
+        return decode(await self.put(info.upload_id, info.offset, data[info.offset :]), UploadInfo)
+
+    def submission(self, lease: Lease, begun: BeginReply, data: bytes) -> SubmitRequest:
+        return SubmitRequest(
+            attempt=lease.attempt,
+            base_version=begun.version,
+            codec=lease.grant.codec,
+            sha256=hashlib.sha256(data).hexdigest(),
+            size=len(data),
+            steps=lease.job.steps,
+            samples=lease.job.stop - lease.job.start,
+            loss_first=5.0,
+            loss_last=4.9,
+            train_s=1.0,
+        )
+
+    async def work(self, seed: int = 0) -> Verdict:
+        """A whole task: claim, begin, upload, submit."""
+        lease = await self.claim()
+        begun = await self.begin(lease)
+        data = await self.update(lease.job.run, seed)
+        await self.upload(lease, data)
+        reply = await self.post(f"/tasks/{lease.task}/submit", self.submission(lease, begun, data))
+        return decode(reply, Verdict)
+
+
+def decode(response: httpx.Response, kind: type[T]) -> T:
+    """The struct in a good response."""
+    assert response.status_code < 300, response.text
+    return msgspec.json.decode(response.content, type=kind)
+
+
+def refused(response: httpx.Response, status: int) -> ErrorBody:
+    """The error in a refusal, which must have this status."""
+    assert response.status_code == status, response.text
+    body = msgspec.json.decode(response.content, type=ErrorBody)
+    assert body.request_id
+    assert body.message
+    return body
+
+
+@asynccontextmanager
+async def house(path: Path, **settings: Any) -> AsyncIterator[House]:
+    """A coordinator in a directory of its own."""
+    clock = VirtualClock()
+    quiet: dict[str, Any] = {
+        "space_floor_bytes": 0,
+        "rate_ip": "",
+        "rate_worker": "",
+        "rate_register": "",
+    }
+    async with opened(Settings(data_dir=str(path), **(quiet | settings)), clock) as coordinator:
+        yield House(coordinator, clock)

@@ -1,0 +1,293 @@
+"""Volunteers over real sockets that hand in numbers instead of training, and remember every answer.
+
+They never give up on a request: what was asked is asked again with the same ids until there is an answer, whatever happens
+to the coordinator meanwhile. What they were told is the evidence that `losses` holds against the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+import numpy as np
+
+from coordinator.app import Coordinator
+from coordinator.store import tables
+from shared.protocol import (
+    API,
+    BeginReply,
+    ClaimReply,
+    Lease,
+    Me,
+    RegisterReply,
+    SubmitRequest,
+    UploadInfo,
+    Verdict,
+)
+from shared.tensors.quantize import codec
+from shared.tensors.spec import Schema
+
+T = TypeVar("T")
+
+AGAIN_S = 0.01  # before the next try while nobody listens
+ANSWER_S = 120.0  # no coordinator may be away for longer
+GOOD = ("accepted", "merged", "superseded")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """From the answer to a claim to the request that ends the lease: nobody else may hold the task in between."""
+
+    task: int
+    attempt: int
+    worker: str
+    since: int
+    until: int
+
+
+@dataclass
+class Diary:
+    """What all volunteers were told, in one order."""
+
+    tick: int = 0
+    answers: int = 0
+    leases: list[Held] = field(default_factory=list)
+    verdicts: list[tuple[Numbers, Verdict]] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def now(self) -> int:
+        self.tick += 1
+        return self.tick
+
+    async def more(self, count: int) -> None:
+        """Wait for so many more answers."""
+        until = self.answers + count
+        async with asyncio.timeout(ANSWER_S):
+            while self.answers < until:
+                self.answered.clear()
+                await self.answered.wait()
+
+    async def judged(self, count: int) -> None:
+        """Wait for so many more verdicts."""
+        until = len(self.verdicts) + count
+        async with asyncio.timeout(ANSWER_S):
+            while len(self.verdicts) < until:
+                await self.more(1)
+
+
+class Numbers:
+    """One volunteer's machine that makes up its updates, the same ones for the same task and attempt."""
+
+    def __init__(self, url: str, name: str, schema: Schema, diary: Diary, scratch: Path) -> None:
+        self.name = name
+        self.diary = diary
+        self.stopping = False
+        self._rng = random.Random(name)
+        self._schema = schema
+        self._scratch = scratch
+        self._ids = 0
+        self.volunteer_id, self.worker_id = self._id(), self._id()
+        self._secret = self._id() + self._id()
+        token = f"Bearer {self.worker_id}.{self._secret}"
+        self.http = httpx.AsyncClient(
+            base_url=url + API, headers={"Authorization": token}, timeout=ANSWER_S
+        )
+
+    def _id(self) -> str:
+        return f"{self._rng.getrandbits(128):032x}"
+
+    async def ask(self, method: str, path: str, kind: type[T], **content: Any) -> T | None:
+        """The answer to a request, sent until there is one. None when it was refused, which goes into the diary."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + ANSWER_S
+        while (reply := await self._try(method, path, **content)) is None:
+            assert loop.time() < until, f"{method} {path} had no answer"
+            await asyncio.sleep(AGAIN_S)
+        self.diary.answers += 1
+        self.diary.answered.set()
+        if reply.status_code >= 400:
+            self.diary.refusals.append(f"{method} {path}: {reply.status_code} {reply.text}")
+            return None
+        return msgspec.json.decode(reply.content, type=kind) if reply.content else None
+
+    async def _try(self, method: str, path: str, **content: Any) -> httpx.Response | None:
+        """None while the coordinator is away, or says so itself."""
+        try:
+            reply = await self.http.request(method, path, **content)
+        except httpx.TransportError:
+            return None
+        return reply if reply.status_code != 503 else None
+
+    async def post(self, path: str, kind: type[T], body: Any) -> T | None:
+        return await self.ask("POST", path, kind, content=msgspec.json.encode(body))
+
+    async def join(self) -> None:
+        """Register."""
+        body = {
+            "volunteer_id": self.volunteer_id,
+            "worker_id": self.worker_id,
+            "secret": self._secret,
+            "nickname": self.name,
+            "workloads": ["gpt"],
+        }
+        assert await self.post("/workers/register", RegisterReply, body)
+
+    async def work(self) -> None:
+        """Task after task until `stopping`."""
+        while not self.stopping:
+            lease = await self._claim()
+            if lease is None:
+                continue
+            since, dice = self.diary.now(), self._rng.random()
+            path = f"/tasks/{lease.task}"
+            begun = await self.post(f"{path}/begin", BeginReply, {"attempt": lease.attempt})
+            if begun is None:
+                continue
+            if dice < 0.1:
+                self._let_go(lease, since)
+                await self.post(f"{path}/release", type(None), {"attempt": lease.attempt})
+                continue
+            data = self._update(lease, broken=dice > 0.95)
+            if not await self._upload(lease, data):
+                continue
+            self._let_go(lease, since)
+            verdict = await self.post(f"{path}/submit", Verdict, submission(lease, begun, data))
+            if verdict is not None:
+                self.diary.verdicts.append((self, verdict))
+                self.diary.answered.set()
+
+    def _let_go(self, lease: Lease, since: int) -> None:
+        """Before the request is sent: from then on the coordinator may give the task to somebody else."""
+        ended = self.diary.now()
+        self.diary.leases.append(
+            Held(
+                task=lease.task,
+                attempt=lease.attempt,
+                worker=self.name,
+                since=since,
+                until=ended,
+            )
+        )
+
+    async def _claim(self) -> Lease | None:
+        body = {"claim_id": self._id(), "wait_s": 1.0, "codecs": ["float32"]}
+        reply = await self.post("/claims", ClaimReply, body)
+        return None if reply is None else reply.lease
+
+    def _update(self, lease: Lease, broken: bool = False) -> bytes:
+        rng = np.random.default_rng((lease.task, lease.attempt))
+        tensors = {
+            s.name: (rng.standard_normal(s.shape) * 1e-3).astype(np.float32) for s in self._schema
+        }
+        path = self._scratch / self.worker_id
+        codec("float32").encode(tensors, self._schema, path)
+        data = path.read_bytes()
+        return data[:-4] + np.float32(np.nan).tobytes() if broken else data
+
+    async def _upload(self, lease: Lease, data: bytes) -> bool:
+        body = {
+            "task": lease.task,
+            "attempt": lease.attempt,
+            "part": 0,
+            "tries": 0,
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "size": len(data),
+        }
+        info = await self.post("/uploads", UploadInfo, body)
+        while info is not None and not info.complete:
+            info = await self._put(info, data, body)
+        return info is not None
+
+    async def _put(self, info: UploadInfo, data: bytes, body: Any) -> UploadInfo | None:
+        """In two pieces, the second one after an answer to the first; where a piece is lost the server says where it is."""
+        piece = data[info.offset :][: len(data) // 2 + 1]
+        headers = {"Upload-Offset": str(info.offset)}
+        try:
+            reply = await self.http.put(
+                f"/uploads/{info.upload_id}", content=piece, headers=headers
+            )
+        except httpx.TransportError:
+            return await self.post("/uploads", UploadInfo, body)
+        if reply.status_code in (409, 503):
+            return await self.post("/uploads", UploadInfo, body)
+        assert reply.status_code == 200, reply.text
+        return msgspec.json.decode(reply.content, type=UploadInfo)
+
+    async def me(self) -> Me:
+        found = await self.ask("GET", "/workers/me", Me)
+        assert found is not None
+        return found
+
+
+def submission(lease: Lease, begun: BeginReply, data: bytes) -> SubmitRequest:
+    """What is said of an update."""
+    return SubmitRequest(
+        attempt=lease.attempt,
+        base_version=begun.version,
+        codec=lease.grant.codec,
+        sha256=hashlib.sha256(data).hexdigest(),
+        size=len(data),
+        steps=lease.job.steps,
+        samples=lease.job.stop - lease.job.start,
+        loss_first=5.0,
+        loss_last=4.9,
+        train_s=0.1,
+    )
+
+
+def overlaps(leases: Sequence[Held]) -> list[str]:
+    """Tasks that two held at one time, or one attempt that two were given."""
+    found, by_task = [], defaultdict(list)
+    for held in leases:
+        by_task[held.task].append(held)
+    for task, several in by_task.items():
+        several.sort(key=lambda held: held.since)
+        for one, other in itertools.pairwise(several):
+            if other.since < one.until or other.attempt <= one.attempt:
+                found.append(f"task {task}: {one} and {other}")
+    return found
+
+
+async def losses(
+    coordinator: Coordinator, diary: Diary, volunteers: Sequence[Numbers]
+) -> list[str]:
+    """What the volunteers were told and is not so any more, and every invariant that does not hold."""
+    rows = await coordinator.db.read(
+        lambda conn: list(conn.execute(tables.contributions.select()).mappings())
+    )
+    by_id = {row["id"]: row for row in rows}
+    found = overlaps(diary.leases) + diary.refusals
+    for who, verdict in diary.verdicts:
+        row = by_id.get(verdict.contribution)
+        if row is None:
+            found.append(f"{who.name}'s contribution {verdict.contribution} is lost")
+        elif verdict.state in GOOD and row["state"] not in GOOD:
+            found.append(f"contribution {row['id']} was {verdict.state} and is {row['state']}")
+        elif verdict.state == "rejected" and (row["state"], row["reason"]) != (
+            "rejected",
+            verdict.reason,
+        ):
+            found.append(f"contribution {row['id']} was rejected and is {row['state']}")
+    told = [verdict.contribution for _, verdict in diary.verdicts]
+    if len(set(told)) != len(told):
+        found.append("two results got one contribution")
+    found += [f"{row['id']} hangs in checking" for row in rows if row["state"] == "checking"]
+    for who in volunteers:
+        mine = [row for row in rows if row["volunteer_id"] == who.volunteer_id]
+        worth = sum(row["price_micro"] for row in mine if row["state"] in GOOD)
+        balances = await coordinator.ledger.balances(who.volunteer_id)
+        if balances.pending_micro + balances.earned_micro != worth:
+            found.append(f"{who.name} has {balances}, for work worth {worth}")
+    found += await coordinator.check_ledger()
+    found += (await coordinator.checks.run()).breaches
+    return found

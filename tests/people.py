@@ -1,0 +1,150 @@
+"""Rows that tests about people and money stand on: a run, machines, contributions in whatever state."""
+
+from __future__ import annotations
+
+import itertools
+
+from sqlalchemy import Connection, insert, select
+
+from coordinator import runfile
+from coordinator.store import ledger
+from coordinator.store.database import Database
+from coordinator.store.ledger import Payment
+from coordinator.store.tables import contributions, runs, tasks, workers
+from coordinator.volunteers import Principal, Volunteers
+from shared.protocol import RegisterRequest
+
+OTHER = "another-" + "0123456789abcdef" * 2  # the secret of somebody else
+SECRET = "s3cret-" + "0123456789abcdef" * 2
+_numbers = itertools.count(1)
+
+
+def newcomer(name: str, machine: int = 1, **other: object) -> RegisterRequest:
+    """What a client sends first; the same name and machine give the same ids."""
+    values: dict[str, object] = {
+        "volunteer_id": f"volunteer-{name.lower():_<16.16}",
+        "worker_id": f"worker-{name.lower():_<16.16}-{machine}",
+        "secret": SECRET,
+        "nickname": name,
+    }
+    return RegisterRequest(**{**values, **other})  # type: ignore[arg-type]
+
+
+def add_run(conn: Connection, name: str = "alpha", licence: str = "CC0-1.0") -> int:
+    """A running run of an empty model."""
+    file = runfile.from_table({"name": name, "workload": "gpt", "licence": licence})
+    numbers = dict.fromkeys(("seed", "global_step", "tokens", "parameters", "pass_no"), 0)
+    numbers |= dict.fromkeys(("pass_seed", "cursor", "samples_total", "sample_size"), 0)
+    row = insert(runs).values(
+        name=name,
+        state="running",
+        file=runfile.encode(file),
+        workload="gpt",
+        workload_version=1,
+        head=0,
+        samples_per_chunk="[]",
+        step_flops=1.0,
+        price_micro=1,
+        weight=1.0,
+        created_at=0.0,
+        **numbers,
+    )
+    return int(conn.execute(row.returning(runs.c.id)).scalar_one())
+
+
+def add_machine(conn: Connection, volunteer_id: str) -> str:
+    """The first machine of an account."""
+    query = select(workers.c.id).where(workers.c.volunteer_id == volunteer_id).limit(1)
+    return str(conn.execute(query).scalar_one())
+
+
+def add_task(conn: Connection, run_id: int, state: str = "done", **other: object) -> int:
+    """A task of ten steps."""
+    values: dict[str, object] = {
+        "run_id": run_id,
+        "kind": "train",
+        "pass_no": 0,
+        "start": 0,
+        "stop": 10,
+        "seed": 0,
+        "steps": 10,
+        "batch_size": 1,
+        "price_micro": 10,
+        "state": state,
+        "attempt": 1,
+        "device": "cpu",
+        "returned": False,
+        "failures": 0,
+        "timeouts": 0,
+        "created_at": 0.0,
+        "options": "{}",
+        **other,
+    }
+    return int(conn.execute(insert(tasks).values(**values).returning(tasks.c.id)).scalar_one())
+
+
+def add_contribution(
+    conn: Connection,
+    run_id: int,
+    volunteer_id: str,
+    state: str = "accepted",
+    price_micro: int = 10,
+    **other: object,
+) -> int:
+    """A contribution to a task of its own, decided when it came."""
+    number = next(_numbers)
+    values: dict[str, object] = {
+        "run_id": run_id,
+        "task_id": add_task(conn, run_id),
+        "attempt": 1,
+        "part": 0,
+        "tries": 0,
+        "worker_id": "worker-of-" + volunteer_id[-20:],
+        "volunteer_id": volunteer_id,
+        "digest": f"{number:064x}",
+        "kind": "delta",
+        "codec": "float32",
+        "sha256": f"{number:064x}",
+        "size": 1,
+        "base_version": 0,
+        "steps": 10,
+        "samples": 10,
+        "price_micro": price_micro,
+        "train_s": 2.5,
+        "clip": 1.0,
+        "state": state,
+        "reason": "",
+        "message": "",
+        "report": "{}",
+        "received_at": 0.0,
+        "decided_at": 0.0,
+        **other,
+    }
+    row = insert(contributions).values(**values).returning(contributions.c.id)
+    return int(conn.execute(row).scalar_one())
+
+
+async def join(people: Volunteers, name: str, machine: int = 1, **other: object) -> Principal:
+    """Register and authenticate."""
+    request = newcomer(name, machine, **other)
+    await people.register(request)
+    return await people.authenticate(request.worker_id, request.secret)
+
+
+# --- money ---
+
+
+def pay(number: int = 1, amount: int = 100, who: str = "volunteer-mia-000001") -> Payment:
+    """What a contribution is worth."""
+    return Payment(volunteer_id=who, contribution_id=number, run_id=1, amount_micro=amount)
+
+
+def earn(conn: Connection, *rows: Payment) -> None:
+    """Accepted and merged."""
+    ledger.post_pending_many(conn, rows, 1.0)
+    ledger.post_earned_many(conn, rows, 2.0)
+
+
+async def breaches(db: Database) -> list[str]:
+    """What the check of the ledger finds."""
+    return await db.read(ledger.check_ledger)

@@ -1,0 +1,191 @@
+"""Runs, volunteers and workers put straight into a database, for tests of what happens to their tasks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, insert, update
+
+from coordinator import runfile
+from coordinator.config import Settings
+from coordinator.queue import Queue
+from coordinator.signals import Signals
+from coordinator.store import contributions, passes, tables
+from coordinator.store.database import Database
+from coordinator.store.tasks import TaskRow
+from coordinator.volunteers import Principal
+from shared.clock import Clock
+from shared.protocol import ClaimReply, ClaimRequest
+
+WORKLOAD = "gpt"
+_numbers = itertools.count(1)
+
+
+def add_version(conn: Connection, run_id: int, version: int, global_step: int = 0) -> None:
+    """A version without files, and the head moved to it."""
+    conn.execute(
+        insert(tables.versions).values(
+            run_id=run_id,
+            version=version,
+            kind="merge" if version else "initial",
+            parent=version - 1 if version else None,
+            master_sha256="0" * 64,
+            published_sha256="0" * 64,
+            size=1,
+            state_sha256=None,
+            manifest="{}",
+            signature="",
+            contributions="[]",
+            global_step=global_step,
+            tokens=0,
+            update_norm=None,
+            merge_s=0.0,
+            created_at=0.0,
+        )
+    )
+    moved = update(tables.runs).where(tables.runs.c.id == run_id)
+    conn.execute(moved.values(head=version, global_step=global_step))
+
+
+def add_run(
+    conn: Connection,
+    name: str = "run",
+    *,
+    counts: tuple[int, ...] = (64,),
+    seed: int = 7,
+    step_flops: float = 1e9,
+    parameters: int = 1000,
+    state: str = "running",
+    **table: Any,
+) -> int:
+    """A run with version 0 and its first pass open; `table` is the rest of its file."""
+    file = runfile.from_table({"name": name, "workload": WORKLOAD, **table})
+    row = {
+        "name": name,
+        "state": state,
+        "file": runfile.encode(file),
+        "workload": WORKLOAD,
+        "workload_version": 1,
+        "dataset_id": None,
+        "seed": seed,
+        "head": -1,
+        "best": None,
+        "global_step": 0,
+        "tokens": 0,
+        "parameters": parameters,
+        "samples_total": sum(counts),
+        "samples_per_chunk": msgspec.json.encode(counts).decode(),
+        "sample_size": 1,
+        "pass_no": 0,
+        "pass_seed": 0,
+        "cursor": 0,
+        "step_flops": step_flops,
+        "price_micro": 1000,
+        "weight": file.weight,
+        "created_at": 0.0,
+    }
+    run_id = int(
+        conn.execute(insert(tables.runs).values(**row).returning(tables.runs.c.id)).scalar_one()
+    )
+    add_version(conn, run_id, 0)
+    passes.open_pass(conn, run_id, 0.0)
+    return run_id
+
+
+def add_worker(
+    conn: Connection,
+    volunteer: str | None = None,
+    *,
+    step_flops: float = 0.0,
+    workloads: tuple[str, ...] = (WORKLOAD,),
+) -> Principal:
+    """A worker, of a new volunteer unless one is named."""
+    number = next(_numbers)
+    name = volunteer or f"volunteer-{number}"
+    if (
+        volunteer is None
+        or not conn.execute(
+            tables.volunteers.select().where(tables.volunteers.c.id == volunteer)
+        ).first()
+    ):
+        person = {
+            "id": name,
+            "nickname": name,
+            "nickname_key": name,
+            "state": "active",
+            "public": True,
+        }
+        conn.execute(insert(tables.volunteers).values(**person, trust=1.0, created_at=0.0))
+    machine = {"id": f"worker-{number}", "volunteer_id": name, "secret_hash": "", "hostname": ""}
+    machine |= {"hardware": "{}", "benchmark": "[]", "software": "", "state": "online"}
+    conn.execute(
+        insert(tables.workers).values(
+            **machine,
+            step_flops=step_flops,
+            protocol=1,
+            workloads=msgspec.json.encode(workloads).decode(),
+            last_seen_at=0.0,
+            created_at=0.0,
+        )
+    )
+    return Principal(volunteer_id=name, worker_id=f"worker-{number}", nickname=name, trust=1.0)
+
+
+def add_contribution(conn: Connection, task: TaskRow) -> int:
+    """What the intake stores when a task is handed in: it waits for its verdict."""
+    row = contributions.add(
+        conn,
+        {
+            "run_id": task.run_id,
+            "task_id": task.id,
+            "attempt": task.attempt,
+            "part": 0,
+            "tries": 0,
+            "worker_id": task.worker_id,
+            "volunteer_id": task.volunteer_id,
+            "digest": f"digest-{next(_numbers)}",
+            "kind": "delta",
+            "codec": "int8",
+            "sha256": "0" * 64,
+            "size": 1,
+            "base_version": task.base_version,
+            "steps": task.steps,
+            "samples": task.stop - task.start,
+            "price_micro": task.price_micro,
+            "loss_first": None,
+            "loss_last": None,
+            "train_s": 0.0,
+            "norm": None,
+            "clip": 1.0,
+            "weight": None,
+            "state": "checking",
+            "reason": "",
+            "message": "",
+            "version": None,
+            "report": "{}",
+            "received_at": 0.0,
+            "decided_at": None,
+            "merged_at": None,
+        },
+    )
+    return row.id
+
+
+def queue_of(db: Database, clock: Clock, leases_max: int = 64) -> Queue:
+    """A queue of its own on a database."""
+    return Queue(db, clock, Signals(clock), Settings(max_volunteer_leases=leases_max))
+
+
+async def claim(queue: Queue, who: Principal, claim_id: str = "", **request: Any) -> ClaimReply:
+    """One claim that does not wait, unless it says so."""
+    asked = ClaimRequest(
+        **{
+            "claim_id": claim_id or f"claim-{next(_numbers)}",
+            "codecs": ("float32", "bf16", "int8"),
+            "wait_s": 0.0,
+            **request,
+        }
+    )
+    return await queue.claim(who, asked)

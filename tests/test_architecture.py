@@ -1,0 +1,304 @@
+"""The house as a failing test: who may import whom, how big things may grow, what may never appear.
+
+DESIGN's section "The house" in words is pyproject.toml's `[tool.importlinter]` in rules; both are
+checked here, and again by reading the syntax trees, which also see what only runs inside functions.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sources import PACKAGES, ROOT, imports, loaded_by, modules, tree, within
+
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+# Modules that the design names. A missing one fails by name.
+HOUSE = {
+    "shared": "protocol errors signing clock links tensors.spec tensors.frame tensors.quantize"
+    " tensors.update workloads.base workloads.gpt workloads.text workloads.order",
+    "coordinator": "cli config app server commands limits openapi tls backup demo queue signals intake"
+    " validation merger evaluation ledger trust datasets runs volunteers upkeep uploads blobs runfile"
+    " merge.aggregate merge.optimizer merge.plan merge.shards store.database store.tables routes",
+    "volunteer": "cli config profile client agent control trainer device cache outbox events headless"
+    " service tui",
+}
+
+# package -> the only places that may import it
+GATES = {
+    "textual": ("volunteer.tui",),
+    "sqlalchemy": ("coordinator.store",),
+    "alembic": ("coordinator.store",),
+    "starlette": ("coordinator.app", "coordinator.routes", "coordinator.dashboard"),
+    "httpx": ("volunteer.client",),
+    "platformdirs": ("volunteer.config", "coordinator.config"),
+}
+
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+# What is too big today, with its size: it may only shrink, and leaves the list when it fits.
+TOO_BIG: dict[str, int] = {
+    "coordinator.store.tables": 429  # one flat declaration: splitting it would hide what refers to what
+}
+
+# Modules that read objects out of bytes, or code out of text.
+FORBIDDEN_MODULES = (
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "shelve",
+    "marshal",
+)
+FORBIDDEN_CALLS = ("eval", "exec", "compile", "__import__")
+FORBIDDEN_ATTRIBUTES = (
+    "torch.load",
+    "torch.save",
+    "torch.hub",
+    "torch.jit.load",
+    "os.system",
+    "os.popen",
+)
+
+
+CONTRACTS = {c["id"]: c for c in PROJECT["tool"]["importlinter"]["contracts"]}
+
+# A module that no layer names stands beside this one.
+BESIDE = {"coordinator": "queue", "volunteer": "client"}
+
+
+# ------------------------------------------------------------------------------- who imports whom
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_module_of_the_design_exists(package: str) -> None:
+    missing = [name for name in HOUSE[package].split() if f"{package}.{name}" not in modules()]
+    assert not missing, f"{package} still lacks: {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_import_rule_is_kept(contract: str) -> None:
+    command = ["-c", "from importlinter.cli import lint_imports_command as c; c()"]
+    result = subprocess.run(
+        [sys.executable, *command, "--contract", contract, "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    said = result.stdout.rpartition("Broken contracts")[2] + result.stderr
+    assert result.returncode == 0, said[-4000:]
+
+
+@pytest.mark.parametrize("package", BESIDE)
+def test_layers_hold_for_modules_that_are_not_named_in_them(package: str) -> None:
+    layers = [re.findall(r"\w+", layer) for layer in CONTRACTS[package]["layers"]]
+    depth = {name: number for number, layer in enumerate(layers) for name in layer}
+    usual = depth[BESIDE[package]]
+    wrong = []
+    for found in imports():
+        if not (within(found.importer, package) and within(found.imported, package)):
+            continue
+        importer, imported = (f"{m}..".split(".")[1] for m in (found.importer, found.imported))
+        upwards = depth.get(importer, usual) > depth.get(imported, usual)
+        if importer and imported and found.when != "typing" and upwards:
+            wrong.append(str(found))
+    assert not wrong, "these import upwards:\n" + "\n".join(wrong)
+
+
+def test_neither_side_knows_the_other_even_in_type_annotations() -> None:
+    wrong = [
+        str(found)
+        for found in imports()
+        for package in PACKAGES
+        if within(found.imported, package)
+        and not within(found.importer, package)
+        and package != "shared"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", GATES)
+def test_gate(package: str) -> None:
+    wrong = [
+        str(found)
+        for found in imports()
+        if within(found.imported, package)
+        and found.when != "typing"
+        and not within(found.importer, *GATES[package])
+    ]
+    assert not wrong, f"only {' and '.join(GATES[package])} may import {package}:\n" + "\n".join(
+        wrong
+    )
+
+
+def test_no_import_cycle() -> None:
+    graph: dict[str, set[str]] = {module: set() for module in modules()}
+    for found in imports():
+        if found.when != "typing" and found.imported in graph and found.imported != found.importer:
+            graph[found.importer].add(found.imported)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail("import cycle: " + " <- ".join(error.args[1]))
+
+
+# -------------------------------------------------------------------- what starting up may cost
+
+
+def _loaded(*arguments: str) -> set[str]:
+    """Names of all modules that a fresh Python has imported when it ends, however it ends."""
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", *arguments],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    said = [line for line in result.stderr.splitlines() if not line.startswith("import time:")]
+    assert result.returncode == 0, result.stdout[-1000:] + "\n".join(said[-30:])
+    return set(re.findall(r"^import time:.*\|\s*(\S+)$", result.stderr, re.MULTILINE))
+
+
+LIGHT = {
+    "volunteer.cli": ("torch", "textual", "sqlalchemy"),
+    "coordinator.cli": ("torch", "textual", "sqlalchemy.ext.asyncio", "uvicorn"),
+    "volunteer.headless": ("torch", "textual"),
+    "volunteer.control": ("torch", "textual"),
+    "volunteer.agent": ("torch", "textual"),
+    "volunteer.tui": ("torch",),
+    "shared.protocol": ("torch", "numpy"),
+    "shared.workloads.base": ("torch",),
+}
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_importing_is_light(module: str) -> None:
+    heavy = _loaded("-c", f"import {module}") & set(LIGHT[module])
+    assert not heavy, f"importing {module} loads {', '.join(sorted(heavy))}"
+
+
+@pytest.mark.parametrize("program", ["volunteer", "coordinator"])
+def test_help_loads_neither_torch_nor_textual(program: str) -> None:
+    start = (
+        f"import sys; sys.argv = ['{program}', '--help']; from {program}.cli import main; main()"
+    )
+    assert not _loaded("-c", start) & {"torch", "textual", "sqlalchemy.ext.asyncio"}
+
+
+@pytest.mark.parametrize("module", ["volunteer.cli", "coordinator.cli"])
+def test_no_command_line_reaches_torch_at_import(module: str) -> None:
+    assert module in modules(), f"{module} is missing"
+    assert not loaded_by(module) & {"torch", "textual"}
+
+
+# ------------------------------------------------------------------------------------------ size
+
+
+def _sizes() -> dict[str, int]:
+    """Lines of every file and function that is over its limit."""
+    over = {}
+    for name, path in modules().items():
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > FILE_LINES_MAX:
+            over[name] = lines
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > FUNCTION_LINES_MAX:
+                    over[f"{name}:{node.name}"] = length
+    return over
+
+
+def test_files_and_functions_stay_small() -> None:
+    grown = {name: size for name, size in _sizes().items() if size > TOO_BIG.get(name, 0)}
+    assert not grown, (
+        f"split these (limits {FILE_LINES_MAX} and {FUNCTION_LINES_MAX} lines): {grown}"
+    )
+
+
+def test_the_list_of_what_is_too_big_only_shrinks() -> None:
+    now = _sizes()
+    smaller = {name: now.get(name, 0) for name, size in TOO_BIG.items() if now.get(name, 0) < size}
+    assert not smaller, f"lower or remove these in TOO_BIG: {smaller}"
+    assert len(TOO_BIG) <= 5
+
+
+# --------------------------------------------------------------------------- what may never appear
+
+
+def _forbidden(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found += [(node.lineno, name) for name in names if within(name, *FORBIDDEN_MODULES)]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in FORBIDDEN_CALLS:
+                found.append((node.lineno, f"{node.func.id}("))
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in FORBIDDEN_ATTRIBUTES:
+            found.append((node.lineno, ast.unparse(node)))
+        elif isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "shell"):
+            value = ast.unparse(node.value)
+            found += [] if value == "False" else [(node.value.lineno, f"{node.arg}={value}")]
+    return [f"{path.relative_to(ROOT)}:{line}: {what}" for line, what in found]
+
+
+def test_nothing_from_outside_can_become_code() -> None:
+    files = [*modules().values(), *(ROOT / "packaging").rglob("*.py")]
+    found = [line for path in files for line in _forbidden(path)]
+    assert not found, "\n".join(found)
+
+
+def test_pages_of_the_dashboard_run_no_text_as_code() -> None:
+    pages = [p for p in (ROOT / "coordinator").rglob("*") if p.suffix in (".js", ".html")]
+    wrong = re.compile(r"\beval\(|new Function\(|document\.write\(|\.innerHTML\s*=")
+    found = [str(p.relative_to(ROOT)) for p in pages if wrong.search(p.read_text(encoding="utf-8"))]
+    assert not found, f"text becomes code or markup in {found}"
+
+
+# ------------------------------------------------------------------------------------- the package
+
+
+def test_console_scripts_and_workloads_can_be_loaded() -> None:
+    project = PROJECT["project"]
+    targets = [
+        *project["scripts"].values(),
+        *project["entry-points"]["volunteer.workloads"].values(),
+    ]
+    for target in targets:
+        module, _, attribute = target.partition(":")
+        assert hasattr(import_module(module), attribute), f"{target} does not exist"
+
+
+def test_the_wheel_holds_the_packages_with_their_data_and_nothing_else(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    strangers = [
+        n for n in names if not n.startswith(tuple(f"{p}/" for p in (*PACKAGES, "volunteer-")))
+    ]
+    assert not [n for n in strangers if ".dist-info/" not in n]
+    for package in PACKAGES:
+        assert f"{package}/py.typed" in names
+        here = {
+            str(path.relative_to(ROOT))
+            for path in (ROOT / package).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+        assert not here - set(names), f"not in the wheel: {sorted(here - set(names))}"

@@ -1,0 +1,102 @@
+"""A volunteer that does nothing but tell what a test wants to see.
+
+The real `Control` over the real event hub, with a clock that stands; only what carries the commands out is a test's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from textual.color import Color
+from textual.pilot import Pilot
+
+from shared.clock import VirtualClock
+from shared.errors import VolunteerError
+from volunteer import commands, events
+from volunteer.commands import Command
+from volunteer.control import Control
+from volunteer.events import AnyEvent
+from volunteer.hub import Hub
+from volunteer.tui.app import Look, VolunteerApp
+
+
+class FakeEngine:
+    """`asked` holds every command; `answers` what a question is answered with; `refuses` is raised instead."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.hub = Hub(self.clock)
+        self.control = Control(self.hub, self._execute)
+        self.asked: list[Command] = []
+        self.answers: dict[type[Any], Any] = {}
+        self.refuses: VolunteerError | None = None
+
+    async def play(self, told: Iterable[AnyEvent]) -> None:
+        """Emit events, and let whoever listens take each one."""
+        for event in told:
+            self.hub.emit(event)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    async def _execute(self, command: Command) -> Any:
+        self.asked.append(command)
+        if self.refuses is not None:
+            raise self.refuses
+        match command:
+            case commands.Pause():
+                told: AnyEvent = events.Paused(
+                    device=command.device,
+                    by=command.by,
+                    message=command.message,
+                    until=command.until,
+                )
+            case commands.Resume():
+                told = events.Resumed(device=command.device)
+            case commands.Finish():
+                told = events.Finishing(message="finishing: no new work after the current task")
+            case commands.Stop():
+                self.hub.close()
+                return None
+            case _:
+                return self.answers.get(type(command))
+        self.hub.emit(told)
+        return None
+
+
+def open_app(engine: FakeEngine, look: Look | None = None) -> VolunteerApp:
+    """The program in front of a test's volunteer; it draws when told to, not by a timer."""
+    return VolunteerApp(engine.control, look=look, clock=engine.clock, tick_s=None)
+
+
+@asynccontextmanager
+async def opened(
+    engine: FakeEngine,
+    told: Iterable[AnyEvent] = (),
+    *,
+    size: tuple[int, int] = (80, 24),
+    look: Look | None = None,
+) -> AsyncIterator[tuple[VolunteerApp, Pilot[int]]]:
+    """A running program that has seen these events and drawn them."""
+    app = open_app(engine, look)
+    async with app.run_test(size=size, notifications=True) as pilot:
+        await pilot.pause()
+        await engine.play(told)
+        app.redraw()
+        await pilot.pause()
+        yield app, pilot
+
+
+def screen_text(app: VolunteerApp) -> str:
+    """What stands on the screen, row by row."""
+    strips = app.screen._compositor.render_strips()
+    filters = app.get_line_filters()
+    rows = []
+    for strip in strips:
+        segments = list(strip)
+        for line_filter in filters:
+            segments = line_filter.apply(segments, Color(0, 0, 0))
+        rows.append("".join(segment.text for segment in segments).rstrip())
+    return "\n".join(rows)

@@ -1,0 +1,200 @@
+"""What a coordinator answers to the pages of the screen, and one way to take pictures of them in every state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+from textual.pilot import Pilot
+
+from shared.errors import Unreachable
+from shared.protocol import LeaderRow, LedgerRow, ServerInfo, Verdict, WorkerInfo
+from tests.tui import scenes
+from tests.tui.engine import FakeEngine, open_app
+from volunteer import commands, config, events
+from volunteer.commands import History, Joined
+from volunteer.engine import setting_rows_of
+from volunteer.tui.app import Look, VolunteerApp
+
+Snapshot = Callable[..., bool]
+SIZES = {"80x24": (80, 24), "120x36": (120, 36)}
+SMALL = (60, 16)
+STATES = ("filled", "empty", "offline", "error", "paused")
+REFUSED = Unreachable("https://train.example.org did not answer in time")
+
+NAMES = [
+    "grace",
+    "linus",
+    "ada",
+    "katherine",
+    "alan",
+    "edsger",
+    "margaret",
+    "donald",
+    "barbara",
+    "dennis",
+    "ken",
+    "radia",
+]
+LEADERS = tuple(
+    LeaderRow(
+        rank=place,
+        nickname=name,
+        earned_micro=3_200_000_000 // place,
+        accepted=400 // place,
+        device_s=900_000 / place,
+        workers=1 + place % 3,
+        me=name == "ada",
+    )
+    for place, name in enumerate(NAMES, start=1)
+)
+LEDGER = tuple(
+    LedgerRow(
+        id=900 - n,
+        at=scenes.NOW - 9000 * n,
+        run="stdlib-gpt",
+        kind="earned" if n % 2 else "pending",
+        amount_micro=50_000_000,
+        contribution=900 - n,
+        memo="",
+    )
+    for n in range(100)
+)
+OLDER = tuple(
+    Verdict(
+        contribution=800 - n,
+        task=4600 - n,
+        run="stdlib-gpt",
+        state="merged",
+        version=30 - n,
+        credits_micro=50_000_000,
+        at=scenes.NOW - 8000 - 7000 * n,
+    )
+    for n in range(20)
+)
+RUNS = (
+    scenes.RUN,
+    replace(
+        scenes.RUN,
+        name="five-in-a-row",
+        workload="gomoku",
+        description="Learns five in a row by playing against itself.",
+        loss=1.2,
+        loss_first=3.3,
+        workers=31,
+        progress=0.8,
+    ),
+    replace(scenes.RUN, name="digits", state="paused", workers=0, progress=0.1),
+    replace(scenes.RUN, name="large-gpt", memory_bytes=90_000_000_000, loss=None, workers=3),
+)
+MEASURED = tuple(replace(scenes.BENCHMARK, step_flops=(80 + n * 7 % 50) * 1e9) for n in range(9))
+WORKERS = tuple(
+    WorkerInfo(
+        worker_id=str(n),
+        hostname="",
+        state="training",
+        device="cpu",
+        last_seen=scenes.NOW,
+        rate=20.0 + 12 * n,
+    )
+    for n in range(7)
+)
+SETTINGS = setting_rows_of(
+    config.load(
+        {"threads": 2}, environ={"VOLUNTEER_DUTY_PERCENT": "80"}, path=Path("/nowhere/config.toml")
+    )
+)
+LINK = "https://train.example.org:8765/join#key=tm5x-k45y-fjjq-fpqj-runy-bxd5"
+SERVER = ServerInfo(
+    name="Little Lab",
+    software="0.1.0",
+    protocol=1,
+    protocol_min=1,
+    protocol_min_next=1,
+    public_key="00" * 32,
+    fingerprint="tm5x-k45y-fjjq-fpqj-runy-bxd5",
+    invite_only=False,
+    contact="lab@example.org",
+    now=scenes.NOW,
+    runs=(scenes.RUN,),
+)
+ANSWERS: dict[type[Any], Any] = {
+    commands.GetLeaders: LEADERS,
+    commands.GetLedger: LEDGER,
+    commands.GetHistory: History(verdicts=OLDER, cursor="780"),
+    commands.GetRuns: RUNS,
+    commands.GetMeasured: MEASURED,
+    commands.GetWorkers: WORKERS,
+    commands.GetSettings: SETTINGS,
+    commands.SetSettings: SETTINGS,
+    commands.GetInvitation: LINK,
+    commands.Probe: SERVER,
+    commands.GetPublicRuns: (),
+    commands.Join: Joined(
+        server="Little Lab", url=LINK, fingerprint="", nickname="ada", created=True
+    ),
+}
+NOTHING: dict[type[Any], Any] = {
+    **ANSWERS,
+    commands.GetLeaders: (),
+    commands.GetLedger: (),
+    commands.GetHistory: History(verdicts=()),
+    commands.GetRuns: (),
+    commands.GetMeasured: (),
+    commands.GetWorkers: (),
+}
+
+
+def prepared(engine: FakeEngine, state: str = "filled") -> FakeEngine:
+    """With what the coordinator would answer in this state."""
+    engine.answers = dict(NOTHING if state == "empty" else ANSWERS)
+    engine.refuses = REFUSED if state == "error" else None
+    return engine
+
+
+async def settle(app: VolunteerApp, pilot: Pilot[Any]) -> None:
+    """Until questions are answered and drawn."""
+    for _ in range(3):
+        app.redraw()
+        await pilot.pause()
+
+
+def picture(
+    engine: FakeEngine,
+    compare: Snapshot,
+    page: str,
+    *keys: str,
+    state: str = "filled",
+    size: tuple[int, int] = (80, 24),
+    look: Look | None = None,
+) -> bool:
+    """Whether a page in this state looks as it did."""
+    prepared(engine, state)
+
+    async def before(pilot: Pilot[Any]) -> None:
+        app = pilot.app
+        assert isinstance(app, VolunteerApp)
+        await pilot.pause()
+        told = scenes.SCENES["filled" if state == "offline" else state]
+        await engine.play(told())
+        await settle(app, pilot)
+        if state == "offline":  # what was answered before is still there, and grows old
+            engine.refuses = REFUSED
+            await engine.clock.advance(130)
+            away = events.Connection(
+                online=False,
+                message="Little Lab does not answer: connection refused",
+                retry_at=engine.clock.now() + 42,
+                queued=2,
+            )
+            await engine.play([away])
+            await settle(app, pilot)
+        for key in keys:
+            await pilot.press(key)
+            await pilot.pause()
+        await settle(app, pilot)
+
+    app = open_app(engine, replace(look or Look(), page=page))
+    return compare(app, terminal_size=size, run_before=before)

@@ -1,0 +1,100 @@
+"""A program in a terminal of its own: keys go in, what was written comes out, and how the terminal was left can be asked."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Sequence
+
+WAIT_S = 60.0
+_CODES = re.compile(
+    r"\x1b\[[0-9;?<>=]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b[=>78]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
+)
+# What a full-screen program switches on, and must switch off: other screen, hidden cursor, mouse, focus, pasting.
+MODES = ("1049", "25", "1000", "1003", "1006", "1004", "2004")
+
+
+class Terminal:
+    """A child on a pseudo-terminal of 80 x 24."""
+
+    def __init__(self, command: Sequence[str], **environment: str) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.before = termios.tcgetattr(slave)
+        self._slave = slave
+        self.child = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=os.environ | {"TERM": "xterm-256color"} | environment,
+            start_new_session=True,
+        )
+        self._raw = b""
+        self._read_until = 0
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.child.poll() is None:
+            self.child.kill()
+        self.child.wait()
+        os.close(self.master)
+        os.close(self._slave)
+
+    def press(self, keys: str) -> None:
+        """Type; what was written before is not waited for any more."""
+        self._read(0)
+        self._read_until = len(self._raw)
+        os.write(self.master, keys.encode())
+
+    def see(self, *words: str) -> None:
+        """Wait until all of these have been written since the last key."""
+        until = time.monotonic() + WAIT_S
+        while not all(word in self.text for word in words):
+            assert time.monotonic() < until, f"{words} not in: {self.text[-3000:]}"
+            assert self.child.poll() is None or self._read(0), f"it ended: {self.text[-3000:]}"
+            self._read(0.1)
+
+    @property
+    def text(self) -> str:
+        """What was written since the last key, without the codes between."""
+        return _CODES.sub("", self._raw[self._read_until :].decode(errors="replace"))
+
+    def ended(self) -> int:
+        """The exit code."""
+        until = time.monotonic() + WAIT_S
+        while self.child.poll() is None:
+            assert time.monotonic() < until, f"it goes on: {self.text[-3000:]}"
+            self._read(0.1)
+        while self._read(0):
+            pass
+        return self.child.returncode
+
+    def left_as_found(self) -> bool:
+        """Whether line editing, echo and every mode are as they were."""
+        raw = self._raw.decode(errors="replace")
+        for mode in MODES:
+            last = re.findall(rf"\x1b\[\?(?:\d+;)*{mode}(?:;\d+)*([hl])", raw)[-1:]
+            if last and last[0] != ("h" if mode == "25" else "l"):
+                return False
+        return termios.tcgetattr(self._slave) == self.before
+
+    def _read(self, timeout_s: float) -> bool:
+        ready, _, _ = select.select([self.master], [], [], timeout_s)
+        if not ready:
+            return False
+        try:
+            new = os.read(self.master, 1 << 16)
+        except OSError:
+            return False
+        self._raw += new
+        return bool(new)

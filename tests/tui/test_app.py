@@ -1,0 +1,470 @@
+"""The program around the pages: keys, commands, leaving, how it looks, and how little it does while nobody can see it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from textual.widgets import Static
+
+from shared.errors import Conflict
+from tests.sources import ROOT
+from tests.tui import scenes
+from tests.tui.engine import FakeEngine, open_app, opened, screen_text
+from volunteer import commands, events
+from volunteer.control import Control
+from volunteer.tui import keys, themes
+from volunteer.tui.app import BLURRED_TICKS, Look, VolunteerApp
+from volunteer.tui.screens.dashboard import Dashboard
+from volunteer.tui.screens.help import Help
+from volunteer.tui.screens.quit import Quit
+from volunteer.tui.widgets.bars import StateBar
+from volunteer.tui.widgets.panel import Panel
+
+# ------------------------------------------------------------------------------------- commands
+
+
+async def test_space_pauses_and_goes_on(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        await pilot.press("space")
+        await pilot.pause()
+        assert isinstance(engine.asked[-1], commands.Pause)
+        assert "‖ paused" in screen_text(app)
+        assert "space resume" in screen_text(app)
+        await pilot.press("space")
+        await pilot.pause()
+        assert isinstance(engine.asked[-1], commands.Resume)
+        assert "● training" in screen_text(app)
+
+
+async def test_finish_takes_no_more_tasks_until_asked_again(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        await pilot.press("f")
+        await pilot.pause()
+        assert isinstance(engine.asked[-1], commands.Finish)
+        assert "● finishing" in screen_text(app)
+        await pilot.press("f")
+        await pilot.pause()
+        assert isinstance(engine.asked[-1], commands.Resume)
+        assert "● training" in screen_text(app)
+
+
+async def test_a_refused_command_is_a_sentence_on_the_screen(engine: FakeEngine) -> None:
+    engine.refuses = Conflict("this needs a coordinator: join one first")
+    async with opened(engine) as (app, pilot):
+        await pilot.press("space")
+        await pilot.pause()
+        await pilot.pause()
+        assert "this needs a coordinator" in screen_text(app)
+
+
+async def test_retry_is_offered_only_while_offline(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        assert "r retry" not in screen_text(app)
+        await pilot.press("r")
+        assert not engine.asked
+        await engine.play(scenes.offline())
+        app.redraw()
+        await pilot.pause()
+        assert "r retry" in screen_text(app)
+        await pilot.press("r")
+        await pilot.pause()
+        assert isinstance(engine.asked[-1], commands.Retry)
+
+
+async def test_warnings_of_the_volunteer_are_told_at_the_corner(engine: FakeEngine) -> None:
+    async with opened(engine) as (app, pilot):
+        await engine.play([events.Notice(level="warning", message="[b]the disk is nearly full")])
+        await pilot.pause()
+        await pilot.pause()
+        assert "[b]the disk is nearly full" in screen_text(app)
+
+
+# ---------------------------------------------------------------------------------------- pages
+
+
+async def test_every_page_has_a_key_and_every_key_its_own_action() -> None:
+    bound = [key for binding in keys.bindings() for key in binding.key.split(",")]
+    assert len(set(bound)) == len(bound)
+    assert {page.name for page in keys.PAGES} >= {"dashboard", "settings", "log"}
+
+
+async def test_the_dashboard_is_first_and_its_tab_is_marked(engine: FakeEngine) -> None:
+    async with opened(engine) as (app, _):
+        assert isinstance(app.screen, Dashboard)
+        assert screen_text(app).startswith(" 1 Home  2 Runs  3 Device")
+
+
+async def test_a_key_can_be_changed(engine: FakeEngine) -> None:
+    look = Look(keys={"pause": "p"})
+    async with opened(engine, scenes.filled(), look=look) as (app, pilot):
+        assert " p pause" in screen_text(app)
+        await pilot.press("space")
+        await pilot.pause()
+        assert not engine.asked
+        await pilot.press("p")
+        await pilot.pause()
+        assert isinstance(engine.asked[-1], commands.Pause)
+
+
+async def test_keys_can_be_clicked(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.filled()) as (_, pilot):
+        await pilot.click("#keys", offset=(3, 0))
+        await pilot.pause()
+        assert isinstance(engine.asked[-1], commands.Pause)
+
+
+async def test_help_names_every_action_and_closes(engine: FakeEngine) -> None:
+    async with opened(engine, size=(100, 60)) as (app, pilot):
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert isinstance(app.screen, Help)
+        told = "".join(screen_text(app).split())
+        for command in (*keys.COMMANDS, *Dashboard.ACTIONS):
+            assert "".join(command.help.split())[:20] in told
+        await pilot.press("escape")
+        assert isinstance(app.screen, Dashboard)
+
+
+async def test_the_palette_has_every_action_and_every_page(engine: FakeEngine) -> None:
+    async with opened(engine) as (app, _):
+        offered = {command.title for command in app.get_system_commands(app.screen)}
+        wanted = {c.short.capitalize() for c in (*keys.COMMANDS, *Dashboard.ACTIONS)}
+        wanted |= {page.title for page in keys.PAGES}
+        assert wanted - {"All actions"} <= offered
+        assert {"Theme", "Stop", "Screenshot"} <= offered
+
+
+async def test_an_action_of_the_palette_works(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        await pilot.press("ctrl+p")
+        await pilot.pause()
+        await pilot.press(*"finish")
+        await app.workers.wait_for_complete()
+        await pilot.press("enter")
+        await pilot.pause()
+        await app.workers.wait_for_complete()
+        assert any(isinstance(asked, commands.Finish) for asked in engine.asked)
+
+
+# -------------------------------------------------------------------------------------- leaving
+
+
+async def test_without_a_task_q_ends_at_once(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.empty()) as (app, pilot):
+        await pilot.press("q")
+        await pilot.pause()
+    assert engine.asked == [commands.Stop(how="release")]
+    assert app.return_value == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "how"), [("f", "finish"), ("s", "save"), ("g", "release"), ("enter", "finish")]
+)
+async def test_with_a_task_q_asks_what_to_do_with_it(
+    engine: FakeEngine, key: str, how: commands.How
+) -> None:
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        await pilot.press("q")
+        await pilot.pause()
+        assert isinstance(app.screen, Quit)
+        assert "Task 4711 of stdlib-gpt is 68 % done." in screen_text(app)
+        assert "end in about 1:26; earns 50.00 credits" in screen_text(app)
+        await pilot.press(key)
+        await pilot.pause()
+        await pilot.pause()
+    assert engine.asked == [commands.Stop(how=how)]
+    assert app.return_value == 0
+
+
+async def test_the_way_to_leave_can_be_chosen_with_arrows_or_left(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        await pilot.press("q", "escape")
+        await pilot.pause()
+        assert isinstance(app.screen, Dashboard)
+        assert not engine.asked
+        await pilot.press("q", "down", "down", "enter")
+        await pilot.pause()
+        await pilot.pause()
+    assert engine.asked == [commands.Stop(how="release")]
+
+
+async def test_while_a_task_is_finished_the_screen_says_so_and_q_ends_at_once() -> None:
+    slow = SlowEngine()
+    async with opened(slow, scenes.filled()) as (app, pilot):
+        await pilot.press("q", "f")
+        await pilot.pause()
+        assert "ending  the task in hand is completed first; q again" in screen_text(app)
+        assert app.return_value is None
+        await pilot.press("q")
+        await pilot.pause()
+    assert app.return_value == 0
+
+
+async def test_the_exit_code_is_what_the_volunteer_ended_with() -> None:
+    slow = SlowEngine()
+    async with opened(slow, scenes.filled()) as (app, pilot):
+        await pilot.press("q", "g")
+        await pilot.pause()
+        stopped = [event for event in scenes.error() if isinstance(event, events.Stopped)]
+        await slow.play(stopped)
+        slow.hub.close()
+        await pilot.pause()
+    assert app.return_value == 78
+
+
+async def test_a_volunteer_that_ended_by_itself_stays_on_the_screen(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.error()) as (app, pilot):
+        engine.hub.close()
+        await pilot.pause()
+        assert "✗ stopped  this version is too old" in screen_text(app)
+        assert "pause" not in screen_text(app).splitlines()[-1]
+        await pilot.press("q")
+        await pilot.pause()
+    assert app.return_value == 78
+    assert not engine.asked
+
+
+async def test_an_end_without_a_word_is_told(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        engine.hub.close()
+        await pilot.pause()
+        await pilot.pause()
+        app.redraw()
+        assert "✗ stopped  the volunteer has ended without a word" in screen_text(app)
+        await pilot.press("q")
+        await pilot.pause()
+    assert app.return_value == 1
+
+
+async def test_leaving_a_volunteer_of_another_process_does_not_end_it(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        assert app.control is not None
+        app.control.remote = True
+        await pilot.press("q")
+        await pilot.pause()
+    assert app.return_value == 0
+    assert not engine.asked
+
+
+async def test_attaching_asks_for_the_versions_before(engine: FakeEngine) -> None:
+    from shared.protocol import VersionInfo
+
+    rows = tuple(
+        VersionInfo(
+            version=number,
+            kind="merge",
+            created_at=scenes.NOW,
+            contributions=2,
+            global_step=number,
+            tokens=number,
+            published_sha256="",
+            loss=9.0 - number,
+            mine=int(number == 2),
+        )
+        for number in range(4)
+    )
+    engine.answers[commands.GetVersions] = rows
+    for event in scenes.started():
+        engine.hub.emit(event)
+    engine.control.remote = True
+    async with opened(engine) as (app, _):
+        await app.workers.wait_for_complete()
+        model = app.view.models["stdlib-gpt"]
+        assert [loss for _, loss in model.points[:4]] == [9.0, 8.0, 7.0, 6.0]
+        assert 2 in model.mine
+
+
+class SlowEngine(FakeEngine):
+    """One whose end takes its time."""
+
+    async def _execute(self, command: commands.Command) -> object:
+        if isinstance(command, commands.Stop):
+            self.asked.append(command)
+            return None
+        return await super()._execute(command)
+
+
+# -------------------------------------------------------------------------------------- drawing
+
+
+async def test_what_a_person_waits_for_is_drawn_at_once_and_numbers_with_the_next_tick(
+    engine: FakeEngine,
+) -> None:
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        before = app.view
+        await engine.play([events.Traffic(sent_bytes=5, received_bytes=6)])
+        assert app.view is before
+        app._tick()
+        assert app.view.status.sent_bytes == 5
+        await engine.play([events.Connection(online=False, message="connection refused")])
+        await pilot.pause()
+        assert "○ offline" in screen_text(app)
+
+
+async def test_curves_are_drawn_at_most_once_a_second(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.filled()) as (app, _):
+        plot, state = app.screen.query_one("#task-curve", Panel), app.screen.query_one(StateBar)
+        drawn = plot._drawn_at
+        await engine.clock.advance(0.5)
+        app.publish()
+        assert (plot._drawn_at, state._drawn_at) == (drawn, engine.clock.now())
+        await engine.clock.advance(0.5)
+        app.publish()
+        assert plot._drawn_at == engine.clock.now()
+
+
+async def test_nothing_is_drawn_on_a_page_that_is_hidden(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        state = app.screen.query_one(StateBar)
+        await pilot.press("question_mark")
+        await pilot.pause()
+        drawn = state._drawn_at
+        await engine.clock.advance(5)
+        app.publish()
+        assert state._drawn_at == drawn
+        await pilot.press("escape")
+        await pilot.pause()
+        assert state._drawn_at == engine.clock.now()
+
+
+async def test_without_focus_it_draws_less_often(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.filled()) as (app, _):
+        state = app.screen.query_one(StateBar)
+        app.app_focus = False
+        drawn = set()
+        for _tick in range(4 * BLURRED_TICKS):
+            await engine.clock.advance(0.5)
+            app._tick()
+            drawn.add(state._drawn_at)
+        assert len(drawn) == 5  # the one before, and each fourth
+
+
+async def test_only_rows_that_changed_are_painted_again(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.filled(), size=(120, 36)) as (app, pilot):
+        painted: list[int] = []
+        card = app.screen.query_one("#run", Panel)
+        await pilot.pause()
+        original = card.refresh
+
+        def counting(*regions: object, **options: object) -> Panel:
+            painted.append(len(regions))
+            return original(*regions, **options)  # type: ignore[arg-type]
+
+        card.refresh = counting  # type: ignore[method-assign]
+        await engine.clock.advance(1)
+        app.publish()
+        assert painted == [1, 1]  # the countdown to the merge, and how long the session lasts
+
+
+# ----------------------------------------------------------------------------------------- look
+
+
+async def test_ascii_uses_only_seven_bits(engine: FakeEngine) -> None:
+    for size in ((120, 36), (80, 24), (20, 5)):
+        async with opened(engine, scenes.filled(), size=size, look=Look(ascii=True)) as (
+            app,
+            pilot,
+        ):
+            assert screen_text(app).isascii()
+            await pilot.press("question_mark")
+            await pilot.pause()
+            assert screen_text(app).isascii()
+
+
+async def test_no_color_leaves_words_and_signs(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with opened(engine, scenes.paused()) as (app, _):
+        assert app.no_color
+        assert "‖ paused  on battery (64 %) until it is plugged in" in screen_text(app)
+
+
+@pytest.mark.parametrize("theme", [theme.name for theme in themes.THEMES])
+async def test_every_theme_of_ours_can_be_chosen(engine: FakeEngine, theme: str) -> None:
+    async with opened(engine, scenes.filled(), look=Look(theme=theme)) as (app, pilot):
+        assert app.theme == theme
+        assert app.theme_variables["dim"]
+        app.theme = "nord"  # and Textual's own have what our styles need
+        await pilot.pause()
+        assert "● training" in screen_text(app)
+
+
+def test_an_unknown_theme_gives_ours() -> None:
+    assert open_app(FakeEngine(), Look(theme="no such")).theme == themes.DEFAULT
+
+
+async def test_a_theme_that_was_chosen_is_kept(engine: FakeEngine) -> None:
+    async with opened(engine) as (app, pilot):
+        app.theme = "volunteer-light"
+        await pilot.pause()
+        await app.workers.wait_for_complete()
+    assert engine.asked == [commands.SetSettings(changes={"theme": "volunteer-light"})]
+
+
+async def test_names_of_others_are_no_markup_and_no_control_codes(engine: FakeEngine) -> None:
+    bad = events.Started(
+        coordinator="https://x",
+        server="[red]Lab[/red]\x1b[2J",
+        nickname="ada",
+        fingerprint="",
+        volunteer_id="v",
+    )
+    async with opened(engine, [bad, events.Connection(online=True)], size=(120, 36)) as (app, _):
+        assert "[red]Lab[/red] [2J" in screen_text(app)
+        assert "\x1b" not in screen_text(app)
+
+
+# ------------------------------------------------------------------------------------- start-up
+
+
+def test_the_first_paint_needs_neither_torch_nor_a_network_library() -> None:
+    """In a fresh Python, because here everything is loaded."""
+    program = """
+import asyncio, json, sys
+from shared.clock import SystemClock
+from volunteer.hub import Hub
+from volunteer.control import Control
+from volunteer.tui.app import VolunteerApp
+async def nothing(command): return None
+async def main():
+    app = VolunteerApp(Control(Hub(SystemClock()), nothing))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        assert app.screen.query("#task-curve")
+asyncio.run(main())
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    loaded = set(json.loads(done.stdout))
+    assert not loaded & {"torch", "numpy", "httpx", "sqlalchemy", "tokenizers", "cryptography"}
+
+
+async def test_the_program_works_before_anything_is_joined() -> None:
+    app = VolunteerApp(None, tick_s=None)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("space", "f", "q")
+        await pilot.pause()
+    assert app.return_value == 0
+    assert not app.query(Static)
+
+
+async def test_the_stream_of_events_is_let_go_at_the_end(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.started()):
+        assert len(engine.hub._subscriptions) == 1
+    await asyncio.sleep(0)
+    assert not engine.hub._subscriptions
+    assert isinstance(engine.control, Control)

@@ -1,0 +1,99 @@
+"""Credits: every contribution with its way and its reason, filters, more on demand, and a file for spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tests.tui import scenes
+from tests.tui.engine import FakeEngine, opened, screen_text
+from tests.tui.pages import (
+    LEDGER,
+    OLDER,
+    SIZES,
+    SMALL,
+    STATES,
+    Snapshot,
+    picture,
+    prepared,
+    settle,
+)
+from volunteer import commands
+from volunteer.commands import History
+from volunteer.tui.app import Look
+from volunteer.tui.screens.history import ledger_csv
+
+PAGE = Look(page="history")
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("state", STATES)
+def test_picture(engine: FakeEngine, snap_compare: Snapshot, state: str, size: str) -> None:
+    assert picture(engine, snap_compare, "history", state=state, size=SIZES[size])
+
+
+def test_picture_of_a_small_terminal(engine: FakeEngine, snap_compare: Snapshot) -> None:
+    assert picture(engine, snap_compare, "history", size=SMALL)
+
+
+async def test_a_rejection_says_which_check_failed(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("w", "w", "w")
+        await settle(app, pilot)
+        text = screen_text(app)
+        assert "✗ rejected" in text
+        assert "merged" not in text
+        assert "norm 41.2, limit 9.8" in text
+        assert "not paid" in text
+
+
+async def test_only_what_holds_the_text_is_shown_until_escape(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("slash", *"norm")
+        await settle(app, pilot)
+        assert 'Contributions with "norm"' in screen_text(app)
+        assert "1 of 27" in screen_text(app)
+        await pilot.press("enter")
+        await pilot.press("slash", "escape")
+        await settle(app, pilot)
+        assert "of 27" not in screen_text(app)
+
+
+async def test_at_the_end_of_the_list_more_is_asked_for(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        older = tuple(replace(v, contribution=v.contribution - 100) for v in OLDER)
+        engine.answers[commands.GetHistory] = History(verdicts=older)
+        await pilot.press("end")
+        await settle(app, pilot)
+        await pilot.press("end")
+        await settle(app, pilot)
+        cursors = [c.cursor for c in engine.asked if isinstance(c, commands.GetHistory)]
+        assert cursors == ["", "780"]
+        assert str(older[-1].task) in screen_text(app)
+
+
+async def test_the_file_goes_home(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("e")
+        await settle(app, pilot)
+    rows = list(csv.DictReader((tmp_path / "volunteer-credits.csv").read_text().splitlines()))
+    assert len(rows) == len(LEDGER)
+    assert rows[1]["credits"] == "50.000000"
+
+
+def test_a_spreadsheet_runs_no_text_of_others() -> None:
+    rows = (replace(LEDGER[0], run="=1+1", memo="@SUM(A1)", amount_micro=-5),)
+    (cells,) = list(csv.DictReader(io.StringIO(ledger_csv(rows, ()))))
+    assert (cells["run"], cells["memo"]) == ("'=1+1", "'@SUM(A1)")
+    assert cells["credits"] == "-0.000005"

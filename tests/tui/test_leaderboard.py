@@ -1,0 +1,102 @@
+"""Ranks: my week and my milestones first, my own place always in sight, old data told as such."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from shared.protocol import LedgerRow
+from tests.tui import scenes
+from tests.tui.engine import FakeEngine, opened, screen_text
+from tests.tui.pages import LEADERS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
+from volunteer import commands
+from volunteer.milestones import milestones, week
+from volunteer.tui.app import Look
+
+DAY = 86_400
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("state", STATES)
+def test_picture(engine: FakeEngine, snap_compare: Snapshot, state: str, size: str) -> None:
+    assert picture(engine, snap_compare, "leaderboard", state=state, size=SIZES[size])
+
+
+def test_picture_of_a_small_terminal(engine: FakeEngine, snap_compare: Snapshot) -> None:
+    assert picture(engine, snap_compare, "leaderboard", size=SMALL)
+
+
+async def test_another_span_of_time_is_asked_for(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=Look(page="leaderboard")) as (
+        app,
+        pilot,
+    ):
+        await settle(app, pilot)
+        await pilot.press("w")
+        await settle(app, pilot)
+        await pilot.press("w")
+        await settle(app, pilot)
+    asked = [c.days for c in engine.asked if isinstance(c, commands.GetLeaders)]
+    assert asked == [7, 30, 0]
+
+
+async def test_my_own_place_is_seen_wherever_the_list_stands(engine: FakeEngine) -> None:
+    prepared(engine)
+    many = tuple(
+        replace(LEADERS[0], rank=n, nickname=f"volunteer-{n}", earned_micro=10**9 - n * 10**6)
+        for n in range(1, 60)
+    )
+    mine = replace(many[-1], rank=60, nickname="ada", earned_micro=900_000_000, me=True)
+    engine.answers[commands.GetLeaders] = (*many, mine)
+    async with opened(engine, scenes.filled(), look=Look(page="leaderboard")) as (app, pilot):
+        await settle(app, pilot)
+        text = screen_text(app)
+        assert "volunteer-1 " in text
+        assert "place 60 of 60, 900.00 credits, 41.00 to the next place" in text
+        await pilot.press("end")
+        await settle(app, pilot)
+        assert "ada (you)" in screen_text(app)
+
+
+async def test_who_hides_the_name_is_told_so(engine: FakeEngine) -> None:
+    prepared(engine)
+    engine.answers[commands.GetLeaders] = LEADERS[:2]
+    async with opened(engine, scenes.filled(), look=Look(page="leaderboard")) as (app, pilot):
+        await settle(app, pilot)
+        assert "you are not in this list yet" in screen_text(app)
+
+
+def earned(day: int, micro: int, contribution: int) -> LedgerRow:
+    return LedgerRow(
+        id=contribution,
+        at=scenes.NOW - day * DAY,
+        run="r",
+        kind="earned",
+        amount_micro=micro,
+        contribution=contribution,
+        memo="",
+    )
+
+
+def test_a_week_in_numbers() -> None:
+    rows = [earned(0, 5, 1), earned(1, 7, 2), earned(1, 1, 3), earned(3, 2, 4), earned(8, 10, 5)]
+    pending = replace(rows[0], kind="pending", amount_micro=1000)
+    found = week([*rows, pending], scenes.NOW)
+    assert found.credits_micro == (0, 0, 0, 2, 0, 8, 5)
+    assert (found.contributions, found.active, found.streak) == (4, 3, 2)
+    assert found.before_micro == 10
+
+
+def test_a_streak_lives_until_the_day_is_over() -> None:
+    assert week([earned(1, 1, 1), earned(2, 1, 2)], scenes.NOW).streak == 2
+    assert week([earned(2, 1, 1)], scenes.NOW).streak == 0
+
+
+def test_milestones_only_grow_and_name_the_next() -> None:
+    merged, hours, money = milestones(replace(scenes.ME, merged=24, device_s=0.0))
+    assert (merged.last, merged.next) == (10, 50)
+    assert merged.share == pytest.approx(14 / 40)
+    assert (hours.last, hours.next, hours.share) == (0, 1, 0.0)
+    assert money.next == 2500
+    beyond = milestones(replace(scenes.ME, merged=2_000_000))[0]
+    assert (beyond.next, beyond.share) == (None, 1.0)

@@ -1,0 +1,309 @@
+"""The first screen: from a link, or none, to a machine that is ready; every mistake gets a sentence and a way on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from shared.errors import Configuration, Forbidden, InvalidName, Unreachable, UpgradeRequired
+from tests.tui import scenes
+from tests.tui.engine import FakeEngine, open_app, opened, screen_text
+from tests.tui.pages import LINK, SERVER, SETTINGS, SIZES, SMALL, Snapshot, prepared, settle
+from volunteer import commands, events
+from volunteer.events import AnyEvent
+from volunteer.public import PublicRun
+from volunteer.status import PRACTICE
+from volunteer.tui.app import Look, VolunteerApp
+
+PAGE = Look(page="onboarding")
+MET = (
+    *scenes.started(),
+    events.Paused(device="", by="you", message="press space to start", until="you start"),
+)
+STEPS = ("join", "found", "name", "limits", "measuring", "measured", "run", "ready")
+
+
+async def tell(app: VolunteerApp, pilot: Pilot[Any], engine: FakeEngine, link: str) -> None:
+    """Type a link and wait until somebody was asked."""
+    app.screen.query_one("#link", Input).value = link
+    await pilot.pause()
+    await engine.clock.advance(1)
+    await settle(app, pilot)
+
+
+async def walk(app: VolunteerApp, pilot: Pilot[Any], engine: FakeEngine, to: str) -> None:
+    """Go through the steps up to one of them."""
+    await settle(app, pilot)
+    for step in STEPS[1 : STEPS.index(to) + 1]:
+        match step:
+            case "found":
+                await tell(app, pilot, engine, LINK)
+            case "name":
+                await pilot.press("enter")
+            case "limits":
+                await pilot.press(*"ada", "enter")
+            case "measuring":
+                await pilot.press("n")
+                await settle(app, pilot)
+                await engine.play([*MET, events.BenchmarkProgress(stage="step", done=0.6)])
+            case "measured":
+                await engine.play([events.Benchmarked(benchmark=scenes.BENCHMARK)])
+            case "run" | "ready":
+                await pilot.press("enter")
+        await settle(app, pilot)
+
+
+@asynccontextmanager
+async def at(
+    engine: FakeEngine, step: str, told: Iterable[AnyEvent] = ()
+) -> AsyncIterator[tuple[VolunteerApp, Pilot[int]]]:
+    async with opened(prepared(engine), told, look=PAGE) as (app, pilot):
+        await walk(app, pilot, engine, step)
+        yield app, pilot
+
+
+@pytest.mark.parametrize(
+    ("step", "size"),
+    [
+        *((step, "80x24") for step in STEPS),
+        *((step, "120x36") for step in ("found", "limits", "ready")),
+        *((step, "60x16") for step in ("found", "limits", "ready")),
+    ],
+)
+def test_picture(engine: FakeEngine, snap_compare: Snapshot, step: str, size: str) -> None:
+    prepared(engine)
+
+    async def before(pilot: Pilot[Any]) -> None:
+        assert isinstance(pilot.app, VolunteerApp)
+        await walk(pilot.app, pilot, engine, step)
+
+    terminal = {**SIZES, "60x16": SMALL}[size]
+    assert snap_compare(open_app(engine, PAGE), terminal_size=terminal, run_before=before)
+
+
+async def test_from_a_link_to_work_in_six_steps(engine: FakeEngine) -> None:
+    async with at(engine, "ready") as (app, pilot):
+        assert "press  SPACE  to start" in screen_text(app)
+        assert not [c for c in engine.asked if isinstance(c, commands.Resume)]
+        await pilot.press("space")
+        await settle(app, pilot)
+        assert app.current_mode == "dashboard"
+    done = [type(c).__name__ for c in engine.asked]
+    assert [n for n in done if n in ("Probe", "Join", "ChooseRuns", "Resume")] == [
+        "Probe",
+        "Join",
+        "ChooseRuns",
+        "Resume",
+    ]
+    (joined,) = (c for c in engine.asked if isinstance(c, commands.Join))
+    assert (joined.link, joined.name) == (LINK, "ada")
+
+
+async def test_who_answers_is_shown_before_anything_is_sent(engine: FakeEngine) -> None:
+    async with at(engine, "found") as (app, _):
+        text = screen_text(app)
+        assert "✓ Little Lab" in text
+        assert "tm5x-k45y-fjjq-fpqj-runy-bxd5, as your link says" in text
+        assert "stdlib-gpt" in text
+    assert not [c for c in engine.asked if isinstance(c, commands.Join)]
+
+
+async def test_an_address_without_a_key_asks_to_compare_it(engine: FakeEngine) -> None:
+    async with at(engine, "join") as (app, pilot):
+        await tell(app, pilot, engine, "https://train.example.org:8765")
+        assert "compare it with your organiser" in screen_text(app)
+
+
+async def test_nobody_is_asked_before_the_typing_rests(engine: FakeEngine) -> None:
+    async with at(engine, "join") as (app, pilot):
+        field = app.screen.query_one("#link", Input)
+        for end in range(9, len(LINK)):
+            field.value = LINK[:end]
+            await pilot.pause()
+        await engine.clock.advance(1)
+        await settle(app, pilot)
+    assert len([c for c in engine.asked if isinstance(c, commands.Probe)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("link", "refused", "says"),
+    [
+        ("not a link", None, "this is not a join link"),
+        ("http://train.example.org", None, "would be reached without encryption"),
+        ("https://h/join#pin=12", None, "the certificate pin of the join link is damaged"),
+        (
+            "127.0.0.1:8765",
+            Unreachable("http://127.0.0.1:8765 cannot be reached"),
+            "ask your organiser for a link with an address that reaches their machine",
+        ),
+        (LINK, Unreachable("https://h did not answer in time"), "Enter tries again."),
+        (
+            LINK,
+            Configuration("h shows another certificate than your join link names"),
+            "another certificate",
+        ),
+        (
+            LINK,
+            UpgradeRequired("the coordinator needs more: pipx upgrade volunteer"),
+            "pipx upgrade",
+        ),
+    ],
+)
+async def test_a_link_that_does_not_work_says_why(
+    engine: FakeEngine, link: str, refused: Any, says: str
+) -> None:
+    async with at(engine, "join") as (app, pilot):
+        engine.refuses = refused
+        await tell(app, pilot, engine, link)
+        text = " ".join(screen_text(app).replace("│", " ").split())
+        assert says in text
+        await pilot.press("enter")
+        await settle(app, pilot)
+        assert "Which coordinator" in screen_text(app)
+        engine.refuses = None
+        await tell(app, pilot, engine, f"{LINK}+code=x")
+        assert "✓ Little Lab" in screen_text(app)
+
+
+async def test_without_a_link_one_can_practise(engine: FakeEngine) -> None:
+    prepared(engine)
+    engine.answers[commands.StartPractice] = "http://127.0.0.1:4000/join"
+    engine.answers[commands.Probe] = replace(SERVER, name=PRACTICE)
+    async with opened(engine, look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("tab", "enter")
+        await settle(app, pilot)
+        assert "What shall we call you?" in screen_text(app)
+        assert isinstance(engine.asked[-1], commands.Probe)
+
+
+async def test_practice_that_cannot_be_set_up_says_why(engine: FakeEngine) -> None:
+    async with at(engine, "join") as (app, pilot):
+        engine.refuses = Configuration("the practice coordinator did not start: disk full")
+        await pilot.press("tab", "enter")
+        await settle(app, pilot)
+        assert "disk full" in screen_text(app)
+
+
+async def test_public_runs_are_offered_where_there_is_a_list(engine: FakeEngine) -> None:
+    prepared(engine)
+    engine.answers[commands.GetPublicRuns] = (
+        PublicRun(name="open-gpt", description="for everybody", link=LINK),
+    )
+    async with opened(engine, look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        assert "open-gpt" in screen_text(app)
+        await pilot.press("tab", "down", "enter")
+        await engine.clock.advance(1)
+        await settle(app, pilot)
+        assert "✓ Little Lab" in screen_text(app)
+
+
+async def test_a_name_that_is_taken_leads_back_with_a_free_one(engine: FakeEngine) -> None:
+    async with at(engine, "limits") as (app, pilot):
+        engine.refuses = InvalidName('"ada" is taken: "ada2" is free')
+        await pilot.press("n")
+        await settle(app, pilot)
+        assert '"ada2" is free' in screen_text(app)
+        assert "What shall we call you?" in screen_text(app)
+        engine.refuses = None
+        await pilot.press(*"ada2", "enter")
+        await settle(app, pilot)
+        await pilot.press("n")
+        await settle(app, pilot)
+        assert "welcome, ada" in screen_text(app)
+
+
+async def test_an_expired_invitation_leads_back_to_the_link(engine: FakeEngine) -> None:
+    async with at(engine, "limits") as (app, pilot):
+        engine.refuses = Forbidden("this invitation has expired: ask for a new one")
+        await pilot.press("n")
+        await settle(app, pilot)
+        assert "this invitation has expired" in screen_text(app)
+        assert "Which coordinator" in screen_text(app)
+
+
+async def test_a_name_that_is_too_short_is_told_at_once(engine: FakeEngine) -> None:
+    async with at(engine, "name") as (app, pilot):
+        await pilot.press("a", "enter")
+        await settle(app, pilot)
+        assert "At least 2 letters" in screen_text(app)
+        assert "What shall we call you?" in screen_text(app)
+
+
+async def test_the_name_can_be_kept_from_others(engine: FakeEngine) -> None:
+    async with at(engine, "name") as (app, pilot):
+        hidden = tuple(replace(r, value=False) if r.name == "public" else r for r in SETTINGS)
+        engine.answers[commands.SetSettings] = hidden
+        await pilot.press("ctrl+o")
+        await settle(app, pilot)
+        assert "hidden from others" in screen_text(app)
+    (changed,) = (c for c in engine.asked if isinstance(c, commands.SetSettings))
+    assert changed.changes == {"public": False}
+
+
+async def test_limits_are_changed_where_they_stand(engine: FakeEngine) -> None:
+    async with at(engine, "limits") as (app, pilot):
+        await pilot.press("down", "down", "enter")
+        await settle(app, pilot)
+        await pilot.press("down", "down", "enter", *"sat-sun")
+        await settle(app, pilot)
+        await pilot.press("enter")
+        await settle(app, pilot)
+        assert "How much may it take?" in screen_text(app)
+    changed = [c.changes for c in engine.asked if isinstance(c, commands.SetSettings)]
+    assert changed == [{"in_use": "gentle"}, {"schedule": ("sat-sun",)}]
+
+
+async def test_the_benchmark_is_waited_for_or_skipped(engine: FakeEngine) -> None:
+    async with at(engine, "measuring") as (app, pilot):
+        await pilot.press("enter")
+        await settle(app, pilot)
+        assert "What can this machine do?" in screen_text(app)
+        await pilot.press("s")
+        await settle(app, pilot)
+        assert isinstance(engine.asked[-1], commands.StopMeasuring)
+        await engine.play([events.BenchmarkProgress(stage="cancelled", done=1.0)])
+        await settle(app, pilot)
+        await pilot.press("enter")
+        await settle(app, pilot)
+        assert "What do you want to help?" in screen_text(app)
+
+
+async def test_one_run_or_any_is_chosen(engine: FakeEngine) -> None:
+    async with at(engine, "run") as (app, pilot):
+        await pilot.press("down", "enter")
+        await settle(app, pilot)
+        assert "Everything is ready." in screen_text(app)
+    (chosen,) = (c for c in engine.asked if isinstance(c, commands.ChooseRuns))
+    assert chosen.runs == ("stdlib-gpt",)
+
+
+async def test_escape_goes_back_as_far_as_an_account_allows(engine: FakeEngine) -> None:
+    async with at(engine, "limits") as (app, pilot):
+        await pilot.press("escape", "escape")
+        await settle(app, pilot)
+        assert "Which coordinator" in screen_text(app)
+    async with at(engine, "ready") as (app, pilot):
+        for _ in range(6):
+            await pilot.press("escape")
+            await settle(app, pilot)
+        assert "How much may it take?" in screen_text(app)
+
+
+async def test_who_joined_on_the_command_line_begins_with_the_limits(engine: FakeEngine) -> None:
+    prepared(engine)
+    engine.hub.status = replace(engine.hub.status, joined=True)
+    async with opened(engine, MET, look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        assert "How much may it take?" in screen_text(app)
+        await pilot.press("n")
+        await settle(app, pilot)
+        assert "welcome, ada" in screen_text(app)
+    assert not [c for c in engine.asked if isinstance(c, commands.Join)]

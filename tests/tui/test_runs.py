@@ -1,0 +1,114 @@
+"""Runs: what each needs and gives, joining, leaving, passing the link on."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from tests.tui import scenes
+from tests.tui.engine import FakeEngine, opened, screen_text
+from tests.tui.pages import (
+    LINK,
+    RUNS,
+    SETTINGS,
+    SIZES,
+    SMALL,
+    STATES,
+    Snapshot,
+    picture,
+    prepared,
+    settle,
+)
+from volunteer import commands
+from volunteer.tui.app import Look
+from volunteer.tui.prospect import duration_words, prospect
+
+PAGE = Look(page="runs")
+CPU_ONLY = (scenes.CPU,)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("state", STATES)
+def test_picture(engine: FakeEngine, snap_compare: Snapshot, state: str, size: str) -> None:
+    assert picture(engine, snap_compare, "runs", state=state, size=SIZES[size])
+
+
+def test_picture_of_a_small_terminal(engine: FakeEngine, snap_compare: Snapshot) -> None:
+    assert picture(engine, snap_compare, "runs", size=SMALL)
+
+
+def test_picture_of_the_link_to_share(engine: FakeEngine, snap_compare: Snapshot) -> None:
+    assert picture(engine, snap_compare, "runs", "s")
+
+
+async def test_a_run_is_chosen_and_left_again(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        assert "helping any that fits" in screen_text(app)
+        await pilot.press("enter")
+        await settle(app, pilot)
+        chosen = [c.runs for c in engine.asked if isinstance(c, commands.ChooseRuns)]
+        assert chosen == [("stdlib-gpt",)]
+        engine.answers[commands.GetSettings] = tuple(
+            replace(row, value=("stdlib-gpt",)) if row.name == "runs" else row for row in SETTINGS
+        )
+        await pilot.press("r")
+        await settle(app, pilot)
+        assert "helping stdlib-gpt" in screen_text(app)
+        await pilot.press("enter")
+        await settle(app, pilot)
+        chosen = [c.runs for c in engine.asked if isinstance(c, commands.ChooseRuns)]
+        assert chosen[-1] == ()
+
+
+async def test_what_does_not_fit_is_refused_with_the_reason(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("end", "enter")
+        await settle(app, pilot)
+        assert not [c for c in engine.asked if isinstance(c, commands.ChooseRuns)]
+        assert "needs 90 GB of memory" in screen_text(app)
+
+
+async def test_no_new_tasks_and_the_licence(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("y", "n")
+        await settle(app, pilot)
+        assert "● finishing" in screen_text(app)
+    assert [c.run for c in engine.asked if isinstance(c, commands.Consent)] == ["stdlib-gpt"]
+
+
+async def test_the_link_is_shown_and_closed(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("s")
+        await pilot.pause()
+        assert LINK in "".join(screen_text(app).split())
+        await pilot.press("escape")
+        await pilot.pause()
+        assert LINK not in "".join(screen_text(app).split())
+
+
+def test_a_prospect_in_words() -> None:
+    speeds = (scenes.BENCHMARK,)
+    good = prospect(RUNS[0], CPU_ONLY, speeds, ("gpt",))
+    assert good.fits
+    assert good.sentence == "suits cpu: a step takes 18 ms"
+    assert good.credits_per_hour == pytest.approx(3600 / good.step_s) if good.step_s else False
+    slow = replace(RUNS[0], step_flops=118e9 * 300)
+    assert "tasks will be short" in prospect(slow, CPU_ONLY, speeds, ("gpt",)).sentence
+    assert "not measured yet" in prospect(RUNS[0], CPU_ONLY, (), ("gpt",)).sentence
+    assert "needs 90 GB" in prospect(RUNS[3], CPU_ONLY, speeds, ("gpt",)).sentence
+    assert "not installed" in prospect(RUNS[1], CPU_ONLY, speeds, ("gpt",)).sentence
+    assert "paused" in prospect(RUNS[2], CPU_ONLY, speeds, ("gpt",)).sentence
+    broken = replace(scenes.CPU, usable=False)
+    assert not prospect(RUNS[0], (broken,), speeds, ("gpt",)).fits
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0021, "2.1 ms"), (0.35, "0.35 s"), (12.4, "12 s"), (200, "3.3 min")],
+)
+def test_short_times(seconds: float, words: str) -> None:
+    assert duration_words(seconds) == words

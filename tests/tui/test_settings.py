@@ -1,0 +1,158 @@
+"""Settings: help for each, checked while typing, saved, and honest about who else has a say."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from shared.errors import Configuration
+from tests.tui import scenes
+from tests.tui.engine import FakeEngine, opened, screen_text
+from tests.tui.pages import SETTINGS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
+from volunteer import commands
+from volunteer.commands import SettingRow
+from volunteer.tui.app import Look
+from volunteer.tui.setting_words import choices, grouped, holds, parsed, shown
+
+PAGE = Look(page="settings")
+
+
+def named(name: str) -> SettingRow:
+    return next(row for row in SETTINGS if row.name == name)
+
+
+def changes(engine: FakeEngine) -> list[dict[str, object]]:
+    return [c.changes for c in engine.asked if isinstance(c, commands.SetSettings)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("state", STATES)
+def test_picture(engine: FakeEngine, snap_compare: Snapshot, state: str, size: str) -> None:
+    assert picture(engine, snap_compare, "settings", state=state, size=SIZES[size])
+
+
+def test_picture_of_a_small_terminal(engine: FakeEngine, snap_compare: Snapshot) -> None:
+    assert picture(engine, snap_compare, "settings", size=SMALL)
+
+
+def test_picture_of_a_slip(engine: FakeEngine, snap_compare: Snapshot) -> None:
+    assert picture(engine, snap_compare, "settings", "down", "enter", *"mon 5")
+
+
+async def test_a_switch_is_flipped_and_a_choice_turned(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("down", "down", "enter")
+        await settle(app, pilot)
+        await pilot.press("down", "down", "enter")
+        await settle(app, pilot)
+    assert changes(engine) == [{"in_use": "gentle"}, {"on_battery": True}]
+
+
+async def test_a_slip_is_told_while_it_is_typed_and_never_saved(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("down", "enter", *"mon 5")
+        await settle(app, pilot)
+        assert '"mon 5" is not a time of the week' in screen_text(app)
+        await pilot.press("enter")
+        await settle(app, pilot)
+        assert not changes(engine)
+        await pilot.press("backspace", "backspace", "enter")
+        await settle(app, pilot)
+        assert changes(engine) == [{"schedule": ("mon",)}]
+
+
+async def test_escape_leaves_a_setting_as_it_was(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("down", "enter", "x", "escape", "down", "enter")
+        await settle(app, pilot)
+    assert changes(engine) == [{"in_use": "gentle"}]
+
+
+async def test_a_theme_is_seen_at_once(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        names = [row.name for _, rows in grouped(SETTINGS) for row in rows]
+        heads = [title for title, _ in grouped(SETTINGS)]
+        steps = names.index("theme") + heads.index("Screen and alerts") + 1
+        await pilot.press(*["down"] * steps, "enter")
+        await pilot.pause()
+        await pilot.press(*["backspace"] * 20, *"volunteer-light", "enter")
+        await settle(app, pilot)
+        assert app.theme == "volunteer-light"
+    assert changes(engine) == [{"theme": "volunteer-light"}]
+
+
+async def test_a_setting_that_somebody_else_sets_says_so(engine: FakeEngine) -> None:
+    prepared(engine)
+    engine.answers[commands.GetSettings] = (
+        replace(named("on_battery"), source="environment"),
+        replace(named("duty_percent"), source="config.toml", value=80),
+    )
+    async with opened(engine, scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("down", "enter")
+        await settle(app, pilot)
+        assert "saved, but the environment" in screen_text(app)
+        await pilot.press("down", "down", "delete")
+        await settle(app, pilot)
+    assert changes(engine) == [{"on_battery": True}, {"duty_percent": 100}]
+
+
+async def test_runs_are_chosen_for_the_next_task(engine: FakeEngine) -> None:
+    prepared(engine)
+    engine.answers[commands.GetSettings] = (named("runs"),)
+    async with opened(engine, scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("down", "enter", *"a, b", "enter")
+        await settle(app, pilot)
+    assert [c.runs for c in engine.asked if isinstance(c, commands.ChooseRuns)] == [("a", "b")]
+
+
+def test_every_setting_has_a_heading_a_value_and_a_time() -> None:
+    headings = grouped(SETTINGS)
+    assert [row.name for _, rows in headings for row in rows if _ == "More"] == []
+    assert sum(len(rows) for _, rows in headings) == len(SETTINGS)
+    for row in SETTINGS:
+        assert shown(row)
+        assert holds(row)
+        assert row.help.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("on_battery", "yes", True),
+        ("duty_percent", "50", 50),
+        ("cache_gb", "2.5", 2.5),
+        ("programs", "obs, steam", ("obs", "steam")),
+        ("keys", "pause=p, quit=x", {"pause": "p", "quit": "x"}),
+        ("schedule", "", ()),
+    ],
+)
+def test_what_is_typed_is_understood(name: str, text: str, value: object) -> None:
+    assert parsed(named(name), text) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("on_battery", "perhaps", "yes or no"),
+        ("duty_percent", "2", ">= 5"),
+        ("duty_percent", "much", "int"),
+        ("theme", "volunteer-drak", "did you mean volunteer-dark"),
+        ("metered", "cheap", "invalid"),
+    ],
+)
+def test_what_is_wrong_is_said(name: str, text: str, says: str) -> None:
+    with pytest.raises(Configuration, match=says):
+        parsed(named(name), text, ("volunteer-dark", "volunteer-light"))
+
+
+def test_choices_are_those_of_the_setting() -> None:
+    assert choices(named("in_use")) == ("work", "gentle", "pause")
+    assert choices(named("ascii")) == ("yes", "no")
+    assert choices(named("threads")) == ()
+    assert shown(replace(named("webhook"), value="https://x/secret")) == "set"

@@ -1,0 +1,84 @@
+"""However the program ends, the terminal is as it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.sources import ROOT
+from tests.tui.terminal import Terminal
+
+PROGRAM = """
+import asyncio, os, sys
+from shared.clock import SystemClock
+from volunteer import commands, events
+from volunteer.control import Control
+from volunteer.hub import Hub
+from volunteer.tui.app import VolunteerApp
+
+hub = Hub(SystemClock())
+
+async def obey(command):
+    if isinstance(command, commands.Stop):
+        hub.notice("stop by " + command.how)
+        if WAY != "slow":
+            hub.emit(events.Stopped(code=0, message="ended", tasks=0, credits_micro=0,
+                                    sent_bytes=0, received_bytes=0, seconds=0.0))
+            hub.close()
+    if isinstance(command, commands.Finish):
+        raise RuntimeError("a fault in our own code")
+
+WAY = sys.argv[1]
+
+async def main():
+    screen = VolunteerApp(Control(hub, obey))
+    code = await screen.run_async()
+    sys.stdout.flush()
+    os._exit(screen.return_code or code or 0)
+
+asyncio.run(main())
+"""
+
+
+def run(way: str = "quick") -> Terminal:
+    return Terminal([sys.executable, "-c", PROGRAM, way], PYTHONPATH=str(ROOT))
+
+
+def test_after_q() -> None:
+    with run() as terminal:
+        terminal.see("Loss of the model")
+        assert not terminal.left_as_found()
+        terminal.press("q")
+        assert terminal.ended() == 0
+        assert terminal.left_as_found()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_after_a_signal(number: signal.Signals) -> None:
+    with run() as terminal:
+        terminal.see("Loss of the model")
+        os.kill(terminal.child.pid, number)
+        assert terminal.ended() == 0
+        assert terminal.left_as_found()
+
+
+def test_the_second_signal_does_not_wait() -> None:
+    with run("slow") as terminal:
+        terminal.see("Loss of the model")
+        os.kill(terminal.child.pid, signal.SIGTERM)
+        terminal.see("ending")
+        os.kill(terminal.child.pid, signal.SIGTERM)
+        assert terminal.ended() == 0
+        assert terminal.left_as_found()
+
+
+def test_after_a_crash_with_the_error_on_the_normal_screen() -> None:
+    with run() as terminal:
+        terminal.see("Loss of the model")
+        terminal.press("f")
+        assert terminal.ended() != 0
+        assert terminal.left_as_found()
+        assert "a fault in our own code" in terminal.text

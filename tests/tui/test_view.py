@@ -1,0 +1,208 @@
+"""The view is a fold over events: what is told is seen, in whatever order it comes, and nothing grows without end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.protocol import Verdict
+from tests.tui import scenes
+from volunteer import events
+from volunteer.events import AnyEvent
+from volunteer.status import Status, fold
+from volunteer.tui.activity import activity, banner, merging
+from volunteer.tui.text import UNICODE
+from volunteer.tui.view import (
+    CURVES_MAX,
+    ENTRIES_MAX,
+    POINTS_MAX,
+    AgentView,
+    Point,
+    add,
+    begin,
+    insert,
+    reduce,
+    thin,
+)
+
+NOW = scenes.NOW
+
+
+def seen(told: Iterable[AnyEvent], view: AgentView | None = None) -> AgentView:
+    view = view or AgentView()
+    for event in told:
+        view = reduce(view, event)
+    return view
+
+
+def step(number: int, loss: float | None, task: int = 1, **metrics: float) -> events.Training:
+    return events.Training(
+        at=NOW,
+        task=task,
+        run="r",
+        device="cpu",
+        step=number,
+        steps=100,
+        samples=number,
+        loss=loss,
+        steps_per_s=2.0,
+        tokens_per_s=0.0,
+        eta_s=None,
+        version=1,
+        metrics=metrics,
+    )
+
+
+def test_a_curve_grows_with_the_steps_of_its_task() -> None:
+    view = seen([step(1, 3.0), step(2, None), step(3, 2.5), step(1, 9.0, task=2)])
+    first, second = view.curve(1), view.curve(2)
+    assert first is not None
+    assert second is not None
+    assert first.points == ((1.0, 3.0), (3.0, 2.5))
+    assert second.points == ((1.0, 9.0),)
+    assert view.curve(None) is second
+    assert view.curve(7) is None
+
+
+def test_a_task_that_was_resumed_replaces_what_it_does_again() -> None:
+    view = seen([step(1, 3.0), step(2, 2.0), step(3, 1.0), step(2, 2.2)])
+    curve = view.curve(1)
+    assert curve is not None
+    assert curve.points == ((1.0, 3.0), (2.0, 2.2))
+
+
+def test_a_generator_and_its_critic_have_a_curve_each() -> None:
+    view = seen([step(1, 1.0, loss_g=1.2, loss_d=0.7)])
+    curve = view.curve(1)
+    assert curve is not None
+    assert (curve.points, curve.second) == (((1.0, 1.2),), ((1.0, 0.7),))
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=300))
+def test_thinning_keeps_the_extremes_and_the_newest(values: list[float]) -> None:
+    points = tuple((float(i), value) for i, value in enumerate(values))
+    kept = thin(points) if points else ()
+    finite = [v for v in values if math.isfinite(v)]
+    if finite:
+        assert {min(finite), max(finite)} <= {v for _, v in kept}
+    assert len(kept) <= len(points) // 2 + 2
+    assert list(kept) == sorted(kept, key=lambda p: p[0])
+    if points:
+        assert kept[-1] is points[-1]
+
+
+def test_no_curve_grows_without_end() -> None:
+    points: tuple[Point, ...] = ()
+    for number in range(3 * POINTS_MAX):
+        points = add(points, (float(number), 1.0))
+    assert len(points) <= POINTS_MAX
+    assert points[-1][0] == 3 * POINTS_MAX - 1
+    view = seen(step(1, 1.0, task=task) for task in range(3 * CURVES_MAX))
+    assert len(view.curves) == CURVES_MAX
+
+
+@given(st.permutations(range(12)))
+def test_versions_may_be_told_in_any_order(order: list[int]) -> None:
+    points: tuple[Point, ...] = ()
+    for version in order:
+        points = insert(points, (float(version), 10.0 - version))
+    assert [p[0] for p in points] == [float(v) for v in range(12)]
+    assert insert(points, (3.0, 99.0))[3] == (3.0, 99.0)
+
+
+def test_merged_contributions_mark_the_model_and_samples_keep_first_and_newest() -> None:
+    view = seen(scenes.filled())
+    model = view.models["stdlib-gpt"]
+    assert {3, 10, 17, 24, 31, 38} <= model.mine  # told with the versions
+    assert {36, 40} <= model.mine  # told with the verdicts
+    assert model.first_sample == (0, scenes.BEFORE)
+    assert model.last_sample == (41, scenes.AFTER)
+    rejected = Verdict(contribution=1, task=1, run="stdlib-gpt", state="rejected", version=41)
+    assert 41 not in seen([events.Judged(verdict=rejected)], view).models["stdlib-gpt"].mine
+
+
+def test_who_attaches_late_sees_what_the_snapshot_knows() -> None:
+    status = Status()
+    for event in scenes.filled():
+        status = fold(status, event)
+    late, early = begin(status), seen(scenes.filled())
+    assert late.status == early.status
+    assert late.run() == "stdlib-gpt"
+    assert late.models["stdlib-gpt"].points == ((0.0, 8.318), (41.0, 3.412))
+    assert {36, 38, 40} <= late.models["stdlib-gpt"].mine
+    assert [type(e.event) for e in late.entries] == [events.Judged] * 7
+
+
+def test_the_log_keeps_what_is_worth_reading_and_no_more() -> None:
+    view = seen(scenes.filled())
+    told = {type(entry.event) for entry in view.entries}
+    assert events.Training not in told
+    assert {events.Started, events.Claimed, events.Judged} <= told
+    view = seen((events.Notice(level="info", message=str(n)) for n in range(2 * ENTRIES_MAX)), view)
+    assert len(view.entries) == ENTRIES_MAX
+    ids = [entry.id for entry in view.entries]
+    assert ids == list(range(ids[0], ids[0] + ENTRIES_MAX))
+
+
+def test_reducing_changes_nothing_that_was_there() -> None:
+    before = seen(scenes.started())
+    copy = before
+    seen(scenes.filled(), before)
+    assert before == copy
+    assert seen(scenes.filled()) == seen(scenes.filled())
+
+
+def words(view: AgentView, now: float = NOW) -> tuple[str, str]:
+    state = activity(view, now, UNICODE)
+    return state.word, state.sentence
+
+
+def test_the_state_always_says_why() -> None:
+    assert words(AgentView())[0] == "starting"
+    assert words(seen(scenes.filled())) == ("training", "stdlib-gpt · task 4711")
+    assert words(seen(scenes.paused())) == ("paused", "on battery (64 %) until it is plugged in")
+    assert words(seen(scenes.empty())) == (
+        "waiting",
+        "all tasks of stdlib-gpt are being done by others (0:12)",
+    )
+    assert words(seen(scenes.error()))[0] == "stopped"
+    assert words(seen([*scenes.started(), events.Finishing(message="")]))[0] == "finished"
+    measuring = events.BenchmarkProgress(stage="matrix products", done=0.3)
+    assert words(seen([measuring])) == ("measuring", "matrix products")
+    assert words(seen([measuring, events.Benchmarked(benchmark=scenes.BENCHMARK)]))[0] == "starting"
+
+
+def test_a_pause_by_hand_names_the_key_that_ends_it() -> None:
+    pause = events.Paused(device="", by="you", message="paused", until="you resume")
+    assert words(seen([*scenes.filled(), pause]))[1] == "by you; press space to go on"
+    start = events.Paused(device="", by="you", message="press space to start", until="you start")
+    assert words(seen([start]))[1] == "press space to start"
+    both = [*scenes.paused(), pause, events.Resumed(device="")]
+    assert words(seen(both))[0] == "training"
+
+
+def test_the_merge_counts_down_and_says_what_it_waits_for() -> None:
+    view = seen(
+        events.RunProgress(at=NOW, beat=e.beat, message=e.message)
+        for e in scenes.merging()
+        if isinstance(e, events.RunProgress)
+    )
+    assert merging(view, "stdlib-gpt", NOW) == "merging after 2 more contributions or 3:12"
+    assert merging(view, "stdlib-gpt", NOW + 60) == "merging after 2 more contributions or 2:12"
+    assert merging(view, "stdlib-gpt", NOW + 6000) == "merging after 2 more contributions or 0:00"
+    assert merging(view, "unknown", NOW) == ""
+
+
+def test_offline_says_the_reason_the_next_try_and_what_still_works() -> None:
+    view = seen(scenes.offline())
+    said = banner(view, NOW, 200)
+    assert said == (
+        "Little Lab does not answer: connection refused; next try in 0:42; 2 results queued; "
+        "training goes on"
+    )
+    assert banner(view, NOW + 12, 70).endswith("next try in 0:30")
+    assert banner(seen(scenes.filled()), NOW, 200) == ""
+    assert len(banner(view, NOW, 10)) <= 10

@@ -1,0 +1,123 @@
+"""Downloaded blobs: only whole and right ones are used, a break costs nothing, and the limit holds."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import BadRequest, InvalidFrame, StorageFull
+from volunteer.cache import Cache
+
+
+def named(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def stored(cache: Cache, data: bytes) -> Path:
+    partial = cache.partial(named(data), len(data))
+    partial.write(data)
+    return partial.finish()
+
+
+def test_a_blob_is_found_by_its_hash(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, 1000)
+    data = b"weights" * 10
+    assert cache.find(named(data), len(data)) is None
+    path = stored(cache, data)
+    assert path.read_bytes() == data
+    assert cache.find(named(data), len(data)) == path
+    assert Cache(tmp_path, 1000).find(named(data), len(data)) == path
+
+
+def test_a_broken_download_goes_on_where_it_ended(tmp_path: Path) -> None:
+    data = os.urandom(5000)
+    first = Cache(tmp_path, 10_000).partial(named(data), len(data))
+    first.write(data[:1800])
+    first.close()  # the process died
+    again = Cache(tmp_path, 10_000).partial(named(data), len(data))
+    assert again.offset == 1800
+    again.write(data[1800:])
+    assert again.finish().read_bytes() == data
+
+
+def test_a_damaged_download_is_refused_and_forgotten(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, 1000)
+    partial = cache.partial(named(b"right"), 5)
+    partial.write(b"wrong")
+    with pytest.raises(InvalidFrame, match="hash"):
+        partial.finish()
+    assert partial.offset == 0
+    partial.write(b"right")
+    assert partial.finish().read_bytes() == b"right"
+
+
+def test_more_bytes_than_announced_are_refused(tmp_path: Path) -> None:
+    partial = Cache(tmp_path, 1000).partial(named(b"abc"), 3)
+    with pytest.raises(InvalidFrame, match="announced"):
+        partial.write(b"abcd")
+    partial.close()
+
+
+@pytest.mark.parametrize("damage", [b"", b"weightz", b"weights and more"])
+def test_a_blob_that_went_bad_on_disk_is_fetched_again(tmp_path: Path, damage: bytes) -> None:
+    cache = Cache(tmp_path, 1000)
+    path = stored(cache, b"weights")
+    path.write_bytes(damage)
+    assert Cache(tmp_path, 1000).find(named(b"weights"), 7) is None
+    assert not path.exists()
+
+
+def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, 300)
+    paths = [stored(cache, bytes([n]) * 100) for n in range(3)]
+    for age, path in enumerate(paths):
+        os.utime(path, (1000 + age, 1000 + age))
+    assert cache.find(named(bytes([0]) * 100), 100)  # used just now
+    stored(cache, b"x" * 100)
+    assert [path.exists() for path in paths] == [True, False, True]
+    assert cache.used_bytes() == 300
+
+
+def test_what_is_in_use_is_never_thrown_away(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, 100)
+    first = stored(cache, b"a" * 100)
+    with cache.hold([named(b"a" * 100)]):
+        stored(cache, b"b" * 100)
+        cache.trim()
+        assert first.exists()
+    cache.trim()
+    assert cache.used_bytes() <= 100
+
+
+def test_a_hash_that_is_none_never_becomes_a_path(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache", 1000)
+    for name in ("../" * 8 + "etc/passwd", "a" * 63, "A" * 64, ""):
+        with pytest.raises(BadRequest):
+            cache.partial(name, 3)
+        with pytest.raises(BadRequest):
+            cache.find(name, 3)
+
+
+def test_a_blob_that_does_not_fit_the_disk_says_so(tmp_path: Path) -> None:
+    with pytest.raises(StorageFull, match="free some space"):
+        Cache(tmp_path, 1 << 62).partial(named(b"a"), 1 << 60)
+
+
+@given(data=st.binary(max_size=200), cuts=st.lists(st.integers(0, 200), max_size=4))
+def test_pieces_of_any_size_make_the_same_blob(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, cuts: list[int]
+) -> None:
+    cache = Cache(tmp_path_factory.mktemp("cache"), 10_000)
+    edges = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
+    partial = cache.partial(named(data), len(data))
+    for start, stop in pairwise(edges):
+        partial.write(data[start:stop])
+        partial.close()
+        partial = cache.partial(named(data), len(data))  # a new process each time
+    assert partial.finish().read_bytes() == data

@@ -1,0 +1,264 @@
+"""Control: commands in, events out, the same in this process and over the local socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shared.clock import VirtualClock
+from shared.errors import Configuration, Unreachable
+from shared.protocol import LossPoint, RunBeat, Verdict
+from tests.tui.engine import FakeEngine
+from volunteer import commands, events
+from volunteer.channel import ControlServer, Endpoint, attach
+from volunteer.commands import REPLIES, AnyCommand, Ask, Command
+from volunteer.control import Control
+from volunteer.hub import PENDING_MAX, Hub, Subscription
+from volunteer.status import Status, fold
+
+
+def training(task: int = 1, step: int = 1) -> events.Training:
+    return events.Training(
+        task=task,
+        run="r",
+        device="cpu",
+        step=step,
+        steps=10,
+        samples=step,
+        loss=2.0,
+        steps_per_s=1.0,
+        tokens_per_s=64.0,
+        eta_s=5.0,
+        version=3,
+    )
+
+
+def claimed(task: int = 1) -> events.Claimed:
+    return events.Claimed(
+        task=task,
+        attempt=1,
+        run="r",
+        workload="gpt",
+        device="cpu",
+        steps=10,
+        samples=80,
+        price_micro=5,
+        finish_by=100.0,
+    )
+
+
+def judged(task: int, state: Any) -> events.Judged:
+    return events.Judged(verdict=Verdict(contribution=task, task=task, run="r", state=state))
+
+
+async def drain(subscription: Subscription) -> list[Any]:
+    subscription.close()
+    return [event async for event in subscription]
+
+
+# The status is what the events say.
+
+
+def told(*seen: Any) -> Status:
+    status = Status()
+    for event in seen:
+        status = fold(status, event)
+    return status
+
+
+def test_a_task_is_followed_through_its_phases() -> None:
+    status = told(events.Idle(reason="no_run", message="nothing runs"), claimed())
+    assert (status.tasks[0].phase, status.idle) == ("claimed", "")
+    status = fold(status, events.Fetching(task=1, what="data", done_bytes=5, total_bytes=9))
+    assert (status.tasks[0].phase, status.tasks[0].done_bytes) == ("fetch", 5)
+    status = fold(status, training(step=4))
+    assert (status.tasks[0].phase, status.tasks[0].step, status.tasks[0].version) == ("train", 4, 3)
+    status = fold(status, events.Uploading(task=1, done_bytes=1, total_bytes=9))
+    status = fold(status, events.Submitted(task=1, contribution=1, bytes=9))
+    assert (status.tasks[0].phase, status.done) == ("checking", 1)
+    status = fold(fold(status, judged(1, "checking")), judged(1, "accepted"))
+    assert status.tasks == ()
+    assert [verdict.state for verdict in status.verdicts] == ["accepted"]
+
+
+def test_every_reason_for_a_pause_is_kept_until_it_ends() -> None:
+    mine = events.Paused(device="", by="you", message="paused", until="you resume")
+    hot = events.Paused(device="cuda:0", by="temperature", message="92 °C", until="it cools")
+    status = told(mine, hot)
+    assert status.paused("cuda:0") is not None
+    status = fold(status, events.Resumed(device="", by="you"))
+    left = status.paused("cuda:0")
+    assert left is not None
+    assert left.by == "temperature"
+    assert status.paused("cpu") is None
+
+
+def test_the_newest_of_a_kind_counts() -> None:
+    beat = RunBeat(run="r", state="running", version=1, loss=3.0, needs=2, merge_in_s=9, workers=1)
+    later = msgspec.structs.replace(beat, version=2)
+    status = told(
+        events.RunProgress(beat=beat, message=""), events.RunProgress(beat=later, message="")
+    )
+    assert [b.version for b in status.beats] == [2]
+    assert told(training(task=9)).tasks == ()  # of a task that ended already
+
+
+# Nobody can hold the agent up.
+
+
+async def test_progress_that_nobody_read_is_replaced() -> None:
+    hub = Hub(VirtualClock())
+    with hub.subscribe() as slow:
+        for step in range(1, 8):
+            hub.emit(training(step=step))
+        hub.emit(events.Notice(level="info", message="a word"))
+        hub.emit(training(step=9))
+        seen = await drain(slow)
+    assert [type(event).__name__ for event in seen] == ["Training", "Notice", "Training"]
+    assert (seen[0].step, seen[2].step) == (7, 9)
+
+
+async def test_a_subscriber_that_never_reads_costs_bounded_memory() -> None:
+    hub = Hub(VirtualClock())
+    with hub.subscribe() as asleep:
+        for number in range(3 * PENDING_MAX):
+            hub.notice(f"{number}")
+            hub.emit(training(task=number))
+        seen = await drain(asleep)
+    assert len(seen) == PENDING_MAX
+    notices = [event for event in seen if isinstance(event, events.Notice)]
+    assert notices[-1].message == f"{3 * PENDING_MAX - 1}"
+
+
+async def test_events_carry_their_time_and_history_keeps_its_own() -> None:
+    clock = VirtualClock(1000.0)
+    hub = Hub(clock)
+    with hub.subscribe() as new:
+        hub.notice("now")
+        hub.emit(events.LossMeasured(at=5.0, run="r", version=0, loss=4.0, mine=0))
+        assert [event.at for event in await drain(new)] == [1000.0, 5.0]
+    assert hub.status.at == 1000.0
+
+
+# Over the socket.
+
+
+@asynccontextmanager
+async def served(path: Path) -> AsyncIterator[tuple[FakeEngine, Path]]:
+    engine = FakeEngine()
+    record = path / "control.json"
+    async with ControlServer(engine.hub, engine._execute).serve(record):
+        yield engine, record
+
+
+async def next_event(control: Control) -> Any:
+    with control.subscribe() as new:
+        async for event in new:
+            return event
+    return None
+
+
+async def test_whoever_attaches_sees_the_state_and_what_comes(tmp_path: Path) -> None:
+    async with served(tmp_path) as (engine, record):
+        engine.hub.emit(claimed(task=4))
+        async with attach(record, engine.clock) as control:
+            assert control.remote
+            assert control.status == engine.hub.status
+            coming = asyncio.ensure_future(next_event(control))
+            await asyncio.sleep(0)
+            engine.hub.emit(training(task=4, step=6))
+            assert (await coming).step == 6
+            assert control.status.tasks[0].step == 6
+
+
+async def test_commands_and_their_errors_cross_the_socket(tmp_path: Path) -> None:
+    async with served(tmp_path) as (engine, record), attach(record, engine.clock) as control:
+        await control.pause("cpu", message="a film", until="it ends")
+        assert engine.asked[-1] == commands.Pause(device="cpu", message="a film", until="it ends")
+        engine.answers[commands.GetLoss] = (LossPoint(version=2, loss=3.5, at=1.0),)
+        assert (await control.loss("r"))[0].version == 2
+        engine.refuses = Configuration("threads must be a number")
+        with pytest.raises(Configuration, match="threads"):
+            await control.set_settings({"threads": "x"})
+
+
+async def test_many_may_watch_at_once(tmp_path: Path) -> None:
+    async with (
+        served(tmp_path) as (engine, record),
+        attach(record, engine.clock) as one,
+        attach(record, engine.clock) as two,
+    ):
+        both = asyncio.gather(next_event(one), next_event(two))
+        await asyncio.sleep(0)
+        engine.hub.notice("to all")
+        assert [event.message for event in await both] == ["to all", "to all"]
+
+
+async def test_the_end_of_the_volunteer_ends_the_watching(tmp_path: Path) -> None:
+    async with served(tmp_path) as (engine, record), attach(record, engine.clock) as control:
+        watching = asyncio.ensure_future(next_event(control))
+        await asyncio.sleep(0)
+        engine.hub.close()
+        assert await watching is None
+        with pytest.raises(Unreachable):
+            await control.pause()
+
+
+async def test_only_this_user_may_connect(tmp_path: Path) -> None:
+    async with served(tmp_path) as (engine, record):
+        assert stat.S_IMODE(record.stat().st_mode) == 0o600
+        endpoint = msgspec.json.decode(record.read_bytes(), type=Endpoint)
+        if endpoint.path:
+            assert stat.S_IMODE(os.stat(endpoint.path).st_mode) == 0o600
+        forged = msgspec.structs.replace(endpoint, token="0" * 32)
+        record.write_bytes(msgspec.json.encode(forged))
+        with pytest.raises(Unreachable):
+            async with attach(record, engine.clock):
+                pass
+        assert engine.asked == []
+
+
+async def test_nonsense_on_the_socket_ends_that_connection_only(tmp_path: Path) -> None:
+    async with served(tmp_path) as (engine, record):
+        endpoint = msgspec.json.decode(record.read_bytes(), type=Endpoint)
+        for line in (b"\xff\n", b"[" * 5000 + b"\n", b"{}\n", b""):
+            reader, writer = await asyncio.open_unix_connection(endpoint.path)
+            writer.write(line)
+            writer.write_eof()
+            assert await reader.read() == b""
+            writer.close()
+        async with attach(record, engine.clock) as control:
+            await control.retry()
+        assert engine.asked == [commands.Retry()]
+
+
+async def test_without_a_volunteer_there_is_a_sentence(tmp_path: Path) -> None:
+    record = tmp_path / "control.json"
+    with pytest.raises(Unreachable, match="no volunteer is running"):
+        async with attach(record, VirtualClock()):
+            pass
+    record.write_bytes(msgspec.json.encode(Endpoint(path=str(tmp_path / "gone.sock"))))
+    with pytest.raises(Unreachable, match="no volunteer is running"):
+        async with attach(record, VirtualClock()):
+            pass
+
+
+async def test_a_long_path_does_not_keep_the_socket_away(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    async with served(deep) as (engine, record), attach(record, engine.clock) as control:
+        await control.retry()
+    assert list(deep.iterdir()) == []
+
+
+def test_every_command_that_is_answered_says_with_what() -> None:
+    kinds: set[type[Command]] = set(AnyCommand.__args__)
+    assert {kind for kind in kinds if issubclass(kind, Ask)} == set(REPLIES)

@@ -1,0 +1,72 @@
+"""A shared value: loaded once for all who ask at the same time, again when it is old, and never kept after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from coordinator.fresh import Fresh
+from shared.clock import VirtualClock
+from shared.errors import Unavailable
+
+
+class Source:
+    """Counts how often it was asked; answers when it is let."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.open = asyncio.Event()
+        self.fails = False
+
+    async def load(self) -> int:
+        self.asked += 1
+        number = self.asked
+        await self.open.wait()
+        if self.fails:
+            raise Unavailable("no")
+        return number
+
+
+async def test_all_who_ask_at_once_share_one_load() -> None:
+    source, clock = Source(), VirtualClock()
+    fresh = Fresh(source.load, 1.0, clock)
+    asking = [asyncio.create_task(fresh.get()) for _ in range(100)]
+    await asyncio.sleep(0)
+    source.open.set()
+    assert await asyncio.gather(*asking) == [1] * 100
+    assert await fresh.get() == 1
+    await clock.advance(0.9)
+    assert await fresh.get() == 1
+    await clock.advance(0.2)
+    assert await fresh.get() == 2
+
+
+async def test_one_who_leaves_does_not_spoil_it_for_the_others() -> None:
+    source = Source()
+    fresh = Fresh(source.load, 1.0, VirtualClock())
+    first, second = asyncio.create_task(fresh.get()), asyncio.create_task(fresh.get())
+    await asyncio.sleep(0)
+    first.cancel()
+    source.open.set()
+    assert await second == 1
+
+
+async def test_a_failure_is_told_and_not_kept() -> None:
+    source = Source()
+    source.open.set()
+    source.fails = True
+    fresh = Fresh(source.load, 1.0, VirtualClock())
+    with pytest.raises(Unavailable):
+        await fresh.get()
+    source.fails = False
+    assert await fresh.get() == 2
+
+
+async def test_what_was_dropped_is_loaded_anew() -> None:
+    source = Source()
+    source.open.set()
+    fresh = Fresh(source.load, 60.0, VirtualClock())
+    assert await fresh.get() == 1
+    fresh.drop()
+    assert await fresh.get() == 2

@@ -1,0 +1,187 @@
+"""The volunteer without a screen: lines for people, JSON lines for machines, and nothing that steers a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+
+import msgspec
+import pytest
+
+from shared.protocol import Benchmark, Device, Me, Verdict
+from tests.tui.engine import FakeEngine
+from volunteer import commands, events
+from volunteer.events import AnyEvent
+from volunteer.headless import Headless, status_lines
+from volunteer.sentences import words
+from volunteer.status import Status, fold
+
+NOW = 1_700_000_000.0
+
+
+def training(step: int, at: float) -> events.Training:
+    return events.Training(
+        at=at,
+        task=7,
+        run="r",
+        device="cpu",
+        step=step,
+        steps=50,
+        samples=step,
+        loss=2.5,
+        steps_per_s=1.0,
+        tokens_per_s=1234.5,
+        eta_s=65.0,
+        version=3,
+    )
+
+
+VERDICT = Verdict(
+    contribution=1, task=7, run="r", state="rejected", reason="norm", message="too long"
+)
+STORY: list[AnyEvent] = [
+    events.Started(
+        coordinator="https://host",
+        server="home",
+        nickname="Ann",
+        fingerprint="ab-cd",
+        volunteer_id="v",
+    ),
+    events.Connection(online=False, message="refused", retry_at=NOW + 12, queued=1, at=NOW),
+    events.Connection(online=True, at=NOW),
+    events.DevicesFound(
+        devices=(
+            Device(id="cpu", kind="cpu", name="EPYC", memory_bytes=25_300_000_000),
+            Device(
+                id="nvidia:0",
+                kind="cuda",
+                name="RTX",
+                memory_bytes=1,
+                usable=False,
+                problem="pip install torch",
+            ),
+        )
+    ),
+    events.Benchmarked(
+        benchmark=Benchmark(
+            device="cpu", fp32_flops=1e11, bf16_flops=1e11, memory_bytes_per_s=1e10, step_flops=8e10
+        )
+    ),
+    events.Idle(reason="no_run", message="nothing is running", until=NOW + 30, at=NOW),
+    training(10, NOW),
+    events.Halved(task=7, device="cpu", micro_batch=4),
+    events.Submitted(task=7, contribution=1, bytes=2_660_000),
+    events.Judged(verdict=VERDICT),
+    events.TaskEnded(task=7, how="gone", message="somebody else holds it"),
+    events.LossMeasured(run="r", version=4, loss=2.25, mine=1),
+    events.Credits(
+        me=Me(
+            volunteer_id="v",
+            nickname="Ann",
+            public=True,
+            state="active",
+            trust=1.0,
+            earned_micro=88_580_000,
+            pending_micro=0,
+            spent_micro=0,
+            today_micro=0,
+            rank=2,
+            accepted=1,
+            rejected=0,
+            merged=1,
+            device_s=1.0,
+            workers=(),
+        )
+    ),
+    events.Paused(device="", by="battery", message="on battery", until="it is plugged in"),
+    events.Resumed(device="cuda:0"),
+    events.Notice(level="error", message="three tasks failed"),
+]
+
+
+async def lines(*told: AnyEvent, json: bool = False, since: float = 0.0) -> list[str]:
+    engine, out = FakeEngine(), io.StringIO()
+    front = Headless(engine.control, out, json=json, since=since)
+    with engine.hub.subscribe():
+        for event in told:
+            front.show(msgspec.structs.replace(event, at=event.at or NOW))
+    return out.getvalue().splitlines()
+
+
+async def test_each_event_is_a_sentence_a_person_can_read() -> None:
+    text = "\n".join(await lines(*STORY))
+    for phrase in (
+        '"Ann" helps home at https://host (key ab-cd)',
+        "coordinator unreachable: refused; 1 result queued; next try in 12 s",
+        "the coordinator answers again",
+        "cpu EPYC (25.3 GB); nvidia:0 RTX (1 B) cannot be used: pip install torch",
+        "idle (no_run): nothing is running; asking again in 30 s",
+        "step 10/50  loss 2.500  1,23",
+        "1:05 min left",
+        "same batch, same pay",
+        "handed in (2.66 MB)",
+        "task 7 rejected: too long",
+        "task 7 gone: somebody else holds it",
+        "version 4: loss 2.250 on held-out data, 1 of yours in it",
+        "88.58 earned, 0.00 pending, rank 2",
+        "everything paused by battery: on battery; until it is plugged in",
+        "cuda:0 goes on",
+        "error: three tasks failed",
+    ):
+        assert phrase in text, phrase
+
+
+async def test_training_does_not_flood_the_log() -> None:
+    told = [training(step, NOW + step * 0.25) for step in range(1, 201)]
+    assert 5 <= len(await lines(*told)) <= 6
+    assert 49 <= len(await lines(*told, json=True)) <= 51
+
+
+async def test_json_lines_are_the_events() -> None:
+    for line, event in zip(await lines(*STORY, json=True), STORY, strict=True):
+        back = msgspec.json.decode(line, type=AnyEvent)
+        assert back == msgspec.structs.replace(event, at=event.at or NOW)
+
+
+async def test_what_was_before_the_start_is_not_printed_as_news() -> None:
+    old = events.LossMeasured(at=NOW - 500, run="r", version=1, loss=3.0, mine=0)
+    assert await lines(old, since=NOW - 1) == []
+    assert len(await lines(old, since=NOW - 1, json=True)) == 1
+
+
+async def test_foreign_text_cannot_steer_the_terminal() -> None:
+    nasty = events.Notice(level="info", message="a\x1b[2Jb\nc\u202ed" + "x" * 9000)
+    (line,) = await lines(nasty)
+    assert line.isprintable()
+    assert len(line) < 2100
+
+
+async def test_a_reader_that_goes_away_ends_the_volunteer() -> None:
+    engine, out = FakeEngine(), io.StringIO()
+    front = Headless(engine.control, out, json=False)
+    out.close()
+    running = asyncio.ensure_future(front.run())
+    await asyncio.sleep(0)
+    await engine.play(STORY[:1])
+    await running
+    assert engine.asked == [commands.Stop()]
+
+
+def test_the_status_says_what_is_done_and_why_nothing_is() -> None:
+    status = Status()
+    for event in (*STORY, events.Finishing(message="finishing")):
+        status = fold(status, msgspec.structs.replace(event, at=event.at or NOW))
+    text = "\n".join(status_lines(status))
+    for phrase in (
+        '"Ann" at home',
+        "online",
+        "paused: everything by battery",
+        "idle (no_run)",
+        "finishing",
+    ):
+        assert phrase in text, phrase
+
+
+@pytest.mark.parametrize("event", STORY)
+def test_every_event_of_the_story_has_words(event: AnyEvent) -> None:
+    assert words(event)

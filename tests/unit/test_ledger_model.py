@@ -1,0 +1,235 @@
+"""Any sequence of steps: the ledger does what a model of forty lines does, on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from sqlalchemy import Connection
+
+from coordinator.ledger import Ledger
+from coordinator.store import holds, ledger
+from coordinator.store.database import Database
+from coordinator.store.ledger import Payment
+from shared.errors import BadRequest, Conflict, Forbidden, NotFound
+
+REFUSED = (BadRequest, Conflict, Forbidden, NotFound)
+PEOPLE = ("mia", "bob")
+_examples = itertools.count(1)
+
+
+class Refusal(Exception):
+    """The model says no."""
+
+
+@dataclass
+class Model:
+    """What the books should say: an account is a number, an event is a key that was used."""
+
+    accounts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    used: dict[str, Any] = field(default_factory=dict)
+
+    def step(self, key: str, said: object, before: str, never: str, moves: dict[Any, int]) -> None:
+        """Move credit once for a key. `before` must have been said the same, `never` not at all."""
+        if key in self.used:
+            if self.used[key] != said:
+                raise Refusal
+            return
+        if (before and self.used.get(before) != said) or never in self.used:
+            raise Refusal
+        after = self.accounts.copy()
+        for account, amount in moves.items():
+            after[account] += amount
+        if any(amount < 0 for (_, kind), amount in after.items() if kind != "mint"):
+            raise Refusal
+        self.accounts, self.used[key] = after, said
+
+    def contribution(self, step: str, number: int, who: str, amount: int) -> None:
+        source, target, before, never = {
+            "pending": (("", "mint"), (who, "pending"), "", "-"),
+            "earn": ((who, "pending"), (who, "earned"), "pending", "void"),
+            "void": ((who, "pending"), ("", "mint"), "pending", "earn"),
+            "reverse": ((who, "earned"), ("", "mint"), "earn", "void"),
+        }[step]
+        moves = {source: -amount, target: amount}
+        first = f"{before}:{number}" if before else ""
+        self.step(f"{step}:{number}", (who, amount), first, f"{never}:{number}", moves)
+
+    def many(self, rows: list[tuple[int, str, int]]) -> None:
+        """All or nothing."""
+        kept = Model(self.accounts.copy(), dict(self.used))
+        for row in rows:
+            kept.contribution("earn", *row)
+        self.accounts, self.used = kept.accounts, kept.used
+
+    def hold(self, name: str, who: str, amount: int) -> None:
+        self.step(
+            f"hold:{name}",
+            (who, amount),
+            "",
+            "-",
+            {(who, "earned"): -amount, (who, "held"): amount},
+        )
+
+    def end(self, name: str, who: str, cost: int | None) -> None:
+        """Settle for `cost`, or release."""
+        owner, held = self.used.get(f"hold:{name}", ("", 0))
+        if owner != who or (cost is not None and cost > held):
+            raise Refusal
+        key, never = ("release", "settle") if cost is None else ("settle", "release")
+        spent = cost or 0
+        moves = {(who, "held"): -held, (who, "burn"): spent, (who, "earned"): held - spent}
+        self.step(f"{key}:{name}", (who, cost), "", f"{never}:{name}", moves)
+
+
+def _row(number: int, lie: str) -> tuple[int, str, int]:
+    """A contribution always belongs to the same person for the same amount, unless somebody lies."""
+    who = PEOPLE[(number + (lie == "who")) % len(PEOPLE)]
+    return number, who, number % 3 + (lie == "amount")
+
+
+lies = st.sampled_from(["", "", "", "", "", "", "who", "amount"])
+contributions = st.builds(_row, st.integers(1, 4), lies)
+rows = st.lists(contributions, min_size=1, max_size=4)
+held = st.tuples(
+    st.integers(1, 3), st.sampled_from([0, 0, 0, 1])
+)  # whose, and whether somebody else tries
+steps = st.sampled_from(["pending", "earn", "void", "reverse"])
+
+
+class Books(RuleBasedStateMachine):
+    """Does everything twice: in the model and in the database. Ids are fresh for every example, the database is not."""
+
+    def __init__(self, runner: asyncio.Runner, db: Database) -> None:
+        super().__init__()
+        self.runner, self.db, self.model = runner, db, Model()
+        self.example = next(_examples)
+
+    def who(self, name: str) -> str:
+        return f"{name}-{self.example}"
+
+    def pay(self, number: int, name: str, amount: int) -> Payment:
+        return Payment(
+            volunteer_id=self.who(name),
+            contribution_id=self.example * 1000 + number,
+            run_id=1,
+            amount_micro=amount,
+        )
+
+    def both(self, modelled: Callable[[], None], stored: Callable[[Connection], None]) -> None:
+        try:
+            modelled()
+        except Refusal:
+            with pytest.raises(REFUSED):
+                self.runner.run(self.db.write(stored))
+        else:
+            self.runner.run(self.db.write(stored))
+
+    @initialize()
+    def begin_with_something_to_spend(self) -> None:
+        for number, name in enumerate(PEOPLE, start=90):
+            self.accepted_and_merged((number, name, 1))
+
+    @rule(step=steps, row=contributions)
+    def contribution(self, step: str, row: tuple[int, str, int]) -> None:
+        number, name, amount = row
+        one = self.pay(number, name, amount)
+        values = {
+            "volunteer_id": one.volunteer_id,
+            "contribution_id": one.contribution_id,
+            "run_id": 1,
+            "amount_micro": amount,
+        }
+        write: dict[str, Callable[[Connection], None]] = {
+            "pending": lambda conn: ledger.post_pending(conn, **values, now=1.0),  # type: ignore[arg-type]
+            "earn": lambda conn: ledger.post_earned(conn, **values, now=2.0),  # type: ignore[arg-type]
+            "void": lambda conn: ledger.post_void(conn, **values, now=2.0),  # type: ignore[arg-type]
+            "reverse": lambda conn: ledger.post_reversal(conn, one, "", 3.0),
+        }
+        self.both(lambda: self.model.contribution(step, number, name, amount), write[step])
+
+    @rule(row=contributions)
+    def accepted_and_merged(self, row: tuple[int, str, int]) -> None:
+        for step in ("pending", "earn"):
+            self.contribution(step, row)
+
+    @rule(wanted=rows)
+    def merge(self, wanted: list[tuple[int, str, int]]) -> None:
+        pays = [self.pay(*row) for row in wanted]
+        self.both(
+            lambda: self.model.many(wanted), lambda conn: ledger.post_earned_many(conn, pays, 2.0)
+        )
+
+    @rule(which=held, amount=st.integers(1, 2))
+    def hold(self, which: tuple[int, int], amount: int) -> None:
+        number, name = which[0], PEOPLE[sum(which) % 2]
+        hold_id, who = f"{self.example}.{number}", self.who(name)
+        self.both(
+            lambda: self.model.hold(str(number), name, amount),
+            lambda conn: holds.hold(conn, who, hold_id, amount, "", 3.0),
+        )
+
+    @rule(which=held, cost=st.none() | st.integers(0, 3))
+    def end(self, which: tuple[int, int], cost: int | None) -> None:
+        made = [key[5:] for key in self.model.used if key.startswith("hold:")] or ["1"]
+        number = made[which[0] % len(made)]
+        name = PEOPLE[(int(number) + which[1]) % 2]
+        hold_id, who = f"{self.example}.{number}", self.who(name)
+
+        def write(conn: Connection) -> None:
+            if cost is None:
+                holds.release(conn, who, hold_id, 4.0)
+            else:
+                holds.settle(conn, who, hold_id, cost, 4.0)
+
+        self.both(lambda: self.model.end(number, name, cost), write)
+
+    @rule()
+    def seal(self) -> None:
+        self.runner.run(Ledger(self.db).seal())
+
+    @invariant()
+    def balances_are_those_of_the_model(self) -> None:
+        def read(conn: Connection) -> list[ledger.Balances]:
+            return [ledger.balances(conn, self.who(name)) for name in PEOPLE]
+
+        for name, found in zip(PEOPLE, self.runner.run(self.db.read(read)), strict=True):
+            expected = [self.model.accounts[name, k] for k in ("pending", "earned", "held", "burn")]
+            assert [
+                found.pending_micro, found.earned_micro, found.held_micro, found.spent_micro
+            ] == expected  # fmt: skip
+
+    def teardown(self) -> None:
+        assert self.runner.run(Ledger(self.db).check()) == ()
+        assert sum(self.model.accounts.values()) == 0
+
+
+def test_the_ledger_does_what_the_model_does(database_url: str) -> None:
+    with asyncio.Runner() as runner:
+        db = runner.run(Database.open(database_url))
+        try:
+            run_state_machine_as_test(
+                lambda: Books(runner, db),  # type: ignore[arg-type]  # any factory will do
+                settings=settings(
+                    max_examples=30,
+                    stateful_step_count=30,
+                    deadline=None,
+                    suppress_health_check=list(HealthCheck),
+                ),
+            )
+        finally:
+            runner.run(db.close())

@@ -1,0 +1,213 @@
+"""What is refused at the door: each kind of hostile body, and too many requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.config import Settings
+from coordinator.limits import KEYS_MAX, ClientGone, Rates, read_body, read_json
+from coordinator.space import Space
+from shared.clock import VirtualClock
+from shared.errors import BadRequest, Configuration, StorageFull, TooLarge, TooManyRequests
+from shared.protocol import JSON_BYTES_MAX, JSON_DEPTH_MAX, HeartbeatRequest, SubmitRequest
+
+ANYTHING: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+BEAT = msgspec.json.Decoder(HeartbeatRequest)
+
+
+class Request:
+    """An ASGI request whose body comes in pieces; says how much was taken."""
+
+    def __init__(
+        self, *pieces: bytes, headers: dict[bytes, bytes] | None = None, cut: bool = False
+    ) -> None:
+        self.scope: dict[str, Any] = {"type": "http", "headers": list((headers or {}).items())}
+        self._messages: list[MutableMapping[str, Any]] = [
+            {"type": "http.request", "body": piece, "more_body": i + 1 < len(pieces) or cut}
+            for i, piece in enumerate(pieces)
+        ]
+        self.taken = 0
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        if not self._messages:
+            return {"type": "http.disconnect"}
+        message = self._messages.pop(0)
+        self.taken += len(message["body"])
+        return message
+
+
+async def test_a_body_in_pieces_is_put_together() -> None:
+    request = Request(b"ab", b"", b"cd", headers={b"content-length": b"4"})
+    assert await read_body(request.scope, request.receive) == b"abcd"
+    assert request.scope["body_read"]
+
+
+async def test_an_announced_giant_is_refused_unread() -> None:
+    for length in (str(JSON_BYTES_MAX + 1), "9" * 5000):
+        request = Request(b"x", headers={b"content-length": length.encode()})
+        with pytest.raises(TooLarge):
+            await read_body(request.scope, request.receive)
+        assert request.taken == 0
+
+
+async def test_an_unannounced_giant_is_refused_after_one_limit() -> None:
+    request = Request(*[b"x" * 65536] * 4800)  # 300 MB, chunked
+    with pytest.raises(TooLarge):
+        await read_body(request.scope, request.receive)
+    assert request.taken <= JSON_BYTES_MAX + 65536
+    assert "body_read" not in request.scope
+
+
+async def test_compressed_bodies_are_refused() -> None:
+    request = Request(b"x", headers={b"content-encoding": b"gzip"})
+    with pytest.raises(BadRequest, match="Content-Encoding"):
+        await read_body(request.scope, request.receive)
+
+
+async def test_a_client_that_leaves_is_noticed() -> None:
+    request = Request(b"half", cut=True)
+    with pytest.raises(ClientGone):
+        await read_body(request.scope, request.receive)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff",
+        b'{"reason": "\xc3\x28"}',
+        b'{"unknown": "\xc3\x28"}',
+        b"{",
+        b"[]",
+        b'{"rates": {"a": NaN}}',
+        b'{"rates": {"a": 1e999}}',
+        b'{"news_since": ' + b"1" * 5000 + b"}",
+        b'{"news_since": 9223372036854775808}',
+        b'{"news_since": -9999999999999999999}',
+        b'{"unknown": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"unknown": ' + b'{"a":[' * 20 + b"]}" * 20 + b"}",
+        b'"' + b'\\"' * 500_000,
+    ],
+    ids=range(16),
+)
+def test_hostile_json_gets_a_sentence(body: bytes) -> None:
+    with pytest.raises(BadRequest) as caught:
+        read_json(body, BEAT)
+    assert len(caught.value.message) > 20
+
+
+def test_honest_json_passes_whatever_its_strings_hold() -> None:
+    body = json.dumps(
+        {"reason": '[{"' * 1000 + "9" * 100, "rates": {"1" * 30: 0.12345678901234567890123}}
+    ).encode()
+    assert read_json(body, BEAT).reason.startswith('[{"[{"')
+    many = b'{"tasks": [' + b",".join([b'{"task": 1, "attempt": 2}'] * 200) + b"]}"
+    assert len(read_json(many, BEAT).tasks) == 200
+
+
+documents = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**17), 10**17)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(document=documents, levels=st.integers(0, 2 * JSON_DEPTH_MAX), as_object=st.booleans())
+def test_depth_is_counted_exactly(document: object, levels: int, as_object: bool) -> None:
+    def depth(value: object) -> int:
+        inner = (
+            value.values()
+            if isinstance(value, dict)
+            else value
+            if isinstance(value, list)
+            else None
+        )
+        return 0 if inner is None else 1 + max(map(depth, inner), default=0)
+
+    for _ in range(levels):
+        document = {"[": document} if as_object else [document, "]"]
+    body = json.dumps(document).encode()
+    if depth(document) <= JSON_DEPTH_MAX:
+        assert read_json(body, ANYTHING) == document
+    else:
+        with pytest.raises(BadRequest, match="deeper"):
+            read_json(body, ANYTHING)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_make_it_fail_otherwise(body: bytes) -> None:
+    try:
+        read_json(body, msgspec.json.Decoder(SubmitRequest))
+    except BadRequest:
+        pass
+
+
+def test_rates_count_each_key_apart_and_say_when_to_come_back() -> None:
+    now = 0.0
+    settings = Settings(rate_worker="3/minute", rate_ip="off", rate_register="1/hour")
+    rates = Rates(settings, monotonic=lambda: now)
+    for _ in range(3):
+        rates.hit("worker", "a")
+    with pytest.raises(TooManyRequests) as caught:
+        rates.hit("worker", "a")
+    assert caught.value.retry_after_s == pytest.approx(20)
+    rates.hit("worker", "b")
+    for _ in range(1000):
+        rates.hit("ip", "1.2.3.4")
+    now = 20.1
+    rates.hit("worker", "a")
+    with pytest.raises(TooManyRequests):
+        rates.hit("worker", "a")
+
+
+def test_many_addresses_do_not_fill_the_memory() -> None:
+    now = 0.0
+    rates = Rates(Settings(rate_ip="2/second"), monotonic=lambda: now)
+    for number in range(KEYS_MAX * 2 + 10):
+        rates.hit("ip", str(number))
+    bucket = rates._buckets["ip"]
+    assert bucket is not None
+    assert len(bucket._left) <= KEYS_MAX
+
+
+def test_a_wrong_rate_is_a_wrong_setting() -> None:
+    with pytest.raises(Configuration, match="600/minute"):
+        Rates(Settings(rate_ip="many"))
+
+
+def test_a_full_disk_refuses_and_recovers_by_itself(tmp_path: Path) -> None:
+    free = 1000
+    space = Space(tmp_path, 500, VirtualClock(), free=lambda _: free)
+    space.check()
+    space.check(500)
+    with pytest.raises(StorageFull):
+        space.check(501)
+    free = 499
+    assert not space.look()
+    with pytest.raises(StorageFull) as caught:
+        space.check()
+    assert caught.value.retry_after_s
+    free = 1000
+    assert space.look()
+    space.check()

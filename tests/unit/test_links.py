@@ -1,0 +1,87 @@
+"""Join links: what is printed is understood, whatever a chat program or a shell did to it; anything else is a sentence."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import BadRequest
+from shared.links import JoinLink, format_link, is_loopback, parse_link
+
+PIN = "ab" * 32
+KEY = "MFRG-GZDF-MZTW"
+
+hosts = st.one_of(
+    st.from_regex(r"[a-z][a-z0-9-]{0,20}(\.[a-z]{2,5})?", fullmatch=True),
+    st.ip_addresses(v=4).map(str),
+    st.ip_addresses(v=6).map(lambda address: f"[{address.compressed}]"),
+)
+parts = st.from_regex(r"[A-Za-z0-9_-]{1,40}", fullmatch=True)
+
+
+@given(
+    host=hosts,
+    port=st.one_of(st.none(), st.integers(1, 65535)),
+    key=st.one_of(st.just(""), parts),
+    pin=st.sampled_from(["", PIN]),
+    code=st.one_of(st.just(""), parts),
+)
+def test_what_is_printed_is_understood(
+    host: str, port: int | None, key: str, pin: str, code: str
+) -> None:
+    url = f"https://{host}" + (f":{port}" if port else "")
+    link = JoinLink(url=url, fingerprint=key, tls_pin=pin, code=code)
+    assert parse_link(format_link(link)) == link
+
+
+@pytest.mark.parametrize("separator", ["+", "&", ";", "/"])
+def test_every_separator_is_read(separator: str) -> None:
+    fragment = separator.join([f"key={KEY}", f"pin={PIN.upper()}", "code=ABCD-EFGH"])
+    expected = JoinLink(url="https://10.0.0.7:8765", fingerprint=KEY, tls_pin=PIN, code="ABCD-EFGH")
+    assert parse_link(f" 'https://10.0.0.7:8765/join#{fragment}' ") == expected
+    assert parse_link(f"volunteer://10.0.0.7:8765/#{fragment}") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("127.0.0.1:8765", "http://127.0.0.1:8765"),
+        ("localhost:8765", "http://localhost:8765"),
+        ("volunteer://[::1]:8765/", "http://[::1]:8765"),
+        ("train.example.org", "https://train.example.org"),
+        ("http://127.0.0.1:1/join#code=A", "http://127.0.0.1:1"),
+    ],
+)
+def test_a_bare_address_is_enough(text: str, url: str) -> None:
+    assert parse_link(text).url == url
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "https://",
+        "ftp://host/",
+        "http://train.example.org/join#code=A",  # a secret would travel in the clear
+        "https://user:pw@host/",
+        "https://host:99999/",
+        "https://host/join#pin=123",
+        "https://host/join#code=%00",
+        "https://ho st/",
+        "https://host/\nX-Header: 1",
+        "https://host/join#code=" + "A" * 3000,
+    ],
+)
+def test_a_damaged_link_gets_a_sentence(text: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_link(text)
+    assert len(caught.value.message) > 20
+
+
+def test_loopback_is_only_this_machine() -> None:
+    assert is_loopback("127.0.0.53")
+    assert is_loopback("::1")
+    assert is_loopback("localhost")
+    assert not is_loopback("192.168.1.4")
+    assert not is_loopback("localhost.example.org")

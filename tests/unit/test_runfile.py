@@ -1,0 +1,56 @@
+"""Run files: short ones work, wrong ones say what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator import runfile
+from shared.errors import InvalidRunFile
+
+SHORT = 'name = "r"\nworkload = "gpt"\ndataset = "d"\n'
+
+
+def test_a_file_of_three_lines_has_a_default_for_everything_else() -> None:
+    run = runfile.parse(SHORT)
+    assert (run.task.local_steps, run.train.lr, run.validation.norm_limit) == (50, 3e-4, 6.0)
+
+
+def test_what_is_stored_reads_back_the_same() -> None:
+    run = runfile.parse(SHORT + "[model]\nn_layer = 4\n[plan]\npreset = 'fedavg'\nquorum = 3\n")
+    assert runfile.decode(runfile.encode(run)) == run
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name =", "not TOML"),
+        ('workload = "gpt"', 'name = "..."'),
+        (SHORT + "lerning_rate = 1", "unknown key"),
+        (SHORT + "[train]\nlearning_rate = 1.0", "lr"),
+        (SHORT + "[task]\nlocal_step = 5", 'did you mean "local_steps"'),
+        (SHORT + "[task]\nlocal_steps = 0", "at least 1"),
+        (SHORT + '[task]\nlocal_steps = "many"', "local_steps"),
+        (SHORT + "[train]\nlr = -1.0", "above zero"),
+        (SHORT + "[train]\nlr = nan", "above zero"),
+        ('name = "../etc"\nworkload = "gpt"', "letters, digits"),
+        (SHORT + "weight = 0.0", "above zero"),
+        (SHORT + '[stop]\ndate = "tomorrow"', "ISO 8601"),
+        (SHORT + "[stop]\nversions = -1", "must not be negative"),
+        (SHORT + "[task]\nmax_failures = 0", "at least 1"),
+        (SHORT + "[retention]\nlatest = 0", "at least 1"),
+    ],
+)
+def test_a_wrong_file_says_what_is_wrong(text: str, says: str) -> None:
+    with pytest.raises(InvalidRunFile, match=says):
+        runfile.parse(text)
+
+
+def test_a_workloads_own_defaults_fill_only_what_is_not_given() -> None:
+    own: dict[str, dict[str, float]] = {
+        "train": {"lr": 0.1, "beta1": 0.5},
+        "task": {"batch_size": 64},
+    }
+    run = runfile.parse(SHORT + "[train]\nlr = 0.2\n", own)
+    assert (run.train.lr, run.train.beta1, run.task.batch_size) == (0.2, 0.5, 64)
+    with pytest.raises(InvalidRunFile, match="train"):
+        runfile.parse(SHORT + "train = 3", own)

@@ -1,0 +1,246 @@
+"""Token datasets: from any text to chunks that mean the same everywhere, with nothing held out ever trained on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.errors import InvalidRunFile
+from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.documents import (
+    Document,
+    Skipped,
+    read_documents,
+    standard_library_documents,
+)
+from shared.workloads.text import Building, build_text
+from shared.workloads.tokens import ChunkWriter, TokenChunk, load_tokenizer, train_tokenizer
+
+WORDS = [*"abcdefghijklm", "the", "cat", "sat", "on", "a", "mat", "and", "saw", "night"]
+
+
+class Store(dict[str, bytes]):
+    """Blobs in memory."""
+
+    def put(self, data: bytes) -> str:
+        name = hashlib.sha256(data).hexdigest()
+        self[name] = data
+        return name
+
+    def stream(self, chunks: tuple[ChunkRef, ...], dtype: str = "<u2") -> list[int]:
+        """The tokens of all chunks with the overlap of one token taken out."""
+        found: list[int] = []
+        for chunk in chunks:
+            tokens = np.frombuffer(self[chunk.sha256], dtype).tolist()
+            assert len(tokens) == chunk.items
+            assert len(self[chunk.sha256]) == chunk.size
+            if found:
+                assert found.pop() == tokens[0]
+            found += tokens
+        return found
+
+
+def story(seed: int, words: int = 60) -> str:
+    picks = np.random.Generator(np.random.PCG64(seed)).integers(0, len(WORDS), words)
+    return f"Story {seed}: " + " ".join(WORDS[pick] for pick in picks) + ".\n"
+
+
+def stories(count: int = 40) -> list[Document]:
+    return [Document(f"story-{seed}", story(seed)) for seed in range(count)]
+
+
+def texts(store: Store, manifest: DatasetManifest, chunks: tuple[ChunkRef, ...]) -> set[str]:
+    tokenizer = load_tokenizer(store[manifest.assets["tokenizer"].sha256])
+    end = manifest.meta["end_of_text"]
+    found, current = set(), list[int]()
+    for token in store.stream(chunks):
+        if token == end:
+            found.add(tokenizer.decode(current))
+            current = []
+        else:
+            current.append(token)
+    assert not current
+    return found
+
+
+def test_every_document_arrives_once_in_training_or_held_out() -> None:
+    store = Store()
+    documents = stories()
+    manifest = build_text("tales", documents, store.put, vocab_size=300, chunk_tokens=128)
+    train = texts(store, manifest, manifest.chunks)
+    heldout = texts(store, manifest, manifest.heldout)
+    assert train | heldout == {document.text for document in documents}
+    assert not train & heldout
+    assert 1 <= len(heldout) <= 4
+    assert manifest.meta["tokens"] == len(store.stream(manifest.chunks))
+    assert len(manifest.chunks) > 3
+    assert (manifest.kind, manifest.meta["dtype"]) == ("tokens", "uint16")
+
+
+def test_the_same_text_gives_the_same_bytes_in_whatever_order_it_is_named() -> None:
+    first = build_text("tales", stories(), Store().put, vocab_size=300)
+    again = build_text("tales", stories(), Store().put, vocab_size=300)
+    other_order = build_text("tales", stories()[::-1], Store().put, vocab_size=300)
+    assert first == again == other_order
+    assert build_text("tales", stories(), Store().put, vocab_size=300, seed=1) != first
+
+
+def test_a_copy_of_a_held_out_document_is_not_trained_on() -> None:
+    once = build_text("tales", stories(), Store().put, vocab_size=300)
+    twice = build_text("tales", stories() + stories(), Store().put, vocab_size=300)
+    assert twice.chunks == once.chunks
+    assert twice.meta["copies"] == 40
+
+
+def test_files_directories_and_json_lines_with_bad_lines_named(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "config.txt").write_text("secret")
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfwindows\r\ntext")
+    (tmp_path / "deep" / "b.py").write_text("print('hello')\n")
+    (tmp_path / "deep" / "picture.png").write_bytes(b"\x89PNG")
+    (tmp_path / "latin.txt").write_bytes("déjà".encode("latin1"))
+    lines = [
+        '{"text": "one"}',
+        "not json",
+        '{"title": "no text"}',
+        "",
+        '{"text": 5}',
+        '{"text": "two"}',
+    ]
+    (tmp_path / "c.jsonl").write_text("\n".join(lines))
+    skipped = Skipped()
+    found = {found.name: found.text for found in read_documents([tmp_path], skipped)}
+    assert found == {
+        "a.txt": "windows\ntext",
+        "deep/b.py": "print('hello')\n",
+        "c.jsonl:1": "one",
+        "c.jsonl:6": "two",
+    }
+    assert skipped.count == 4
+    told = " / ".join(skipped.sentences)
+    for part in ("c.jsonl line 2", "c.jsonl line 3", "c.jsonl line 5", "latin.txt: not UTF-8"):
+        assert part in told
+
+
+def test_a_text_without_line_ends_is_cut_between_characters() -> None:
+    store = Store()
+    text = "".join(chr(0x1F300 + n % 701) for n in range(20_000))
+    manifest = build_text("faces", [Document("faces", text)], store.put, vocab_size=300)
+    parts = texts(store, manifest, manifest.chunks) | texts(store, manifest, manifest.heldout)
+    assert sum(map(len, parts)) == len(text)
+    assert all("\ufffd" not in part for part in parts)
+    assert manifest.heldout
+
+
+def test_an_end_of_text_inside_a_document_is_only_text() -> None:
+    store = Store()
+    documents = [*stories(), Document("sly", "before <|endoftext|> after " * 30)]
+    manifest = build_text("tales", documents, store.put, vocab_size=300)
+    ends = store.stream(manifest.chunks).count(int(manifest.meta["end_of_text"]))
+    assert ends + len(texts(store, manifest, manifest.heldout)) == 41
+
+
+def test_a_tokenizer_of_ones_own_is_used_and_travels_along() -> None:
+    own = train_tokenizer((story(seed) for seed in range(5)), 280)
+    store = Store()
+    manifest = build_text("tales", stories(), store.put, tokenizer=own, vocab_size=9999)
+    assert store[manifest.assets["tokenizer"].sha256] == own
+    assert manifest.meta["vocab_size"] == 280
+
+
+def test_nanogpt_token_files_keep_their_split(tmp_path: Path) -> None:
+    train = np.arange(1000, dtype="<u2") % 500
+    val = np.arange(100, dtype="<u2")
+    train.tofile(tmp_path / "train.bin")
+    val.tofile(tmp_path / "val.bin")
+    store = Store()
+    manifest = build_text("web", [tmp_path], store.put, vocab_size=500, chunk_tokens=300)
+    assert store.stream(manifest.chunks) == train.tolist()
+    assert store.stream(manifest.heldout) == val.tolist()
+    assert manifest.assets == {}
+    alone = build_text(
+        "web", [tmp_path / "train.bin"], store.put, vocab_size=500, heldout_share=0.1
+    )
+    assert store.stream(alone.heldout) == train[900:].tolist()
+
+
+def test_a_vocabulary_above_65535_takes_four_bytes_a_token(tmp_path: Path) -> None:
+    tokens = np.array([69_999, 3, 7, 11] * 10, dtype="<u4")
+    tokens.tofile(tmp_path / "big.bin")
+    store = Store()
+    manifest = build_text("big", [tmp_path / "big.bin"], store.put, vocab_size=70_000)
+    assert manifest.meta["dtype"] == "uint32"
+    assert store.stream(manifest.chunks + manifest.heldout[:0], "<u4")[0] == 69_999
+
+
+def refuses(match: str, *sources: str | Path | Document, **options: object) -> None:
+    with pytest.raises(InvalidRunFile, match=match):
+        build_text("bad", sources, Store().put, **options)  # type: ignore[arg-type]
+
+
+def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
+    latin, odd, tokens, plain = (tmp_path / name for name in ("l.txt", "o.bin", "t.bin", "p.txt"))
+    latin.write_bytes("déjà vu".encode("latin1"))
+    odd.write_bytes(b"\x01\x02\x03")
+    np.array([1, 2, 900, 3], dtype="<u2").tofile(tokens)
+    plain.write_text("a few words")
+    refuses("not UTF-8 text .*0xe9.*iconv", latin)
+    refuses("no such file or directory", tmp_path / "missing")
+    refuses("too little text", plain)
+    refuses(r"too little text .*\(0 bytes in 0 documents\)", Document("blank", "  \n"))
+    refuses("3 bytes are not a list of uint16", odd)
+    refuses("token 900 at position 2 is not below vocab_size 500", tokens, vocab_size=500)
+    refuses("cannot be mixed", tokens, plain)
+    refuses("vocab_size 100 must lie between 257", *stories(), vocab_size=100)
+    refuses("heldout_share 0.9", plain, heldout_share=0.9)
+    refuses("not a tokenizer.json", *stories(), tokenizer=b"{}")
+    refuses("not a tokenizer.json", *stories(), tokenizer=json.dumps([1, 2]).encode())
+
+
+def test_progress_reaches_the_end() -> None:
+    seen: list[Building] = []
+    build_text("tales", stories(100), Store().put, vocab_size=300, on_progress=seen.append)
+    assert {"reading", "tokenizer", "writing"} == {found.stage for found in seen}
+    assert seen[-1].done_bytes == seen[-1].total_bytes > 0
+
+
+def test_the_standard_library_is_a_corpus_without_its_tests() -> None:
+    names = {document.name for document in standard_library_documents()}
+    assert {"argparse.py", "asyncio/tasks.py"} <= names
+    assert not [name for name in names if {"test", "tests", "site-packages"} & set(name.split("/"))]
+    assert len(names) > 300
+
+
+def test_chunks_are_memory_mapped_and_checked(tmp_path: Path) -> None:
+    path = tmp_path / "chunk"
+    np.array([1, 2, 3], dtype="<u2").tofile(path)
+    chunk = TokenChunk(path, "uint16")
+    assert isinstance(chunk.tokens, np.memmap)
+    assert (len(chunk), chunk.tokens.tolist()) == (3, [1, 2, 3])
+    chunk.check(4)
+    with pytest.raises(InvalidRunFile, match="token 3 at position 2"):
+        chunk.check(3)
+    with pytest.raises(InvalidRunFile, match="uint16 or uint32"):
+        TokenChunk(path, "float64")
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 70), max_size=20), st.integers(1, 40))
+def test_cutting_a_stream_loses_and_repeats_no_target(pieces: list[int], chunk_tokens: int) -> None:
+    store = Store()
+    writer = ChunkWriter(store.put, "uint16", chunk_tokens)
+    stream = np.arange(sum(pieces)) % 65_536
+    at = 0
+    for piece in pieces:
+        writer.add(stream[at : at + piece])
+        at += piece
+    chunks = writer.close()
+    assert store.stream(chunks) == (stream.tolist() if len(stream) > 1 else [])
+    assert all(chunk.items == chunk_tokens + 1 for chunk in chunks[:-1])

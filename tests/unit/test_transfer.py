@@ -1,0 +1,161 @@
+"""Whole files to and from the coordinator: a break costs nothing, and what arrives is what was promised."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from shared import errors
+from shared.clock import VirtualClock
+from shared.protocol import BlobRef, UploadInfo, UploadRequest
+from volunteer.api import Api
+from volunteer.cache import Cache
+from volunteer.client import Client
+from volunteer.tls import Address
+from volunteer.transfer import Transfers
+
+
+class Store(httpx.AsyncBaseTransport):
+    """A coordinator's blobs, and an upload that may be cut off."""
+
+    def __init__(self, blob: bytes = b"") -> None:
+        self.blob = blob
+        self.break_after = -1  # bytes of the next download
+        self.damage = 0  # downloads that arrive wrong
+        self.ignores_ranges = False
+        self.ranges: list[str] = []
+        self.received = bytearray()
+        self.expects = 0
+        self.break_upload = False
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return self._download(request)
+        body = await request.aread()
+        if request.method == "POST":
+            self.expects = msgspec.json.decode(body, type=UploadRequest).size
+        else:
+            assert int(request.headers["upload-offset"]) == len(self.received)
+            if self.break_upload:
+                self.break_upload = False
+                self.received += body[: len(body) // 2]
+                raise httpx.WriteError("cut")
+            self.received += body
+        info = UploadInfo(
+            upload_id="u1",
+            offset=len(self.received),
+            size=self.expects,
+            complete=len(self.received) == self.expects,
+            expires_at=0.0,
+        )
+        return httpx.Response(200, stream=httpx.ByteStream(msgspec.json.encode(info)))
+
+    def _download(self, request: httpx.Request) -> httpx.Response:
+        wanted = request.headers.get("range", "")
+        self.ranges.append(wanted)
+        start = 0 if self.ignores_ranges or not wanted else int(wanted[6:].rstrip("-"))
+        data = self.blob[start:]
+        if self.damage:
+            self.damage -= 1
+            data = bytes(byte ^ 1 for byte in data)
+        status = 206 if start else 200
+        cut, self.break_after = self.break_after, -1
+
+        async def stream() -> AsyncIterator[bytes]:
+            for at in range(0, len(data), 1000):
+                if 0 <= cut <= at:
+                    raise httpx.ReadError("cut")
+                yield data[at : at + 1000]
+
+        return httpx.Response(status, content=stream())
+
+
+def transfers(store: Store, path: Path) -> tuple[Transfers, VirtualClock]:
+    clock = VirtualClock()
+    address = Address(url="http://127.0.0.1:1")
+    client = Client(address, clock=clock, rng=random.Random(1), transport=store)
+    return Transfers(Api(client), Cache(path, 1 << 30)), clock
+
+
+async def fetched(store: Store, path: Path) -> tuple[bytes, list[int]]:
+    moving, clock = transfers(store, path)
+    steps: list[int] = []
+    ref = BlobRef(sha256=hashlib.sha256(store.blob).hexdigest(), size=len(store.blob))
+    getting = asyncio.ensure_future(moving.fetch(ref, steps.append))
+    while not getting.done():
+        await clock.advance(1)
+        await asyncio.sleep(0)
+    return (await getting).read_bytes(), steps
+
+
+async def test_a_download_is_resumed_after_a_break(tmp_path: Path) -> None:
+    store = Store(os.urandom(9000))
+    store.break_after = 4000
+    data, steps = await fetched(store, tmp_path)
+    assert data == store.blob
+    assert store.ranges == ["", "bytes=4000-"]
+    assert steps[-1] == 9000
+    assert steps == sorted(steps)
+
+
+async def test_a_download_starts_over_where_ranges_are_ignored(tmp_path: Path) -> None:
+    store = Store(os.urandom(9000))
+    store.break_after, store.ignores_ranges = 4000, True
+    assert (await fetched(store, tmp_path))[0] == store.blob
+
+
+async def test_a_damaged_download_is_fetched_again_but_not_for_ever(tmp_path: Path) -> None:
+    store = Store(os.urandom(5000))
+    store.damage = 2
+    assert (await fetched(store, tmp_path / "a"))[0] == store.blob
+    store.damage = 100
+    with pytest.raises(errors.InvalidFrame):
+        await fetched(store, tmp_path / "b")
+
+
+async def test_a_blob_that_is_here_is_not_fetched(tmp_path: Path) -> None:
+    store = Store(b"weights")
+    await fetched(store, tmp_path)
+    await fetched(store, tmp_path)
+    assert len(store.ranges) == 1
+
+
+async def test_a_blob_larger_than_announced_is_refused(tmp_path: Path) -> None:
+    store = Store(b"x" * 5000)
+    moving, _ = transfers(store, tmp_path)
+    ref = BlobRef(sha256=hashlib.sha256(b"y").hexdigest(), size=10)
+    with pytest.raises(errors.InvalidFrame):
+        await moving.fetch(ref, lambda done: None)
+
+
+async def test_two_devices_fetch_a_blob_once(tmp_path: Path) -> None:
+    store = Store(os.urandom(5000))
+    moving, _ = transfers(store, tmp_path)
+    ref = BlobRef(sha256=hashlib.sha256(store.blob).hexdigest(), size=5000)
+    await asyncio.gather(*(moving.fetch(ref, lambda done: None) for _ in range(3)))
+    assert len(store.ranges) == 1
+
+
+async def test_an_upload_goes_on_where_the_server_says(tmp_path: Path) -> None:
+    store, data = Store(), os.urandom(700_000)
+    path = tmp_path / "update"
+    path.write_bytes(data)
+    request = UploadRequest(
+        task=1, attempt=1, part=0, tries=0, sha256=hashlib.sha256(data).hexdigest(), size=len(data)
+    )
+    moving, _ = transfers(store, tmp_path / "cache")
+    store.break_upload = True
+    with pytest.raises(errors.Unreachable):
+        await moving.upload(request, path, lambda done: None)
+    steps: list[int] = []
+    assert (await moving.upload(request, path, steps.append)).complete
+    assert bytes(store.received) == data
+    assert (steps[0], steps[-1]) == (len(data) // 2, len(data))

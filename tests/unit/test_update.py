@@ -1,0 +1,181 @@
+"""Updates: what a worker hands in, and what is measured of it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.errors import InvalidFrame
+from shared.tensors.frame import frame_bytes, open_frame
+from shared.tensors.quantize import CODECS, codec
+from shared.tensors.slices import bf16_from_float, float_from_bf16
+from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec
+from shared.tensors.update import delta, inspect, sum_squares
+
+MODEL: Schema = (
+    TensorSpec("w", (40, 30)),
+    TensorSpec("mean", (6,), "F32", "buffer"),
+    TensorSpec("steps", (), "I64", "counter"),
+    TensorSpec("bias", (9,)),
+)
+EACH = pytest.mark.parametrize("name", list(CODECS))
+
+
+def weights(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    found = {s.name: rng.standard_normal(s.shape).astype("f4") for s in MODEL}
+    return found | {"steps": np.array(seed)}
+
+
+def write(path: Path, tensors: dict[str, np.ndarray], schema: Schema = MODEL) -> Path:
+    """A float32 update as a hostile volunteer could write it: nothing is checked."""
+    wire = codec("float32").wire_schema(schema)
+    path.write_bytes(frame_bytes(tensors, None, wire))
+    return path
+
+
+def test_a_delta_is_base_minus_local_and_carries_the_rest(tmp_path: Path) -> None:
+    base, local = weights(1), weights(2)
+    found = delta(base, local, MODEL)
+    assert list(found) == ["w", "mean", "steps", "bias"]
+    assert found["w"].tobytes() == (base["w"] - local["w"]).tobytes()
+    assert found["mean"].tobytes() == local["mean"].tobytes()
+    assert int(found["steps"]) == 2
+    assert found.read("w", 7, 11).tolist() == (base["w"] - local["w"]).reshape(-1)[7:11].tolist()
+    (tmp_path / "base").write_bytes(frame_bytes(base, None, MODEL))
+    with open_frame(tmp_path / "base", MODEL) as frame:
+        mapped = codec("int8").encode(delta(frame, local, MODEL), MODEL, tmp_path / "u")
+    assert mapped.sha256 == codec("int8").encode(dict(found), MODEL, tmp_path / "v").sha256
+
+
+def test_a_delta_takes_torch_tensors_and_bfloat16_bases() -> None:
+    import torch
+
+    schema = (TensorSpec("w", (2, 2), "BF16"),)
+    base = np.array([[1.5, 2.0], [3.0, -4.0]], "f4")
+    local = torch.tensor([[1.0, 1.0], [1.0, 1.0]]).t()
+    found = delta({"w": bf16_from_float(base)}, {"w": local}, schema)
+    assert found["w"].tolist() == [[0.5, 1.0], [2.0, -5.0]]
+    assert float_from_bf16(bf16_from_float(base)).tolist() == base.tolist()
+
+
+def test_a_delta_between_different_models_is_refused() -> None:
+    other = weights(2) | {"w": np.zeros((30, 40), "f4")}
+    with pytest.raises(InvalidFrame, match="'w' has the shape"):
+        delta(weights(1), other, MODEL)["w"]
+
+
+@EACH
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 2**32), scale=st.sampled_from([1e-30, 1e-6, 1.0, 1e18, 1e30]))
+def test_one_pass_finds_hash_and_norms(
+    tmp_path_factory: pytest.TempPathFactory, name: str, seed: int, scale: float
+) -> None:
+    path = tmp_path_factory.mktemp("u") / "u"
+    tensors = weights(seed)
+    for found in ("w", "bias", "mean"):
+        tensors[found] = (tensors[found] * scale).astype("f4")
+    encoded = codec(name).encode(tensors, MODEL, path)
+    stats = inspect(path, MODEL, codec(name))
+    assert stats.sha256 == encoded.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (stats.size, stats.finite, stats.nonfinite) == (encoded.size, True, "")
+    with codec(name).decode(path, MODEL) as update:
+        expected = {
+            key: math.sqrt((update[key].astype("f8") ** 2).sum()) for key in ("w", "mean", "bias")
+        }
+    assert stats.norms == pytest.approx(expected, rel=1e-12)
+    assert stats.norm == pytest.approx(math.hypot(expected["w"], expected["bias"]), rel=1e-12)
+    assert not stats.empty
+
+
+def test_buffers_do_not_count_into_the_norm(tmp_path: Path) -> None:
+    tensors = {s.name: np.zeros(s.shape, "f4") for s in MODEL} | {"steps": np.array(5)}
+    tensors["mean"] += 3
+    stats = inspect(write(tmp_path / "u", tensors), MODEL, codec("float32"))
+    assert (stats.norm, stats.empty, stats.finite) == (0.0, True, True)
+    assert stats.norms["mean"] == pytest.approx(3 * math.sqrt(6))
+
+
+@EACH
+def test_an_unchanged_base_is_an_empty_update(tmp_path: Path, name: str) -> None:
+    codec(name).encode(delta(weights(1), weights(1), MODEL), MODEL, tmp_path / "u")
+    assert inspect(tmp_path / "u", MODEL, codec(name)).empty
+
+
+@pytest.mark.parametrize("tensor", ["w", "bias", "mean"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_the_tensor_that_is_not_finite_is_named(tmp_path: Path, tensor: str, value: float) -> None:
+    tensors = weights(0)
+    tensors[tensor].reshape(-1)[[3, 5]] = value
+    stats = inspect(write(tmp_path / "u", tensors), MODEL, codec("float32"))
+    assert not stats.finite
+    assert stats.nonfinite.startswith(
+        f"'{tensor}' holds 2 values of {tensors[tensor].size} that are NaN"
+    )
+    assert stats.nonfinite.endswith("the first at 3")
+    assert math.isfinite(stats.norm) == (tensor == "mean")
+
+
+def test_the_largest_numbers_are_finite(tmp_path: Path) -> None:
+    schema = (TensorSpec("w", (200_000,)),)
+    big = np.full(200_000, -3.4028235e38, "f4")
+    stats = inspect(write(tmp_path / "u", {"w": big}, schema), schema, codec("float32"))
+    assert stats.finite
+    assert stats.norm == pytest.approx(3.4028235e38 * math.sqrt(200_000))
+
+
+def test_a_scale_that_makes_infinities_is_found(tmp_path: Path) -> None:
+    schema = (TensorSpec("w", (300,)),)
+    wire = codec("int8").wire_schema(schema)
+    hostile = {"w": np.full(300, 100, "i1"), "w#scale": np.array([0x7F7F, 0], np.uint16)}
+    (tmp_path / "u").write_bytes(frame_bytes(hostile, None, wire))
+    stats = inspect(tmp_path / "u", schema, codec("int8"))
+    assert stats.nonfinite.startswith("'w' holds 256 values of 300")
+
+
+def test_any_order_of_the_file_gives_the_same_numbers(tmp_path: Path) -> None:
+    tensors = weights(4)
+    ours = inspect(write(tmp_path / "ours", tensors), MODEL, codec("float32"))
+    (tmp_path / "theirs").write_bytes(safetensors.numpy.save(tensors))
+    theirs = inspect(tmp_path / "theirs", MODEL, codec("float32"))
+    assert theirs.sha256 == hashlib.sha256((tmp_path / "theirs").read_bytes()).hexdigest()
+    assert (theirs.norm, theirs.norms) == (ours.norm, ours.norms)
+
+
+def test_a_tensor_longer_than_the_grid_is_measured_whole(tmp_path: Path) -> None:
+    schema = (TensorSpec("w", (CHUNK_ELEMENTS + 100_001,)),)
+    x = np.random.default_rng(0).standard_normal(CHUNK_ELEMENTS + 100_001, "f4")
+    encoded = codec("float32").encode({"w": x}, schema, tmp_path / "u")
+    stats = inspect(tmp_path / "u", schema, codec("float32"))
+    assert stats.norm == pytest.approx(np.linalg.norm(x.astype("f8")), rel=1e-13)
+    assert stats.sha256 == encoded.sha256
+    data = np.memmap(tmp_path / "u", np.uint8, "r+")
+    data[-1:], data[-2:-1] = 0x7F, 0xC0
+    data.flush()
+    assert inspect(tmp_path / "u", schema, codec("float32")).nonfinite.endswith(
+        f"first at {x.size - 1}"
+    )
+
+
+def test_the_sum_of_squares_is_pinned() -> None:
+    """The same bits on every machine: merges and checks depend on it."""
+    x = (np.arange(150_000, dtype="f4") % 1009 - 504) / np.float32(7)
+    assert sum_squares(x).hex() == "0x1.eee1e835da130p+27"
+    assert sum_squares(x) == pytest.approx(math.fsum(float(v) ** 2 for v in x), rel=1e-15)
+
+
+@EACH
+def test_a_cut_update_is_refused(tmp_path: Path, name: str) -> None:
+    codec(name).encode(weights(0), MODEL, tmp_path / "u")
+    data = (tmp_path / "u").read_bytes()
+    for length in (0, 7, 100, len(data) - 1):
+        (tmp_path / "u").write_bytes(data[:length])
+        with pytest.raises(InvalidFrame):
+            inspect(tmp_path / "u", MODEL, codec(name))
