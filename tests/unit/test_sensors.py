@@ -82,19 +82,22 @@ def test_a_processor_tells_load_and_memory_and_no_energy() -> None:
 async def test_only_changes_are_told() -> None:
     clock = VirtualClock()
     hub = Hub(clock)
-    readings = [events.Sensed(device="cpu", celsius=degrees) for degrees in (50.0, 50.0, 51.0)]
+    degrees = [50.0, 50.0, 51.0]
+    readings = [events.Sensed(device="cpu", celsius=celsius) for celsius in degrees]
 
     def read(_: object) -> tuple[events.Sensed, ...]:
         return (readings.pop(0),)
 
+    async def read_once() -> None:
+        while clock.next_at is None:  # the reading is still on its way from its thread
+            await asyncio.sleep(0)
+
     with hub.subscribe() as stream:
         telling = asyncio.create_task(keep_telling(hub, clock, lambda: ("cpu",), read))
-        while readings:
-            while clock.next_at is None:  # the reading is still on its way from its thread
-                await asyncio.sleep(0)
+        for _ in degrees[1:]:
+            await read_once()
             await clock.advance(SENSE_S)
-        while clock.next_at is None:
-            await asyncio.sleep(0)
+        await read_once()
         hub.close()
         told = [event async for event in stream]
     telling.cancel()
