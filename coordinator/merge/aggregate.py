@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 class Aggregator(Protocol):
     """How contributions become one update. Stateless: what a merge needs is surveyed, settled and used within it."""
+
+    surveys: ClassVar[
+        bool
+    ]  # whether the rule must see the whole model before it can merge any of it
 
     def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
         """What the rule must know of a piece: an array that adds up over pieces, or None when it needs nothing."""
@@ -47,6 +51,7 @@ class Mean:
     """The weighted mean: sum of w_i x_i in task order, multiply then add; with `norms` it looks at each on the way."""
 
     norms: bool = False
+    surveys: ClassVar[bool] = False
 
     def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
         return None
@@ -96,7 +101,7 @@ def prepare(rule: Aggregator, cohort: Cohort, grid: Sequence[Piece], threads: in
 
 def survey(
     rule: Aggregator, cohort: Cohort, grid: Sequence[Piece], threads: int = 1
-) -> list[Doubles | None]:
+) -> Iterator[Doubles | None]:
     """The rule's survey of each piece, parameters only. Raises NotFinite when a contribution is not finite."""
 
     def look(piece: Piece) -> Doubles | None:
@@ -108,18 +113,19 @@ def survey(
             raise NotFinite(cohort.culprits(piece) or cohort.positions, _where(piece))
         return found
 
-    if threads <= 1:
-        return [look(piece) for piece in grid]
+    if not rule.surveys or threads <= 1:
+        yield from map(look, grid)
+        return
     with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(look, grid))
+        yield from pool.map(look, grid)
 
 
-def settle(rule: Aggregator, cohort: Cohort, parts: Sequence[Doubles | None]) -> Floats:
+def settle(rule: Aggregator, cohort: Cohort, parts: Iterable[Doubles | None]) -> Floats:
     """The factors of a merge from the surveys of all pieces in canonical order (of all shards). Raises NotFinite."""
     total: Doubles | None = None
     for part in parts:
         if part is not None:
-            total = part if total is None else total + part
+            total = part.copy() if total is None else np.add(total, part, out=total)
     return rule.settle(cohort, total)
 
 

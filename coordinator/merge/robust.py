@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,6 +25,7 @@ class TrimmedMean:
     """Per coordinate, the mean without the largest and smallest `trim` share (Yin et al. 2018)."""
 
     trim: float
+    surveys: ClassVar[bool] = False
 
     def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
         return None
@@ -39,6 +41,8 @@ class TrimmedMean:
 @dataclass(frozen=True, slots=True)
 class Median:
     """Per coordinate, the middle value."""
+
+    surveys: ClassVar[bool] = False
 
     def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
         return None
@@ -59,6 +63,7 @@ class Krum:
 
     byzantine: float
     several: bool
+    surveys: ClassVar[bool] = True
 
     def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
         return kernels.inner_products(cohort, piece, centred=False) if len(cohort) > 2 else None
@@ -96,6 +101,7 @@ class CentredClip:
     """
 
     factor: float
+    surveys: ClassVar[bool] = True
 
     def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
         return kernels.inner_products(cohort, piece, centred=True)
@@ -108,12 +114,12 @@ class CentredClip:
         radius = self.factor * float(np.median(np.sqrt(np.maximum(norms, 0))))
         place = np.zeros(len(cohort))
         for _ in range(CLIP_ROUNDS if radius > 0 else 0):
-            cross = survey @ place
-            distances = np.sqrt(np.maximum(norms - 2 * cross + place @ cross, 0))
+            cross = _dot(survey, place)
+            distances = np.sqrt(np.maximum(norms - 2 * cross + _dot(place, cross), 0))
             pull = weights * np.minimum(1, radius / np.maximum(distances, 1e-300))
             move = pull - place * pull.sum()
             place = place + move
-            if move @ survey @ move <= (CLIP_TOLERANCE * radius) ** 2:
+            if _dot(_dot(survey, move), move) <= (CLIP_TOLERANCE * radius) ** 2:
                 break
         if not np.isfinite(place).all():
             raise NotFinite(cohort.positions, "the centre of the contributions")
@@ -130,6 +136,7 @@ class NormClip:
     """The weighted mean of contributions scaled down to `factor` x the cohort's median norm."""
 
     factor: float
+    surveys: ClassVar[bool] = True
 
     def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
         return kernels.squared_norms(cohort, piece)
@@ -144,3 +151,9 @@ class NormClip:
 
     def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> None:
         kernels.weighted_sum(cohort, factors, piece, out)
+
+
+def _dot(left: Doubles, right: Doubles) -> Doubles:
+    """Products summed along the last axis without BLAS: from one survey every replica settles on the same factors."""
+    found: Doubles = np.asarray((left * right).sum(axis=-1))
+    return found

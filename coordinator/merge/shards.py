@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from coordinator.merge.cohort import Piece, pieces
@@ -15,6 +16,29 @@ from shared.errors import InvalidPlan
 from shared.tensors.spec import Schema, TensorSpec
 
 Shard: TypeAlias = tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Which pieces a file holds, in which order, and where: a whole model, or one shard of it."""
+
+    pieces: Shard
+    schema: Schema  # of the file
+    whole: bool
+
+    def place(self, piece: Piece) -> tuple[str, int]:
+        """The tensor of the file that holds a piece, and the piece's first element in it."""
+        return (piece.spec.name, piece.start) if self.whole else (file_name(piece), 0)
+
+
+def layout_of_model(schema: Schema) -> Layout:
+    """One file with every tensor as it is."""
+    return Layout(pieces=pieces(schema), schema=schema, whole=True)
+
+
+def layout_of_shard(shard: Shard) -> Layout:
+    """One file with the pieces of a shard."""
+    return Layout(pieces=shard, schema=shard_schema(shard), whole=False)
 
 
 def split(schema: Schema, shards: int, by: Literal["size", "name"] = "size") -> tuple[Shard, ...]:
@@ -39,6 +63,11 @@ def split(schema: Schema, shards: int, by: Literal["size", "name"] = "size") -> 
     )
 
 
+def file_name(piece: Piece) -> str:
+    """What a piece is called in the file of a shard: its tensor's name, or "name[start:stop]" where that is cut."""
+    return piece.spec.name if piece.whole else f"{piece.spec.name}[{piece.start}:{piece.stop}]"
+
+
 def shard_schema(shard: Shard) -> Schema:
     """What the file of a shard holds: tensors that are whole in it under their name, others flat as "name[start:stop]"."""
     return tuple(piece.spec if piece.whole else _slice_spec(piece) for piece in shard)
@@ -61,7 +90,7 @@ def reassemble(schema: Schema, shards: Sequence[Shard]) -> Iterator[tuple[Piece,
         index, held = homes.get((piece.spec.name, piece.start), (-1, piece))
         if index < 0 or held != piece:
             raise ValueError(f"no shard holds {piece.spec.name}[{piece.start}:{piece.stop}]")
-        yield piece, index, (piece.spec.name if piece.whole else _slice_spec(piece).name)
+        yield piece, index, file_name(piece)
 
 
 def _by_size(grid: Sequence[Piece], shards: int) -> list[int]:
@@ -80,7 +109,7 @@ def _home(name: str, shards: int) -> int:
 
 def _slice_spec(piece: Piece) -> TensorSpec:
     return TensorSpec(
-        name=f"{piece.spec.name}[{piece.start}:{piece.stop}]",
+        name=file_name(piece),
         shape=(piece.size,),
         dtype=piece.spec.dtype,
         role=piece.spec.role,

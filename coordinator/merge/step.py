@@ -1,15 +1,17 @@
 """One merge: from the files of a version and of its contributions to the files of the next version.
 
+    run(order, ...)                                  the whole model at once
+    survey_shard ... settle_surveys ... merge_shard ... assemble        in shards, each anywhere; the same bytes
+
 Streams piece by piece over the fixed grid: aggregate, server optimiser, write. Memory is a few pieces, whatever the number of
-contributions and the size of the model. Nothing but the two output files is touched, so a failure leaves no trace.
+contributions and the size of the model. Nothing but the output files is touched, so a failure leaves no trace.
 """
 
 from __future__ import annotations
 
-import hashlib
-import mmap
-import os
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +19,20 @@ from pathlib import Path
 import numpy as np
 
 from coordinator.merge import aggregate
-from coordinator.merge.cohort import Cohort, DeltaReader, Floats, Piece, cohort, pieces
-from coordinator.merge.optimizer import Push, ServerOptimizer, Tick, server_optimizer, state_schema
+from coordinator.merge.cohort import Cohort, DeltaReader, Doubles, Floats, Piece, cohort, pieces
+from coordinator.merge.optimizer import Push, ServerOptimizer, Tick, server_optimizer
 from coordinator.merge.plan import Plan
+from coordinator.merge.shards import (
+    Layout,
+    Shard,
+    file_name,
+    layout_of_model,
+    layout_of_shard,
+    reassemble,
+    shard_schema,
+)
+from coordinator.merge.state import NewState, OldState
 from shared.tensors.frame import Frame, FrameWriter, Written, open_frame, schema_of_file
-from shared.tensors.header import render_header
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema, TensorSpec
 from shared.tensors.update import sum_squares
@@ -44,7 +55,7 @@ class Order:
     plan: Plan  # of the phase that holds
     schema: Schema
     base: Path  # master weights
-    state: Path | None  # server-optimiser state of the base, if it has any
+    state: tuple[Path, ...]  # server-optimiser state of the base, if it has any, in any split
     inputs: tuple[Input, ...]
     push: Push = field(default_factory=Push)
     threads: int = 1
@@ -53,11 +64,100 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a merge wrote."""
+    """What a merge, or a shard's part of one, wrote."""
 
     weights: Written
     state: Written | None
-    update_norm: float
+    squares: tuple[float, ...]  # squared norm of the update in each piece
+
+    @property
+    def update_norm(self) -> float:
+        return norm_of(self.squares)
+
+
+def norm_of(squares: Iterable[float]) -> float:
+    """The L2 norm of the update from those of its pieces: rounded once, so their order does not matter."""
+    return math.sqrt(math.fsum(squares))
+
+
+def run(order: Order, weights: Path, state: Path) -> Outcome:
+    """Write the weights and, where the optimiser has one, the state of the next version.
+
+    Raises NotFinite naming the contributions to leave out, InvalidFrame, StorageFull.
+    """
+    with ExitStack() as files:
+        gathered = _gather(files, order)
+        rule = aggregate.aggregator(order.plan)
+        factors = aggregate.prepare(rule, gathered, pieces(order.schema), order.threads)
+        return _write(files, order, layout_of_model(order.schema), factors, weights, state)
+
+
+# --- in shards ---
+
+
+def survey_shard(order: Order, shard: Shard, path: Path) -> Written:
+    """Write what the rule must know of a shard, a float64 tensor for each piece. Raises as `run`."""
+    with ExitStack() as files:
+        gathered = _gather(files, order)
+        grid = [piece for piece in shard if piece.spec.role == "parameter"]
+        found = aggregate.survey(aggregate.aggregator(order.plan), gathered, grid, order.threads)
+        first = next(found, None)
+        shape = None if first is None else first.shape  # the same for all pieces
+        specs = [TensorSpec(file_name(piece), shape, "F64", "buffer") for piece in grid if shape]
+        with FrameWriter(path, tuple(specs), order.metadata) as writer:
+            for spec, values in zip(specs, itertools.chain([first], found), strict=False):
+                assert values is not None
+                writer.write(spec.name, values)
+        assert writer.written is not None
+        return writer.written
+
+
+def settle_surveys(order: Order, paths: Sequence[Path]) -> Floats:
+    """One factor a contribution from the surveys of all shards. Raises NotFinite."""
+    with ExitStack() as files:
+        gathered = _gather(files, order)
+        frames = [files.enter_context(open_frame(path, schema_of_file(path))) for path in paths]
+        homes = {name: frame for frame in frames for name in frame}
+        return aggregate.settle(
+            aggregate.aggregator(order.plan), gathered, _in_order(order.schema, homes)
+        )
+
+
+def _in_order(schema: Schema, homes: Mapping[str, Frame]) -> Iterator[Doubles | None]:
+    for piece in pieces(schema):
+        name = file_name(piece)
+        yield homes[name].array(name) if name in homes else None
+
+
+def merge_shard(
+    order: Order, shard: Shard, surveys: Sequence[Path], weights: Path, state: Path
+) -> Outcome:
+    """Write the part of the next version that a shard holds. Raises as `run`."""
+    factors = settle_surveys(order, surveys)
+    with ExitStack() as files:
+        return _write(files, order, layout_of_shard(shard), factors, weights, state)
+
+
+def assemble(
+    schema: Schema,
+    shards: Sequence[Shard],
+    parts: Mapping[int, Path],
+    path: Path,
+    metadata: Mapping[str, str],
+) -> Written:
+    """Put the weights of all shards together, as `run` would have written them. Raises InvalidFrame."""
+    with ExitStack() as files:
+        frames = {
+            index: files.enter_context(open_frame(part, shard_schema(shards[index])))
+            for index, part in parts.items()
+        }
+        writer = files.enter_context(FrameWriter(path, schema, metadata))
+        for piece, index, name in reassemble(schema, shards):
+            writer.write(piece.spec.name, frames[index].array(name).reshape(-1))
+        return writer.close()
+
+
+# --- the walk ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,70 +173,11 @@ class _Clipped:
         return found * self.factor if name in self.parameters else found
 
 
-class _State:
-    """Server-optimiser state of the next version: begun from the old one (or zero), changed in place, hashed once.
-
-    The file is mapped, so that several slots can be written at once without a model's worth of memory.
-    """
-
-    def __init__(self, path: Path, schema: Schema, old: Frame | None) -> None:
-        header = render_header(schema)
-        size = len(header) + sum(spec.nbytes for spec in schema)
-        self._file = path.open("x+b")
-        self._file.write(header)
-        self._file.truncate(size)
-        self._file.flush()
-        self._map = mmap.mmap(self._file.fileno(), size)
-        self._arrays: dict[str, Floats] = {}
-        start = len(header)
-        for spec in schema:
-            self._arrays[spec.name] = np.frombuffer(self._map, np.float32, spec.count, start)
-            start += spec.nbytes
-            if old is not None and spec.name in old:
-                np.copyto(self._arrays[spec.name], old.array(spec.name).reshape(-1))
-
-    def counters(self, optimizer: ServerOptimizer) -> dict[str, float]:
-        return {name: float(self._arrays[f"count/{name}"][0]) for name in optimizer.counters}
-
-    def slots(self, optimizer: ServerOptimizer, piece: Piece) -> dict[str, Floats]:
-        return {
-            slot: self._arrays[f"{slot}/{piece.spec.name}"][piece.start : piece.stop]
-            for slot in optimizer.slots
-        }
-
-    def close(self, tick: Tick) -> Written:
-        """Note the counters, make the file durable and hash it."""
-        for name, value in tick.counters.items():
-            self._arrays[f"count/{name}"][0] = value
-        self._arrays.clear()
-        size = len(self._map)
-        self._map.flush()
-        self._map.close()
-        os.fsync(self._file.fileno())
-        self._file.seek(0)
-        sha256 = hashlib.file_digest(self._file, "sha256").hexdigest()
-        self._file.close()
-        return Written(sha256=sha256, size=size)
-
-
-def run(order: Order, weights: Path, state: Path) -> Outcome:
-    """Write the weights and, where the optimiser has one, the state of the next version.
-
-    Raises NotFinite naming the contributions to leave out, InvalidFrame, StorageFull.
-    """
-    with ExitStack() as files:
-        base = files.enter_context(open_frame(order.base, order.schema))
-        gathered = cohort(
-            [_reader(files, order, item) for item in order.inputs],
-            [item.weight for item in order.inputs],
-        )
-        optimizer = server_optimizer(order.plan)
-        kept = _open_state(files, order, optimizer, state)
-        tick = optimizer.begin(kept.counters(optimizer) if kept else {}, order.push)
-        writer = files.enter_context(FrameWriter(weights, order.schema, order.metadata))
-        norm = _Walk(order, gathered, base, writer, optimizer, kept, tick).run()
-        written = writer.close()
-    return Outcome(weights=written, state=kept.close(tick) if kept else None, update_norm=norm)
+def _gather(files: ExitStack, order: Order) -> Cohort:
+    return cohort(
+        [_reader(files, order, item) for item in order.inputs],
+        [item.weight for item in order.inputs],
+    )
 
 
 def _reader(files: ExitStack, order: Order, item: Input) -> DeltaReader:
@@ -147,61 +188,62 @@ def _reader(files: ExitStack, order: Order, item: Input) -> DeltaReader:
     return _Clipped(reader=update, factor=np.float32(item.clip), parameters=parameters)
 
 
-def _open_state(
-    files: ExitStack, order: Order, optimizer: ServerOptimizer, path: Path
-) -> _State | None:
-    schema = state_schema(optimizer, order.schema)
-    if not schema:
-        return None
-    old = (
-        files.enter_context(open_frame(order.state, schema_of_file(order.state)))
-        if order.state
-        else None
-    )
-    return _State(path, schema, old)
+def _write(
+    files: ExitStack, order: Order, layout: Layout, factors: Floats, weights: Path, state: Path
+) -> Outcome:
+    base = files.enter_context(open_frame(order.base, order.schema))
+    optimizer = server_optimizer(order.plan)
+    old = OldState(files, order.state)
+    before = {name: old.counter(name) or 0.0 for name in optimizer.counters}
+    tick = optimizer.begin(before, order.push)
+    kept = NewState(files, state, layout, optimizer, old) if optimizer.slots else None
+    writer = files.enter_context(FrameWriter(weights, layout.schema, order.metadata))
+    walk = _Walk(order, layout, _gather(files, order), base, writer, optimizer, kept, tick)
+    squares = walk.run(factors)
+    written = writer.close()
+    return Outcome(weights=written, state=kept.close(tick) if kept else None, squares=squares)
 
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """The walk over the model in canonical order."""
+    """The walk over the pieces of a file in canonical order."""
 
     order: Order
+    layout: Layout
     gathered: Cohort
     base: Frame
     writer: FrameWriter
     optimizer: ServerOptimizer
-    state: _State | None
+    state: NewState | None
     tick: Tick
 
-    def run(self) -> float:
-        """Write every tensor; returns the L2 norm of the aggregated update, summed over the fixed grid."""
+    def run(self, factors: Floats) -> tuple[float, ...]:
+        """Write every piece; returns the squared norm of the aggregated update in each piece of a parameter."""
         rule = aggregate.aggregator(self.order.plan)
-        grid = [piece for piece in pieces(self.order.schema) if piece.spec.role != "counter"]
-        factors = aggregate.prepare(rule, self.gathered, grid, self.order.threads)
+        grid = [piece for piece in self.layout.pieces if piece.spec.role != "counter"]
         merged = aggregate.merge(rule, self.gathered, factors, grid, self.order.threads)
-        squares, waiting = 0.0, iter(grid)
-        for spec in self.order.schema:
-            if spec.role == "counter":
-                self._counter(spec)
+        squares = []
+        for piece in self.layout.pieces:
+            name, _ = self.layout.place(piece)
+            if piece.spec.role == "counter":
+                self.writer.write(name, self._counter(piece))
                 continue
-            left = spec.count
-            while left > 0:
-                piece, values = next(waiting), next(merged).values
-                left -= piece.size
-                if spec.role == "parameter":
-                    squares += sum_squares(values)
-                    values = self._step(piece, values)
-                self.writer.write(spec.name, values)
-        return float(np.sqrt(squares))
+            values = next(merged).values
+            if piece.spec.role == "parameter":
+                squares.append(sum_squares(values))
+                values = self._step(piece, values)
+            self.writer.write(name, values)
+        return tuple(squares)
 
     def _step(self, piece: Piece, update: Floats) -> Floats:
         flat = self.base.array(piece.spec.name).reshape(-1)
         params: Floats = flat[piece.start : piece.stop].copy()
-        slots = self.state.slots(self.optimizer, piece) if self.state else {}
+        slots = self.state.slots(piece) if self.state else {}
         self.optimizer.step(params, update, slots, self.tick)
         return params
 
-    def _counter(self, spec: TensorSpec) -> None:
-        values = [reader.read(spec.name, 0, spec.count) for reader in self.gathered.readers]
-        largest = aggregate.merge_counters([*values, self.base.array(spec.name).reshape(-1)])
-        self.writer.write(spec.name, largest.astype(self.base.array(spec.name).dtype))
+    def _counter(self, piece: Piece) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
+        name, start, stop = piece.spec.name, piece.start, piece.stop
+        values = [reader.read(name, start, stop) for reader in self.gathered.readers]
+        before = self.base.array(name).reshape(-1)[start:stop]
+        return aggregate.merge_counters([*values, before]).astype(before.dtype)

@@ -63,7 +63,7 @@ def merge(
         plan=chosen,
         schema=SCHEMA,
         base=folder / "base",
-        state=state,
+        state=(state,) if state else (),
         inputs=inputs,
         threads=threads,
         push=Push(),
