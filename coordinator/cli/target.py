@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from shared.errors import BadRequest
+from shared.decoding import convert
+from shared.errors import BadRequest, Configuration
+
+if TYPE_CHECKING:
+    from coordinator.commands.registry import Command, Needs
+    from coordinator.config import Settings
 
 TARGET = Group("Which coordinator", sort_key=50)
 
@@ -61,7 +68,7 @@ def call(where: Where, name: str, /, **request: Any) -> Any:
 
     command = COMMANDS[name]
     try:
-        ask = msgspec.convert(request, command.request)
+        ask = convert(request, command.request)
     except msgspec.ValidationError as error:
         raise BadRequest(str(error)) from error
     if where.remote:
@@ -73,7 +80,7 @@ def call(where: Where, name: str, /, **request: Any) -> Any:
     return _here(where, command, ask)
 
 
-def _here(where: Where, command: Any, ask: Any) -> Any:
+def _here(where: Where, command: Command, ask: Any) -> Any:
     import asyncio
 
     from coordinator.log import configure
@@ -83,7 +90,46 @@ def _here(where: Where, command: Any, ask: Any) -> Any:
     configure("warning", as_json=False)
 
     async def run() -> Any:
-        async with opened(settings) as coordinator:
-            return await command.run(coordinator, ask)
+        with await _place(settings, command.needs) as place:
+            async with opened(place) as coordinator:
+                return await command.run(coordinator, ask)
 
     return asyncio.run(run())
+
+
+async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[Settings]:
+    """The settings to open. A mistyped place is refused here, because opening would make a new coordinator there.
+
+    Raises Configuration when there is no database, or no key although the command signs something or checks what was signed.
+    """
+    from coordinator.config import without_password
+    from coordinator.store.database import is_new
+
+    if needs == "nothing":
+        return nullcontext(settings)
+    if await is_new(settings.database_url):
+        named = "--database" if settings.database else "--data-dir"
+        shown = without_password(settings.database) or settings.directory
+        raise Configuration(
+            f"there is no coordinator in {shown}: name the place of yours with {named},"
+            f" or make a new one there with `coordinator serve {named} {shown}`"
+        )
+    if not settings.database or settings.signing_key_file.is_file():
+        return nullcontext(settings)
+    if needs == "directory":
+        raise Configuration(
+            f"{settings.directory} holds no signing.key: name the data directory of a server of this"
+            " database with --data-dir"
+        )
+    return _without_directory(settings)
+
+
+@contextmanager
+def _without_directory(settings: Settings) -> Iterator[Settings]:
+    """For a command that needs the database alone: what opening makes goes into a folder that is thrown away."""
+    import tempfile
+
+    import msgspec
+
+    with tempfile.TemporaryDirectory(prefix="coordinator-") as folder:
+        yield msgspec.structs.replace(settings, data_dir=folder)

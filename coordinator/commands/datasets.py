@@ -113,6 +113,12 @@ async def listing(coordinator: Coordinator, ask: Nothing) -> tuple[DatasetShown,
 
 
 COMMANDS = (
-    Command(name="dataset.add", request=AddDataset, reply=DatasetShown, run=add),
-    Command(name="dataset.list", request=Nothing, reply=tuple[DatasetShown, ...], run=listing),
+    Command(name="dataset.add", request=AddDataset, reply=DatasetShown, run=add, needs="nothing"),
+    Command(
+        name="dataset.list",
+        request=Nothing,
+        reply=tuple[DatasetShown, ...],
+        run=listing,
+        needs="database",
+    ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from coordinator.wiring import Coordinator
 
 Request = TypeVar("Request", bound=msgspec.Struct)
+Needs = Literal["nothing", "database", "directory"]
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,10 +31,15 @@ class Named(Ask, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command. `remote` = it also works on a running server."""
+    """One command. `remote` = it also works on a running server.
+
+    `needs` is what must be there before: nothing (it may be the first command on a data directory and then makes it), the
+    database, or the data directory with its keys.
+    """
 
     name: str
     request: type[msgspec.Struct]
     reply: Any
     run: Callable[[Coordinator, Any], Awaitable[Any]]
     remote: bool = True
+    needs: Needs = "directory"

@@ -108,14 +108,18 @@ async def export(coordinator: Coordinator, ask: ExportRun) -> ExportedRun:
 
 
 COMMANDS = (
-    Command(name="run.create", request=CreateRun, reply=RunInfo, run=create),
+    Command(name="run.create", request=CreateRun, reply=RunInfo, run=create, needs="nothing"),
     Command(name="run.start", request=Named, reply=RunInfo, run=start),
-    Command(name="run.list", request=Nothing, reply=tuple[RunInfo, ...], run=listing),
-    Command(name="run.show", request=Named, reply=RunShown, run=show),
-    Command(name="run.pause", request=Named, reply=RunInfo, run=pause),
-    Command(name="run.resume", request=Named, reply=RunInfo, run=resume),
-    Command(name="run.stop", request=Named, reply=RunInfo, run=stop),
+    Command(
+        name="run.list", request=Nothing, reply=tuple[RunInfo, ...], run=listing, needs="database"
+    ),
+    Command(name="run.show", request=Named, reply=RunShown, run=show, needs="database"),
+    Command(name="run.pause", request=Named, reply=RunInfo, run=pause, needs="database"),
+    Command(name="run.resume", request=Named, reply=RunInfo, run=resume, needs="database"),
+    Command(name="run.stop", request=Named, reply=RunInfo, run=stop, needs="database"),
     Command(name="run.rollback", request=Rollback, reply=RunInfo, run=rollback),
-    Command(name="run.report", request=Named, reply=tuple[Person, ...], run=report),
+    Command(
+        name="run.report", request=Named, reply=tuple[Person, ...], run=report, needs="database"
+    ),
     Command(name="run.export", request=ExportRun, reply=ExportedRun, run=export),
 )

@@ -53,6 +53,12 @@ async def requeue(coordinator: Coordinator, ask: Requeue) -> Requeued:
 
 
 COMMANDS = (
-    Command(name="task.list", request=ListTasks, reply=tuple[FailedTask, ...], run=failed),
-    Command(name="task.requeue", request=Requeue, reply=Requeued, run=requeue),
+    Command(
+        name="task.list",
+        request=ListTasks,
+        reply=tuple[FailedTask, ...],
+        run=failed,
+        needs="database",
+    ),
+    Command(name="task.requeue", request=Requeue, reply=Requeued, run=requeue, needs="database"),
 )

@@ -146,7 +146,64 @@ def test_the_report_of_a_class_opens_in_a_spreadsheet(here: Run, busy: Path) -> 
     assert "Ann" in here("run", "report", "tiny").out
 
 
+READING = [
+    ("check",),
+    ("run", "list"),
+    ("run", "start", "tiny"),
+    ("dataset", "list"),
+    ("task", "list", "--failed"),
+    ("invite", "create"),
+    ("volunteer", "list"),
+]
+
+
+@pytest.mark.parametrize("words", READING, ids=" ".join)
+def test_a_mistyped_data_directory_is_named_and_not_made(
+    run: Run, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    said = run(*words, "--data-dir", tmp_path / "typo")
+    assert (said.code, said.out) == (78, "")
+    assert f"there is no coordinator in {tmp_path / 'typo'}" in said.err
+    assert "--data-dir" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_saved_from_an_empty_or_mistyped_directory(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("typo", "empty"):
+        said = run("backup", tmp_path / "saved", "--data-dir", tmp_path / name)
+        assert (said.code, said.out) == (78, "")
+        assert f"there is no coordinator in {tmp_path / name}" in said.err
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+def test_a_database_alone_is_enough_to_look_but_not_to_sign(
+    run: Run, tmp_path: Path, database_url: str
+) -> None:
+    place = ("--database", database_url, "--data-dir", tmp_path / "none")
+    for noun in ("run", "volunteer", "invite"):
+        said = run(noun, "list", *place)
+        assert (said.code, said.err) == (0, "")
+    signing = [["invite", "create"], ["check"], ["backup", str(tmp_path / "saved")]]
+    for words in signing:
+        said = run(*words, *place)
+        assert (said.code, said.out) == (78, "")
+        assert "signing.key" in said.err
+        assert "--data-dir" in said.err
+    assert not (tmp_path / "none").exists()
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_database_without_tables_is_named_without_its_password(run: Run, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/typo.db"
+    said = run("run", "list", "--database", url, "--data-dir", tmp_path / "none")
+    assert (said.code, said.out) == (78, "")
+    assert f"there is no coordinator in {url}" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_invites_are_links_shown_once(here: Run, tmp_path: Path) -> None:
+    here("migrate")
     (tmp_path / "class.csv").write_text("mail,Name\nann@x,Ann\nbob@x,Bob Ünal\n,\n")
     rows = list(
         csv.DictReader(io.StringIO(here("invite", "create", "--names", tmp_path / "class.csv").out))

@@ -259,7 +259,7 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
         (("serve", "--database", "mysql://x/y"), 78, "postgresql"),
         (("serve", "--port", "0", "--blobs", "ftp://x"), 78, "s3://"),
         (("serve", "--config", "absent.toml"), 78, "absent.toml"),
-        (("run", "start", "nothing"), 1, 'no run called "nothing"'),
+        (("run", "start", "nothing"), 78, "no coordinator in"),
         (("run", "create", "absent.toml"), 1, "absent.toml"),
         (("run", "create"), 2, "--example"),
         (("run", "list", "--server", "127.0.0.1:1"), 78, "--token-file"),
