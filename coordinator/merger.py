@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from coordinator import publishing
 from coordinator.definition import definition
 from coordinator.merge import step
 from coordinator.merge.optimizer import Push
@@ -217,25 +216,18 @@ class Merger:
             outcome = await loop.run_in_executor(
                 self._thread, step.run, order, weights_path, state_path
             )
-            publication = publishing.Publication(
-                plan=about.plan,
-                schema=about.schema,
-                version=job.run.head + 1,
-                master=weights_path,
-                written=outcome.weights,
-                base=await publishing.base_of(self._blobs, job.base),
-            )
-            prepared = await loop.run_in_executor(self._thread, publishing.prepare, publication)
             if about.file.evaluation.gate:
-                await self._gate(job.run, prepared.published)
-            content = await prepared.store(self._blobs)
+                await self._gate(job.run, weights_path)
+            await self._blobs.put_file(outcome.weights.sha256, weights_path)
             if outcome.state is not None:
                 await self._blobs.put_file(outcome.state.sha256, state_path)
         finally:
-            publishing.discard(weights_path)
-            state_path.unlink(missing_ok=True)
-        content = msgspec.structs.replace(
-            content,
+            for path in (weights_path, state_path):
+                path.unlink(missing_ok=True)
+        content = Content(
+            master_sha256=outcome.weights.sha256,
+            published_sha256=outcome.weights.sha256,
+            size=outcome.weights.size,
             state_sha256=outcome.state.sha256 if outcome.state else None,
             state_size=outcome.state.size if outcome.state else 0,
         )
@@ -273,7 +265,10 @@ class Merger:
         if not moved or not contributions.merge_all(conn, job.rows, progress.version, now):
             raise Conflict("the head has moved, or a contribution was decided elsewhere")
         signed = self._runs.sign(conn, run, content, progress, now)
-        datasets.register(conn, content.blobs(), now)
+        blobs = [(content.master_sha256, content.size, "weights")]
+        if content.state_sha256:
+            blobs.append((content.state_sha256, content.state_size, "state"))
+        datasets.register(conn, blobs, now)
         every = definition(run).file.evaluation.every
         versions.add(
             conn,
@@ -296,7 +291,6 @@ class Merger:
                 "created_at": now,
             },
             evaluate=every > 0 and progress.version % every == 0,
-            ways=[way.sha256 for way in content.ways],
         )
         ledger.post_earned_many(conn, [ledger.Payment.of(row) for row in job.rows], now)
         _overtake(conn, run, progress, now)

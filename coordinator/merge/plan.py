@@ -45,10 +45,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gradient_every: Count = 1  # mini-batches in one gradient (async-sgd's n)
     pull_every: Count = 1  # mini-batches between two looks for a newer version (async-sgd's m)
     codec: Literal["float32", "bf16", "int8", "int4", "topk-int4"] = "int8"
-    # What volunteers get of a version: the exact weights, or a chain of quantised differences with a bfloat16 snapshot of
-    # every so many versions. The server keeps the exact weights either way.
-    downlink: Literal["float32", "chain"] = "float32"
-    snapshot_every: Count = 1  # versions
     prox_mu: NotNegative = 0.0  # FedProx: pull towards the base
 
     # When to merge: whichever comes first. Live workers cap the count, so two laptops never wait for a third.
@@ -123,7 +119,7 @@ def _overridden(whole: Plan, phase: Phase, where: str) -> Plan:
         raise InvalidPlan(
             f"{where} never ends: give it until_versions, until_tokens or until_slope"
         )
-    for key in ("preset", "phases", "shards", "shard_by", "downlink", "snapshot_every"):
+    for key in ("preset", "phases", "shards", "shard_by"):
         if key in phase.overrides:
             raise InvalidPlan(f'{where} cannot override "{key}": it holds for the whole run')
     table = msgspec.structs.asdict(whole) | phase.overrides | {"phases": ()}
