@@ -14,13 +14,14 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from coordinator.blob_stores import open_blobs
-from coordinator.blobs import BlobStore, hash_blob, in_pool, storage_errors
+from coordinator.blobs import BlobStore, hash_blob, in_pool, open_in_pool, storage_errors
 from coordinator.store import datasets, dump
 from coordinator.store.database import Database, is_new, migrate
 from coordinator.store.migrations import REVISIONS
@@ -158,13 +159,14 @@ async def _copy_blob(blobs: BlobStore, sha256: str, folder: Path) -> bool:
     except NotFound:
         return False
     digest = hashlib.sha256()
-    await in_pool(lambda: target.parent.mkdir(exist_ok=True, mode=0o700))
     part = target.with_suffix(".part")
-    with storage_errors(), await in_pool(_private, part) as file:
-        async for data in stream:
-            await in_pool(file.write, data)
-            digest.update(data)
-        await in_pool(_sync, file)
+    async with aclosing(stream):
+        await in_pool(lambda: target.parent.mkdir(exist_ok=True, mode=0o700))
+        with storage_errors(), await open_in_pool(_private, part) as file:
+            async for data in stream:
+                await in_pool(file.write, data)
+                digest.update(data)
+            await in_pool(_sync, file)
     if digest.hexdigest() != sha256:
         await in_pool(part.unlink)
         return False

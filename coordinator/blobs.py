@@ -15,7 +15,7 @@ import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 from uuid import uuid4
@@ -23,6 +23,7 @@ from uuid import uuid4
 import msgspec
 
 from shared.errors import BadRequest, NotFound, StorageFull
+from shared.threads import R, opened
 
 READ_BYTES = (
     1 << 20
@@ -122,6 +123,11 @@ async def in_pool(function: Callable[..., T], *args: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(_POOL, function, *args)
 
 
+async def open_in_pool(function: Callable[..., R], *args: Any) -> R:
+    """The same for work that opens something: closed again when nobody waits for it any more."""
+    return await opened(function, *args, pool=_POOL)
+
+
 class FileStream:
     """[start, stop) of an unbuffered file in reads of 1 MiB, the next one under way while the last one is being sent.
 
@@ -147,7 +153,7 @@ class FileStream:
         if self._pending is None:
             await self.aclose()
             raise StopAsyncIteration
-        data = await self._pending
+        data = await asyncio.shield(self._pending)  # the thread reads on: see `aclose`
         if not data:
             raise OSError(errno.EIO, "a blob is shorter than its size")
         self._left -= len(data)
@@ -242,7 +248,7 @@ class DiskBlobs:
             raise NotFound(f"the blob {sha256} is not in the store") from error
 
     async def open_range(self, sha256: str, start: int, stop: int) -> Pieces:
-        return FileStream(await in_pool(self._open, sha256), start, stop)
+        return FileStream(await open_in_pool(self._open, sha256), start, stop)
 
     def _open(self, sha256: str) -> BinaryIO:
         try:
@@ -274,6 +280,7 @@ class DiskBlobs:
 async def hash_blob(blobs: BlobStore, sha256: str) -> str:
     """The SHA-256 of what is stored under a name, read in full: for checks, bit rot is found nowhere else."""
     digest = hashlib.sha256()
-    async for data in await blobs.open_range(sha256, 0, await blobs.size(sha256)):
-        await in_pool(digest.update, data)
+    async with aclosing(await blobs.open_range(sha256, 0, await blobs.size(sha256))) as stream:
+        async for data in stream:
+            await in_pool(digest.update, data)
     return digest.hexdigest()

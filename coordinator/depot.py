@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.blobs import FileStream, Pieces, in_pool, storage_errors
+from coordinator.blobs import FileStream, Pieces, in_pool, open_in_pool, storage_errors
 from shared.errors import BadRequest, NotFound, TooLarge
 from shared.protocol import UPLOAD_BYTES_MAX
 
@@ -60,7 +61,7 @@ class Depot:
         self._space.check()
         await in_pool(lambda: path.parent.mkdir(parents=True, exist_ok=True, mode=0o700))
         size, batch, held = 0, [], 0
-        with storage_errors(), await in_pool(lambda: path.open("wb")) as file:
+        with storage_errors(), await open_in_pool(lambda: path.open("wb")) as file:
             async for data in stream:
                 size, held = size + len(data), held + len(data)
                 if size > UPLOAD_BYTES_MAX:
@@ -77,10 +78,10 @@ class Depot:
         """Size and bytes of one file. Raises NotFound."""
         path = self._path(box, name)
         try:
-            file = await in_pool(lambda: path.open("rb", buffering=0))
+            file = await open_in_pool(lambda: path.open("rb", buffering=0))
         except OSError as error:
             raise NotFound("there is no such file in this box (any more)") from error
-        size = (await in_pool(path.stat)).st_size
+        size = os.fstat(file.fileno()).st_size
         return size, FileStream(file, 0, size)
 
     def remove(self, box: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -110,10 +111,11 @@ class S3Blobs:
     async def _download(self, sha256: str, part: Path) -> str:
         digest = hashlib.sha256()
         stream = await self.open_range(sha256, 0, await self.size(sha256))
-        with part.open("xb") as file, storage_errors():
-            async for data in stream:
-                await in_pool(file.write, data)
-                await in_pool(digest.update, data)
+        async with aclosing(stream):
+            with part.open("xb") as file, storage_errors():
+                async for data in stream:
+                    await in_pool(file.write, data)
+                    await in_pool(digest.update, data)
         await in_pool(sync_file, part)
         return digest.hexdigest()
 

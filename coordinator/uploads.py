@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from coordinator.blobs import check_name, in_pool, storage_errors
+from coordinator.blobs import check_name, in_pool, open_in_pool, storage_errors
 from coordinator.store import datasets, tasks, uploads
 from coordinator.store.uploads import UploadRow
 from shared.errors import (
@@ -65,9 +65,12 @@ class _Writer:
         self.scope = asyncio.timeout(None)
         self.done = asyncio.Event()
         self.storing = False  # every byte is there: let it become a blob
+        self._ended = False
 
     def end(self) -> None:
-        if not self.storing:
+        """Said by whoever comes next, perhaps by several."""
+        if not (self.storing or self._ended):
+            self._ended = True
             self.scope.reschedule(asyncio.get_running_loop().time())
 
 
@@ -220,11 +223,11 @@ class Uploads:
             row = await self._row(principal, upload_id)
             if row.complete:
                 return self._view(row, row.size)
-            part = await in_pool(self._open, row, offset)
+            part = await open_in_pool(self._open, row, offset)
             try:
                 await self._receive(row, part, stream)
             finally:
-                await in_pool(part.close)
+                await asyncio.shield(in_pool(part.close))
                 self._remember(row.id, part.offset, part.digest)
             if part.offset == row.size:
                 writer.storing = True

@@ -141,12 +141,16 @@ class Partial:
 
     def _open(self) -> BinaryIO:
         file = self._path.open("a+b")
-        file.seek(0)
-        while piece := file.read(READ_BYTES):
-            self._hash.update(piece)
-            self.offset += len(piece)
-        if self.offset > self.size:
-            self._empty(file)
+        try:
+            file.seek(0)
+            while piece := file.read(READ_BYTES):
+                self._hash.update(piece)
+                self.offset += len(piece)
+            if self.offset > self.size:
+                self._empty(file)
+        except BaseException:
+            file.close()
+            raise
         return file
 
     def write(self, piece: bytes) -> None:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from shared.errors import BadRequest, Internal, InvalidFrame, OffsetMismatch, Unreachable
 from shared.protocol import UPLOAD_PIECE_BYTES, BlobRef, UploadInfo, UploadRequest
+from shared.threads import opened
 from volunteer.api import Api
 from volunteer.cache import Cache, Partial
 from volunteer.client import Reply
@@ -43,7 +44,7 @@ class Transfers:
         return found
 
     async def _download(self, ref: BlobRef, on_bytes: OnBytes) -> Path:
-        partial = await asyncio.to_thread(self._cache.partial, ref.sha256, ref.size)
+        partial = await opened(self._cache.partial, ref.sha256, ref.size)
 
         async def once() -> None:
             await self._pull(partial, on_bytes)

@@ -221,20 +221,27 @@ async def respond(scope: Scope, receive: Receive, send: Send, reply: Reply) -> N
     if unread and reply.status >= 400:
         headers.append((b"connection", b"close"))
     scope["status"] = reply.status
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    if reply.stream is None or scope["method"] == "HEAD":
-        body = b"" if scope["method"] == "HEAD" else reply.body
-        scope["sent"] = len(body)
+    try:
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        if reply.stream is not None and scope["method"] != "HEAD":
+            await _send_stream(scope, receive, send, reply.stream)
+        else:
+            body = b"" if scope["method"] == "HEAD" else reply.body
+            scope["sent"] = len(body)
+            await send({"type": "http.response.body", "body": body})
+    finally:
         if reply.stream is not None:
             await reply.stream.aclose()
-        await send({"type": "http.response.body", "body": body})
-        return
+
+
+async def _send_stream(scope: Scope, receive: Receive, send: Send, stream: Pieces) -> None:
+    """Piece by piece. Raises ClientGone."""
     scope["sent"] = 0
     gone = asyncio.ensure_future(
         _until_gone(receive)
     )  # the server drops what is sent to nobody without a word
     try:
-        async for piece in reply.stream:
+        async for piece in stream:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             scope["sent"] += len(piece)
             if gone.done():
@@ -242,7 +249,6 @@ async def respond(scope: Scope, receive: Receive, send: Send, reply: Reply) -> N
         await send({"type": "http.response.body", "body": b""})
     finally:
         gone.cancel()
-        await reply.stream.aclose()
 
 
 def client_address(scope: Scope) -> str:

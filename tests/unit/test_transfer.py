@@ -6,18 +6,20 @@ import asyncio
 import hashlib
 import os
 import random
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import msgspec
+import psutil
 import pytest
 
 from shared import errors
 from shared.clock import VirtualClock
 from shared.protocol import BlobRef, UploadInfo, UploadRequest
 from volunteer.api import Api
-from volunteer.cache import Cache
+from volunteer.cache import Cache, Partial
 from volunteer.client import Client
 from volunteer.tls import Address
 from volunteer.transfer import Transfers
@@ -78,11 +80,13 @@ class Store(httpx.AsyncBaseTransport):
         return httpx.Response(status, content=stream())
 
 
-def transfers(store: Store, path: Path) -> tuple[Transfers, VirtualClock]:
+def transfers(
+    store: Store, path: Path, cache: Cache | None = None
+) -> tuple[Transfers, VirtualClock]:
     clock = VirtualClock()
     address = Address(url="http://127.0.0.1:1")
     client = Client(address, clock=clock, rng=random.Random(1), transport=store)
-    return Transfers(Api(client), Cache(path, 1 << 30)), clock
+    return Transfers(Api(client), cache or Cache(path, 1 << 30)), clock
 
 
 async def fetched(store: Store, path: Path) -> tuple[bytes, list[int]]:
@@ -159,3 +163,31 @@ async def test_an_upload_goes_on_where_the_server_says(tmp_path: Path) -> None:
     assert (await moving.upload(request, path, steps.append)).complete
     assert bytes(store.received) == data
     assert (steps[0], steps[-1]) == (len(data) // 2, len(data))
+
+
+class Slow(Cache):
+    """A cache on a disk that takes its time to open a file."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, 1 << 30)
+        self.reached, self.allowed = threading.Event(), threading.Event()
+
+    def partial(self, sha256: str, size: int) -> Partial:
+        self.reached.set()
+        assert self.allowed.wait(30)
+        return super().partial(sha256, size)
+
+
+async def test_a_fetch_that_is_given_up_leaves_no_file_open(tmp_path: Path) -> None:
+    store = Store(b"some bytes")
+    cache = Slow(tmp_path)
+    moving, _ = transfers(store, tmp_path, cache)
+    ref = BlobRef(sha256=hashlib.sha256(store.blob).hexdigest(), size=len(store.blob))
+    getting = asyncio.create_task(moving.fetch(ref, lambda done: None))
+    assert await asyncio.to_thread(cache.reached.wait, 30)
+    getting.cancel()
+    await asyncio.gather(getting, return_exceptions=True)
+    cache.allowed.set()
+    await asyncio.get_running_loop().shutdown_default_executor()  # the thread has come to its end
+    held = [file.path for file in psutil.Process().open_files()]
+    assert not [path for path in held if path.startswith(str(tmp_path))]

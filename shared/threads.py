@@ -1,0 +1,60 @@
+"""Resources that are made in a thread for somebody who may be cancelled before they are there.
+
+`asyncio.to_thread` and `run_in_executor` drop the result when their caller is cancelled: a file that the thread opens
+meanwhile would stay open until it is collected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class Closable(Protocol):
+    """Something that must be closed."""
+
+    def close(self) -> object: ...
+
+
+R = TypeVar("R", bound=Closable)
+
+
+class _Opening(Generic[R]):
+    """One call of `make`, and whether anybody still wants what it gives."""
+
+    def __init__(self, make: Callable[[], R]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._made: R | None = None
+        self._wanted = True
+
+    def run(self) -> R:
+        """In the thread."""
+        made = self._make()
+        with self._lock:
+            self._made = made
+            wanted = self._wanted
+        if not wanted:
+            made.close()
+        return made
+
+    def abandon(self) -> None:
+        """Nobody waits any more: close it, now or as soon as it is made."""
+        with self._lock:
+            self._wanted = False
+            made = self._made
+        if made is not None:
+            made.close()
+
+
+async def opened(make: Callable[..., R], *args: Any, pool: Executor | None = None) -> R:
+    """What `make(*args)` opens in a thread of `pool` (None: the loop's own). Closed again if the caller is cancelled."""
+    opening = _Opening(lambda: make(*args))
+    try:
+        return await asyncio.get_running_loop().run_in_executor(pool, opening.run)
+    except asyncio.CancelledError:
+        opening.abandon()
+        raise
