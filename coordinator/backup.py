@@ -26,6 +26,7 @@ from coordinator.store import datasets, dump
 from coordinator.store.database import Database, is_new, migrate
 from coordinator.store.migrations import REVISIONS
 from coordinator.tls import CERT_FILE, KEY_FILE, write_private
+from shared.decoding import decode
 from shared.errors import BadRequest, Configuration, Conflict, NotFound, StorageFull
 from shared.signing import SigningKey, canonical, fingerprint, verify
 
@@ -217,7 +218,7 @@ def read_list(source: Path) -> BackupList:
     try:
         payload = (source / LIST).read_bytes()
         signature = bytes.fromhex((source / SIGNATURE).read_text(encoding="ascii").strip())
-        listed = msgspec.json.decode(payload, type=BackupList)
+        listed = decode(payload, BackupList)
         public_key = bytes.fromhex(listed.public_key)
     except (OSError, ValueError) as error:
         raise Configuration(f"{source} holds no complete backup: {error}") from error
@@ -306,7 +307,7 @@ def _batches(path: Path) -> Iterator[list[dict[str, Any]]]:
     batch: list[dict[str, Any]] = []
     with path.open("rb") as file:
         for line in file:
-            batch.append(msgspec.json.decode(line))
+            batch.append(decode(line))
             if len(batch) == dump.BATCH_ROWS:
                 yield batch
                 batch = []

@@ -12,6 +12,7 @@ from coordinator.blobs import BlobStore, hash_blob
 from coordinator.definition import definition
 from coordinator.ledger import Ledger
 from coordinator.store import datasets, invariants, runs, versions
+from shared.decoding import decode
 from shared.errors import VolunteerError
 from shared.protocol import VersionManifest
 from shared.signing import SigningKey, verify
@@ -98,7 +99,7 @@ class Checks:
     def _check_version(self, run: RunRow, row: VersionRow, path: Path) -> None:
         """Signature, what the manifest says, and the file under the schema of its run. Raises for a breach."""
         verify(self._key.public_key, row.manifest.encode(), bytes.fromhex(row.signature))
-        manifest = msgspec.json.decode(row.manifest, type=VersionManifest)
+        manifest = decode(row.manifest, VersionManifest)
         if (manifest.version, manifest.weights.sha256) != (row.version, row.published_sha256):
             raise ValueError("its manifest speaks of something else")
         open_frame(path, definition(run).schema).close()

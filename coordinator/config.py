@@ -17,6 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 from msgspec import Meta
 
+from shared.decoding import convert
 from shared.errors import Configuration
 
 PREFIX = "COORDINATOR_"
@@ -286,11 +287,11 @@ def load(
     merged: dict[str, Any] = {}
     for where, values in sources:
         try:  # each source alone first, so that the message names the right one
-            msgspec.convert(values, Settings, strict=where.startswith("settings file"))
+            convert(values, Settings, strict=where.startswith("settings file"))
         except msgspec.ValidationError as error:
             raise Configuration(f"{where}: {_sentence(error)}") from error
         merged |= values
-    settings = msgspec.convert(merged, Settings, strict=False)
+    settings = convert(merged, Settings, strict=False)
     _check(settings)
     return settings
 

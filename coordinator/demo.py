@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from coordinator.demo_runs import DemoRun, demo_run
+from shared.decoding import decode
 from shared.errors import NotFound, Unavailable
 from shared.protocol import LeaderRow, RunInfo, VersionInfo
 
@@ -303,7 +304,7 @@ def _traffic(path: Path) -> Traffic:
     found = Traffic()
     for line in path.read_bytes().splitlines():
         try:
-            event = msgspec.json.decode(line)
+            event = decode(line)
         except msgspec.DecodeError:
             continue
         if event.get("type") in ("Stopped", "Traffic"):

@@ -22,6 +22,7 @@ from coordinator.store.datasets import DatasetRow
 from coordinator.store.runs import RunRow
 from coordinator.store.versions import EvaluationRow, VersionRow
 from coordinator.versions import read_weights
+from shared.decoding import decode
 from shared.errors import Conflict, InvalidRunFile, NotFound
 
 if TYPE_CHECKING:
@@ -147,10 +148,10 @@ def _metrics(source: _Source) -> list[str]:
             "at": row.created_at,
             "global_step": row.global_step,
             "tokens": row.tokens,
-            "contributions": len(msgspec.json.decode(row.contributions)),
+            "contributions": len(decode(row.contributions)),
             "update_norm": row.update_norm,
             "loss": seen.loss,
-            **msgspec.json.decode(seen.metrics, type=dict[str, float]),
+            **decode(seen.metrics, dict[str, float]),
         }
         lines.append(msgspec.json.encode(line).decode())
     return lines

@@ -27,6 +27,7 @@ from coordinator.store.contributions import ContributionRow
 from coordinator.store.runs import RunRow
 from coordinator.validation import Evidence, Judgement, Measurement
 from shared.clock import Clock
+from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, NotFound
 from shared.protocol import PARTS_MAX, TRIES_MAX, Reason, SubmitRequest, Verdict
 from shared.signing import canonical, digest
@@ -183,7 +184,7 @@ class Intake:
             )
         comparable = about.workload.traits.loss_is_measured
         evidence = Evidence(
-            submit=msgspec.json.decode(row.report, type=SubmitRequest),
+            submit=decode(row.report, SubmitRequest),
             measurement=measured,
             task_steps=row.steps,
             task_samples=row.samples,

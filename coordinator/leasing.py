@@ -22,6 +22,7 @@ from coordinator.sizing import (
 )
 from coordinator.store import datasets, runs
 from coordinator.store.tasks import BESIDE, GAMES
+from shared.decoding import convert, decode
 from shared.protocol import Grant, Lease
 from shared.workloads.base import DatasetManifest, Job, installed, load
 from shared.workloads.order import PassOrder
@@ -97,7 +98,7 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
         step_flops=row.step_flops,
         price_micro=row.price_micro,
         parameters=row.parameters,
-        counts=msgspec.json.decode(row.samples_per_chunk, type=tuple[int, ...]),
+        counts=decode(row.samples_per_chunk, tuple[int, ...]),
         dataset=named,
         file=file,
         plan=read_plan(file.plan),
@@ -196,7 +197,7 @@ def job(spec: Spec, plan: Plan, global_step: int, task: TaskRow) -> Job:
     train = spec.file.train
     if plan.prox_mu:
         train = msgspec.structs.replace(train, prox_mu=plan.prox_mu)
-    options: dict[str, Any] = msgspec.json.decode(task.options)
+    options: dict[str, Any] = decode(task.options)
     options.pop(DATA, None)
     return Job(
         run=spec.name,
@@ -221,8 +222,8 @@ def job(spec: Spec, plan: Plan, global_step: int, task: TaskRow) -> Job:
 
 def own_data(task: TaskRow) -> DatasetManifest | None:
     """What a task beside the pass reads: games, an opponent."""
-    data = msgspec.json.decode(task.options).get(DATA)
-    return None if data is None else msgspec.convert(data, DatasetManifest)
+    data = decode(task.options).get(DATA)
+    return None if data is None else convert(data, DatasetManifest)
 
 
 def _chunks(spec: Spec, task: TaskRow, seed: int, own: DatasetManifest | None) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from shared.decoding import decode
 from shared.errors import BadRequest, Configuration, TooLarge, TooManyRequests
 from shared.protocol import JSON_BYTES_MAX, JSON_DEPTH_MAX
 
@@ -82,14 +83,14 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int = JSON_BYTES_
     return b"".join(pieces)
 
 
-def read_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def read_json(body: bytes, kind: type[T]) -> T:
     """Decode strictly: UTF-8, no NaN, bounded depth, integers that a database can hold. Raises BadRequest."""
     if not body:
         raise BadRequest("the body is empty; JSON was expected")
     try:
         if not body.isascii():
             str(body, "utf-8")
-        decoded = decoder.decode(body)
+        decoded = decode(body, kind)
     except UnicodeDecodeError as error:
         raise BadRequest(f"the body is not UTF-8 (byte {error.start})") from error
     except RecursionError as error:

@@ -13,6 +13,7 @@ from coordinator.store import contributions, datasets, games, runs, versions
 from coordinator.store.runs import RunRow
 from coordinator.store.volunteers import worker_state
 from shared.clock import Clock
+from shared.decoding import decode
 from shared.protocol import (
     HEARTBEAT_S,
     BlobRef,
@@ -252,12 +253,12 @@ def _version_info(
     run: RunRow,
     rated: Mapping[int, Mapping[str, float]],
 ) -> VersionInfo:
-    metrics = msgspec.json.decode(seen.metrics, type=dict[str, float])
+    metrics = decode(seen.metrics, dict[str, float])
     return VersionInfo(
         version=row.version,
         kind=row.kind,
         created_at=row.created_at,
-        contributions=len(msgspec.json.decode(row.contributions)),
+        contributions=len(decode(row.contributions)),
         global_step=row.global_step,
         tokens=row.tokens,
         published_sha256=row.published_sha256,

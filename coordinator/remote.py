@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from shared.decoding import decode
 from shared.errors import (
     Configuration,
     Internal,
@@ -58,7 +59,7 @@ class Remote:
         """Run a command there. Raises what it raised."""
         body = msgspec.json.encode(request)
         response, data = self._send("POST", f"/admin/{command}", body, len(body))
-        return msgspec.json.decode(_good(response, data), type=reply)
+        return decode(_good(response, data), reply)
 
     def put(self, box: str, name: str, path: Path) -> None:
         """Send one file into a box."""
@@ -156,7 +157,7 @@ def _good(response: http.client.HTTPResponse, data: bytes) -> bytes:
     if response.status < 300:
         return data
     try:
-        said = msgspec.json.decode(data, type=ErrorBody)
+        said = decode(data, ErrorBody)
     except msgspec.DecodeError:
         raise Internal(f"the server answered with HTTP status {response.status}") from None
     raise from_wire(said.code, said.message, said.retry_after_s)

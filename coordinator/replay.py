@@ -27,6 +27,7 @@ from coordinator.store.games import ChunkRow, HarvestRow, Totals
 from coordinator.store.runs import RunRow
 from coordinator.strength import Standing, standing
 from shared.clock import Clock
+from shared.decoding import convert, decode
 from shared.errors import VolunteerError
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.games import SelfPlay
@@ -247,9 +248,9 @@ def opponents(conn: Connection, run_id: int) -> set[int]:
     """The versions that matches under way are played against: their files must stay."""
     found = set()
     for stored in games.open_options(conn, run_id, "evaluate"):
-        data = msgspec.json.decode(stored).get(DATA)
+        data = decode(stored).get(DATA)
         if data is not None:
-            found.add(int(msgspec.convert(data, DatasetManifest).meta[OPPONENT]))
+            found.add(int(convert(data, DatasetManifest).meta[OPPONENT]))
     return found
 
 

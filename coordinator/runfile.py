@@ -13,6 +13,7 @@ from typing import Any, Literal, dataclass_transform
 
 import msgspec
 
+from shared import decoding
 from shared.errors import InvalidRunFile
 from shared.workloads.base import TrainSettings
 
@@ -187,7 +188,7 @@ def from_table(table: Mapping[str, Any]) -> RunFile:
             raise InvalidRunFile(f'the run file needs a line {key} = "..."')
     _check_keys(table, RunFile, "the run file")
     try:
-        run = msgspec.convert(dict(table), RunFile)
+        run = decoding.convert(dict(table), RunFile)
     except msgspec.ValidationError as error:
         raise InvalidRunFile(f"run file: {error}") from error
     _check_ranges(run)
@@ -201,4 +202,4 @@ def encode(run: RunFile) -> str:
 
 def decode(stored: str) -> RunFile:
     """The inverse of `encode`."""
-    return msgspec.json.decode(stored, type=RunFile)
+    return decoding.decode(stored, RunFile)

@@ -49,6 +49,7 @@ from coordinator.upkeep import Upkeep
 from coordinator.uploads import Uploads
 from coordinator.volunteers import Volunteers
 from shared.clock import Clock, SystemClock
+from shared.decoding import decode
 from shared.errors import Configuration
 from shared.links import JoinLink
 from shared.protocol import PROTOCOL, PROTOCOL_MIN, RunInfo, ServerInfo
@@ -315,7 +316,7 @@ async def _stored_address(db: Database, settings: Settings) -> Address:
     """Where the last server was, or where one would be."""
     stored = await db.read(lambda conn: meta.get(conn, meta.ADDRESS))
     if stored:
-        return msgspec.json.decode(stored, type=Address)
+        return decode(stored, Address)
     return Address(url=settings.url or f"http://127.0.0.1:{settings.port}")
 
 

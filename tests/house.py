@@ -17,6 +17,7 @@ from coordinator.app import Coordinator, create_app, opened
 from coordinator.config import Settings
 from coordinator.definition import definition
 from coordinator.store import runs
+from shared import decoding
 from shared.clock import VirtualClock
 from shared.protocol import (
     API,
@@ -191,13 +192,13 @@ class Worker:
 def decode(response: httpx.Response, kind: type[T]) -> T:
     """The struct in a good response."""
     assert response.status_code < 300, response.text
-    return msgspec.json.decode(response.content, type=kind)
+    return decoding.decode(response.content, kind)
 
 
 def refused(response: httpx.Response, status: int) -> ErrorBody:
     """The error in a refusal, which must have this status."""
     assert response.status_code == status, response.text
-    body = msgspec.json.decode(response.content, type=ErrorBody)
+    body = decoding.decode(response.content, ErrorBody)
     assert body.request_id
     assert body.message
     return body

@@ -22,6 +22,7 @@ import numpy as np
 
 from coordinator.app import Coordinator
 from coordinator.store import tables
+from shared.decoding import decode
 from shared.protocol import (
     API,
     BeginReply,
@@ -118,7 +119,7 @@ class Numbers:
         if reply.status_code >= 400:
             self.diary.refusals.append(f"{method} {path}: {reply.status_code} {reply.text}")
             return None
-        return msgspec.json.decode(reply.content, type=kind) if reply.content else None
+        return decode(reply.content, kind) if reply.content else None
 
     async def _try(self, method: str, path: str, **content: Any) -> httpx.Response | None:
         """None while the coordinator is away, or says so itself."""
@@ -221,7 +222,7 @@ class Numbers:
         if reply.status_code in (409, 503):
             return await self.post("/uploads", UploadInfo, body)
         assert reply.status_code == 200, reply.text
-        return msgspec.json.decode(reply.content, type=UploadInfo)
+        return decode(reply.content, UploadInfo)
 
     async def me(self) -> Me:
         found = await self.ask("GET", "/workers/me", Me)

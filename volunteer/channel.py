@@ -21,6 +21,7 @@ from typing import Any, cast
 import msgspec
 
 from shared.clock import Clock
+from shared.decoding import decode
 from shared.errors import BadRequest, Unreachable, VolunteerError, from_wire
 from volunteer.commands import (
     REPLIES,
@@ -158,7 +159,7 @@ class Remote:
         except ConnectionError as error:
             raise Unreachable("the volunteer has ended") from error
         kind = REPLIES.get(type(command))
-        return None if kind is None else msgspec.json.decode(raw, type=kind)
+        return None if kind is None else decode(raw, kind)
 
     async def read(self) -> None:
         """Fold in what comes until the volunteer ends."""
@@ -230,7 +231,7 @@ async def _line(reader: asyncio.StreamReader, kind: Any) -> Any:
     if not line:
         return None
     try:
-        return msgspec.json.decode(line, type=kind)
+        return decode(line, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"a line of the control socket makes no sense: {error}") from error
 

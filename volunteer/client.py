@@ -19,6 +19,7 @@ import msgspec
 
 from shared import errors
 from shared.clock import Clock
+from shared.decoding import decode
 from shared.errors import VolunteerError
 from shared.links import is_loopback
 from shared.protocol import API, JSON_BYTES_MAX, ErrorBody
@@ -280,7 +281,7 @@ def _unreachable(error: httpx.TransportError, address: Address) -> VolunteerErro
 def _error(response: httpx.Response, body: bytes) -> VolunteerError:
     """The error that the coordinator, or something in front of it, meant."""
     try:
-        said = msgspec.json.decode(body, type=ErrorBody)
+        said = decode(body, ErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         status = response.status_code
         message = f"{response.url.host} answered with HTTP status {status} and no reason"
@@ -306,6 +307,6 @@ def _decode(data: bytes, kind: type[T]) -> T:
     if kind is type(None):
         return None  # a reply without content
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decode(data, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise errors.Internal(f"the coordinator's answer makes no sense: {error}") from error

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
+from shared.decoding import convert
 from shared.errors import Configuration
 from volunteer.files import private_directory, write_whole
 from volunteer.looks import Looks
@@ -222,7 +223,7 @@ def check(values: Mapping[str, Any], where: str, *, strict: bool = True) -> dict
             hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(names())}"
             raise Configuration(f'{where}: unknown setting "{name}": {hint}')
     try:
-        settings = msgspec.convert(dict(values), Settings, strict=strict)
+        settings = convert(dict(values), Settings, strict=strict)
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at `$")
         name = place.rstrip("`").lstrip(".")

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from shared.decoding import decode
 from shared.errors import Configuration, StorageFull
 
 RECORD_BYTES_MAX = 4 << 20
@@ -68,7 +69,7 @@ def read_record(path: Path, kind: type[T]) -> T | None:
     try:
         if len(data) > RECORD_BYTES_MAX:
             raise msgspec.ValidationError("it is too large")
-        return msgspec.json.decode(data, type=kind)
+        return decode(data, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Configuration(f"{path} is damaged: {error}") from error
 

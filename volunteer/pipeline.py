@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared.decoding import decode
 from shared.errors import BadSignature, InvalidFrame, VolunteerError
 from shared.protocol import BeginReply, BlobRef, Device, Lease, SignedManifest, VersionManifest
 from shared.signing import verify
@@ -144,7 +145,7 @@ class Pipeline:
             raise BadSignature from error
         verify(key, signed.payload.encode(), signature)
         try:
-            manifest = msgspec.json.decode(signed.payload, type=VersionManifest)
+            manifest = decode(signed.payload, VersionManifest)
         except msgspec.DecodeError as error:
             raise InvalidFrame(
                 f"the manifest of the base version cannot be read: {error}"

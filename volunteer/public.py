@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from shared.decoding import decode
 from shared.errors import BadRequest, Unreachable, VolunteerError
 from shared.links import is_loopback, parse_link
 from volunteer.wording import printable
@@ -35,7 +36,7 @@ async def public_runs(url: str) -> tuple[PublicRun, ...]:
         raise BadRequest("the list of public runs needs an address that begins with https://")
     data = await asyncio.to_thread(_fetch, url)
     try:
-        entries = msgspec.json.decode(data, type=tuple[PublicRun, ...])
+        entries = decode(data, tuple[PublicRun, ...])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"{parts.hostname} does not give a list of public runs") from error
     return tuple(_clean(entry) for entry in entries[:RUNS_MAX] if _joinable(entry.link))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
+from shared import decoding
 from shared.errors import InvalidPlan
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def convert(table: Mapping[str, Any], kind: type[T], where: str) -> T:
                 f"{where} {key} = {_shown(value)} is unknown: {_hint(value, choices)}"
             )
     try:
-        return msgspec.convert(dict(table), kind)
+        return decoding.convert(dict(table), kind)
     except msgspec.ValidationError as error:
         raise InvalidPlan(_sentence(str(error), where)) from error
 

@@ -19,7 +19,7 @@ async def run_command(call: Call[None]) -> Reply:
     if command is None or not command.remote:
         raise NotFound(f'there is no command "{name[:64]}" that works on a running server')
     body = await read_body(call.scope, call.receive, ADMIN_BYTES_MAX)
-    request = read_json(body or b"{}", msgspec.json.Decoder(command.request))
+    request = read_json(body or b"{}", command.request)
     return json_reply(await command.run(call.coordinator, request))
 
 

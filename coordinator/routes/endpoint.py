@@ -155,9 +155,6 @@ class Served:
     def __init__(self, endpoint: Endpoint, coordinator: Coordinator) -> None:
         self._endpoint = endpoint
         self._coordinator = coordinator
-        self._decoder: msgspec.json.Decoder[Any] | None = None
-        if endpoint.request is not None:
-            self._decoder = msgspec.json.Decoder(endpoint.request)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint, coordinator = self._endpoint, self._coordinator
@@ -171,9 +168,9 @@ class Served:
             coordinator.rates.hit("register", client_address(scope))
         if endpoint.writes:
             coordinator.space.check()
-        body = None
-        if self._decoder is not None:
-            body = read_json(await read_body(scope, receive), self._decoder)
+        body: Any = None
+        if endpoint.request is not None:
+            body = read_json(await read_body(scope, receive), endpoint.request)
         result = await endpoint.handler(Call(coordinator, scope, receive, principal, body))
         if result is None:
             await respond(scope, receive, send, Reply(status=204))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from coordinator.routes.endpoint import Call, Reply, json_reply
+from shared.decoding import decode
 from shared.protocol import (
     LeaderRow,
     LossPoint,
@@ -50,7 +49,7 @@ async def version(call: Call[None]) -> Reply:
 
 def _signed(call: Call[None], signed: SignedManifest) -> Reply:
     """With the hash of the published weights as ETag: who has them need not hear of them again."""
-    weights = msgspec.json.decode(signed.payload, type=VersionManifest).weights
+    weights = decode(signed.payload, VersionManifest).weights
     tag = f'"{weights.sha256}"'
     headers = (("etag", tag), ("cache-control", "no-cache"))
     if tag in call.header("if-none-match"):

@@ -15,6 +15,7 @@ from sqlalchemy import Column, Connection, Table, bindparam, func, select, text,
 
 from coordinator.store.postings import insert_new
 from coordinator.store.tables import meta
+from shared.decoding import decode
 
 START = "0" * 64
 SEAL_BATCH = 1000
@@ -36,7 +37,7 @@ def link(previous: str, said: Sequence[Any]) -> str:
 def end(conn: Connection, table: Table) -> End:
     """Where the chain of a table ends."""
     stored = conn.execute(select(meta.c.value).where(meta.c.key == f"chain.{table.name}")).scalar()
-    return End() if stored is None else msgspec.json.decode(stored, type=End)
+    return End() if stored is None else decode(stored, End)
 
 
 def seal(

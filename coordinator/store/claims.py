@@ -25,6 +25,7 @@ from coordinator.dispatch import Holding, Load, Todo, Waiter
 from coordinator.store import passes
 from coordinator.store.tables import failures, runs, tasks, workers
 from coordinator.store.tasks import BESIDE, TaskRow, awaits_verdict, row_of
+from shared.decoding import decode
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +119,7 @@ def workloads(conn: Connection, worker_ids: Iterable[str]) -> dict[str, frozense
 
 @lru_cache(maxsize=1024)
 def _names(stored: str) -> frozenset[str]:
-    return frozenset(msgspec.json.decode(stored, type=list[str]))
+    return frozenset(decode(stored, list[str]))
 
 
 def _holders(conn: Connection, run_id: int) -> frozenset[str]:

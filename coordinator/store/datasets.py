@@ -10,6 +10,7 @@ from sqlalchemy import Connection, delete, insert, select, union
 
 from coordinator.store.contributions import UPDATES
 from coordinator.store.tables import blobs, contributions, dataset_blobs, datasets, runs
+from shared.decoding import decode
 from shared.errors import Conflict, NotFound
 from shared.workloads.base import DatasetManifest
 
@@ -26,7 +27,7 @@ class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _row(mapping: dict[str, Any]) -> DatasetRow:
-    manifest = msgspec.json.decode(mapping["manifest"], type=DatasetManifest)
+    manifest = decode(mapping["manifest"], DatasetManifest)
     return DatasetRow(**(mapping | {"manifest": manifest}))
 
 

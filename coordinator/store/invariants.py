@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-import msgspec
 from sqlalchemy import Connection, func, select
 
 from coordinator.store.tables import contributions, runs, tasks, versions
 from coordinator.store.tasks import BESIDE
+from shared.decoding import decode
 
 BREACHES_MAX = 1000  # enough to see what is wrong
 
@@ -101,7 +101,7 @@ def _merged(conn: Connection) -> Iterator[str]:
             yield f"task {task_id} was merged {count} times"
     rows = conn.execute(select(versions.c.run_id, versions.c.version, versions.c.contributions))
     for run_id, version, text in rows:
-        listed = msgspec.json.decode(text, type=list[int])
+        listed = decode(text, list[int])
         if len(listed) != len(set(listed)):
             yield f"version {version} of run {run_id} lists a contribution twice"
         if set(listed) != said.pop((run_id, version), set()):

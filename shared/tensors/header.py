@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn, TypeAlias
 
 import msgspec
 
+from shared.decoding import convert
 from shared.errors import InvalidFrame
 from shared.tensors.spec import RANK_MAX, Schema, by_name
 
@@ -73,7 +74,7 @@ def parse_header(text: bytes) -> Header:
             parse_constant=_no_fraction,
         )
         metadata = _metadata(raw.pop("__metadata__", {}))
-        entries = msgspec.convert(raw, dict[str, Entry])
+        entries = convert(raw, dict[str, Entry])
     except (ValueError, msgspec.ValidationError, RecursionError) as error:
         reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
         raise InvalidFrame(f"the header of the tensor file cannot be read: {reason}") from error
@@ -146,7 +147,7 @@ def render_header(schema: Schema, metadata: Mapping[str, str] | None = None) -> 
 
 
 def _metadata(raw: Any) -> dict[str, str]:
-    found = msgspec.convert(raw, dict[str, str])
+    found = convert(raw, dict[str, str])
     size = sum(len(text.encode()) for pair in found.items() for text in pair)
     if len(found) > METADATA_ENTRIES_MAX or size > METADATA_BYTES_MAX:
         raise InvalidFrame(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from shared.decoding import convert
 from shared.errors import InvalidRunFile
 from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.base import DatasetManifest, check_keys
@@ -91,7 +92,7 @@ class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
         check_keys(raw, cls.__struct_fields__, "model")
         try:
-            return msgspec.convert(dict(raw), cls)
+            return convert(dict(raw), cls)
         except InvalidRunFile:
             raise
         except msgspec.ValidationError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared.decoding import decoder
 from shared.errors import InvalidRunFile
 
 _SUFFIXES = """
@@ -133,7 +134,7 @@ def _text(path: Path, name: str) -> Iterator[Document]:
 
 def _lines(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
     """JSON lines with the field "text"; a bad line is skipped and named by its number."""
-    decoder = msgspec.json.Decoder(_Line)
+    record = decoder(_Line)
     try:
         with path.open("rb") as file:
             number = 0
@@ -145,7 +146,7 @@ def _lines(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
                         line = file.readline(_LINE_BYTES_MAX)
                 elif line.strip():
                     try:
-                        text = decoder.decode(line).text
+                        text = record.decode(line).text
                     except (msgspec.DecodeError, UnicodeDecodeError) as error:
                         skipped.add(f"{name} line {number}: {error}")
                         continue

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from shared.decoding import convert
 from shared.errors import InvalidRunFile
 from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.base import check_keys
@@ -161,7 +162,7 @@ class GomokuOptions(msgspec.Struct, frozen=True, kw_only=True):
 def _convert(raw: Mapping[str, Any], kind: type[T], table: str) -> T:
     check_keys(raw, kind.__struct_fields__, table)
     try:
-        return msgspec.convert(dict(raw), kind)
+        return convert(dict(raw), kind)
     except InvalidRunFile:
         raise
     except msgspec.ValidationError as error:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.base import Job, Progress, Result
 from shared.workloads.devices import release
@@ -158,7 +159,7 @@ class SelfPlayWork:
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
         """Go on where `snapshot` was taken. Raises InvalidRunFile when it is of another task."""
         try:
-            saved = msgspec.json.decode(snapshot["games"].numpy().tobytes(), type=Saved)
+            saved = decode(snapshot["games"].numpy().tobytes(), Saved)
         except (KeyError, msgspec.DecodeError) as error:
             raise InvalidRunFile("this snapshot belongs to another task") from error
         if saved.seed != self._job.seed or not saved.versions:

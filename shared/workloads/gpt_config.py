@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from shared.decoding import convert
 from shared.errors import InvalidRunFile
 from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.base import DatasetManifest, check_keys
@@ -51,7 +52,7 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
         check_keys(raw, cls.__struct_fields__, "model")
         try:
-            return msgspec.convert(dict(raw), cls)
+            return convert(dict(raw), cls)
         except InvalidRunFile:
             raise
         except msgspec.ValidationError as error:

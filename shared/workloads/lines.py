@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from shared.decoding import decoder
 from shared.errors import BadRequest
 
 if sys.version_info >= (3, 14):
@@ -50,9 +51,9 @@ def _expand(data: bytes, bytes_max: int) -> bytes:
 
 
 def _decoded(lines: list[bytes], kind: type[T]) -> Iterator[T]:
-    decoder = msgspec.json.Decoder(kind)
+    reader = decoder(kind)
     for number, line in enumerate(lines, 1):
         try:
-            yield decoder.decode(line)
+            yield reader.decode(line)
         except (msgspec.DecodeError, RecursionError) as error:
             raise BadRequest(f"line {number} is no record: {error}") from error
