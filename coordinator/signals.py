@@ -22,7 +22,8 @@ class Signals:
         self._clock = clock or SystemClock()
         self._count: dict[str, int] = {}
         self._everything = 0
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        # In the order in which they came, so that a simulation wakes them in the same order every time.
+        self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
         self._send: Callable[[str], None] = lambda topic: None
 
     async def connect(self, db: Database) -> None:
@@ -38,10 +39,10 @@ class Signals:
         """Wake those who watch `topic` in this process; None wakes all."""
         if topic is None:
             self._everything += 1
-            sleepers = {future for waiting in self._waiting.values() for future in waiting}
+            sleepers = [future for waiting in self._waiting.values() for future in waiting]
         else:
             self._count[topic] = self._count.get(topic, 0) + 1
-            sleepers = self._waiting.get(topic, set())
+            sleepers = list(self._waiting.get(topic, ()))
         for future in sleepers:
             if not future.done():
                 future.set_result(None)
@@ -57,15 +58,15 @@ class Signals:
         """Until one of `topics` is notified, or time is up."""
         wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for topic in topics:
-            self._waiting.setdefault(topic, set()).add(wake)
+            self._waiting.setdefault(topic, {})[wake] = None
         sleeper = asyncio.ensure_future(self._clock.sleep(timeout_s))
         try:
             await asyncio.wait((wake, sleeper), return_when=asyncio.FIRST_COMPLETED)
         finally:
             sleeper.cancel()
             for topic in topics:
-                waiting = self._waiting.get(topic, set())
-                waiting.discard(wake)
+                waiting = self._waiting.get(topic, {})
+                waiting.pop(wake, None)
                 if not waiting:
                     self._waiting.pop(topic, None)
 

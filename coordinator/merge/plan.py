@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,6 +18,7 @@ from msgspec import Meta
 
 from coordinator.merge.plan_checks import check, convert, known_preset
 from coordinator.merge.presets import PRESETS
+from shared.decoding import decode
 from shared.errors import InvalidPlan
 
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -45,6 +47,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gradient_every: Count = 1  # mini-batches in one gradient (async-sgd's n)
     pull_every: Count = 1  # mini-batches between two looks for a newer version (async-sgd's m)
     codec: Literal["float32", "bf16", "int8", "int4", "topk-int4"] = "int8"
+    # What volunteers get of a version: the exact weights, or a chain of quantised differences with a bfloat16 snapshot of
+    # every so many versions. The server keeps the exact weights either way.
+    downlink: Literal["float32", "chain"] = "float32"
+    snapshot_every: Count = 1  # versions
     prox_mu: NotNegative = 0.0  # FedProx: pull towards the base
 
     # When to merge: whichever comes first. Live workers cap the count, so two laptops never wait for a third.
@@ -119,7 +125,7 @@ def _overridden(whole: Plan, phase: Phase, where: str) -> Plan:
         raise InvalidPlan(
             f"{where} never ends: give it until_versions, until_tokens or until_slope"
         )
-    for key in ("preset", "phases", "shards", "shard_by"):
+    for key in ("preset", "phases", "shards", "shard_by", "downlink", "snapshot_every"):
         if key in phase.overrides:
             raise InvalidPlan(f'{where} cannot override "{key}": it holds for the whole run')
     table = msgspec.structs.asdict(whole) | phase.overrides | {"phases": ()}
@@ -148,6 +154,15 @@ def phase_index(
 def phase_of(whole: Plan, version: int, tokens: int, slope: float | None, reached: int = 0) -> Plan:
     """The plan that holds now, with the overrides of its phase and no phases of its own."""
     index = phase_index(whole, version, tokens, slope, reached)
+    if not whole.phases:
+        return whole
+    return _phase(msgspec.json.encode(whole), index)
+
+
+@lru_cache(maxsize=256)
+def _phase(encoded: bytes, index: int) -> Plan:
+    """The plan of one phase. Kept: every claim and every verdict asks, and checking a table takes milliseconds."""
+    whole = decode(encoded, Plan)
     if index >= len(whole.phases):
         return msgspec.structs.replace(whole, phases=())
     return _overridden(whole, whole.phases[index], f"phase {index + 1}")

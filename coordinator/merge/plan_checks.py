@@ -6,6 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -173,6 +174,7 @@ def _phase_of(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
     return found
 
 
+@lru_cache(maxsize=256)
 def _choices(kind: type[msgspec.Struct], key: str) -> tuple[str, ...]:
     field = next(field for field in msgspec.structs.fields(kind) if field.name == key)
     return get_args(field.type) if get_origin(field.type) is Literal else ()
