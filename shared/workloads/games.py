@@ -75,6 +75,15 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     positions: int
 
 
+class Encounter(msgspec.Struct, frozen=True, kw_only=True):
+    """A match that was played here to be looked at; nothing of it is paid."""
+
+    wins: int  # of the first of the two
+    draws: int
+    losses: int
+    game: str  # the first game as text; the first version has the first stones
+
+
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """What a version thinks of a position, and the move it makes."""
 
@@ -115,6 +124,15 @@ class Games(Protocol):
     def opponent(
         self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
     ) -> Opponent: ...
+
+    def meet(
+        self,
+        config: Mapping[str, Any],
+        options: Mapping[str, Any],
+        weights: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]],
+        games: int,
+    ) -> Encounter:
+        """Let two versions play, under the rules of the run's matches. Runs torch."""
 
     def rules(self, config: Mapping[str, Any]) -> tuple[int, int]:
         """Side of the board, and how many in a row win."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shared.workloads.base import Job
 from shared.workloads.elo import Score
 from shared.workloads.games import (
+    Encounter,
     Games,
     Inspection,
     KnownVersion,
@@ -110,6 +111,18 @@ class GomokuGames(Games):
 
         return GomokuOpponent(GomokuConfig.from_dict(config), weights)
 
+    def meet(
+        self,
+        config: Mapping[str, Any],
+        options: Mapping[str, Any],
+        weights: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]],
+        games: int,
+    ) -> Encounter:
+        from shared.workloads.gomoku_match import meet
+
+        manner = GomokuOptions.from_dict(options).match_manner()
+        return meet(GomokuConfig.from_dict(config), manner, weights, games)
+
     def rules(self, config: Mapping[str, Any]) -> tuple[int, int]:
         checked = GomokuConfig.from_dict(config)
         return checked.size, checked.win
@@ -143,19 +156,14 @@ def _stale(
 
 def _players(config: GomokuConfig, weights: Callable[[int], Path]) -> Callable[[int], NetEvaluator]:
     """Networks by version, each loaded when it is first asked for."""
-    import torch
-
-    from shared.tensors.frame import open_frame
-    from shared.workloads.gomoku_config import schema
-    from shared.workloads.gomoku_net import NetEvaluator
+    from shared.workloads.gomoku_net import NetEvaluator, read_weights
 
     loaded: dict[int, NetEvaluator] = {}
 
     def player(number: int) -> NetEvaluator:
         if number not in loaded:
-            frame = open_frame(weights(number), schema(config), copy_on_write=True)
-            tensors = {name: torch.from_numpy(frame.array(name)) for name in frame}
-            loaded[number] = NetEvaluator(config, tensors, "cpu")
+            held = read_weights(weights(number), config)
+            loaded[number] = NetEvaluator(config, held, "cpu")
         return loaded[number]
 
     return player

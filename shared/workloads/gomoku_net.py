@@ -7,11 +7,13 @@ same alone and in a batch, and there are no running statistics to merge. Shapes:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from shared.errors import InvalidFrame
+from shared.tensors.frame import open_frame
 from shared.workloads.devices import to_host
 from shared.workloads.gomoku_config import (
     PLANES,
@@ -101,6 +103,12 @@ def build(config: GomokuConfig, weights: Mapping[str, Tensor], device: str) -> G
     held = {name: weights[name].to(device, torch.float32, copy=True) for name in expected}
     model.load_state_dict(held, assign=True)
     return model.requires_grad_(True)
+
+
+def read_weights(path: Path, config: GomokuConfig) -> dict[str, Tensor]:
+    """The weights in a file. Raises InvalidFrame when they are of another network."""
+    frame = open_frame(path, schema(config), copy_on_write=True)
+    return {name: torch.from_numpy(frame.array(name)) for name in frame}
 
 
 class NetEvaluator:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from time import perf_counter
 from typing import NamedTuple
 
 import msgspec
@@ -12,18 +11,15 @@ import torch
 from torch import Tensor
 
 from shared.decoding import decode
-from shared.errors import BadRequest, InvalidRunFile
-from shared.workloads.base import Job, Progress, Result
-from shared.workloads.devices import release
-from shared.workloads.gomoku_arena import Arena, GamePlan, Seat
+from shared.errors import InvalidRunFile
+from shared.workloads.base import Job, Progress
+from shared.workloads.gomoku_arena import GamePlan, Played, Seat
 from shared.workloads.gomoku_chance import game_seed
 from shared.workloads.gomoku_config import GomokuConfig, GomokuOptions
-from shared.workloads.gomoku_games import GameRecord, encode
+from shared.workloads.gomoku_games import GameRecord
 from shared.workloads.gomoku_net import NetEvaluator
 from shared.workloads.gomoku_openings import drawn
-from shared.workloads.gomoku_rules import drawing
-
-_ADVANCE_S = 0.25
+from shared.workloads.gomoku_play import PlayWork
 
 
 class Version(NamedTuple):
@@ -56,89 +52,27 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float
 
 
-class SelfPlayWork:
-    """See `Work` and `Actor`. A step is a game; samples are games too."""
+class SelfPlayWork(PlayWork):
+    """See `Work` and `Actor`."""
 
     def __init__(self, job: Job, weights: Mapping[str, Tensor], device: str) -> None:
-        self._config = GomokuConfig.from_dict(job.config)
         self._options = GomokuOptions.from_dict(job.options)
-        if job.steps != job.stop - job.start:
-            raise BadRequest(f"a task of {job.stop - job.start} games does not make {job.steps}")
-        self._job = job
-        self._device = device
+        super().__init__(job, self._options.manner(), device)
         self._versions: dict[str, Version] = {}
-        self._players: dict[str, NetEvaluator] = {}
         self._newest = self._join(weights, Version(job.base_version, job.base_sha256))
-        self._following = job.start
-        self._records: list[GameRecord] = []
         self._evaluated = 0  # positions, by players who have left
-        self._elapsed_s = 0.0
-        self._arena = Arena(
-            self._config.rules,
-            self._options.manner(),
-            min(self._options.slots, job.steps),
-            self._players,
-            self._next_plan,
-        )
-
-    @property
-    def done(self) -> bool:
-        return len(self._records) == self._job.steps
 
     def advance(self) -> Progress:
         """Play for a quarter of a second."""
-        if self.done:
-            raise RuntimeError("this task is done")
-        began = perf_counter()
-        for played in self._arena.advance(_ADVANCE_S):
-            version = self._versions[played.plan.players[0]]
-            kind = self._device.partition(":")[0]
-            self._records.append(played.record(version.number, version.sha256, kind))
-        self._elapsed_s += perf_counter() - began
+        progress = super().advance()
         self._dismiss()
-        return Progress(
-            step=len(self._records),
-            steps=self._job.steps,
-            samples=len(self._records),
-            metrics=self._metrics(),
-            preview=self._preview(),
-        )
+        return progress
 
     def swap(self, weights: Mapping[str, Tensor], version: int, sha256: str) -> None:
         """Games that begin from now on are played by this version."""
         if version > self._versions[self._newest].number:
             self._newest = self._join(weights, Version(version, sha256))
             self._dismiss()
-
-    def result(self) -> tuple[Result, dict[str, Tensor]]:
-        records = sorted(self._records, key=lambda record: record.game)
-        report = Result(
-            steps=len(records),
-            samples=len(records),
-            loss_first=0.0,
-            loss_last=0.0,
-            metrics=self._metrics(),
-            games=encode(records),
-        )
-        return report, {}
-
-    def suspend(self) -> None:
-        for player in self._players.values():
-            player.move("cpu")
-        release(self._device)
-
-    def resume(self) -> None:
-        for player in self._players.values():
-            player.move(self._device)
-
-    def halve(self) -> int:
-        """Evaluate in smaller batches; the search in progress starts over."""
-        self._arena.again()
-        release(self._device)
-        return min(player.halve() for player in self._players.values())
-
-    def state(self) -> dict[str, Tensor]:
-        return {}
 
     def snapshot(self) -> dict[str, Tensor]:
         """The games so far, and the weights that those in progress are played with."""
@@ -187,12 +121,8 @@ class SelfPlayWork:
         for key in set(self._players) - self._arena.keys() - {self._newest}:
             self._evaluated += self._players.pop(key).positions
 
-    def _next_plan(self) -> GamePlan | None:
-        if self._following >= self._job.stop:
-            return None
-        game = self._following
+    def _plan(self, game: int) -> GamePlan:
         seed = game_seed(self._job.seed, game)
-        self._following += 1
         return GamePlan(
             game=game,
             seed=seed,
@@ -200,6 +130,10 @@ class SelfPlayWork:
             opening=drawn(self._config.rules, seed, self._options.opening_plies),
             began_s=self._elapsed_s,
         )
+
+    def _record(self, played: Played) -> GameRecord:
+        version = self._versions[played.plan.players[0]]
+        return played.record(version.number, version.sha256, self._kind)
 
     def _metrics(self) -> dict[str, float]:
         positions = self._evaluated + sum(p.positions for p in self._players.values())
@@ -210,14 +144,6 @@ class SelfPlayWork:
             "moves": float(self._arena.plies),
             "games_per_hour": 3600 * len(self._records) / took,
         }
-
-    def _preview(self) -> str:
-        """The game that is furthest."""
-        if not self._arena.seats:
-            return ""
-        seat = max(self._arena.seats, key=lambda one: len(one.position.moves))
-        moves = seat.position.moves
-        return drawing(self._config.rules, seat.position.board[0], moves[-1] if moves else -1)
 
 
 def _half(seat: Seat) -> Half:

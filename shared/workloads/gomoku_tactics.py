@@ -21,9 +21,9 @@ from shared.workloads.gomoku_rules import Boards, Rules, rays
 from shared.workloads.mcts import Evaluator
 
 KINDS = ("win", "block", "attack", "defend")
-EACH = 32  # positions of a kind
+EACH = 32  # positions of a kind, unless more are asked for
 _SEED = 0x60_40_B0
-_TRIES = 4000  # boards looked at for one kind; on the smallest boards some kinds are rare
+_TRIES = 125  # boards looked at for each position; on the smallest boards some kinds are rare
 
 
 class Suite(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,17 +96,17 @@ def kind_of(rules: Rules, board: NDArray[np.int8]) -> tuple[str, NDArray[np.bool
 
 
 @lru_cache(maxsize=8)
-def suite(rules: Rules) -> Suite:
-    """The positions for this board, always the same."""
+def suite(rules: Rules, each: int = EACH) -> Suite:
+    """`each` positions of every kind for this board, always the same; more of them begin with the fewer."""
     found: dict[str, list[tuple[NDArray[np.int8], NDArray[np.bool_]]]] = {
         kind: [] for kind in KINDS
     }
-    for number in range(_TRIES):
+    for number in range(_TRIES * each):
         board = _scene(rules, number)
         kind, answers = kind_of(rules, board)
-        if kind and len(found[kind]) < EACH:
+        if kind and len(found[kind]) < each:
             found[kind].append((board, answers))
-        if all(len(rows) == EACH for rows in found.values()):
+        if all(len(rows) == each for rows in found.values()):
             break
     rows = [(KINDS.index(kind), *row) for kind in KINDS for row in found[kind]]
     return Suite(
@@ -116,10 +116,10 @@ def suite(rules: Rules) -> Suite:
     )
 
 
-def score(rules: Rules, evaluator: Evaluator) -> dict[str, float]:
+def score(rules: Rules, evaluator: Evaluator, each: int = EACH) -> dict[str, float]:
     """The share of positions whose likeliest move is right, in all and for each kind; "loss": the mean of -log of what the
     policy gives to the right moves together."""
-    found = suite(rules)
+    found = suite(rules, each)
     logits, _ = evaluator(found.boards)
     logits = np.where(found.boards == 0, logits.astype(np.float64), -np.inf)
     logits -= logits.max(axis=1, keepdims=True)
