@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
-import time
 from pathlib import Path
 
 import msgspec
 
-from shared.clock import SystemClock
+from shared.clock import Clock
 from shared.errors import Configuration, Unreachable, VolunteerError
 from shared.protocol import LeaveRequest, ReleaseRequest
 from volunteer.api import Api
 from volunteer.channel import attach
 from volunteer.config import Directories
-from volunteer.joining import connector
+from volunteer.joining import Connect
 from volunteer.leases import Leases
 from volunteer.profile import Identity, Profile
 from volunteer.tls import Address
 
 END_S = 60.0  # for a running volunteer to hand in or give back what it has
 PROBE_S = 0.2
+# directories that are removed once nothing is left in them
+OURS = ("volunteer", "profiles", "cache", "Cache", "practice")
 
 
 class Belonging(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,14 +30,17 @@ class Belonging(msgspec.Struct, frozen=True, kw_only=True):
 
     what: str
     path: Path
-    size: int
+    size: int  # bytes
     goes: bool
 
 
 def belongings(
     directories: Directories, service: tuple[Path, ...], *, everything: bool
 ) -> tuple[Belonging, ...]:
-    """What there is of this profile; the account and the settings only go with `everything`."""
+    """What there is of this profile; the account and the settings only go with `everything`.
+
+    Settings that other profiles use as well stay.
+    """
     found = [Belonging(what="service", path=p, size=_size(p), goes=True) for p in service]
     found.append(_belonging("downloads that can be made again", directories.cache, goes=True))
     profile = directories.profile
@@ -46,40 +49,54 @@ def belongings(
     inside = _size(profile) - _size(practice)
     what = "account, results not yet handed in, half-done tasks"
     found.append(Belonging(what=what, path=profile, size=inside, goes=everything))
-    found.append(_belonging("settings", directories.config / "config.toml", goes=everything))
+    settings = directories.config / "config.toml"
+    alone = not other_profiles(directories)
+    found.append(_belonging("settings", settings, goes=everything and alone))
     return tuple(item for item in found if item.path.exists())
 
 
-async def hand_back(profile: Profile) -> str:
-    """End the running volunteer, or give back what an earlier one still holds. Says what happened."""
+def other_profiles(directories: Directories) -> tuple[str, ...]:
+    """Names of the profiles beside this one, which are left alone; settings are shared with them."""
+    beside = directories.profile.parent
+    names = (path.name for path in beside.iterdir() if path.is_dir() and path.name.count("@") == 1)
+    return tuple(sorted(name for name in names if name != directories.profile.name))
+
+
+async def hand_back(profile: Profile, connect: Connect, clock: Clock) -> str:
+    """End the running volunteer, or give back what an earlier one still holds. Says what happened.
+
+    Raises Configuration when the running one does not end.
+    """
     try:
-        async with attach(profile.endpoint, SystemClock()) as control:
+        async with attach(profile.endpoint, clock) as control:
             await control.stop("release")
-        await _ended(profile)
+        await _ended(profile, clock)
         return "the running volunteer has ended and given its task back"
     except Unreachable:
         pass  # none is running
-    identity = profile.current()
+    try:
+        identity = profile.current()
+    except Configuration as error:
+        return f"nothing was given back: {error.message}"
     if identity is None or not identity.registered:
         return "there was no task to give back"
-    return await _release(profile, identity)
+    return await _release(profile, identity, connect)
 
 
-async def _ended(profile: Profile) -> None:
-    until = time.monotonic() + END_S
-    while time.monotonic() < until:
+async def _ended(profile: Profile, clock: Clock) -> None:
+    until = clock.monotonic() + END_S
+    while clock.monotonic() < until:
         try:
             with profile.lock():
                 return
         except Configuration:
-            await asyncio.sleep(PROBE_S)
+            await clock.sleep(PROBE_S)
     raise Configuration("the running volunteer does not end: stop it with `volunteer stop`")
 
 
-async def _release(profile: Profile, identity: Identity) -> str:
+async def _release(profile: Profile, identity: Identity, connect: Connect) -> str:
     leases = Leases(profile.home(identity).tasks)
-    address = Address(url=identity.url, tls_pin=identity.tls_pin)
-    client = connector(SystemClock())(address, identity.token)
+    client = connect(Address(url=identity.url, tls_pin=identity.tls_pin), identity.token)
     api, given = Api(client), 0
     try:
         for held in leases.stored():
@@ -90,16 +107,18 @@ async def _release(profile: Profile, identity: Identity) -> str:
             except VolunteerError:
                 pass  # it runs out by itself
             leases.drop(held.lease)
-        await api.leave(LeaveRequest())
+        await api.leave(LeaveRequest())  # last: any request after it would bring this machine back
     except VolunteerError as error:
-        return f"the coordinator was not told ({error.message}); what it lent runs out by itself"
+        return (
+            f"the coordinator was not told ({error.message}); tasks in hand run out by themselves"
+        )
     finally:
         await client.close()
     return f"{given} task{'' if given == 1 else 's'} given back"
 
 
 def remove(items: tuple[Belonging, ...]) -> list[str]:
-    """Delete what goes; what could not be deleted is told."""
+    """Delete what goes, and directories of ours that it leaves empty; what could not be deleted is told."""
     trouble = []
     for item in items:
         if not item.goes:
@@ -111,7 +130,19 @@ def remove(items: tuple[Belonging, ...]) -> list[str]:
                 item.path.unlink(missing_ok=True)
         except OSError as error:
             trouble.append(f"{item.path} could not be removed: {error.strerror}")
+        else:
+            _prune(item.path.parent)
     return trouble
+
+
+def _prune(place: Path) -> None:
+    """Remove directories of ours that nothing is left in, from the inside out."""
+    while place.name in OURS:
+        try:
+            place.rmdir()
+        except OSError:
+            return  # something is left in it
+        place = place.parent
 
 
 def _belonging(what: str, path: Path, *, goes: bool) -> Belonging:

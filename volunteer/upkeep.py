@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILURE = 1
 VERSIONS_MAX = 20_000
+MACHINE_UNIT = Path("/etc/systemd/system/volunteer.service")
 
 Profile = Annotated[str, Parameter(help="Which profile of this host.")]
 System = Annotated[
@@ -105,29 +106,36 @@ def uninstall(
     profile: Profile = "",
 ) -> int:
     """Hand tasks back and remove service and downloads; the account stays unless --all."""
+    from shared.clock import SystemClock
     from volunteer.config import directories
+    from volunteer.joining import connector
     from volunteer.profile import Profile as ProfileDirectory
     from volunteer.service import remove as remove_service
-    from volunteer.uninstall import belongings, hand_back
+    from volunteer.uninstall import belongings, hand_back, other_profiles
     from volunteer.uninstall import remove as remove_files
     from volunteer.wording import size
 
     places = directories(profile=profile)
-    described = _described(False, "", profile, removing=True)
-    files = tuple(file.path for file in described.files if file.path.exists())
+    described = _removable(profile)
+    files = tuple(f.path for f in described.files if f.path.exists()) if described else ()
     items = belongings(places, files, everything=all_)
     for item in items:
         word = "goes" if item.goes else "stays"
         print(f"{word:<6} {size(item.size):>8}  {item.path}  ({item.what})")
+    for name in other_profiles(places):
+        print(f"stays            another profile: {name}")
     if not yes and not _agreed():
         print("nothing was changed")
         return EXIT_FAILURE
-    if files:
+    if described and files:
         remove_service(described)
-    print(asyncio.run(hand_back(ProfileDirectory(places.profile))))
+    clock = SystemClock()
+    print(asyncio.run(hand_back(ProfileDirectory(places.profile), connector(clock), clock)))
     trouble = remove_files(items)
     for sentence in trouble:
         print(f"volunteer: {sentence}", file=sys.stderr)
+    if MACHINE_UNIT.exists():
+        print("a service of the whole machine is left: sudo volunteer service remove --system")
     print("the program itself goes with: pipx uninstall volunteer")
     return EXIT_FAILURE if trouble else 0
 
@@ -147,6 +155,16 @@ def _described(system: bool, join: str, profile: str, *, removing: bool = False)
         profile=profile, machine=system, join=join, environ=os.environ, removing=removing
     )
     return describe(target)
+
+
+def _removable(profile: str) -> Service | None:
+    """The service that would be here; None on a system for which there is none."""
+    from shared.errors import Configuration
+
+    try:
+        return _described(False, "", profile, removing=True)
+    except Configuration:
+        return None
 
 
 def _agreed() -> bool:
