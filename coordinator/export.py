@@ -68,7 +68,7 @@ class Export:
         Raises NotFound when its files were pruned, Conflict when the folder holds something.
         """
         source = await self._db.read(lambda conn: _read(conn, name, version))
-        weights = await self._blobs.local(source.version.published_sha256)
+        weights = await self._blobs.local(source.version.master_sha256)
         tokenizer = None
         if source.dataset and "tokenizer" in source.dataset.manifest.assets:
             tokenizer = await self._blobs.local(source.dataset.manifest.assets["tokenizer"].sha256)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from coordinator import publishing
 from coordinator.definition import definition
 from coordinator.merge import step
 from coordinator.merge.optimizer import Push
@@ -212,26 +213,26 @@ class Merger:
         weights_path = self._blobs.scratch() / f"merge-{secrets.token_hex(8)}"
         state_path = weights_path.with_name(f"{weights_path.name}-state")
         try:
-            loop = asyncio.get_running_loop()
-            outcome = await loop.run_in_executor(
-                self._thread, step.run, order, weights_path, state_path
+            run = partial(asyncio.get_running_loop().run_in_executor, self._thread)
+            outcome = await run(step.run, order, weights_path, state_path)
+            publication = publishing.Publication(
+                plan=about.plan,
+                schema=about.schema,
+                version=job.run.head + 1,
+                master=weights_path,
+                written=outcome.weights,
+                base=await publishing.base_of(self._blobs, job.base),
             )
+            prepared = await run(publishing.prepare, publication)
             if about.file.evaluation.gate:
-                await self._gate(job.run, weights_path)
-            await self._blobs.put_file(outcome.weights.sha256, weights_path)
+                await self._gate(job.run, prepared.published)
+            content = await prepared.store(self._blobs)
             if outcome.state is not None:
                 await self._blobs.put_file(outcome.state.sha256, state_path)
         finally:
-            for path in (weights_path, state_path):
-                path.unlink(missing_ok=True)
-        content = Content(
-            master_sha256=outcome.weights.sha256,
-            published_sha256=outcome.weights.sha256,
-            size=outcome.weights.size,
-            state_sha256=outcome.state.sha256 if outcome.state else None,
-            state_size=outcome.state.size if outcome.state else 0,
-        )
-        return content, outcome.update_norm
+            publishing.discard(weights_path)
+            state_path.unlink(missing_ok=True)
+        return publishing.with_state(content, outcome.state), outcome.update_norm
 
     async def _gate(self, run: RunRow, weights: Path) -> None:
         """`gate = true`: measure before anything is published. Raises InvalidFrame when the model got much worse."""
@@ -265,10 +266,7 @@ class Merger:
         if not moved or not contributions.merge_all(conn, job.rows, progress.version, now):
             raise Conflict("the head has moved, or a contribution was decided elsewhere")
         signed = self._runs.sign(conn, run, content, progress, now)
-        blobs = [(content.master_sha256, content.size, "weights")]
-        if content.state_sha256:
-            blobs.append((content.state_sha256, content.state_size, "state"))
-        datasets.register(conn, blobs, now)
+        datasets.register(conn, content.blobs(), now)
         every = definition(run).file.evaluation.every
         versions.add(
             conn,
@@ -291,6 +289,7 @@ class Merger:
                 "created_at": now,
             },
             evaluate=every > 0 and progress.version % every == 0,
+            ways=[way.sha256 for way in content.ways],
         )
         ledger.post_earned_many(conn, [ledger.Payment.of(row) for row in job.rows], now)
         _overtake(conn, run, progress, now)

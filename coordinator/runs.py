@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator import runfile
-from coordinator import versions as publishing
+from coordinator import publishing, runfile
 from coordinator.definition import Definition, definition, of_file, step_price_micro
 from coordinator.export import imported
 from coordinator.reading import Reading
@@ -19,7 +18,8 @@ from coordinator.signals import Signals
 from coordinator.store import audit, datasets, passes, runs, tasks, versions
 from coordinator.store.runs import RunRow
 from coordinator.upkeep import settle_accepted
-from coordinator.versions import Content, Progress
+from coordinator.versions import Content, Progress, write_weights
+from coordinator.versions import sign as sign_version
 from shared.clock import Clock
 from shared.errors import Conflict, InvalidRunFile, NotFound
 from shared.protocol import RunInfo, RunState, SignedManifest
@@ -161,13 +161,24 @@ class Runs(Reading):
                 weights = imported(Path(about.file.train.init_from), about)
             else:
                 weights = about.workload.init(about.file.model, run.seed)
-            return publishing.write_weights(path, about, weights, {"run": run.name, "version": "0"})
+            return write_weights(path, about, weights, {"run": run.name, "version": "0"})
 
-        written = await loop.run_in_executor(self._threads, make)
-        await self._blobs.put_file(written.sha256, path)
-        return Content(
-            master_sha256=written.sha256, published_sha256=written.sha256, size=written.size
-        )
+        def prepare() -> publishing.Prepared:
+            order = publishing.Publication(
+                plan=about.plan,
+                schema=about.schema,
+                version=0,
+                master=path,
+                written=make(),
+                base=None,
+            )
+            return publishing.prepare(order)
+
+        try:
+            prepared = await loop.run_in_executor(self._threads, prepare)
+            return await prepared.store(self._blobs)
+        finally:
+            publishing.discard(path)
 
     def _add_version(
         self, conn: Connection, run: RunRow, content: Content, *, kind: str, now: float
@@ -175,8 +186,7 @@ class Runs(Reading):
         version = 0 if kind == "initial" else run.head + 1
         progress = Progress(version=version, global_step=run.global_step, tokens=run.tokens)
         signed = self.sign(conn, run, content, progress, now)
-        shas = {content.master_sha256: "weights", content.published_sha256: "weights"}
-        datasets.register(conn, [(sha, content.size, what) for sha, what in shas.items()], now)
+        datasets.register(conn, content.blobs(), now)
         versions.add(
             conn,
             {
@@ -197,6 +207,7 @@ class Runs(Reading):
                 "merge_s": 0.0,
                 "created_at": now,
             },
+            ways=[way.sha256 for way in content.ways],
         )
 
     def sign(
@@ -204,7 +215,7 @@ class Runs(Reading):
     ) -> SignedManifest:
         """The signed manifest of a version that is about to exist."""
         dataset = None if run.dataset_id is None else datasets.by_id(conn, run.dataset_id)
-        return publishing.sign(self._key, run, dataset, content, progress, now)
+        return sign_version(self._key, run, dataset, content, progress, now)
 
     async def pause(self, name: str) -> RunInfo:
         return await self._move(name, "paused", "run.pause")
@@ -252,12 +263,7 @@ class Runs(Reading):
             back = msgspec.structs.replace(
                 run, global_step=target.global_step, tokens=target.tokens
             )
-            content = Content(
-                master_sha256=target.master_sha256,
-                published_sha256=target.published_sha256,
-                size=target.size,
-                state_sha256=target.state_sha256,
-            )
+            content = publishing.content_of(conn, target)
             self._add_version(conn, back, content, kind="rollback", now=now)
             moved = runs.set_head(
                 conn,

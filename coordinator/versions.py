@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.definition import Definition, definition
-from shared.protocol import BlobRef, SignedManifest, VersionManifest
+from shared.protocol import BlobRef, Downlink, SignedManifest, VersionManifest
 from shared.signing import SigningKey, canonical
 from shared.tensors.frame import FrameWriter, Written, open_frame
 
@@ -26,10 +26,29 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     """The files of a version, all of them in the blob store already."""
 
     master_sha256: str
+    master_size: int
     published_sha256: str
     size: int  # bytes of the published weights
+    downlink: Downlink = Downlink()
     state_sha256: str | None = None
     state_size: int = 0
+
+    @property
+    def ways(self) -> tuple[BlobRef, ...]:
+        """Blobs of shorter ways to the published weights, older ones too."""
+        links, snapshots = self.downlink.links, self.downlink.snapshots
+        return (*(link.blob for link in links), *(each.blob for each in snapshots))
+
+    def blobs(self) -> list[tuple[str, int, str]]:
+        """Hash, size and kind of every blob, to be registered."""
+        found = [
+            (self.master_sha256, self.master_size, "weights"),
+            (self.published_sha256, self.size, "weights"),
+            *((ref.sha256, ref.size, "way") for ref in self.ways),
+        ]
+        if self.state_sha256:
+            found.append((self.state_sha256, self.state_size, "state"))
+        return found
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +105,7 @@ def sign(
         tokens=progress.tokens,
         created_at=now,
         expires_at=now + MANIFEST_LIFE_S,
+        downlink=content.downlink,
     )
     payload = canonical(manifest)
     return SignedManifest(payload=payload.decode(), signature=key.sign(payload).hex())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import threading
 from collections import Counter
@@ -53,13 +54,13 @@ class Cache:
         """What is here of a blob that is being downloaded. Raises StorageFull when the rest would not fit."""
         path = self._partial / self._name(sha256)
         here = path.stat().st_size if path.exists() else 0
-        need = max(0, size - here)
-        self.trim(need)
-        if shutil.disk_usage(self.root).free < need + SPARE_BYTES:
-            raise StorageFull(
-                f"{bytes_in_words(need)} more do not fit on the disk of {self.root}: free some space"
-            )
+        self._make_room(max(0, size - here))
         return Partial(self, path, sha256, size)
+
+    def building(self, size: int) -> Path:
+        """Where a file of `size` bytes can be made, to be adopted then. Raises StorageFull when it would not fit."""
+        self._make_room(size)
+        return self._partial / f"built-{secrets.token_hex(8)}"
 
     def adopt(self, partial: Path, sha256: str) -> Path:
         """Take over a file whose hash was just found right."""
@@ -96,6 +97,13 @@ class Cache:
                     path.unlink(missing_ok=True)
                     self._checked.pop(path.name, None)
                     total -= size
+
+    def _make_room(self, need: int) -> None:
+        self.trim(need)
+        if shutil.disk_usage(self.root).free < need + SPARE_BYTES:
+            raise StorageFull(
+                f"{bytes_in_words(need)} more do not fit on the disk of {self.root}: free some space"
+            )
 
     def _blobs(self) -> Iterator[tuple[float, int, Path]]:
         for path in self.root.glob("??/*"):

@@ -38,6 +38,7 @@ from volunteer.status import Status
 from volunteer.tls import Address
 from volunteer.trainer import Trainer
 from volunteer.transfer import Transfers
+from volunteer.weights import Weights
 
 GIB = 1 << 30
 
@@ -146,11 +147,13 @@ class Engine:
         address = Address(url=identity.url, tls_pin=identity.tls_pin)
         api = Api(self._connect(address, identity.token))
         cache = Cache(self._directories.cache, int(settings.cache_gb * GIB))
+        transfers = Transfers(api, cache)
         return Parts(
             settings=settings,
             identity=identity,
             api=api,
-            transfers=Transfers(api, cache),
+            transfers=transfers,
+            weights=Weights(transfers, cache, self._hub.notice),
             cache=cache,
             home=home,
             outbox=Outbox(home.outbox, lambda message: self._hub.notice(message, "warning")),

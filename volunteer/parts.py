@@ -18,6 +18,7 @@ from volunteer.outbox import Outbox
 from volunteer.profile import Home, Identity
 from volunteer.residuals import Residuals
 from volunteer.transfer import Transfers
+from volunteer.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class Parts:
     identity: Identity
     api: Api
     transfers: Transfers
+    weights: Weights
     cache: Cache
     home: Home
     outbox: Outbox

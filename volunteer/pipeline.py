@@ -60,8 +60,8 @@ class Pipeline:
             data = await self._fetch_data(held, stack)
             manifest = await self._begin(held)
             stack.enter_context(self._parts.cache.hold([manifest.weights.sha256]))
-            tell = self._teller(held, "weights", manifest.weights.size)
-            weights = await self._parts.transfers.fetch(manifest.weights, tell)
+            teller = partial(self._teller, held, "weights")
+            weights = await self._parts.weights.fetch(manifest, teller)
             return await self._train(held, self._files(held, manifest, weights, data), on_report)
 
     async def _fetch_data(self, held: Held, stack: ExitStack) -> LocalData:
@@ -232,7 +232,9 @@ class Pipeline:
                 try:
                     manifest = self._checked(await self._parts.api.latest(lease.run), lease)
                     stack.enter_context(self._parts.cache.hold([manifest.weights.sha256]))
-                    path = await self._parts.transfers.fetch(manifest.weights, lambda done: None)
+                    path = await self._parts.weights.fetch(
+                        manifest, lambda total: lambda done: None
+                    )
                 except VolunteerError as error:
                     self._parts.hub.notice(f"version not fetched: {error.message}", "warning")
                     await self._parts.clock.sleep(FOLLOW_S)

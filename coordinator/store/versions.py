@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 from sqlalchemy import LABEL_STYLE_TABLENAME_PLUS_COL, Connection, func, insert, or_, select, update
 
-from coordinator.store.tables import evaluations, merges, versions
+from coordinator.store.tables import evaluations, merges, version_blobs, versions
 from shared.errors import NotFound
 
 
@@ -67,9 +67,14 @@ class MergeRow(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float | None
 
 
-def add(conn: Connection, values: dict[str, Any], *, evaluate: bool = True) -> None:
-    """Insert a version and the place for its evaluation."""
+def add(
+    conn: Connection, values: dict[str, Any], *, evaluate: bool = True, ways: Sequence[str] = ()
+) -> None:
+    """Insert a version, the blobs of shorter ways to its weights, and the place for its evaluation."""
     conn.execute(insert(versions).values(**values))
+    if ways:
+        key = {"run_id": values["run_id"], "version": values["version"]}
+        conn.execute(insert(version_blobs), [key | {"sha256": sha256} for sha256 in set(ways)])
     conn.execute(
         insert(evaluations).values(
             run_id=values["run_id"],
@@ -268,10 +273,18 @@ def blobs_in_use(conn: Connection) -> set[str]:
         used |= {sample} if sample else set()
         if not pruned:
             used |= {sha for sha in (master, published, state) if sha}
-    return used
+    b = version_blobs.c
+    kept = version_blobs.join(
+        evaluations, (evaluations.c.run_id == b.run_id) & (evaluations.c.version == b.version)
+    )
+    return used | set(conn.execute(select(b.sha256).select_from(kept).where(~e.pruned)).scalars())
 
 
 def is_published(conn: Connection, sha256: str) -> bool:
+    """Whether volunteers may have this blob: published weights, a shorter way to them, or what a version drew."""
+    way = select(version_blobs.c.sha256).where(version_blobs.c.sha256 == sha256).limit(1)
+    if conn.execute(way).first() is not None:
+        return True
     join = versions.join(
         evaluations,
         (evaluations.c.run_id == versions.c.run_id) & (evaluations.c.version == versions.c.version),

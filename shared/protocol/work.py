@@ -86,6 +86,33 @@ class BlobRef(Message):
     size: int
 
 
+class Link(Message):
+    """How older published weights become newer ones: a blob, and the codec it is written in."""
+
+    base: str  # SHA-256 of published weights
+    weights: str  # SHA-256 of what comes out
+    blob: BlobRef
+    codec: str
+    rounded: bool  # what comes out is rounded to bfloat16
+
+
+class Snapshot(Message):
+    """Published weights, packed."""
+
+    weights: str  # SHA-256 of what comes out
+    blob: BlobRef
+
+
+class Downlink(Message):
+    """Ways to a version's published weights that are shorter than the whole file, if there are any.
+
+    What comes out of links and snapshots has the size of the whole file, which can always be had instead.
+    """
+
+    links: tuple[Link, ...] = ()  # the newest first
+    snapshots: tuple[Snapshot, ...] = ()
+
+
 class VersionManifest(Message):
     """What a version is. Signed; the bytes signed are the canonical JSON of this struct."""
 
@@ -104,6 +131,7 @@ class VersionManifest(Message):
     tokens: int
     created_at: float
     expires_at: float  # a frozen head is noticed
+    downlink: Downlink = Downlink()
 
 
 class SignedManifest(Message):

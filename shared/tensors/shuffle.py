@@ -26,23 +26,36 @@ def pack_floats(array: npt.NDArray[Any], level: int = LEVEL) -> bytes:
     """Shuffle and compress an array of any shape; the receiver must know its dtype and count."""
     flat = np.ascontiguousarray(array).reshape(-1)
     planes = np.ascontiguousarray(flat.view(np.uint8).reshape(flat.size, flat.itemsize).T)
-    return zstd.compress(planes.tobytes(), level)
+    return pack_bytes(planes.tobytes(), level)
 
 
 def unpack_floats(data: bytes, dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
     """The flat array of `count` elements that was packed; never makes more bytes than that. Raises InvalidFrame."""
     kind = np.dtype(dtype)
     size = count * kind.itemsize
+    planes = unpack_bytes(data, size)
+    if len(planes) != size:
+        raise InvalidFrame(f"compressed tensor data does not hold exactly {size} bytes")
+    rows = np.frombuffer(planes, np.uint8).reshape(kind.itemsize, count)
+    return np.ascontiguousarray(rows.T).reshape(-1).view(kind)
+
+
+def pack_bytes(data: bytes, level: int = LEVEL) -> bytes:
+    """Compress bytes as they are."""
+    return zstd.compress(data, level)
+
+
+def unpack_bytes(data: bytes, size_max: int) -> bytes:
+    """What was packed, at most `size_max` bytes, and never more of them are made. Raises InvalidFrame."""
     decoder = zstd.ZstdDecompressor(
         options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MAX}
     )
     try:
-        planes = decoder.decompress(data, max_length=size + 1)
-        if not decoder.eof and len(planes) <= size:
-            planes += decoder.decompress(b"", max_length=size + 1 - len(planes))
+        found = decoder.decompress(data, max_length=size_max + 1)
+        if not decoder.eof and len(found) <= size_max:
+            found += decoder.decompress(b"", max_length=size_max + 1 - len(found))
     except zstd.ZstdError as error:
         raise InvalidFrame(f"compressed tensor data cannot be read: {error}") from error
-    if len(planes) != size or not decoder.eof or decoder.unused_data:
-        raise InvalidFrame(f"compressed tensor data does not hold exactly {size} bytes")
-    rows = np.frombuffer(planes, np.uint8).reshape(kind.itemsize, count)
-    return np.ascontiguousarray(rows.T).reshape(-1).view(kind)
+    if len(found) > size_max or not decoder.eof or decoder.unused_data:
+        raise InvalidFrame(f"compressed tensor data does not end after {size_max} bytes")
+    return found

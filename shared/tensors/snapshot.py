@@ -1,0 +1,112 @@
+"""A snapshot: weights whose parameters are bfloat16 numbers, packed. Half the bytes, shuffled and compressed, and exact.
+
+    magic | length, compressed schema | for each tensor in the order of the schema, for each chunk of its grid: length, bytes
+
+Lengths are 32-bit little-endian. Buffers and counters are packed as they are stored. The schema inside lets a receiver
+unpack without any other file; it is held against the hash that the signed manifest gives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+
+from shared.decoding import decode
+from shared.errors import InvalidFrame
+from shared.signing import canonical, digest
+from shared.tensors.frame import NUMPY, FrameWriter, Written
+from shared.tensors.header import HEADER_BYTES_MAX
+from shared.tensors.shuffle import pack_bytes, pack_floats, unpack_bytes, unpack_floats
+from shared.tensors.slices import Array, bf16_from_float, float_from_bf16
+from shared.tensors.spec import Schema, TensorSpec, grid
+
+MAGIC = b"VSNAP\x00\x00\x01"
+_LENGTH = struct.Struct("<I")
+_SLACK_BYTES = 1 << 16  # by which a packed piece may exceed what it unpacks to
+
+
+def write_snapshot(weights: Mapping[str, Array], schema: Schema, path: Path) -> Written:
+    """Pack weights (arrays, or an open `Frame`). Raises InvalidFrame for a parameter that is no bfloat16 number, OSError."""
+    sha256, size = hashlib.sha256(), 0
+    with path.open("xb") as file:
+
+        def put(data: bytes) -> None:
+            nonlocal size
+            for piece in (_LENGTH.pack(len(data)), data):
+                file.write(piece)
+                sha256.update(piece)
+                size += len(piece)
+
+        file.write(MAGIC)
+        sha256.update(MAGIC)
+        size += len(MAGIC)
+        put(pack_bytes(canonical(schema)))
+        for spec in schema:
+            flat = np.asarray(weights[spec.name]).reshape(-1)
+            for start, stop in grid(spec.count):
+                put(pack_floats(_packed(spec, flat[start:stop])))
+    return Written(sha256=sha256.hexdigest(), size=size)
+
+
+def unpack_snapshot(path: Path, schema_sha256: str, weights: Path) -> Written:
+    """Write the weights that a snapshot holds as a tensor file without metadata. Raises InvalidFrame, StorageFull, OSError."""
+    with ExitStack() as files:
+        file = files.enter_context(path.open("rb"))
+        if file.read(len(MAGIC)) != MAGIC:
+            raise InvalidFrame("this is no snapshot of weights")
+        schema = _schema(_record(file, HEADER_BYTES_MAX), schema_sha256)
+        writer = files.enter_context(FrameWriter(weights, schema, sync=False))
+        for spec in schema:
+            stored = NUMPY["BF16"] if _rounded(spec) else NUMPY[spec.dtype]
+            for start, stop in grid(spec.count):
+                data = _record(file, (stop - start) * stored.itemsize)
+                values = unpack_floats(data, stored, stop - start)
+                writer.write(spec.name, float_from_bf16(values) if _rounded(spec) else values)
+        if file.read(1):
+            raise InvalidFrame("a snapshot goes on behind its last tensor")
+        return writer.close()
+
+
+def _rounded(spec: TensorSpec) -> bool:
+    return spec.role == "parameter" and spec.dtype == "F32"
+
+
+def _packed(spec: TensorSpec, values: Array) -> Array:
+    """What is stored of a piece of a tensor."""
+    if not _rounded(spec):
+        return values
+    bits = bf16_from_float(values)
+    if not np.array_equal(float_from_bf16(bits).view(np.uint32), values.view(np.uint32)):
+        raise InvalidFrame(f"{spec.name!r} holds numbers that are not bfloat16: no snapshot of it")
+    return bits
+
+
+def _record(file: BinaryIO, unpacked: int) -> bytes:
+    """The next record, which unpacks to so many bytes at most."""
+    head = file.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise InvalidFrame("a snapshot ends too early")
+    (length,) = _LENGTH.unpack(head)
+    if length > unpacked + _SLACK_BYTES:
+        raise InvalidFrame("a snapshot holds a piece that is longer than its tensor")
+    data = file.read(length)
+    if len(data) < length:
+        raise InvalidFrame("a snapshot ends too early")
+    return data
+
+
+def _schema(packed: bytes, sha256: str) -> Schema:
+    found = unpack_bytes(packed, HEADER_BYTES_MAX)
+    if digest(found) != sha256:
+        raise InvalidFrame("a snapshot is of another model than the manifest says")
+    try:
+        return decode(found, Schema)
+    except msgspec.DecodeError as error:
+        raise InvalidFrame(f"the schema of a snapshot cannot be read: {error}") from error
