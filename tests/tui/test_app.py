@@ -23,7 +23,8 @@ from volunteer.tui.screens.dashboard import Dashboard
 from volunteer.tui.screens.help import Help
 from volunteer.tui.screens.quit import Quit
 from volunteer.tui.widgets.bars import StateBar
-from volunteer.tui.widgets.panel import Panel
+from volunteer.tui.widgets.cards import RunCard
+from volunteer.tui.widgets.curves import TaskPlot
 
 # ------------------------------------------------------------------------------------- commands
 
@@ -308,7 +309,7 @@ async def test_what_a_person_waits_for_is_drawn_at_once_and_numbers_with_the_nex
 
 async def test_curves_are_drawn_at_most_once_a_second(engine: FakeEngine) -> None:
     async with opened(engine, scenes.filled()) as (app, _):
-        plot, state = app.screen.query_one("#task-curve", Panel), app.screen.query_one(StateBar)
+        plot, state = app.screen.query_one("#task-curve", TaskPlot), app.screen.query_one(StateBar)
         drawn = plot._drawn_at
         await engine.clock.advance(0.5)
         app.publish()
@@ -347,7 +348,7 @@ async def test_without_focus_it_draws_less_often(engine: FakeEngine) -> None:
 async def test_only_rows_that_changed_are_painted_again(engine: FakeEngine) -> None:
     async with opened(engine, scenes.filled(), size=(120, 36)) as (app, pilot):
         painted: list[int] = []
-        card = app.screen.query_one("#run", Panel)
+        card = app.screen.query_one("#run", RunCard)
         await pilot.pause()
         original = card.refresh
 

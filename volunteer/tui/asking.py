@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
@@ -72,9 +73,9 @@ class AskingPage(Page):
         super().__init__()
         self._answers: dict[str, Answer[Any]] = {}
 
+    @abstractmethod
     def questions(self) -> dict[str, Question]:
         """What this page wants to know now, by name."""
-        raise NotImplementedError
 
     def answer(self, name: str) -> Answer[Any]:
         return self._answers.get(name) or Answer()

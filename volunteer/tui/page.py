@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -12,7 +13,7 @@ from textual.screen import Screen
 
 from volunteer.tui import keys
 from volunteer.tui.widgets.bars import KeyBar, StateBar, TabBar
-from volunteer.tui.widgets.panel import Panel, Scene
+from volunteer.tui.widgets.panel import Scene, panels
 
 if TYPE_CHECKING:
     from volunteer.tui.app import VolunteerApp
@@ -55,16 +56,16 @@ class Page(Screen[None]):
             yield from self.body()
         yield KeyBar(id="keys")
 
+    @abstractmethod
     def body(self) -> ComposeResult:
         """The page's own widgets."""
-        raise NotImplementedError
 
     def shown(self, scene: Scene) -> None:
         """Called with each new scene while the page can be seen, at most twice a second: fill tables and the like."""
 
     def show(self, scene: Scene, *, at_once: bool = False) -> None:
         """Draw a scene on all panels."""
-        for panel in self.query(Panel):
+        for panel in panels(self):
             panel.show(scene, at_once=at_once)
         self.shown(scene)
 

@@ -6,6 +6,7 @@ Which cards are seen depends on the room: all of them from 116 x 34, the task, t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import msgspec
@@ -18,7 +19,7 @@ from volunteer.tui.page import Page
 from volunteer.tui.widgets.brief import Brief
 from volunteer.tui.widgets.cards import CreditsCard, DeviceCard, RunCard
 from volunteer.tui.widgets.curves import RECENT, LossPlot, ModelPlot, TaskPlot
-from volunteer.tui.widgets.panel import Panel
+from volunteer.tui.widgets.panel import panels
 from volunteer.tui.widgets.records import Contributions, SampleCard
 from volunteer.tui.widgets.task import TaskCard
 
@@ -157,7 +158,7 @@ class Dashboard(Page):
     def _arrange(self, width: int, height: int) -> None:
         found = arrange(width, height - 3, self.turn)
         self._turns = found.turns
-        for panel in self.query("#body Panel").results(Panel):
+        for panel in panels(self.query_one("#body")):
             panel.display = panel.id in found.cards
         self.set_class("brief" in found.cards, "brief")
         for name in ("left", "curves", "low", "main", "cards"):
@@ -188,11 +189,14 @@ class Dashboard(Page):
         self.volunteer.next_device()
 
     def action_log_scale(self) -> None:
-        for curve in self.query(LossPlot):
+        for curve in self._curves():
             curve.logarithmic = not curve.logarithmic
         self.volunteer.redraw()
 
     def action_window(self) -> None:
-        for curve in self.query(LossPlot):
+        for curve in self._curves():
             curve.window = 0 if curve.window else RECENT
         self.volunteer.redraw()
+
+    def _curves(self) -> Iterator[LossPlot]:
+        return (panel for panel in panels(self) if isinstance(panel, LossPlot))

@@ -5,13 +5,15 @@ Measured in the prototype, redrawing whole widgets twice a second cost several t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import msgspec
 from rich.segment import Segment
 from rich.style import Style
 from textual.content import Content
+from textual.dom import DOMNode
 from textual.events import Resize
 from textual.geometry import Region
 from textual.strip import Strip
@@ -50,9 +52,9 @@ class Panel(Widget):
         self._styles: dict[str, Style] = {}
         self._heading = ("", "")
 
+    @abstractmethod
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         """What is to be seen; pure, at most `height` lines."""
-        raise NotImplementedError
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         """Title and subtitle of the border."""
@@ -118,3 +120,8 @@ class Panel(Widget):
             if text
         ]
         return Strip(segments).adjust_cell_length(width, base)
+
+
+def panels(node: DOMNode) -> Iterator[Panel]:
+    """All panels below a node."""
+    return (widget for widget in node.query("Panel") if isinstance(widget, Panel))

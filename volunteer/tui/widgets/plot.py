@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -46,9 +47,9 @@ class Plot(Panel):
 
     pace_s = 1.0
 
+    @abstractmethod
     def chart(self, scene: Scene) -> Chart:
         """What to draw."""
-        raise NotImplementedError
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return plot(self.chart(scene), width, height, scene.glyphs)

@@ -19,7 +19,7 @@ from volunteer.tui.setting_words import as_text, choices, complaint, grouped, pa
 from volunteer.tui.text import Line, wrap
 from volunteer.tui.widgets.drawn import Drawn
 from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
-from volunteer.tui.widgets.panel import Panel, Scene
+from volunteer.tui.widgets.panel import Scene, panels
 
 COLUMNS = (
     Column(title="setting", cells=18),
@@ -103,7 +103,7 @@ class SettingList(Vertical):
 
     def refill(self) -> None:
         """Draw what is known now."""
-        for panel in self.query(Panel):
+        for panel in panels(self):
             panel.draw()
 
     def _filling(self, scene: Scene) -> Filling:
