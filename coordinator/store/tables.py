@@ -322,15 +322,6 @@ versions = Table(
     Column("created_at", Double, nullable=False),
 )
 
-# Shorter ways to a version's published weights (links, snapshots), as its manifest lists them; they stay as long as it does.
-version_blobs = Table(
-    "version_blobs",
-    metadata,
-    Column("run_id", ForeignKey("runs.id"), primary_key=True),
-    Column("version", Integer, primary_key=True),
-    Column("sha256", String(64), primary_key=True, index=True),
-)
-
 # What became known of a version afterwards; unlike versions, rows here change.
 evaluations = Table(
     "evaluations",

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import msgspec
 from sqlalchemy import LABEL_STYLE_TABLENAME_PLUS_COL, Connection, func, insert, or_, select, update
 
-from coordinator.store.tables import evaluations, merges, version_blobs, versions
+from coordinator.store.tables import evaluations, merges, versions
+from coordinator.store.version_tables import version_blobs
 from shared.errors import NotFound
 
 
