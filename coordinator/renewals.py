@@ -72,12 +72,19 @@ class Renewals:
         if len(request.tasks) > TASKS_MAX:
             raise BadRequest(f"a heartbeat may speak of {TASKS_MAX} tasks at most")
         self.saw(principal.worker_id, _state(request))
-        unknown = [each.task for each in request.tasks if not self._knows(each)]
-        if unknown:
-            worker_id = principal.worker_id
-            for row in await self._db.read(lambda conn: beats.held_by(conn, worker_id, unknown)):
-                self.hold(row)
+        await self._learn(principal.worker_id, request.tasks)
         return tuple(self._order(principal, each, request.paused) for each in request.tasks)
+
+    async def _learn(self, worker_id: str, tasks: Sequence[TaskBeat]) -> None:
+        """Read what the book does not know of these, also what it forgets meanwhile: a flush drops leases that have ended."""
+        read: dict[int, TaskRow | None] = {}
+        while unknown := [e.task for e in tasks if e.task not in read and not self._knows(e)]:
+            read |= dict.fromkeys(unknown)
+            held_by = partial(beats.held_by, worker_id=worker_id, ids=unknown)
+            read |= {row.id: row for row in await self._db.read(held_by)}
+        for row in read.values():
+            if row is not None:
+                self.hold(row)
 
     def _knows(self, beat: TaskBeat) -> bool:
         held = self._held.get(beat.task)

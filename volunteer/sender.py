@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shared.errors import Gone, NotFound, VolunteerError
+from shared.errors import Cancelled, Gone, NotFound, VolunteerError
 from shared.protocol import UploadRequest, Verdict
 from volunteer import events
 from volunteer.desk import FATAL
@@ -106,7 +106,9 @@ class Sender:
 
     def _refused(self, entry: Entry, error: VolunteerError) -> None:
         """A definitive no: the work of this lease is lost, and the reason said."""
-        how = "gone" if isinstance(error, Gone) else "refused"
+        how = "refused"
+        if isinstance(error, Gone):
+            how = "cancelled" if isinstance(error, Cancelled) else "gone"
         self._parts.hub.emit(events.TaskEnded(task=entry.task, how=how, message=error.message))
         self._parts.residuals.lost(entry.run, entry.task, (entry.device,))
         self._drop(entry)

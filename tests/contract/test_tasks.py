@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 from sqlalchemy import Connection, func, select, update
 
 from coordinator.queue import Queue
+from coordinator.renewals import Renewals
 from coordinator.store import passes, tables, tasks
 from coordinator.store.database import Database
 from coordinator.store.tasks import TaskRow
@@ -471,6 +472,31 @@ async def test_a_run_that_ends_cancels_what_is_open(house: House) -> None:
     with pytest.raises(Cancelled):
         await house.queue.begin(house.a, lease.task, 1)
     assert (await house.row(done.task)).state == "done"
+
+
+async def test_a_beat_that_meets_a_flush_hears_of_the_end_of_the_run(house: House) -> None:
+    """While the beat reads what the book does not know yet, the flush drops what it knew."""
+    flushing: list[asyncio.Future[None]] = []
+
+    class Meeting:
+        """The database, on which a flush runs whenever the book is about to read."""
+
+        write = house.db.write
+
+        async def read(self, fn: Callable[[Connection], T]) -> T:
+            if not flushing:
+                flushing.append(asyncio.ensure_future(book.flush()))
+                await flushing[0]
+            return await house.db.read(fn)
+
+    known, unknown = await house.lease(house.a), await house.lease(house.a, device="cuda:0")
+    book = Renewals(cast(Database, Meeting()), house.clock)
+    book.hold(await house.row(known.task))
+    await book.beat(house.a, HeartbeatRequest(tasks=(TaskBeat(task=known.task, attempt=1),)))
+    await house.write(lambda conn: tasks.cancel_run(conn, house.run, 1.0))
+    beats = tuple(TaskBeat(task=lease.task, attempt=1) for lease in (known, unknown))
+    orders = await book.beat(house.a, HeartbeatRequest(tasks=beats))
+    assert [order.order for order in orders] == ["cancel", "cancel"]
 
 
 async def test_a_rollback_takes_back_what_it_reverts(house: House) -> None:
