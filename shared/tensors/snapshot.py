@@ -1,7 +1,9 @@
 """A snapshot: weights whose parameters are bfloat16 numbers, packed. Half the bytes, shuffled and compressed, and exact.
 
-    magic | length, compressed schema | for each tensor in the order of the schema, for each chunk of its grid: length, bytes
+    magic | length, compressed schema | for each tensor in the order of the schema, for each chunk of its grid, for each
+    rank of its bytes: length, compressed bytes of that rank
 
+Each rank has statistics of its own: together in one block they take 1.6 bytes a parameter in tensors of 10,000, apart 1.4.
 Lengths are 32-bit little-endian. Buffers and counters are packed as they are stored. The schema inside lets a receiver
 unpack without any other file; it is held against the hash that the signed manifest gives.
 """
@@ -23,7 +25,7 @@ from shared.errors import InvalidFrame
 from shared.signing import canonical, digest
 from shared.tensors.frame import NUMPY, FrameWriter, Written
 from shared.tensors.header import HEADER_BYTES_MAX
-from shared.tensors.shuffle import pack_bytes, pack_floats, unpack_bytes, unpack_floats
+from shared.tensors.shuffle import byte_planes, from_planes, pack_bytes, unpack_bytes
 from shared.tensors.slices import Array, bf16_from_float, float_from_bf16
 from shared.tensors.spec import Schema, TensorSpec, grid
 
@@ -51,7 +53,8 @@ def write_snapshot(weights: Mapping[str, Array], schema: Schema, path: Path) -> 
         for spec in schema:
             flat = np.asarray(weights[spec.name]).reshape(-1)
             for start, stop in grid(spec.count):
-                put(pack_floats(_packed(spec, flat[start:stop])))
+                for plane in byte_planes(_packed(spec, flat[start:stop])):
+                    put(pack_bytes(plane))
     return Written(sha256=sha256.hexdigest(), size=size)
 
 
@@ -66,8 +69,9 @@ def unpack_snapshot(path: Path, schema_sha256: str, weights: Path) -> Written:
         for spec in schema:
             stored = NUMPY["BF16"] if _rounded(spec) else NUMPY[spec.dtype]
             for start, stop in grid(spec.count):
-                data = _record(file, (stop - start) * stored.itemsize)
-                values = unpack_floats(data, stored, stop - start)
+                count = stop - start
+                planes = [unpack_bytes(_record(file, count), count) for _ in range(stored.itemsize)]
+                values = from_planes(planes, stored, count)
                 writer.write(spec.name, float_from_bf16(values) if _rounded(spec) else values)
         if file.read(1):
             raise InvalidFrame("a snapshot goes on behind its last tensor")

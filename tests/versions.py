@@ -1,0 +1,96 @@
+"""A run's versions as a coordinator publishes them, without the coordinator: small weights that move, files, manifests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from coordinator import publishing
+from coordinator.merge.plan import plan
+from coordinator.publishing import Base, Publication
+from coordinator.versions import Content
+from shared.protocol import BlobRef, VersionManifest
+from shared.signing import canonical, digest
+from shared.tensors.frame import FrameWriter, Written
+from shared.tensors.slices import Array
+from shared.tensors.spec import Schema, TensorSpec
+
+SCHEMA: Schema = (
+    TensorSpec("w", (200, 50)),
+    TensorSpec("mean", (6,), "F32", "buffer"),
+    TensorSpec("steps", (), "I64", "counter"),
+    TensorSpec("bias", (90,)),
+)
+
+
+class Versions:
+    """Every version so far. Blobs lie in a dict and can be damaged or taken away."""
+
+    def __init__(self, path: Path, *, downlink: str = "chain", snapshot_every: int = 1000) -> None:
+        path.mkdir()
+        self._path = path
+        self._rng = np.random.default_rng(5)
+        self._plan = plan({"downlink": downlink, "snapshot_every": snapshot_every})
+        self.weights: dict[str, Array] = {
+            spec.name: self._rng.standard_normal(spec.shape).astype("f4") for spec in SCHEMA
+        } | {"steps": np.array(0)}
+        self.blobs: dict[str, bytes] = {}
+        self.contents: list[Content] = []
+        self.publish()
+
+    def publish(self, scale: float = 1e-3) -> Content:
+        """The next version; the weights have moved by so much."""
+        number = len(self.contents)
+        for name, array in self.weights.items():
+            move = self._rng.standard_normal(array.shape) * (scale if number else 0.0)
+            self.weights[name] = array + 1 if name == "steps" else (array - move).astype("f4")
+        master = self._path / f"master-{number}"
+        order = Publication(
+            plan=self._plan,
+            schema=SCHEMA,
+            version=number,
+            master=master,
+            written=self._write(master, number),
+            base=self._base() if number else None,
+        )
+        prepared = publishing.prepare(order)
+        for sha256, path in prepared.files.items():
+            self.blobs[sha256] = path.read_bytes()
+        publishing.discard(master)
+        self.contents.append(prepared.content)
+        return prepared.content
+
+    def _write(self, path: Path, number: int) -> Written:
+        with FrameWriter(path, SCHEMA, {"version": str(number)}) as writer:
+            for spec in SCHEMA:
+                writer.write(spec.name, self.weights[spec.name])
+            return writer.close()
+
+    def _base(self) -> Base:
+        last = self.contents[-1]
+        path = self._path / "base"
+        path.write_bytes(self.blobs[last.published_sha256])
+        weights = BlobRef(sha256=last.published_sha256, size=last.size)
+        return Base(weights=weights, downlink=last.downlink, path=path)
+
+    def manifest(self, number: int = -1) -> VersionManifest:
+        content = self.contents[number]
+        return VersionManifest(
+            run="r",
+            version=self.contents.index(content),
+            workload="w",
+            workload_version=1,
+            config={},
+            weights=BlobRef(sha256=content.published_sha256, size=content.size),
+            master_sha256=content.master_sha256,
+            schema_sha256=digest(canonical(SCHEMA)),
+            dataset="",
+            dataset_sha256="",
+            tokenizer_sha256="",
+            global_step=0,
+            tokens=0,
+            created_at=0.0,
+            expires_at=0.0,
+            downlink=content.downlink,
+        )
