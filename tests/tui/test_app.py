@@ -352,7 +352,7 @@ async def test_only_rows_that_changed_are_painted_again(engine: FakeEngine) -> N
         await pilot.pause()
         original = card.refresh
 
-        def counting(*regions: object, **options: object) -> Panel:
+        def counting(*regions: object, **options: object) -> RunCard:
             painted.append(len(regions))
             return original(*regions, **options)  # type: ignore[arg-type]
 

@@ -18,28 +18,37 @@ from volunteer.wording import printable
 Span: TypeAlias = tuple[str, str]  # text, role
 Line: TypeAlias = tuple[Span, ...]
 
-ROLES = (
-    "text",
-    "dim",
-    "faint",
-    "value",
-    "title",
-    "key",
-    "good",
-    "warn",
-    "bad",
-    "info",
-    "accent",
-    "big",
-    "mark",
-    "raw",
-    "mean",
-    "model",
-    "track",
-    "fill",
-    "tab",
-    "here",
-)
+
+class Role(msgspec.Struct, frozen=True):
+    """How something looks: variables of the theme for ink and, if it is not that of the panel, paper."""
+
+    ink: str
+    bold: bool = False
+    paper: str = ""
+
+
+ROLES = {
+    "text": Role("foreground"),
+    "dim": Role("dim"),
+    "faint": Role("faint"),
+    "value": Role("foreground", bold=True),
+    "title": Role("primary", bold=True),
+    "key": Role("accent", bold=True),
+    "good": Role("success", bold=True),
+    "warn": Role("warning", bold=True),
+    "bad": Role("error", bold=True),
+    "info": Role("primary", bold=True),
+    "accent": Role("accent"),
+    "big": Role("accent", bold=True),
+    "mark": Role("mark", bold=True),
+    "raw": Role("raw"),
+    "mean": Role("mean", bold=True),
+    "model": Role("model", bold=True),
+    "track": Role("track"),
+    "fill": Role("primary"),
+    "tab": Role("dim"),
+    "here": Role("background", bold=True, paper="primary"),
+}
 
 FOREIGN_CHARS_MAX = 2000
 MANY, TINY = 999.5e12, 1e-4  # beyond these a number is a word
