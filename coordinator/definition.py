@@ -10,6 +10,7 @@ import msgspec
 from coordinator import runfile
 from coordinator.merge.plan import Plan
 from coordinator.merge.plan import plan as read_plan
+from coordinator.merge.shards import split
 from coordinator.runfile import RunFile
 from shared.signing import canonical, digest
 from shared.tensors.spec import Schema
@@ -47,13 +48,17 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=64)
 def of_file(stored: str) -> Definition:
-    """The definition of a stored run file. Raises NotFound when its workload is not installed here."""
+    """The definition of a stored run file.
+
+    Raises NotFound when its workload is not installed here, InvalidPlan for a plan that cannot work with its model.
+    """
     file = runfile.decode(stored)
     workload = load(file.workload)
-    schema = workload.schema(file.model)
+    schema, wanted = workload.schema(file.model), read_plan(file.plan)
+    split(schema, wanted.shards, wanted.shard_by)  # so many shards are possible
     return Definition(
         file=file,
-        plan=read_plan(file.plan),
+        plan=wanted,
         workload=workload,
         schema=schema,
         schema_sha256=digest(canonical(schema)),

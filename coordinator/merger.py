@@ -1,6 +1,7 @@
 """Merging: turning accepted contributions into the next version, each merge a leased and fenced job.
 
     due? ── lease: base head, contributions ──> files, in a thread ──> one transaction: version + head + merged + credits
+                                           │    or in shards, each a job of its own (parts.py)
                                            └──> failed twice: tried singly, the culprit is set aside
 
 Whatever fails before the transaction leaves no trace but two scratch files.
@@ -11,32 +12,32 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
 
-from coordinator import publishing
+from coordinator import publishing, settlement
+from coordinator import recipe as recipes
 from coordinator.definition import definition
 from coordinator.merge import step
-from coordinator.merge.optimizer import Push
-from coordinator.merge.plan import Plan, Term, phase_of, weigh
+from coordinator.parts import TOPIC, Draft, Parts
+from coordinator.recipe import Recipe, Terms
 from coordinator.signals import Signals
-from coordinator.store import contributions, datasets, ledger, runs, tasks, versions
+from coordinator.store import contributions, datasets, ledger, runs, versions
+from coordinator.store import parts as part_rows
 from coordinator.store.contributions import ContributionRow
+from coordinator.store.parts import PartRow
 from coordinator.store.runs import RunRow
-from coordinator.store.versions import MergeRow, VersionRow
-from coordinator.versions import Content, Progress
+from coordinator.store.versions import MergeRow
+from coordinator.versions import Content
 from shared.clock import Clock
 from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, VolunteerError
-from shared.protocol import Reason
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sqlalchemy import Connection
 
     from coordinator.blobs import BlobStore
@@ -54,13 +55,18 @@ log = structlog.get_logger("merger")
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A leased merge and what it needs."""
+    """A leased merge and what it is made of."""
 
     merge: MergeRow
-    run: RunRow
-    base: VersionRow
-    rows: tuple[ContributionRow, ...]
-    workers: int
+    recipe: Recipe
+
+    @property
+    def run(self) -> RunRow:
+        return self.recipe.run
+
+    @property
+    def rows(self) -> tuple[ContributionRow, ...]:
+        return self.recipe.rows
 
 
 class Merger:
@@ -84,22 +90,34 @@ class Merger:
         # One merge at a time in this process; `merge_threads` work within it.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="merge")
         self._owner = secrets.token_hex(8)
-        self.merge_threads = 1
-        self.lease_s = LEASE_S
+        self._parts = Parts(db, clock, signals, blobs, self._owner)
+        self.configure(threads=1, lease_s=LEASE_S)
+
+    def configure(self, *, threads: int, lease_s: float) -> None:
+        """How many threads a merge may have, and how long its owner may be silent."""
+        self._threads = self._parts.threads = threads
+        self.lease_s = self._parts.lease_s = lease_s
 
     async def run(self, stop: asyncio.Event) -> None:
         """Merge whatever is due until `stop` is set."""
         if self._db.dialect == "sqlite":  # there is one server: a lease is of a dead one
             await self._db.write(lambda conn: versions.abandon_merges(conn, self._clock.now()))
-        watch = self._signals.watch("contributions", "queue")
+        watch = self._signals.watch("contributions", "queue", TOPIC)
         while not stop.is_set():
-            merged = False
-            for run in await self._db.read(lambda conn: runs.every(conn, ("running",))):
+            busy = False
+            running = await self._db.read(lambda conn: runs.every(conn, ("running",)))
+            for run in running:
                 if stop.is_set():
                     return
-                merged |= await self.merge_if_due(run.id)
-            if not merged:
+                busy |= await self.merge_if_due(run.id)
+            if any(definition(run).plan.shards > 1 for run in running):
+                busy |= await self.help()
+            if not busy:
                 await watch.wait(POLL_S)
+
+    async def help(self) -> bool:
+        """Make parts of merges that other replicas lead. True when there were any."""
+        return await self._parts.help()
 
     async def merge_if_due(self, run_id: int) -> bool:
         """Merge once if the plan says so. True when a version was made."""
@@ -127,7 +145,7 @@ class Merger:
     async def _merge(self, job: Job) -> bool:
         started = self._clock.monotonic()
         try:
-            content, norm = await self._build(job, job.rows)
+            content, draft = await self._build(job)
         except StorageFull:
             await self._abandon(job)
             raise
@@ -136,15 +154,16 @@ class Merger:
             return False
         took = self._clock.monotonic() - started
         try:
-            await self._db.write(lambda conn: self._commit(conn, job, content, norm, took))
+            await self._db.write(lambda conn: self._commit(conn, job, content, draft, took))
         except Conflict as error:
             log.info("merge overtaken", run=job.run.name, error=error.message)
             await self._abandon(job)
             return False
+        await self._parts.discard(draft.spent)
         log.info(
             "merged",
             run=job.run.name,
-            version=job.run.head + 1,
+            version=job.recipe.version,
             contributions=len(job.rows),
             seconds=round(took, 3),
         )
@@ -168,71 +187,84 @@ class Merger:
         state, live = self._runs.readiness(conn, run)
         if run.state != "running" or not state.now:
             return None
-        rows = contributions.mergeable(conn, run_id, BATCH_MAX)
-        rows = [row for row in rows if row.weight]
-        if not rows:
+        recipe = self._left_behind(conn, run)
+        begun_before = recipe is not None
+        recipe = recipe or self._fresh(conn, run, live)
+        if not recipe.rows:
             return None
-        ids = msgspec.json.encode([row.id for row in rows]).decode()
         bid = versions.Bid(
             run_id=run_id,
             base=run.head,
-            contributions=ids,
+            contributions=_json([row.id for row in recipe.rows]),
+            terms=_json(recipe.terms),
             owner=self._owner,
             lease_until=self._clock.now() + self.lease_s,
         )
         merge = versions.take_merge(conn, bid, self._clock.now())
         if merge is None:
             return None
-        base = versions.get(conn, run_id, run.head)
-        return Job(merge=merge, run=run, base=base, rows=tuple(rows), workers=max(1, live))
+        if recipe.terms.shards > 1 and not begun_before:
+            self._parts.begin(conn, merge, recipe)
+        return Job(merge=merge, recipe=recipe)
 
-    async def _build(self, job: Job, rows: Sequence[ContributionRow]) -> tuple[Content, float]:
-        """Aggregate, step and write; the files end up in the blob store, where nothing refers to them yet."""
-        about = definition(job.run)
-        plan = phase_of(about.plan, version=job.run.head, tokens=job.run.tokens, slope=None)
-        inputs = [
-            step.Input(
-                path=await self._blobs.local(row.sha256),
-                codec=row.codec,
-                weight=(row.weight or 0.0) * _work(row, plan.update),
-                clip=row.clip,
-            )
-            for row in rows
-        ]
-        state = [await self._blobs.local(sha) for sha in (job.base.state_sha256,) if sha]
-        order = step.Order(
-            plan=plan,
-            schema=about.schema,
-            base=await self._blobs.local(job.base.master_sha256),
-            state=tuple(state),
-            inputs=tuple(inputs),
-            push=_push(plan, job, rows, about.file.task.local_steps),
-            threads=self.merge_threads,
-            metadata={"run": job.run.name, "version": str(job.run.head + 1)},
+    def _fresh(self, conn: Connection, run: RunRow, live: int) -> Recipe:
+        """All that waits, on the head."""
+        rows = contributions.mergeable(conn, run.id, BATCH_MAX)
+        plan = definition(run).plan
+        return recipes.of_contributions(
+            conn,
+            run=run,
+            base=versions.get(conn, run.id, run.head),
+            ids=[row.id for row in rows if row.weight],
+            terms=Terms(workers=max(1, live), shards=plan.shards, shard_by=plan.shard_by),
         )
-        weights_path = self._blobs.scratch() / f"merge-{secrets.token_hex(8)}"
-        state_path = weights_path.with_name(f"{weights_path.name}-state")
+
+    def _left_behind(self, conn: Connection, run: RunRow) -> Recipe | None:
+        """A merge in shards whose leader is gone, to go on with what is done of it: only with the same contributions."""
+        merge = versions.merge_of(conn, run.id, run.head)
+        if merge is None or merge.state not in ("leased", "abandoned"):
+            return None
+        if not part_rows.of_merge(conn, merge.id):
+            return None
+        found, plan = recipes.read(conn, merge), definition(run).plan
+        same = (found.terms.shards, found.terms.shard_by) == (plan.shards, plan.shard_by)
+        return found if same and all(row.state == "accepted" for row in found.rows) else None
+
+    async def _build(self, job: Job) -> tuple[Content, Draft]:
+        """Aggregate, step and write; the files end up in the blob store, where nothing refers to them yet."""
+        recipe, about = job.recipe, job.recipe.about
+        path = self._blobs.scratch() / f"merge-{secrets.token_hex(8)}"
         try:
-            run = partial(asyncio.get_running_loop().run_in_executor, self._thread)
-            outcome = await run(step.run, order, weights_path, state_path)
+            if recipe.terms.shards > 1:
+                draft = await self._parts.build(job.merge, recipe, path)
+            else:
+                draft = await self._at_once(recipe, path)
             publication = publishing.Publication(
                 plan=about.plan,
                 schema=about.schema,
-                version=job.run.head + 1,
-                master=weights_path,
-                written=outcome.weights,
-                base=await publishing.base_of(self._blobs, job.base),
+                version=recipe.version,
+                master=path,
+                written=draft.weights,
+                base=await publishing.base_of(self._blobs, recipe.base),
             )
-            prepared = await run(publishing.prepare, publication)
+            loop = asyncio.get_running_loop()
+            prepared = await loop.run_in_executor(self._thread, publishing.prepare, publication)
             if about.file.evaluation.gate:
                 await self._gate(job.run, prepared.published)
             content = await prepared.store(self._blobs)
-            if outcome.state is not None:
-                await self._blobs.put_file(outcome.state.sha256, state_path)
+            state = await draft.store_state(self._blobs, _state_of(path))
         finally:
-            publishing.discard(weights_path)
-            state_path.unlink(missing_ok=True)
-        return publishing.with_state(content, outcome.state), outcome.update_norm
+            publishing.discard(path)
+            _state_of(path).unlink(missing_ok=True)
+        return publishing.with_state(content, state), draft
+
+    async def _at_once(self, recipe: Recipe, path: Path) -> Draft:
+        """The whole model in one go, beside `path` its state."""
+        order = await recipe.order(self._blobs, self._threads)
+        outcome = await asyncio.get_running_loop().run_in_executor(
+            self._thread, step.run, order, path, _state_of(path)
+        )
+        return Draft(weights=outcome.weights, norm=outcome.update_norm, state=outcome.state)
 
     async def _gate(self, run: RunRow, weights: Path) -> None:
         """`gate = true`: measure before anything is published. Raises InvalidFrame when the model got much worse."""
@@ -247,18 +279,18 @@ class Merger:
             )
 
     def _commit(
-        self, conn: Connection, job: Job, content: Content, norm: float, took: float
+        self, conn: Connection, job: Job, content: Content, draft: Draft, took: float
     ) -> None:
         """Version, head, contributions, credits: all of it or nothing. Raises Conflict when somebody else was faster."""
         now = self._clock.now()
         if not versions.end_merge(conn, job.merge, "committed", now):
             raise Conflict("the merge was taken over")
         run = runs.by_id(conn, job.run.id, lock=True)
-        progress = _progress(run, job.rows)
+        progress = job.recipe.progress
         moved = run.state == "running" and runs.set_head(
             conn,
             run.id,
-            job.run.head,
+            job.recipe.base.version,
             global_step=progress.global_step,
             tokens=progress.tokens,
             last_merge_at=now,
@@ -266,7 +298,10 @@ class Merger:
         if not moved or not contributions.merge_all(conn, job.rows, progress.version, now):
             raise Conflict("the head has moved, or a contribution was decided elsewhere")
         signed = self._runs.sign(conn, run, content, progress, now)
-        datasets.register(conn, content.blobs(), now)
+        datasets.register(conn, [*content.blobs(), *draft.blobs()], now)
+        if content.state_sha256:
+            part_rows.add_state(conn, content.state_sha256, draft.states)
+        part_rows.drop(conn, job.merge.id)
         every = definition(run).file.evaluation.every
         versions.add(
             conn,
@@ -274,7 +309,7 @@ class Merger:
                 "run_id": run.id,
                 "version": progress.version,
                 "kind": "merge",
-                "parent": job.run.head,
+                "parent": job.recipe.base.version,
                 "master_sha256": content.master_sha256,
                 "published_sha256": content.published_sha256,
                 "size": content.size,
@@ -284,7 +319,7 @@ class Merger:
                 "contributions": job.merge.contributions,
                 "global_step": progress.global_step,
                 "tokens": progress.tokens,
-                "update_norm": norm,
+                "update_norm": draft.norm,
                 "merge_s": took,
                 "created_at": now,
             },
@@ -292,7 +327,7 @@ class Merger:
             ways=[way.sha256 for way in content.ways],
         )
         ledger.post_earned_many(conn, [ledger.Payment.of(row) for row in job.rows], now)
-        _overtake(conn, run, progress, now)
+        settlement.overtake(conn, run, progress, now)
 
     async def _failed(self, job: Job, error: Exception) -> None:
         """Count the failure; after the second, find out who is to blame and go on without them."""
@@ -300,21 +335,26 @@ class Merger:
         log.warning(
             "merge failed",
             run=job.run.name,
-            version=job.run.head + 1,
+            version=job.recipe.version,
             failures=failures,
             error=str(error),
         )
         culprits = await self._culprits(job) if failures >= FAILURES_MAX else []
 
-        def note(conn: Connection) -> None:
+        def note(conn: Connection) -> list[PartRow]:
             now = self._clock.now()
-            versions.end_merge(
+            ours = versions.end_merge(
                 conn, job.merge, "failed", now, failures=failures, message=str(error)[:2000]
             )
+            if not ours:  # somebody has taken over, and finds out for himself
+                return []
             for row, why in culprits:
-                self._set_aside(conn, job.run, row, why, now)
+                settlement.set_aside(conn, job.run, row, why, now)
+            left = part_rows.of_merge(conn, job.merge.id)
+            part_rows.drop(conn, job.merge.id)
+            return left
 
-        await self._db.write(note)
+        await self._parts.discard(part_rows.files_of(await self._db.write(note)))
         self._signals.notify("queue")
 
     async def _culprits(self, job: Job) -> list[tuple[ContributionRow, str]]:
@@ -322,7 +362,7 @@ class Merger:
         found = []
         for row in job.rows:
             try:
-                await self._build(job, [row])
+                await self._try_alone(job.recipe.alone(row))
             except StorageFull:
                 raise
             except (OSError, Unavailable) as error:
@@ -331,69 +371,22 @@ class Merger:
                 found.append((row, str(error)))
         return found
 
-    def _set_aside(
-        self, conn: Connection, run: RunRow, row: ContributionRow, why: str, now: float
-    ) -> None:
-        """The work goes to somebody else; the pending credit goes back."""
-        message = f"set aside: the merge failed with it ({why})"[:500]
-        contributions.decide(
-            conn, row, "rejected", now=now, reason=Reason.MERGE_FAILED.value, message=message
-        )
-        ledger.post_void(
-            conn,
-            volunteer_id=row.volunteer_id,
-            contribution_id=row.id,
-            run_id=row.run_id,
-            amount_micro=row.price_micro,
-            now=now,
-        )
-        tasks.put_back(
-            conn,
-            row.task_id,
-            worker_id=row.worker_id,
-            kind="failure",
-            message=message,
-            now=now,
-            settings=definition(run).file.task,
-        )
+    async def _try_alone(self, recipe: Recipe) -> None:
+        """Merge one contribution into files that nobody keeps. Raises what a merge raises."""
+        path = self._blobs.scratch() / f"merge-{secrets.token_hex(8)}"
+        try:
+            await self._at_once(recipe, path)
+            if recipe.about.file.evaluation.gate:
+                await self._gate(recipe.run, path)
+        finally:
+            path.unlink(missing_ok=True)
+            _state_of(path).unlink(missing_ok=True)
 
 
-def _overtake(conn: Connection, run: RunRow, progress: Progress, now: float) -> None:
-    """What the new version leaves behind: updates that no later merge can use are paid all the same.
-
-    Where the plan cancels, whoever still works on an older version is told to stop.
-    """
-    head, whole = progress.version, definition(run).plan
-    plan = phase_of(whole, version=head, tokens=progress.tokens, slope=None)
-    if plan.in_flight == "cancel":
-        tasks.overtake(conn, run.id, head=head)
-    late = contributions.left_behind(conn, run.id, head - plan.max_staleness, plan.update)
-    message = f"version {head} was merged without it; the work is paid"
-    for row in late:
-        contributions.decide(conn, row, "superseded", now=now, message=message)
-    ledger.post_earned_many(conn, [ledger.Payment.of(row) for row in late], now)
+def _state_of(weights: Path) -> Path:
+    """Where the server-optimiser state is made."""
+    return weights.with_name(f"{weights.name}-state")
 
 
-def _work(row: ContributionRow, update: str) -> float:
-    """What a contribution weighs before staleness and trust: its samples or its steps, both fixed by the task."""
-    return float(row.samples if update == "gradient" else row.steps)
-
-
-def _push(plan: Plan, job: Job, rows: Sequence[ContributionRow], local_steps: int) -> Push:
-    """How far this merge may step: staleness and few arrivals shorten it where the plan says so."""
-    gaps = [min(job.run.head - row.base_version, plan.max_staleness) for row in rows]
-    terms = [
-        Term(work=_work(row, plan.update), gap=gap) for row, gap in zip(rows, gaps, strict=True)
-    ]
-    weighing = weigh(plan, terms, job.workers)
-    whole = 1 if plan.update == "gradient" else local_steps
-    return Push(scale=weighing.scale, work=weighing.work / whole, workers=job.workers)
-
-
-def _progress(run: RunRow, rows: Sequence[ContributionRow]) -> Progress:
-    """Global steps go on by the mean of the local ones: they ran side by side."""
-    steps = max(1, round(sum(row.steps for row in rows) / len(rows)))
-    tokens = sum(row.samples for row in rows) * run.sample_size
-    return Progress(
-        version=run.head + 1, global_step=run.global_step + steps, tokens=run.tokens + tokens
-    )
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

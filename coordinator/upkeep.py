@@ -12,7 +12,17 @@ import structlog
 from coordinator.definition import definition
 from coordinator.replay import opponents
 from coordinator.signals import Signals
-from coordinator.store import audit, contributions, datasets, games, ledger, runs, tasks, versions
+from coordinator.store import (
+    audit,
+    contributions,
+    datasets,
+    games,
+    ledger,
+    parts,
+    runs,
+    tasks,
+    versions,
+)
 from coordinator.store.runs import RunRow
 from shared.clock import Clock
 from shared.errors import VolunteerError
@@ -151,8 +161,10 @@ class Upkeep:
 
         def candidates(conn: Connection) -> set[str]:
             played = games.blobs_in_use(conn, self._clock.now())
-            return datasets.in_use(conn) | versions.blobs_in_use(conn) | played
+            merging = parts.blobs_in_use(conn)
+            return datasets.in_use(conn) | versions.blobs_in_use(conn) | played | merging
 
+        await self._db.write(lambda conn: _forget_parts(conn, before))
         used = await self._db.read(candidates)
         orphans = [
             entry.sha256
@@ -187,6 +199,12 @@ def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
         )
     ledger.post_earned_many(conn, [ledger.Payment.of(row) for row in rows], now)
     return len(rows)
+
+
+def _forget_parts(conn: Connection, before: float) -> None:
+    """Merges in shards that came to nothing, and states whose versions are pruned."""
+    parts.drop_old(conn, before)
+    parts.drop_states(conn, versions.blobs_in_use(conn))
 
 
 def _seal(conn: Connection) -> None:

@@ -151,8 +151,9 @@ class Coordinator:
             db, clock, signals, blobs, settings.eval_threads or max(1, cores // 2)
         )
         merger = Merger(db, clock, signals, blobs, runs, evaluation)
-        merger.merge_threads = settings.merge_threads or max(1, cores // 2)
-        merger.lease_s = settings.merge_lease_s
+        merger.configure(
+            threads=settings.merge_threads or max(1, cores // 2), lease_s=settings.merge_lease_s
+        )
         return cls(
             settings=settings,
             clock=clock,

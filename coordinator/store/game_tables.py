@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Double, ForeignKey, Index, Integer, String, Table
 
-from coordinator.store.version_tables import metadata
+from coordinator.store.merge_tables import metadata
 
 __all__ = ["chunks", "harvests", "matches", "metadata"]
 

@@ -352,7 +352,7 @@ merges = Table(
     Column("lease_until", Double, nullable=False),
     Column("failures", Integer, nullable=False),
     Column("message", Text, nullable=False),
-    Column("result", Text, nullable=False),
+    Column("terms", Text, nullable=False),  # JSON: workers and shards it began with
     Column("created_at", Double, nullable=False),
     Column("ended_at", Double, nullable=True),
     UniqueConstraint("run_id", "base", "shard"),

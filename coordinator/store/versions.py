@@ -63,7 +63,7 @@ class MergeRow(msgspec.Struct, frozen=True, kw_only=True):
     lease_until: float
     failures: int
     message: str
-    result: str
+    terms: str
     created_at: float
     ended_at: float | None
 
@@ -307,6 +307,7 @@ class Bid(msgspec.Struct, frozen=True, kw_only=True):
     base: int
     shard: int = 0
     contributions: str  # JSON list of ids
+    terms: str = "{}"  # JSON of what else was settled when it began
     owner: str
     lease_until: float
 
@@ -318,9 +319,7 @@ def take_merge(conn: Connection, bid: Bid, now: float) -> MergeRow | None:
     row = conn.execute(select(merges).where(key).with_for_update()).mappings().first()
     values = msgspec.structs.asdict(bid) | {"state": "leased", "ended_at": None}
     if row is None:
-        made = insert(merges).values(
-            fence=1, failures=0, message="", result="", created_at=now, **values
-        )
+        made = insert(merges).values(fence=1, failures=0, message="", created_at=now, **values)
         return MergeRow(**conn.execute(made.returning(*merges.c)).mappings().one())
     if row["state"] == "committed" or (
         row["state"] == "leased" and row["lease_until"] > now and row["owner"] != bid.owner
@@ -328,6 +327,19 @@ def take_merge(conn: Connection, bid: Bid, now: float) -> MergeRow | None:
         return None
     taken = update(merges).where(key).values(fence=row["fence"] + 1, **values)
     return MergeRow(**conn.execute(taken.returning(*merges.c)).mappings().one())
+
+
+def merge_of(conn: Connection, run_id: int, base: int) -> MergeRow | None:
+    """The merge from a version to the next, whatever became of it."""
+    m = merges.c
+    query = select(merges).where(m.run_id == run_id, m.base == base, m.shard == 0)
+    row = conn.execute(query).mappings().first()
+    return None if row is None else MergeRow(**row)
+
+
+def merge_by_id(conn: Connection, merge_id: int) -> MergeRow:
+    """A merge that is known to be there."""
+    return MergeRow(**conn.execute(select(merges).where(merges.c.id == merge_id)).mappings().one())
 
 
 def renew_merge(conn: Connection, merge: MergeRow, until: float) -> bool:

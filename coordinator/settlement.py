@@ -1,0 +1,57 @@
+"""What becomes of the contributions that a merge was not made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.definition import definition
+from coordinator.merge.plan import phase_of
+from coordinator.store import contributions, ledger, tasks
+from coordinator.store.contributions import ContributionRow
+from coordinator.store.runs import RunRow
+from coordinator.versions import Progress
+from shared.protocol import Reason
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now: float) -> None:
+    """Merges failed with it: the work goes to somebody else, the pending credit goes back."""
+    message = f"set aside: the merge failed with it ({why})"[:500]
+    contributions.decide(
+        conn, row, "rejected", now=now, reason=Reason.MERGE_FAILED.value, message=message
+    )
+    ledger.post_void(
+        conn,
+        volunteer_id=row.volunteer_id,
+        contribution_id=row.id,
+        run_id=row.run_id,
+        amount_micro=row.price_micro,
+        now=now,
+    )
+    tasks.put_back(
+        conn,
+        row.task_id,
+        worker_id=row.worker_id,
+        kind="failure",
+        message=message,
+        now=now,
+        settings=definition(run).file.task,
+    )
+
+
+def overtake(conn: Connection, run: RunRow, progress: Progress, now: float) -> None:
+    """What the new version leaves behind: updates that no later merge can use are paid all the same.
+
+    Where the plan cancels, whoever still works on an older version is told to stop.
+    """
+    head, whole = progress.version, definition(run).plan
+    plan = phase_of(whole, version=head, tokens=progress.tokens, slope=None)
+    if plan.in_flight == "cancel":
+        tasks.overtake(conn, run.id, head=head)
+    late = contributions.left_behind(conn, run.id, head - plan.max_staleness, plan.update)
+    message = f"version {head} was merged without it; the work is paid"
+    for row in late:
+        contributions.decide(conn, row, "superseded", now=now, message=message)
+    ledger.post_earned_many(conn, [ledger.Payment.of(row) for row in late], now)

@@ -1,0 +1,50 @@
+"""The tables of merges in shards."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+from coordinator.store.tables import Key
+from coordinator.store.version_tables import metadata
+
+__all__ = ["merge_parts", "metadata", "state_parts"]
+
+# The jobs of a merge under way, one a shard and phase; gone when it ends.
+merge_parts = Table(
+    "merge_parts",
+    metadata,
+    Column("id", Key, primary_key=True, autoincrement=True),
+    Column("merge_id", ForeignKey("merges.id"), nullable=False),
+    Column("phase", String(16), nullable=False),  # survey (rules that need distances), merge
+    Column("shard", Integer, nullable=False),
+    Column("state", String(16), nullable=False),  # see PartRow
+    Column("owner", String(64), nullable=False),
+    Column("fence", Integer, nullable=False),
+    Column("lease_until", Double, nullable=False),
+    Column("failures", Integer, nullable=False),  # of disks and networks; content fails at once
+    Column("message", Text, nullable=False),
+    Column("result", Text, nullable=False),  # JSON of the files it made
+    UniqueConstraint("merge_id", "phase", "shard"),
+)
+Index("ix_merge_parts_open", merge_parts.c.state, merge_parts.c.merge_id)
+
+# The files that a server-optimiser state in shards consists of, by the hash of the list that versions refer to.
+state_parts = Table(
+    "state_parts",
+    metadata,
+    Column("state_sha256", String(64), primary_key=True),
+    Column("shard", Integer, primary_key=True),
+    Column("sha256", String(64), nullable=False),
+    Column("size", BigInteger, nullable=False),
+)
