@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -193,6 +193,27 @@ def stop(
     """End the running volunteer; its task is given back unless it needs only seconds more."""
     how = "save" if save else "release"
     return _run(_with_control(profile, lambda control: control.stop(how))) or 0
+
+
+@app.command
+def play(
+    run: Annotated[str, Parameter(help="A run that learns a game.")],
+    *,
+    version: Annotated[int | None, Parameter(help="Which version; the newest if none.")] = None,
+    level: Annotated[
+        Literal["easy", "middle", "hard"], Parameter(help="How far it looks ahead.")
+    ] = "middle",
+    profile: Profile = "",
+) -> int:
+    """Play against a version of a run, on a board in this terminal."""
+    from shared.workloads.games import LEVELS
+    from volunteer.work import Match
+    from volunteer.work import play as begin
+
+    if not sys.stdout.isatty():
+        return _say("this is no terminal: a board needs one", EXIT_USAGE)
+    match = Match(run=run, version=version, level=LEVELS.index(level))
+    return begin(_directories(profile), match)
 
 
 upkeep.add_to(app)

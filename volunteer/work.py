@@ -9,6 +9,8 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
@@ -21,11 +23,13 @@ from volunteer.api import Api
 from volunteer.channel import attach
 from volunteer.commands import Joined, SettingRow
 from volunteer.config import Directories, Settings
+from volunteer.device import default_threads
 from volunteer.engine import Engine, setting_rows_of
 from volunteer.files import set_aside
 from volunteer.headless import Headless
 from volunteer.joining import connector, join
-from volunteer.profile import Profile
+from volunteer.profile import Identity, Profile
+from volunteer.rival import Rival
 from volunteer.tls import Address
 
 if TYPE_CHECKING:
@@ -45,6 +49,15 @@ class Options:
     screen: bool = True
     json: bool = False
     paused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Against whom `volunteer play` plays, and how well."""
+
+    run: str
+    version: int | None = None  # None = the newest
+    level: int = 1
 
 
 def work(options: Options) -> int:
@@ -207,15 +220,56 @@ async def join_now(directories: Directories, link: str, name: str) -> Joined:
 
 async def ask_coordinator(directories: Directories, question: Callable[[Api], Awaitable[T]]) -> T:
     """Something only the coordinator knows, with the identity of this profile. Raises Configuration without one."""
-    identity = Profile(directories.profile).current()
-    if identity is None:
-        raise Configuration("this profile has joined no coordinator yet: `volunteer join LINK`")
+    identity = _identity(directories)
     address = Address(url=identity.url, tls_pin=identity.tls_pin)
     client = connector(SystemClock())(address, identity.token)
     try:
         return await question(Api(client))
     finally:
         await client.close()
+
+
+def _identity(directories: Directories) -> Identity:
+    identity = Profile(directories.profile).current()
+    if identity is None:
+        raise Configuration("this profile has joined no coordinator yet: `volunteer join LINK`")
+    return identity
+
+
+def play(directories: Directories, game: Match) -> int:
+    """`volunteer play`. Raises Configuration where nobody has joined."""
+    return asyncio.run(_play(directories, game))
+
+
+async def _play(directories: Directories, game: Match) -> int:
+    from volunteer.tui.play import PlayApp
+
+    settings = config.load(path=directories.config / "config.toml").settings
+    identity = _identity(directories)
+
+    async def at_the_board(api: Api) -> int:
+        with TemporaryDirectory(prefix="volunteer-play-") as cache:
+            rival = Rival(
+                api,
+                game.run,
+                public_key=identity.public_key,
+                enabled=settings.workloads,
+                directory=Path(cache),
+                threads=settings.threads or default_threads(),
+            )
+            screen = PlayApp(
+                rival,
+                game.run,
+                version=game.version,
+                level=game.level,
+                look=_look(settings, first=False),
+            )
+            try:
+                return await screen.run_async() or 0
+            finally:
+                rival.close()
+
+    return await ask_coordinator(directories, at_the_board)
 
 
 def setting_rows(directories: Directories) -> tuple[SettingRow, ...]:

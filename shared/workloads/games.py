@@ -92,11 +92,37 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     heat: tuple[float, ...]  # the policy, a number for each cell
 
 
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies on the board after some moves."""
+
+    board: tuple[
+        int, ...
+    ]  # row by row from above: 1 the first player's stones, -1 the second's, 0 nothing
+    over: bool
+    winner: int = 0  # 1, -1, or 0 for nobody
+    row: tuple[int, ...] = ()  # the cells that won
+
+
+LEVELS = ("easy", "middle", "hard")
+
+
 class Opponent(Protocol):
     """A version that people play against."""
 
+    def look(self, moves: Sequence[int]) -> Look:
+        """The position after `moves`; costs nothing. Raises BadRequest for an illegal move."""
+
     def reply(self, moves: Sequence[int], level: int) -> Reply:
-        """Think about the position after `moves`; level 0, 1 or 2. Raises BadRequest for an illegal move."""
+        """Think about the position after `moves`; level 0, 1 or 2, see LEVELS. Raises BadRequest for an illegal move."""
+
+
+COLUMNS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def cell_name(cell: int, size: int) -> str:
+    """A cell of a square board as people write it: column letter and row number from below, "h8"."""
+    row, column = divmod(cell, size)
+    return f"{COLUMNS[column]}{size - row}"
 
 
 class Games(Protocol):

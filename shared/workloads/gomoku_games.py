@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import BadRequest
+from shared.workloads.elo import Score
+from shared.workloads.games import cell_name
 from shared.workloads.gomoku_chance import draw
 from shared.workloads.gomoku_openings import drawn, fixed
-from shared.workloads.gomoku_rules import IllegalMove, Position, Rules, cell_name
+from shared.workloads.gomoku_rules import IllegalMove, Position, Rules
 from shared.workloads.lines import pack, unpack
 
 FILE_BYTES_MAX = 256 << 20
@@ -140,6 +142,12 @@ def _check_draw(position: Position, record: GameRecord, ply: int, manner: Manner
 
 def _said(move: int, size: int) -> str:
     return cell_name(move, size) if 0 <= move < size * size else str(move)
+
+
+def score(records: Sequence[GameRecord]) -> Score:
+    """Of a match, as its records tell it: the measured version has the first stones of even games."""
+    ends = [record.outcome if record.game % 2 == 0 else -record.outcome for record in records]
+    return Score(wins=ends.count(1), draws=ends.count(0), losses=ends.count(-1))
 
 
 class Positions(msgspec.Struct, frozen=True, kw_only=True):

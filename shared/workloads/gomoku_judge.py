@@ -19,7 +19,7 @@ from shared.workloads.games import (
     SelfPlay,
 )
 from shared.workloads.gomoku_config import GomokuConfig, GomokuOptions, forward_flops
-from shared.workloads.gomoku_games import GameRecord, InvalidGame, decode, encode
+from shared.workloads.gomoku_games import GameRecord, InvalidGame, decode, encode, score
 from shared.workloads.gomoku_referee import Bench, examine, numbering
 
 if TYPE_CHECKING:
@@ -126,12 +126,6 @@ class GomokuGames(Games):
     def rules(self, config: Mapping[str, Any]) -> tuple[int, int]:
         checked = GomokuConfig.from_dict(config)
         return checked.size, checked.win
-
-
-def score(records: Sequence[GameRecord]) -> Score:
-    """Of a match, as its records tell it: the measured version has the first stones of even games."""
-    ends = [record.outcome if record.game % 2 == 0 else -record.outcome for record in records]
-    return Score(wins=ends.count(1), draws=ends.count(0), losses=ends.count(-1))
 
 
 def _stale(

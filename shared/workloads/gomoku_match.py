@@ -12,15 +12,14 @@ from torch import Tensor
 
 from shared.errors import InvalidFrame
 from shared.workloads.base import Data, Job, Sample
-from shared.workloads.games import Encounter
+from shared.workloads.games import Encounter, cell_name
 from shared.workloads.gomoku_arena import Arena, GamePlan, Played
 from shared.workloads.gomoku_config import GomokuConfig, GomokuOptions
-from shared.workloads.gomoku_games import GameRecord, Manner
-from shared.workloads.gomoku_judge import score
+from shared.workloads.gomoku_games import GameRecord, Manner, score
 from shared.workloads.gomoku_net import NetEvaluator, read_weights
 from shared.workloads.gomoku_openings import fixed
 from shared.workloads.gomoku_play import ADVANCE_S, PlayWork
-from shared.workloads.gomoku_rules import Position, Rules, cell_name, drawing
+from shared.workloads.gomoku_rules import Position, Rules, drawing
 
 OPPONENT = "opponent"  # the asset of a match task with the weights of the other version
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shared.workloads.gomoku_chance import words
-from shared.workloads.gomoku_rules import Rules
+from shared.workloads.gomoku_rules import Position, Rules, completes
 
 _MATCH_SEED = 0x0_9E_41
 _MATCH_PLIES = 2  # one stone of each player
@@ -11,11 +11,19 @@ _STREAM = 1 << 32  # far from the streams of the plies
 
 
 def drawn(rules: Rules, seed: int, plies: int) -> tuple[int, ...]:
-    """Up to `plies` moves anywhere, never enough to win: so that self-play sees more than its own favourites."""
+    """Up to `plies` moves anywhere, none of which ends the game: so that self-play sees more than its own favourites."""
     if plies <= 0:
         return ()
     first, *rest = words(seed, _STREAM, 64).tolist()
-    return _distinct(rest, list(range(rules.cells)), first % (min(plies, 2 * rules.win - 2) + 1))
+    many = first % (min(plies, rules.cells - 1) + 1)
+    position, cells = Position(rules), list(range(rules.cells))
+    for word in rest:
+        if len(position.moves) == many or not cells:
+            break
+        move = cells.pop(word % len(cells))
+        if not completes(rules, position.board, move, position.player):
+            position.play(move)
+    return tuple(position.moves)
 
 
 def fixed(rules: Rules, number: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from shared.errors import BadRequest
-from shared.workloads.games import Reply
+from shared.workloads.games import Look, Reply
 from shared.workloads.gomoku_chance import fractions, words
 from shared.workloads.gomoku_config import GomokuConfig
 from shared.workloads.gomoku_net import NetEvaluator
@@ -26,6 +26,16 @@ class GomokuOpponent:
     def __init__(self, config: GomokuConfig, weights: Mapping[str, Tensor]) -> None:
         self._rules = config.rules
         self._player = NetEvaluator(config, weights, "cpu")
+
+    def look(self, moves: Sequence[int]) -> Look:
+        """See `Opponent.look`."""
+        position = Position(self._rules, moves)
+        return Look(
+            board=tuple(position.board[0, :-1].tolist()),
+            over=position.over,
+            winner=position.winner,
+            row=position.row(),
+        )
 
     def reply(self, moves: Sequence[int], level: int) -> Reply:
         """Level 0 looks little and errs on purpose now and then, 2 looks far. Raises BadRequest when the game is over."""

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import takewhile
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import BadRequest
+from shared.workloads.games import COLUMNS, cell_name
 
 SIZE_MAX = 25
 OUTSIDE = 2
 # Opposite directions stand side by side, so that a line is a pair.
 _DIRECTIONS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))
-_COLUMNS = "abcdefghijklmnopqrstuvwxyz"
 
 Boards = NDArray[np.int8]
 
@@ -92,6 +93,13 @@ def wins(rules: Rules, boards: Boards, moves: NDArray[np.intp]) -> NDArray[np.bo
     return won
 
 
+def completes(rules: Rules, board: Boards, move: int, player: int) -> bool:
+    """Whether a stone of `player` on an empty cell of one board (1, A + 1) would complete a row."""
+    after = board.copy()
+    after[0, move] = player
+    return bool(wins(rules, after, np.array([move]))[0])
+
+
 class Position:
     """One game, move by move, for people and for checking records."""
 
@@ -129,23 +137,22 @@ class Position:
         if wins(self.rules, self.board, np.array([move]))[0]:
             self.winner = player
 
-
-def cell_name(cell: int, size: int) -> str:
-    """A cell as people write it: column letter and row number from below, "h8"."""
-    row, column = divmod(cell, size)
-    return f"{_COLUMNS[column]}{size - row}"
-
-
-def parse_cell(text: str, size: int) -> int:
-    """The cell of a name like "h8". Raises BadRequest."""
-    column = _COLUMNS.find(text[:1].lower()) if text else -1
-    number = text[1:]
-    if not (0 <= column < size and number.isascii() and number.isdecimal() and len(number) <= 2):
-        raise BadRequest(f'"{text[:12]}" is no cell of this board; one is a1')
-    row = size - int(number)
-    if not 0 <= row < size:
-        raise BadRequest(f'"{text}" lies outside the board')
-    return row * size + column
+    def row(self) -> tuple[int, ...]:
+        """The cells that won, in order; none before the end and after a draw."""
+        if not self.winner:
+            return ()
+        last = self.moves[-1]
+        found = {last}
+        along = rays(self.rules)[last].tolist()
+        for pair in zip(along[0::2], along[1::2], strict=True):
+            line = [
+                cell
+                for ray in pair
+                for cell in takewhile(lambda c: self.board[0, c] == self.winner, ray)
+            ]
+            if len(line) >= self.rules.win - 1:
+                found.update(line)
+        return tuple(sorted(found))
 
 
 def drawing(rules: Rules, board: NDArray[np.int8], last: int = -1) -> str:
@@ -158,5 +165,5 @@ def drawing(rules: Rules, board: NDArray[np.int8], last: int = -1) -> str:
             sign = {1: "X", -1: "O"}.get(int(board[at]), "·")
             signs.append(sign.lower() if at == last else sign)
         lines.append(f"{rules.size - row:2d} " + " ".join(signs))
-    lines.append("   " + " ".join(_COLUMNS[: rules.size]))
+    lines.append("   " + " ".join(COLUMNS[: rules.size]))
     return "\n".join(lines)

@@ -25,14 +25,13 @@ from shared.errors import NotFound
 from shared.workloads.base import ChunkRef, Data, DatasetManifest, TrainSettings
 from shared.workloads.elo import Score
 from shared.workloads.gomoku_config import GomokuConfig
-from shared.workloads.gomoku_games import decode
-from shared.workloads.gomoku_judge import score
+from shared.workloads.gomoku_games import decode, score
 from shared.workloads.gomoku_net import NetEvaluator
 from shared.workloads.gomoku_tactics import EACH, KINDS
 from shared.workloads.gomoku_tactics import score as tactics
 from tests.tiny_gomoku import WORKLOAD, Weights, Window, finish, job
 
-BOARD = {"size": 6, "win": 4, "blocks": 3, "channels": 32}
+BOARD = {"size": 6, "win": 4}
 STATE = "state.json"
 MATCH_GAMES = 100
 POSITIONS = 256  # of each kind that the last version is asked for
@@ -42,6 +41,8 @@ AGAINST_FIRST, SEEN = 0.90, 0.90  # goals: share of the points, share of the pos
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How it is taught. Written beside the state: a run goes on only with the same one."""
 
+    blocks: int = 3
+    channels: int = 32
     rounds: int = 30
     games: int = 128  # a round
     simulations: int = 64
@@ -100,7 +101,8 @@ class Experiment:
     def __init__(self, directory: Path, recipe: Recipe) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
-        self._model = WORKLOAD.config(BOARD, None)
+        shape = {"blocks": recipe.blocks, "channels": recipe.channels}
+        self._model = WORKLOAD.config({**BOARD, **shape}, None)
         self._config = GomokuConfig.from_dict(self._model)
         self._options = WORKLOAD.options(
             {

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from textual.app import App
 from textual.color import Color
 from textual.pilot import Pilot
 
@@ -89,7 +90,7 @@ async def opened(
         yield app, pilot
 
 
-def screen_text(app: VolunteerApp) -> str:
+def screen_text(app: App[int]) -> str:
     """What stands on the screen, row by row."""
     strips = app.screen._compositor.render_strips()
     filters = app.get_line_filters()

@@ -16,8 +16,7 @@ from shared.workloads.base import TrainSettings, load
 from shared.workloads.elo import Meeting, Score, ratings
 from shared.workloads.gomoku import GomokuWorkload
 from shared.workloads.gomoku_config import GomokuConfig
-from shared.workloads.gomoku_games import decode
-from shared.workloads.gomoku_judge import score
+from shared.workloads.gomoku_games import decode, score
 from shared.workloads.gomoku_net import GomokuNet, NetEvaluator, build
 from shared.workloads.gomoku_rules import Position, Rules
 from shared.workloads.gomoku_tactics import EACH, KINDS, completing, forking, kind_of, suite

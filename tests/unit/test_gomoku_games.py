@@ -11,6 +11,7 @@ import pytest
 
 from shared.errors import BadRequest
 from shared.workloads.base import Job
+from shared.workloads.games import cell_name
 from shared.workloads.gomoku_chance import draw, game_seed
 from shared.workloads.gomoku_config import GomokuConfig, GomokuOptions
 from shared.workloads.gomoku_games import (
@@ -25,7 +26,7 @@ from shared.workloads.gomoku_games import (
 from shared.workloads.gomoku_net import NetEvaluator
 from shared.workloads.gomoku_openings import drawn
 from shared.workloads.gomoku_referee import Bench, examine, numbering
-from shared.workloads.gomoku_rules import Position, Rules, cell_name
+from shared.workloads.gomoku_rules import Position, Rules
 from shared.workloads.lines import pack
 from tests.tiny_gomoku import WORKLOAD, Weights, Window, config, finish, job, lively, options, play
 

@@ -7,16 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import BadRequest
+from shared.workloads.games import cell_name
 from shared.workloads.gomoku_rules import (
     IllegalMove,
     Position,
     Rules,
-    cell_name,
     drawing,
     empty,
     inverse_symmetries,
-    parse_cell,
     symmetries,
     wins,
 )
@@ -132,17 +130,21 @@ def test_an_illegal_move_is_named(moves: list[int], sentence: str) -> None:
         Position(Rules(3, 3), moves)
 
 
-@pytest.mark.parametrize("size", [3, 15, 25])
-def test_cells_have_names(size: int) -> None:
-    assert [parse_cell(cell_name(c, size), size) for c in range(size * size)] == list(
-        range(size * size)
-    )
+def test_cells_have_names() -> None:
+    names = [cell_name(cell, 15) for cell in range(225)]
+    assert len(set(names)) == 225
+    assert (names[0], names[112], names[224]) == ("a15", "h8", "o1")
 
 
-@pytest.mark.parametrize("text", ["", "a", "a0", "a4", "d1", "1a", "a²", "a-1", "a1 ", "aa1"])
-def test_what_is_no_cell_is_refused(text: str) -> None:
-    with pytest.raises(BadRequest):
-        parse_cell(text, 3)
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+@pytest.mark.parametrize("last", range(5))
+def test_the_row_that_won_is_known(line: list[int], last: int) -> None:
+    mine, others = [*line[:last], *line[last + 1 :], line[last]], [1, 3, 5, 8]
+    moves = [move for pair in zip(mine, others, strict=False) for move in pair]
+    position = Position(Rules(15, 5), [*moves, mine[-1]])
+    assert position.winner == 1
+    assert position.row() == tuple(sorted(line))
+    assert Position(Rules(15, 5), moves).row() == ()
 
 
 def test_a_drawing_shows_who_lies_where() -> None:

@@ -14,8 +14,7 @@ from shared.errors import BadRequest, InvalidFrame, InvalidRunFile
 from shared.workloads.base import TrainSettings
 from shared.workloads.games import Actor
 from shared.workloads.gomoku_config import GomokuConfig, GomokuOptions
-from shared.workloads.gomoku_games import GameRecord, check, decode, positions
-from shared.workloads.gomoku_judge import score
+from shared.workloads.gomoku_games import GameRecord, check, decode, positions, score
 from shared.workloads.gomoku_net import NetEvaluator, build
 from shared.workloads.gomoku_referee import Bench, examine
 from shared.workloads.gomoku_rules import inverse_symmetries

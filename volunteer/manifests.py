@@ -1,0 +1,23 @@
+"""Manifests of versions, believed only with the signature of the coordinator whose key was pinned."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.decoding import decode
+from shared.errors import BadSignature, InvalidFrame
+from shared.protocol import SignedManifest, VersionManifest
+from shared.signing import verify
+
+
+def checked(signed: SignedManifest, public_key: str) -> VersionManifest:
+    """What was signed. Raises BadSignature, InvalidFrame for what cannot be read."""
+    try:
+        key, signature = bytes.fromhex(public_key), bytes.fromhex(signed.signature)
+    except ValueError as error:
+        raise BadSignature from error
+    verify(key, signed.payload.encode(), signature)
+    try:
+        return decode(signed.payload, VersionManifest)
+    except msgspec.DecodeError as error:
+        raise InvalidFrame(f"the manifest of a version cannot be read: {error}") from error

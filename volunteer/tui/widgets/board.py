@@ -1,0 +1,137 @@
+"""A square board of stones: two cells of the terminal to a field, so that brackets can stand around one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from textual.events import Click
+from textual.message import Message
+
+from shared.workloads.games import COLUMNS
+from volunteer.tui.text import Glyphs, Line, Span
+from volunteer.tui.widgets.panel import Panel, Scene
+
+STONES = {1: ("X", "info"), -1: ("O", "accent")}
+LABEL = 3  # cells of the terminal for the number of a row
+WARM = ((0.3, "good"), (0.1, "model"), (0.0, "raw"))  # roles of a share in a heat map
+SHARE_MIN = 0.02  # smaller ones are no digit
+
+
+class Laid(msgspec.Struct, frozen=True, kw_only=True):
+    """What a board shows. Fields are numbered row by row from above."""
+
+    size: int = 0  # 0 = no board yet
+    stones: tuple[int, ...] = ()  # 1, -1, or 0 for none
+    cursor: int = 0
+    last: int = -1  # the stone that was laid last
+    row: tuple[int, ...] = ()  # that won
+    heat: tuple[float, ...] = ()  # share of each field; empty = no map
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a board that is seen: first row and column, and how many of either."""
+
+    top: int
+    left: int
+    high: int
+    wide: int
+
+
+def width_of(size: int) -> int:
+    """What a whole board and its border take."""
+    return LABEL + 2 * size + 4
+
+
+def seen(laid: Laid, width: int, height: int) -> Window:
+    """As much of the board as there is room for, with the cursor in it."""
+    high = max(1, min(laid.size, height - 1))
+    wide = max(1, min(laid.size, (width - LABEL) // 2))
+    row, column = divmod(laid.cursor, max(1, laid.size))
+    return Window(
+        top=max(0, min(row - high // 2, laid.size - high)),
+        left=max(0, min(column - wide // 2, laid.size - wide)),
+        high=high,
+        wide=wide,
+    )
+
+
+def board_lines(laid: Laid, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+    """Rows with their numbers, then the letters of the columns."""
+    if not laid.size:
+        return []
+    part = seen(laid, width, height)
+    columns = range(part.left, part.left + part.wide)
+    lines: list[Line] = []
+    for row in range(part.top, part.top + part.high):
+        spans: list[Span] = [(f"{laid.size - row:2d}", "dim")]
+        for column in columns:
+            field = row * laid.size + column
+            spans += [(_before(laid, field, first=column == part.left), "mark")]
+            spans += [_field(laid, field, glyphs)]
+        end = row * laid.size + columns[-1]
+        spans.append(({laid.cursor: "]", laid.last: ")"}.get(end, " "), "mark"))
+        lines.append(tuple(spans))
+    letters = " ".join(COLUMNS[column] for column in columns)
+    return [*lines, ((" " * LABEL + letters, "dim"),)]
+
+
+def field_at(laid: Laid, x: int, y: int, width: int, height: int) -> int:
+    """The field at a place of the terminal; -1 beside the board."""
+    if not laid.size:
+        return -1
+    part = seen(laid, width, height)
+    column, row = (x - LABEL + 1) // 2, y
+    if not (0 <= row < part.high and 0 <= column < part.wide):
+        return -1
+    return (part.top + row) * laid.size + part.left + column
+
+
+def _before(laid: Laid, field: int, *, first: bool) -> str:
+    """What stands between a field and the one to its left."""
+    opening = {laid.cursor: "[", laid.last: "("}.get(field)
+    if opening or first:
+        return opening or " "
+    return {laid.cursor: "]", laid.last: ")"}.get(field - 1, " ")
+
+
+def _field(laid: Laid, field: int, glyphs: Glyphs) -> Span:
+    stone = laid.stones[field]
+    if stone:
+        sign, role = STONES[stone]
+        return sign, "good" if field in laid.row else role
+    share = laid.heat[field] if laid.heat else 0.0
+    if share < SHARE_MIN:
+        return glyphs.dot, "faint"
+    role = next(name for least, name in WARM if share >= least)
+    return str(min(9, int(10 * share))), role
+
+
+class Board(Panel):
+    """A board that can be clicked."""
+
+    class Chosen(Message):
+        """Somebody pointed at a field."""
+
+        def __init__(self, field: int) -> None:
+            super().__init__()
+            self.field = field
+
+    def __init__(self) -> None:
+        super().__init__(id="board", classes="card")
+        self.laid = Laid()
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        return board_lines(self.laid, width, height, scene.glyphs)
+
+    def heading(self, scene: Scene) -> tuple[str, str]:
+        size = self.laid.size
+        return "Board", f"{size} x {size}" if size else ""
+
+    def on_click(self, event: Click) -> None:
+        place = event.get_content_offset(self)
+        if place is None:
+            return
+        field = field_at(self.laid, place.x, place.y, *self.content_size)
+        if field >= 0:
+            self.post_message(self.Chosen(field))
