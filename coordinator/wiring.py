@@ -108,11 +108,17 @@ class Coordinator:
 
     @classmethod
     async def build(
-        cls, settings: Settings, clock: Clock | None = None, *, exclusive: bool = False
+        cls,
+        settings: Settings,
+        clock: Clock | None = None,
+        *,
+        exclusive: bool = False,
+        database: Database | None = None,
     ) -> Self:
         """Open database, blobs and keys (made where there are none) and wire the services.
 
-        `exclusive` locks the data directory, for a server. Raises Configuration for whatever cannot be opened.
+        `exclusive` locks the data directory, for a server; `database` is used in place of the one that the settings name
+        and closed with the services. Raises Configuration for whatever cannot be opened.
         """
         directory = settings.directory
         try:
@@ -122,10 +128,7 @@ class Coordinator:
                 f"the data directory {directory} cannot be made: {error.strerror}"
             ) from error
         clock = clock or SystemClock()
-        if await is_new(settings.database_url):
-            await migrate(settings.database_url)
-        system = clock if isinstance(clock, SystemClock) else None
-        db = await Database.open(settings.database_url, clock=system, exclusive=exclusive)
+        db = database or await _open_database(settings, clock, exclusive)
         try:
             return await cls._wire(settings, clock, db)
         except BaseException:
@@ -302,6 +305,14 @@ class Coordinator:
                 log.warning("background job is cut off", job=task.get_name())
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _open_database(settings: Settings, clock: Clock, exclusive: bool) -> Database:
+    """The database that the settings name, made where there is none."""
+    if await is_new(settings.database_url):
+        await migrate(settings.database_url)
+    system = clock if isinstance(clock, SystemClock) else None
+    return await Database.open(settings.database_url, clock=system, exclusive=exclusive)
 
 
 @lru_cache(maxsize=1)

@@ -7,7 +7,7 @@ import sys
 
 from cyclopts import App
 
-from coordinator.cli import datasets, people, runs, serving, tasks, upkeep
+from coordinator.cli import datasets, people, runs, serving, simulate, tasks, upkeep
 from shared.errors import VolunteerError
 
 INTERRUPTED = 130
@@ -25,7 +25,7 @@ app = App(
     version=_version,
     result_action="return_value",
 )
-for part in (serving, runs, datasets, tasks, people, upkeep):
+for part in (serving, simulate, runs, datasets, tasks, people, upkeep):
     part.add_to(app)
 
 

@@ -77,6 +77,10 @@ def measure(conn: Connection, run_id: int) -> Pace | None:
         return None
     times = {"median_task_s": median(float(took) for _, took, _ in rows)}
     conn.execute(update(runs).where(runs.c.id == run_id).values(**times))
-    step_s = median(max(1e-6, float(took) / steps) for steps, took, _ in rows)
-    speeds = [float(flops) for _, _, flops in rows if flops > 0]
-    return Pace(step_s=step_s, flops=median(speeds) if len(speeds) == len(rows) else 0.0)
+    paces = [max(1e-6, float(took) / steps) for steps, took, _ in rows]
+    speeds = [float(flops) for _, _, flops in rows]
+    if min(speeds) <= 0:
+        return Pace(step_s=median(paces), flops=0.0)
+    # Of each step what it took of its own machine: the median of the times of unequal machines is nobody's time.
+    work = median(pace * speed for pace, speed in zip(paces, speeds, strict=True))
+    return Pace(step_s=work / median(speeds), flops=median(speeds))

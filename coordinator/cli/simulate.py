@@ -1,0 +1,51 @@
+"""simulate."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+USAGE = 2
+
+
+def simulate(
+    file: Annotated[Path | None, Parameter(help="A scenario in TOML.")] = None,
+    *,
+    example: Annotated[
+        bool, Parameter(help="Print a scenario to begin with.", negative="")
+    ] = False,
+    hours: Annotated[
+        float, Parameter(help="Simulate so long instead of what the file says.")
+    ] = 0.0,
+    json: Annotated[bool, Parameter(help="The figures as JSON.", negative="")] = False,
+) -> int:
+    """Try a run with imagined volunteers in virtual time, before you invite people.
+
+    The real queue, checks, codec and merge; machines and links as the file describes them. Predicts versions per hour, MB an
+    hour of a volunteer, how long devices idle, and what limits the run.
+    """
+    if example:
+        from coordinator.simulate.scenario import EXAMPLE
+
+        print(EXAMPLE, end="")
+        return 0
+    if file is None:
+        print("coordinator: name a scenario; --example prints one", file=sys.stderr)
+        return USAGE
+    from coordinator.simulate.command import run
+
+    told = run(file, hours=hours, as_json=json, progress=_progress if sys.stderr.isatty() else None)
+    print(told)
+    return 0
+
+
+def _progress(share: float, version: int) -> None:
+    end = "\n" if share >= 1 else ""
+    print(f"\r{share:4.0%}  version {version}", end=end, file=sys.stderr, flush=True)
+
+
+def add_to(app: App) -> None:
+    app.command(simulate)

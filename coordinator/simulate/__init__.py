@@ -1,0 +1,1 @@
+"""`coordinator simulate`: the same services in virtual time, to choose a plan before people are invited."""

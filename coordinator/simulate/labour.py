@@ -1,0 +1,134 @@
+"""What a simulated machine hands in: pseudo-random numbers of the right shape and size, or what training gives for real."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import numpy as np
+
+from coordinator.definition import Definition
+from shared.protocol import Verdict
+from shared.tensors.frame import open_frame
+from shared.tensors.quantize import EncodedUpdate, Residual, codec
+from shared.tensors.update import delta
+from shared.workloads.base import Data, Job
+
+if TYPE_CHECKING:
+    import torch
+
+EXACT_CODECS = frozenset({"float32", "bf16"})  # what they lose is not worth carrying over
+SETTLED = ("accepted", "merged")
+STEP_SHARE = 0.3  # of lr that an element moves in a step of pretended work
+
+
+class Handed(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished update on the disk."""
+
+    path: Path
+    sha256: str
+    size: int
+    loss_first: float = 1.0
+    loss_last: float = 1.0
+
+
+class Labour(Protocol):
+    """One machine's work on tasks."""
+
+    def do(self, task: int, job: Job, weights: Path, codec_name: str) -> Handed:
+        """The update of a task whose base lies in `weights`."""
+
+    def judged(self, task: int, verdict: Verdict) -> None:
+        """What became of the update of a task."""
+
+
+class Pretended:
+    """The same noise every time, turned by another amount for each task: as large as honest work, and never the same bytes."""
+
+    def __init__(self, about: Definition, scratch: Path, seed: int) -> None:
+        self._about = about
+        self._scratch = scratch
+        self._rng = np.random.default_rng(seed)
+        self._noise = np.random.default_rng(1).standard_normal(1 << 16).astype(np.float32)
+
+    def do(self, task: int, job: Job, weights: Path, codec_name: str) -> Handed:
+        train = self._about.file.train
+        moved = train.lr * STEP_SHARE * (job.steps**0.5 if job.update == "delta" else 1.0)
+        turned = np.roll(self._noise, int(self._rng.integers(len(self._noise)))) * np.float32(moved)
+        with open_frame(weights, self._about.schema) as base:
+            tensors = {
+                spec.name: np.resize(turned, spec.shape)
+                if spec.role == "parameter"
+                else base.array(spec.name)
+                for spec in self._about.schema
+            }
+            path = self._scratch / f"update-{secrets.token_hex(8)}"
+            made = codec(codec_name).encode(tensors, self._about.schema, path)
+        return Handed(path=path, sha256=made.sha256, size=made.size)
+
+    def judged(self, task: int, verdict: Verdict) -> None:
+        pass
+
+
+class Trained:
+    """Real training on this machine's CPU, with what a worker carries from one task to the next."""
+
+    def __init__(
+        self, about: Definition, scratch: Path, data: Data, *, feedback: bool = True
+    ) -> None:
+        self._about = about
+        self._scratch = scratch
+        self._data = data
+        self._feedback = feedback
+        self._inner: dict[str, torch.Tensor] | None = None
+        self._residual: Residual = {}
+        self._before: dict[int, Residual] = {}  # by task, until its verdict is known
+
+    def do(self, task: int, job: Job, weights: Path, codec_name: str) -> Handed:
+        import torch
+
+        schema = self._about.schema
+        frame = open_frame(weights, schema, copy_on_write=True)
+        base = {name: torch.from_numpy(frame.array(name)) for name in frame}
+        inner = None if job.reset_inner else self._inner
+        work = self._about.workload.begin(job, base, self._data, "cpu", inner)
+        while not work.done:
+            work.advance()
+        result, tensors = work.result()
+        if not job.reset_inner and (state := work.state()):
+            self._inner = dict(state)
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        with open_frame(weights, schema) as exact:
+            update: Mapping[str, Any] = (
+                delta(exact, arrays, schema) if job.update == "delta" else arrays
+            )
+            made, path = self._encode(update, codec_name, task)
+        return Handed(
+            path=path,
+            sha256=made.sha256,
+            size=made.size,
+            loss_first=result.loss_first,
+            loss_last=result.loss_last,
+        )
+
+    def _encode(
+        self, update: Mapping[str, Any], codec_name: str, task: int
+    ) -> tuple[EncodedUpdate, Path]:
+        path = self._scratch / f"update-{secrets.token_hex(8)}"
+        chosen, schema = codec(codec_name), self._about.schema
+        if codec_name in EXACT_CODECS or not self._feedback:
+            return chosen.encode(update, schema, path), path
+        made = chosen.encode(update, schema, path, self._residual)
+        self._before[task] = self._residual
+        self._residual = made.residual or {}
+        return made, path
+
+    def judged(self, task: int, verdict: Verdict) -> None:
+        """As volunteers do: the residual stays on acceptance, and goes with content that was refused."""
+        before = self._before.pop(task, None)
+        if verdict.state in SETTLED or before is None:
+            return
+        self._residual = {} if verdict.reason not in ("stale", "cancelled") else before

@@ -1,0 +1,87 @@
+"""An event loop whose time is virtual: it jumps to the next timer instead of waiting for it.
+
+Whatever would go to a thread runs at once on the loop's own thread. So a program that never waits for the outside world does
+the same things in the same order every time, and hours of it pass as fast as its work can be done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from shared.errors import Internal
+
+T = TypeVar("T")
+
+# Above every time that a file of today has: what is written meanwhile is never "from the future" to the coordinator.
+EPOCH = 4_000_000_000.0
+
+
+class _Selector(selectors.DefaultSelector):
+    """Looks, never waits: waiting moves the clock."""
+
+    loop: VirtualLoop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise Internal("the simulation has come to a stop: nothing is left that could happen")
+        if timeout > 0:
+            self.loop.skip(timeout)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Time begins at 0 and moves in jumps."""
+
+    def __init__(self) -> None:
+        self._virtual = 0.0
+        selector = _Selector()
+        selector.loop = self
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self._virtual
+
+    def skip(self, seconds: float) -> None:
+        """Nothing is to be done for so long."""
+        self._virtual += seconds
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """Call it here and now."""
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class LoopClock:
+    """The clock of such a loop. What sleeps for less than `tick_s` sleeps for `tick_s`: a server's chores every second would be
+    most of the work of a long simulation. `nap` sleeps exactly."""
+
+    def __init__(self, tick_s: float = 0.0) -> None:
+        self.tick_s = tick_s
+
+    def now(self) -> float:
+        return EPOCH + self.monotonic()
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(max(seconds, self.tick_s))
+
+    async def nap(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds))
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in virtual time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main)

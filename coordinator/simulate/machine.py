@@ -1,0 +1,340 @@
+"""One volunteer's machine in virtual time: it claims, fetches, trains, uploads and submits as a real one does.
+
+It calls the coordinator's services directly; what a network and a device would take is slept on the virtual clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.simulate.labour import Handed, Labour
+from coordinator.simulate.loop import LoopClock
+from coordinator.simulate.scenario import Server, Workers
+from coordinator.simulate.trace import State, Trace
+from coordinator.volunteers import Principal
+from shared.decoding import decode
+from shared.errors import Cancelled, Gone, VolunteerError
+from shared.protocol import (
+    HEARTBEAT_S,
+    Benchmark,
+    BenchmarkRequest,
+    BlobRef,
+    ClaimRequest,
+    HeartbeatRequest,
+    Lease,
+    RegisterRequest,
+    SubmitRequest,
+    TaskBeat,
+    UploadRequest,
+    Verdict,
+    VersionManifest,
+)
+from shared.tensors.quantize import CODECS
+from shared.workloads.base import DatasetManifest, Job
+
+if TYPE_CHECKING:
+    from coordinator.store.tasks import Begun
+    from coordinator.wiring import Coordinator
+
+BITS = 8e-6  # megabits in a byte
+CLAIM_WAIT_S = 30.0
+DEVICE = "cpu"
+READ_BYTES = 1 << 20
+GONE = (Gone, Cancelled)
+
+
+@dataclass(slots=True)
+class Net:
+    """The coordinator's link: what moves at the same time shares it, by how many there are when a transfer begins."""
+
+    server: Server
+    busy: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+
+    def rate(self, way: str, mbit: float) -> float:
+        """Megabits a second for one more transfer."""
+        whole = self.server.down_mbit if way == "up" else self.server.up_mbit
+        return min(mbit, whole / (self.busy[way] + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What all machines share."""
+
+    coordinator: Coordinator
+    clock: LoopClock
+    net: Net
+    dataset: DatasetManifest | None
+    scale: float  # bytes of the real model / bytes of the one that is simulated
+    step_flops: float
+
+
+class Machine:
+    """Runs until the simulation cancels it or its time has come."""
+
+    def __init__(self, world: World, kind: Workers, number: int, seed: int) -> None:
+        self._world = world
+        self.kind = kind
+        self.rng = random.Random(f"{seed} {kind.name} {number}")
+        self.speed = kind.steps_per_s * (1 + kind.spread * self.rng.uniform(-1, 1))
+        self.trace = Trace(f"{kind.name}-{number}" if kind.count > 1 else kind.name)
+        self.labour: Labour | None = None
+        self._principal: Principal | None = None
+        self._held: dict[int, int] = {}  # task -> attempt
+        self._halts: dict[int, asyncio.Event] = {}  # by task: the coordinator says to stop
+        self._cached: set[str] = set()
+        self._uploads: set[asyncio.Task[None]] = set()
+
+    # --- time ---
+
+    def _enter(self, state: State) -> None:
+        self.trace.enter(state, self._world.clock.monotonic())
+
+    async def _request(self) -> None:
+        """The way there and back, never twice the same: no two machines act in the same instant."""
+        latency_s = self.kind.latency_ms / 1000
+        await self._world.clock.nap(latency_s * self.rng.uniform(1.0, 1.2) + 1e-6)
+
+    async def _move(self, way: str, size: float) -> None:
+        """`size` bytes over this machine's link and the coordinator's."""
+        own = self.kind.up_mbit if way == "up" else self.kind.down_mbit
+        rate, busy = self._world.net.rate(way, own), self._world.net.busy
+        busy[way] += 1
+        try:
+            await self._world.clock.nap(size * BITS / rate)
+        finally:
+            busy[way] -= 1
+        if way == "up":
+            self.trace.up_bytes += round(size)
+        else:
+            self.trace.down_bytes += round(size)
+
+    # --- life ---
+
+    async def register(self, workload: str) -> None:
+        """Become a volunteer with one machine, which has this workload installed."""
+        ids = [self.rng.randbytes(16).hex() for _ in range(2)]
+        register = RegisterRequest(
+            volunteer_id=ids[0],
+            worker_id=ids[1],
+            secret=secrets.token_urlsafe(32),
+            nickname=f"sim {self.trace.name}",
+            workloads=(workload,),
+        )
+        done = await self._world.coordinator.volunteers.register(register)
+        self._principal = Principal(
+            volunteer_id=done.volunteer_id,
+            worker_id=done.worker_id,
+            nickname=done.nickname,
+            trust=1.0,
+        )
+        speed = Benchmark(
+            device=DEVICE,
+            fp32_flops=0.0,
+            bf16_flops=0.0,
+            memory_bytes_per_s=0.0,
+            step_flops=self._step_flops,
+        )
+        request = BenchmarkRequest(benchmarks=(speed,))
+        await self._world.coordinator.volunteers.set_benchmark(self._who, request)
+
+    @property
+    def _step_flops(self) -> float:
+        return self.speed * self._world.step_flops
+
+    async def run(self) -> None:
+        """Join, work, leave. Cancelling it is pulling the plug."""
+        leave_s = self.kind.leave_after_minutes * 60
+        await self._world.clock.nap(self.kind.join_after_minutes * 60 + self.rng.uniform(0, 0.01))
+        beating = asyncio.create_task(self._beats())
+        try:
+            while not leave_s or self._world.clock.monotonic() < leave_s:
+                await self._turn()
+        finally:
+            beating.cancel()
+            for upload in self._uploads:
+                upload.cancel()
+            self._enter("away")
+
+    async def _beats(self) -> None:
+        while True:
+            await self._world.clock.nap(HEARTBEAT_S * self.rng.uniform(0.9, 1.1))
+            if self.trace.state != "away":
+                beats = tuple(TaskBeat(task=t, attempt=a) for t, a in self._held.items())
+                request = HeartbeatRequest(tasks=beats)
+                for order in await self._world.coordinator.queue.beat(self._who, request):
+                    if order.order in ("cancel", "gone") and order.task in self._halts:
+                        self._halts[order.task].set()
+
+    @property
+    def _who(self) -> Principal:
+        assert self._principal is not None, "register first"
+        return self._principal
+
+    async def _turn(self) -> None:
+        """One task, if there is one."""
+        self._enter("claim")
+        lease = await self._claim()
+        if lease is None:
+            return
+        self._held[lease.task] = lease.attempt
+        self._halts[lease.task] = asyncio.Event()
+        try:
+            await self._task(lease)
+        except GONE:
+            self._held.pop(lease.task, None)
+            self.trace.verdicts["gone"] += 1
+        except _Vanished:
+            await self._vanish()
+
+    async def _vanish(self) -> None:
+        self._enter("away")
+        self._held.clear()
+        self._halts.clear()
+        for upload in self._uploads:
+            upload.cancel()
+        self._uploads.clear()
+        await self._world.clock.nap(self.kind.back_after_minutes * 60)
+
+    async def _claim(self) -> Lease | None:
+        await self._request()
+        request = ClaimRequest(
+            claim_id=self.rng.randbytes(16).hex(),
+            device=DEVICE,
+            step_flops=self._step_flops,
+            codecs=tuple(CODECS),
+            wait_s=CLAIM_WAIT_S,
+        )
+        reply = await self._world.coordinator.queue.claim(self._who, request)
+        if reply.lease is None and reply.idle is not None:
+            await self._world.clock.nap(max(0.2, reply.idle.retry_after_s))
+        return reply.lease
+
+    async def _task(self, lease: Lease) -> None:
+        await self._fetch_data(lease)
+        self._enter("wait")
+        if lease.in_step and self._uploads:
+            await asyncio.wait(self._uploads)
+        await self._request()
+        begun = await self._world.coordinator.queue.begin(self._who, lease.task, lease.attempt)
+        manifest = await self._manifest(begun)
+        await self._fetch(manifest.weights, self._world.scale)
+        made = await self._train(lease, begun, manifest)
+        sending = asyncio.create_task(self._hand_in(lease, begun, made))
+        self._uploads.add(sending)
+        sending.add_done_callback(self._uploads.discard)
+        if lease.in_step:  # nothing else to do meanwhile
+            self._enter("up")
+            await asyncio.wait([sending])
+
+    async def _manifest(self, begun: Begun) -> VersionManifest:
+        signed = await self._world.coordinator.runs.manifest(begun.run, begun.version)
+        return decode(signed.payload, VersionManifest)
+
+    async def _fetch_data(self, lease: Lease) -> None:
+        if self._world.dataset is None:
+            return
+        for index in lease.chunks:
+            chunk = self._world.dataset.chunks[index]
+            await self._fetch(BlobRef(sha256=chunk.sha256, size=chunk.size), 1.0)
+
+    async def _fetch(self, ref: BlobRef, scale: float) -> None:
+        if ref.sha256 in self._cached:
+            return
+        self._cached.add(ref.sha256)
+        self._enter("down")
+        await self._request()
+        await self._move("down", ref.size * scale)
+
+    async def _train(self, lease: Lease, begun: Begun, manifest: VersionManifest) -> Handed:
+        """Training takes its time; its result is worked out in none."""
+        self._enter("prepare")
+        await self._world.clock.nap(self.kind.overhead_s)
+        self._enter("train")
+        pace = self.speed * (1 + self.kind.jitter * self.rng.uniform(-1, 1))
+        takes_s = lease.job.steps / pace
+        if self.rng.random() < self.kind.lost_share:
+            await self._world.clock.nap(takes_s * self.rng.random())
+            raise _Vanished
+        halt = self._halts[lease.task]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(halt.wait(), takes_s)
+        if halt.is_set():
+            raise Gone("the coordinator has called it back")
+        job = msgspec.structs.replace(
+            lease.job,
+            global_step=begun.global_step,
+            base_version=begun.version,
+            base_sha256=manifest.weights.sha256,
+        )
+        self.trace.steps += job.steps
+        return await self._labour(job, manifest, lease)
+
+    async def _labour(self, job: Job, manifest: VersionManifest, lease: Lease) -> Handed:
+        assert self.labour is not None
+        weights = await self._world.coordinator.blobs.local(manifest.weights.sha256)
+        return self.labour.do(lease.task, job, weights, lease.grant.codec)
+
+    async def _hand_in(self, lease: Lease, begun: Begun, made: Handed) -> None:
+        """Upload and submit. A lease that somebody else holds by now is work in vain."""
+        try:
+            verdict = await self._submit(lease, begun, made)
+        except GONE:
+            self.trace.verdicts["gone"] += 1
+        except VolunteerError as error:
+            self.trace.verdicts[error.code] += 1
+        else:
+            self.trace.tasks += 1
+            self.trace.verdicts[verdict.reason or verdict.state] += 1
+            assert self.labour is not None
+            self.labour.judged(lease.task, verdict)
+        finally:
+            made.path.unlink(missing_ok=True)
+            self._held.pop(lease.task, None)
+            self._halts.pop(lease.task, None)
+
+    async def _submit(self, lease: Lease, begun: Begun, made: Handed) -> Verdict:
+        coordinator, who = self._world.coordinator, self._who
+        await self._request()
+        announced = UploadRequest(
+            task=lease.task,
+            attempt=lease.attempt,
+            part=0,
+            tries=0,
+            sha256=made.sha256,
+            size=made.size,
+        )
+        upload = await coordinator.uploads.create(who, announced)
+        await self._move("up", made.size * self._world.scale)
+        await coordinator.uploads.write(who, upload.upload_id, upload.offset, _read(made))
+        await self._request()
+        request = SubmitRequest(
+            attempt=lease.attempt,
+            base_version=begun.version,
+            codec=lease.grant.codec,
+            sha256=made.sha256,
+            size=made.size,
+            steps=lease.job.steps,
+            samples=lease.job.stop - lease.job.start,
+            loss_first=made.loss_first,
+            loss_last=made.loss_last,
+            train_s=lease.job.steps / self.speed,
+        )
+        return await coordinator.intake.submit(who, lease.task, request)
+
+
+class _Vanished(Exception):
+    """The lid was shut, the plug pulled."""
+
+
+async def _read(made: Handed) -> AsyncIterator[bytes]:
+    with made.path.open("rb") as file:
+        while data := file.read(READ_BYTES):
+            yield data

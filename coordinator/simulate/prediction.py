@@ -1,0 +1,213 @@
+"""What a simulation says about the real thing: figures, the bottleneck, and a picture of who did what when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from coordinator.simulate.simulation import Outcome
+from coordinator.simulate.trace import State, Trace
+
+MB = 1e6
+COLUMNS = 60
+SIGNS: dict[State, str] = {
+    "train": "#",
+    "down": "v",
+    "up": "^",
+    "prepare": "-",
+    "wait": ".",
+    "claim": "?",
+    "away": " ",
+}
+LEGEND = "# trains   v downloads   ^ uploads   - prepares   . waits for a merge   ? waits for work"
+BUSY_ENOUGH = 0.9  # of the time online: then nothing but the devices limits the run
+WORST: dict[State, tuple[str, str]] = {
+    "wait": (
+        "the wait for slower volunteers before each merge",
+        "size tasks by speed ([run.task] target_seconds), lower [run.plan] quorum, or set overlap = true",
+    ),
+    "down": (
+        "the download of new versions",
+        "raise [run.task] local_steps, so that there are fewer versions, or find a faster link for the server",
+    ),
+    "up": (
+        "the upload of updates",
+        'raise [run.task] local_steps, or take a smaller codec ([run.plan] codec = "int4")',
+    ),
+    "claim": (
+        "the lack of tasks: at the end of each pass everybody waits for its last ones",
+        "use more data, or smaller tasks ([run.task] local_steps)",
+    ),
+    "prepare": ("what a task needs beside training", "raise [run.task] local_steps"),
+}
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine."""
+
+    name: str
+    online_s: float
+    busy_share: float  # of that it trained
+    up_mb_per_hour: float
+    down_mb_per_hour: float
+    steps: int
+    accepted: int
+    lost: int  # results that came to nothing
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of a scenario."""
+
+    seed: int
+    simulated_s: float
+    finished: str
+    parameters: int
+    versions: int
+    versions_per_hour: float
+    contributions_per_version: float
+    steps_per_hour: float  # of all machines together
+    device_idle_share: float
+    up_mb_per_hour: float  # of a volunteer, on average, while online
+    down_mb_per_hour: float
+    server_mb_per_hour: float  # both ways, while anybody was there
+    bottleneck: str
+    advice: str
+    machines: tuple[Row, ...]
+
+
+def predict(outcome: Outcome) -> Prediction:
+    """The figures of what happened."""
+    rows = tuple(_row(trace) for trace in outcome.traces)
+    hours = max(1e-9, outcome.seconds / 3600)
+    online_h = max(1e-9, sum(row.online_s for row in rows) / 3600)
+    up = sum(trace.up_bytes for trace in outcome.traces) / MB
+    down = sum(trace.down_bytes for trace in outcome.traces) / MB
+    spent = _spent(outcome.traces)
+    bottleneck, advice = _bottleneck(spent)
+    versions = len(outcome.merged_at)
+    return Prediction(
+        seed=outcome.scenario.seed,
+        simulated_s=outcome.seconds,
+        finished=outcome.finished,
+        parameters=outcome.parameters,
+        versions=versions,
+        versions_per_hour=_pace(outcome.merged_at, outcome.seconds) * 3600,
+        contributions_per_version=outcome.merged / max(1, versions),
+        steps_per_hour=sum(row.steps for row in rows) / hours,
+        device_idle_share=1 - spent["train"] / max(1e-9, sum(spent.values())),
+        up_mb_per_hour=up / online_h,
+        down_mb_per_hour=down / online_h,
+        server_mb_per_hour=(up + down) / hours,
+        bottleneck=bottleneck,
+        advice=advice,
+        machines=rows,
+    )
+
+
+def _row(trace: Trace) -> Row:
+    seconds = trace.seconds()
+    online_s = sum(seconds.values()) - seconds["away"]
+    hours = max(1e-9, online_s / 3600)
+    accepted = trace.verdicts["accepted"]
+    return Row(
+        name=trace.name,
+        online_s=online_s,
+        busy_share=seconds["train"] / max(1e-9, online_s),
+        up_mb_per_hour=trace.up_bytes / MB / hours,
+        down_mb_per_hour=trace.down_bytes / MB / hours,
+        steps=trace.steps,
+        accepted=accepted,
+        lost=sum(trace.verdicts.values()) - accepted,
+    )
+
+
+def _pace(merged_at: Sequence[float], seconds: float) -> float:
+    """Versions a second: between the first and the last merge, for the beginning is not typical."""
+    if len(merged_at) > 1 and merged_at[-1] > merged_at[0]:
+        return (len(merged_at) - 1) / (merged_at[-1] - merged_at[0])
+    return len(merged_at) / max(1e-9, seconds)
+
+
+def _spent(traces: Sequence[Trace]) -> Counter[State]:
+    """Seconds of all machines by what they did, without the time away."""
+    spent: Counter[State] = Counter()
+    for trace in traces:
+        spent.update(trace.seconds())
+    del spent["away"]
+    return spent
+
+
+def _bottleneck(spent: Counter[State]) -> tuple[str, str]:
+    whole = sum(spent.values())
+    if not whole:
+        return "nobody came", "let some [[workers]] join before the simulation ends"
+    busy = spent["train"] / whole
+    if busy >= BUSY_ENOUGH:
+        return f"the devices: they train {busy:.0%} of the time", "more or faster volunteers"
+    worst = max(WORST, key=lambda state: spent[state])
+    what, advice = WORST[worst]
+    return f"{what} ({spent[worst] / whole:.0%} of the time)", advice
+
+
+def told(prediction: Prediction, traces: Sequence[Trace]) -> str:
+    """All of it for a person."""
+    p = prediction
+    lines = [
+        f"simulated {_clock(p.simulated_s)} with seed {p.seed}, a model of {p.parameters:,} parameters"
+        + (f"; the run ended: {p.finished}" if p.finished else ""),
+        "",
+        f"  versions per hour        {p.versions_per_hour:10.1f}   ({p.versions} in all, "
+        f"{p.contributions_per_version:.1f} contributions each)",
+        f"  steps per hour           {p.steps_per_hour:10.0f}   of all devices together",
+        f"  device idle              {p.device_idle_share:10.0%}   of the time online",
+        f"  MB up per hour           {p.up_mb_per_hour:10.1f}   of one volunteer",
+        f"  MB down per hour         {p.down_mb_per_hour:10.1f}   of one volunteer",
+        f"  MB per hour              {p.server_mb_per_hour:10.1f}   of the coordinator, both ways",
+        f"  bottleneck               {p.bottleneck}",
+        f"  what would help          {p.advice}",
+        "",
+        *picture(traces, p.simulated_s),
+        "",
+        f"  {'machine':16} {'busy':>5} {'MB up/h':>9} {'MB down/h':>10} {'accepted':>9} {'in vain':>8}",
+    ]
+    lines += [
+        f"  {row.name[:16]:16} {row.busy_share:5.0%} {row.up_mb_per_hour:9.1f} {row.down_mb_per_hour:10.1f} "
+        f"{row.accepted:9} {row.lost:8}"
+        for row in p.machines
+    ]
+    return "\n".join(lines)
+
+
+def picture(traces: Sequence[Trace], seconds: float) -> list[str]:
+    """A line for each machine, over the first part of the time in which single tasks can be seen."""
+    window = min(seconds, _window(traces, seconds))
+    lines = [f"  {trace.name[:16]:16} |{_line(trace, window)}|" for trace in traces]
+    return [*lines, f"  {'':16}  0 to {_clock(window)}; {LEGEND}"]
+
+
+def _window(traces: Sequence[Trace], seconds: float) -> float:
+    """About six tasks of the typical machine."""
+    tasks = sorted(trace.tasks for trace in traces)
+    typical = tasks[len(tasks) // 2] if tasks else 0
+    return seconds * 6 / typical if typical > 6 else seconds
+
+
+def _line(trace: Trace, window: float) -> str:
+    """What took most of each column's time."""
+    columns: list[Counter[State]] = [Counter() for _ in range(COLUMNS)]
+    width = window / COLUMNS
+    for start, stop, state in trace.segments:
+        first = int(start / width)
+        last = min(COLUMNS - 1, int(stop / width))
+        for column in range(first, last + 1):
+            inside = min(stop, (column + 1) * width) - max(start, column * width)
+            columns[column][state] += inside  # type: ignore[assignment]  # a Counter of seconds
+    return "".join(SIGNS[max(found, key=lambda s: found[s])] if found else " " for found in columns)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

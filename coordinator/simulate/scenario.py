@@ -1,0 +1,164 @@
+"""A scenario: who might come with which machines, for which run. Read from TOML; every key has a default."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, dataclass_transform
+
+import msgspec
+from msgspec import Meta
+
+from shared.decoding import convert
+from shared.errors import InvalidRunFile
+from shared.workloads.base import check_keys
+
+Positive = Annotated[float, Meta(gt=0, le=1e12)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
+Share = Annotated[float, Meta(ge=0, lt=1)]
+
+EXAMPLE = """\
+# What would this run be like with these volunteers?   coordinator simulate FILE.toml
+seed = 1
+hours = 2.0                # of simulated time, at most
+
+[run]                      # as in a run file; or: file = "my-run.toml"
+workload = "gpt"
+[run.task]
+local_steps = 100
+batch_size = 16
+[run.plan]
+preset = "diloco"
+quorum = 4
+
+[model]
+parameters = 10_000_000    # how large the model really is (0 = as [run.model] says)
+
+[server]
+up_mbit = 500
+down_mbit = 500
+
+[[workers]]
+name = "desktop"
+count = 3
+steps_per_s = 1.5          # optimiser steps of the run's batch
+up_mbit = 20
+down_mbit = 50
+
+[[workers]]
+name = "laptop"
+count = 1
+steps_per_s = 0.3
+up_mbit = 5
+down_mbit = 20
+lost_share = 0.05          # of its tasks end with the lid shut
+back_after_minutes = 10
+"""
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the tables of a scenario."""
+
+
+class Workers(Table):
+    """`[[workers]]`: machines of one kind."""
+
+    name: str = "volunteer"
+    count: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    steps_per_s: Positive = 1.0
+    spread: Share = 0.0  # between machines of the kind: each has up to so much more or less speed
+    jitter: Share = 0.03  # between the tasks of one machine
+    up_mbit: Positive = 20.0
+    down_mbit: Positive = 50.0
+    latency_ms: NotNegative = 30.0  # of one request and its answer
+    overhead_s: NotNegative = 0.2  # a task beside training: reading, encoding, loading
+    join_after_minutes: NotNegative = 0.0
+    leave_after_minutes: NotNegative = 0.0  # for good; 0 = never
+    lost_share: Share = 0.0  # of its tasks in which it vanishes without a word
+    back_after_minutes: NotNegative = 5.0  # ... and how long it stays away then
+
+
+class Server(Table):
+    """`[server]`: the coordinator's own link, shared by all transfers."""
+
+    up_mbit: Positive = 1000.0
+    down_mbit: Positive = 1000.0
+
+
+class Model(Table):
+    """`[model]`: for runs too large to move about in a simulation."""
+
+    parameters: Annotated[int, Meta(ge=0, le=1 << 50)] = 0  # 0 = as the run's own [model] says
+
+
+class Data(Table):
+    """`[data]`: the dataset that is imagined for the run."""
+
+    items: Annotated[int, Meta(ge=1, le=1 << 50)] = 10_000_000  # tokens or images
+    chunk_bytes: Annotated[int, Meta(ge=1, le=1 << 40)] = 2 << 20
+    vocab_size: Annotated[int, Meta(ge=2, le=1 << 20)] = 4096
+
+
+class Scenario(Table):
+    """A whole file."""
+
+    seed: int = 1
+    hours: Positive = 1.0
+    run: dict[str, Any] = {}
+    model: Model = Model()
+    data: Data = Data()
+    server: Server = Server()
+    workers: Annotated[tuple[Workers, ...], Meta(min_length=1, max_length=1000)] = (
+        Workers(count=2),
+    )
+
+    @property
+    def machines(self) -> int:
+        return sum(group.count for group in self.workers)
+
+
+def parse(text: str, directory: Path = Path()) -> Scenario:
+    """A scenario of TOML; `run.file` is read relative to `directory`. Raises InvalidRunFile with what is wrong."""
+    return from_table(_toml(text, "the scenario"), directory)
+
+
+def from_table(table: Mapping[str, Any], directory: Path = Path()) -> Scenario:
+    """A scenario of an already decoded table. Raises InvalidRunFile."""
+    check_keys(table, Scenario.__struct_fields__, "the scenario")
+    for name, kind in (("server", Server), ("model", Model), ("data", Data)):
+        if isinstance(table.get(name), dict):
+            check_keys(table[name], kind.__struct_fields__, name)
+    for group in table.get("workers", ()):
+        if isinstance(group, dict):
+            check_keys(group, Workers.__struct_fields__, "[workers]")
+    if not isinstance(table.get("run"), dict):
+        raise InvalidRunFile(
+            'a scenario needs a table [run] with a workload and a plan, or with file = "RUN.toml"; '
+            "`coordinator simulate --example` prints one"
+        )
+    try:
+        scenario = convert(dict(table), Scenario)
+    except msgspec.ValidationError as error:
+        raise InvalidRunFile(f"scenario: {error}") from error
+    return msgspec.structs.replace(scenario, run=_run_table(scenario.run, directory))
+
+
+def _run_table(run: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    found = dict(run)
+    if "file" in found:
+        path = directory / str(found.pop("file"))
+        try:
+            read = _toml(path.read_text(), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRunFile(f"the run file {path} cannot be read: {error}") from error
+        found = read | found
+    return {"name": "simulated"} | found
+
+
+def _toml(text: str, what: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRunFile(f"{what} is not TOML: {error}") from error

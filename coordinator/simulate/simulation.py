@@ -1,0 +1,294 @@
+"""A whole coordinator and its volunteers in one process and in virtual time.
+
+Real: queue, leases, intake, validation, merge, codec, retention. Imagined: machines, links, and the data unless it is given.
+The same scenario and seed give the same versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coordinator.config import Settings
+from coordinator.datasets import LocalData
+from coordinator.definition import Definition, definition, of_file
+from coordinator.simulate.labour import Labour, Pretended
+from coordinator.simulate.loop import LoopClock
+from coordinator.simulate.machine import Machine, Net, World
+from coordinator.simulate.scenario import Scenario
+from coordinator.simulate.toml import as_toml
+from coordinator.simulate.trace import Trace
+from coordinator.store import runs
+from coordinator.store import versions as version_rows
+from coordinator.store.inline import in_memory
+from coordinator.store.versions import VersionRow
+from coordinator.wiring import Coordinator
+from shared.decoding import decode
+from shared.workloads.base import ChunkRef, DatasetManifest, load
+
+RAM_DISK = Path("/dev/shm")  # where there is one nothing has to reach a disk
+TICKS = 250.0  # the chores of the server happen about this often in a simulation
+TICK_MAX_S = 15.0
+PARAMETERS_MAX = 3_000_000  # a larger model is simulated by a stand-in
+STAND_INS: Mapping[str, Mapping[str, Any]] = {
+    "gpt": {"n_layer": 1, "n_head": 1, "n_embd": 32},
+    "dcgan": {"generator_width": 8, "discriminator_width": 8},
+}
+JOBS = ("queue", "merger", "upkeep")
+LISTING_MAX = 100_000
+
+Blobs = Mapping[str, bytes]
+Dataset = tuple[DatasetManifest, Blobs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A version that has just been merged."""
+
+    row: VersionRow
+    seconds: float  # of virtual time
+    weights: Path
+    about: Definition
+    up_bytes: int  # moved by all machines so far
+    down_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What happened."""
+
+    scenario: Scenario
+    about: Definition
+    parameters: int  # of the real model
+    seconds: float
+    merged_at: tuple[float, ...]  # of each version after 0
+    merged: int  # contributions
+    traces: tuple[Trace, ...]
+    finished: str  # why the run ended, empty when its time was up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What a caller may add: real training, real data, a look at every version."""
+
+    labour: Callable[[Definition, Path, LocalData | None, int], Labour] | None = None
+    dataset: Dataset | None = None
+    on_draft: Callable[[Coordinator, str], Awaitable[None]] | None = None  # before the run starts
+    on_version: Callable[[Head], None] | None = None
+    jobs: tuple[str, ...] = JOBS
+    tick_s: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+async def simulate(scenario: Scenario, hooks: Hooks = Hooks()) -> Outcome:  # frozen
+    """Run a scenario on a virtual loop (see `loop.run`). Raises InvalidRunFile, InvalidPlan."""
+    tick = hooks.tick_s
+    clock = LoopClock(min(TICK_MAX_S, scenario.hours * 3600 / TICKS) if tick is None else tick)
+    with tempfile.TemporaryDirectory(prefix="simulate-", dir=_root()) as folder:
+        settings = Settings(data_dir=folder, space_floor_bytes=0, merge_threads=1, **hooks.settings)
+        coordinator = await Coordinator.build(settings, clock, database=in_memory())
+        try:
+            return await _Simulation(scenario, hooks, coordinator, clock).run()
+        finally:
+            await coordinator.close()
+
+
+class _Simulation:
+    """One of them."""
+
+    def __init__(
+        self, scenario: Scenario, hooks: Hooks, coordinator: Coordinator, clock: LoopClock
+    ) -> None:
+        self._scenario = scenario
+        self._hooks = hooks
+        self._coordinator = coordinator
+        self._clock = clock
+        self._machines: list[Machine] = []
+        self._run_id = 0
+        self._seen = 0  # versions shown to `on_version`
+
+    async def run(self) -> Outcome:
+        coordinator, scenario = self._coordinator, self._scenario
+        dataset, table, parameters = await self._prepare()
+        info = await coordinator.runs.create(as_toml(table))
+        if self._hooks.on_draft is not None:
+            await self._hooks.on_draft(coordinator, info.name)
+        await coordinator.runs.start(info.name)
+        row = await coordinator.db.read(lambda conn: runs.by_name(conn, info.name))
+        self._run_id, about = row.id, definition(row)
+        world = World(
+            coordinator=coordinator,
+            clock=self._clock,
+            net=Net(scenario.server),
+            dataset=dataset,
+            scale=parameters / about.parameters,
+            step_flops=row.step_flops,
+        )
+        await self._populate(world, about, row.workload)
+        async with self._at_work():
+            finished = await self._until_over()
+        return await self._outcome(about, parameters, finished)
+
+    # --- before ---
+
+    async def _prepare(self) -> tuple[DatasetManifest | None, dict[str, Any], int]:
+        """The dataset, the run file, and how many parameters the real model has."""
+        table, scenario = dict(self._scenario.run), self._scenario
+        workload = load(table.get("workload", ""))
+        dataset, blobs = self._hooks.dataset or _imagined(scenario, workload.dataset_kinds)
+        if dataset is not None:
+            for data in blobs.values():
+                await self._coordinator.blobs.put_bytes(data)
+            found = dataset
+            await self._coordinator.datasets.add(lambda put: found)
+            table["dataset"] = dataset.name
+        model = workload.config(table.get("model", {}), dataset)
+        real = scenario.model.parameters or _parameters(workload.schema(model))
+        if real > PARAMETERS_MAX and table["workload"] in STAND_INS:
+            table["model"] = {**table.get("model", {}), **STAND_INS[table["workload"]]}
+        table.setdefault("seed", scenario.seed)
+        return dataset, table, real
+
+    async def _populate(self, world: World, about: Definition, workload: str) -> None:
+        scratch = self._coordinator.blobs.scratch()
+        data = await self._local_data(world.dataset)
+        for group in self._scenario.workers:
+            for number in range(1, group.count + 1):
+                machine = Machine(world, group, number, self._scenario.seed)
+                await machine.register(workload)
+                index = len(self._machines)
+                machine.labour = (
+                    self._hooks.labour(about, scratch, data, index)
+                    if self._hooks.labour
+                    else Pretended(about, scratch, self._scenario.seed * 1000 + index)
+                )
+                self._machines.append(machine)
+
+    async def _local_data(self, dataset: DatasetManifest | None) -> LocalData | None:
+        if dataset is None or self._hooks.dataset is None:
+            return None
+        refs = [*dataset.chunks, *dataset.assets.values()]
+        blobs = self._coordinator.blobs
+        return LocalData(dataset, {ref.sha256: await blobs.local(ref.sha256) for ref in refs})
+
+    # --- during ---
+
+    @asynccontextmanager
+    async def _at_work(self) -> AsyncIterator[None]:
+        coordinator = self._coordinator
+        jobs = coordinator.jobs()
+        tasks: list[asyncio.Future[None]] = [
+            asyncio.ensure_future(jobs[name](coordinator.stopping)) for name in self._hooks.jobs
+        ]
+        tasks += [asyncio.create_task(machine.run()) for machine in self._machines]
+        self._tasks = tasks
+        try:
+            yield
+        finally:
+            coordinator.stopping.set()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _until_over(self) -> str:
+        """Why the run ended; empty when the time was up or everybody has left."""
+        until = self._scenario.hours * 3600
+        watch = self._coordinator.signals.watch("versions", f"run:{self._run_id}")
+        while (left := until - self._clock.monotonic()) > 0:
+            failed = next((t for t in self._tasks if t.done() and t.exception()), None)
+            if failed is not None:
+                raise failed.exception() or RuntimeError("a job of the simulation has failed")
+            await self._show()
+            row = await self._coordinator.db.read(lambda conn: runs.by_id(conn, self._run_id))
+            if row.state != "running":
+                return row.stop_reason or row.state
+            await watch.wait(min(left, 60.0))
+        await self._show()
+        return ""
+
+    async def _show(self) -> None:
+        """Every version that was not shown yet."""
+        if self._hooks.on_version is None:
+            return
+        rows = await self._versions(self._seen)
+        for row in rows:
+            self._seen = row.version
+            with suppress(FileNotFoundError):
+                self._hooks.on_version(
+                    Head(
+                        row=row,
+                        seconds=self._clock.monotonic(),
+                        weights=await self._coordinator.blobs.local(row.published_sha256),
+                        about=of_file(
+                            (await self._run_row()).file,
+                        ),
+                        up_bytes=sum(machine.trace.up_bytes for machine in self._machines),
+                        down_bytes=sum(machine.trace.down_bytes for machine in self._machines),
+                    )
+                )
+
+    async def _run_row(self) -> runs.RunRow:
+        return await self._coordinator.db.read(lambda conn: runs.by_id(conn, self._run_id))
+
+    async def _versions(self, after: int) -> list[VersionRow]:
+        pairs = await self._coordinator.db.read(
+            lambda conn: version_rows.listing(conn, self._run_id, after, LISTING_MAX)
+        )
+        return [row for row, _ in pairs]
+
+    # --- after ---
+
+    async def _outcome(self, about: Definition, parameters: int, finished: str) -> Outcome:
+        now = self._clock.monotonic()
+        rows = await self._versions(0)
+        began = self._clock.now() - now
+        return Outcome(
+            scenario=self._scenario,
+            about=about,
+            parameters=parameters,
+            seconds=now,
+            merged_at=tuple(row.created_at - began for row in rows),
+            merged=sum(len(decode(row.contributions)) for row in rows),
+            traces=tuple(machine.trace for machine in self._machines),
+            finished=finished,
+        )
+
+
+def _root() -> Path | None:
+    return RAM_DISK if RAM_DISK.is_dir() else None
+
+
+def _parameters(schema: Any) -> int:
+    return sum(spec.count for spec in schema if spec.role == "parameter")
+
+
+def _imagined(scenario: Scenario, kinds: tuple[str, ...]) -> tuple[DatasetManifest | None, Blobs]:
+    """A dataset of the right size that nobody will read."""
+    if not kinds:
+        return None, {}
+    data = scenario.data
+    item_bytes = 2 if kinds[0] == "tokens" else 784
+    per_chunk = max(1, data.chunk_bytes // item_bytes)
+    count = -(-data.items // per_chunk)
+    chunks = tuple(
+        ChunkRef(
+            sha256=hashlib.sha256(f"chunk {index}".encode()).hexdigest(),
+            size=per_chunk * item_bytes,
+            items=per_chunk,
+        )
+        for index in range(count)
+    )
+    return DatasetManifest(
+        name="imagined",
+        kind=kinds[0],
+        licence="CC0-1.0",
+        source="imagined by the simulator",
+        chunks=chunks,
+        meta={"vocab_size": data.vocab_size, "dtype": "uint16", "size": 28, "channels": 1},
+    ), {}

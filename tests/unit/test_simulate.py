@@ -1,0 +1,170 @@
+"""`coordinator simulate`: the same services in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.cli import app
+from coordinator.simulate import loop
+from coordinator.simulate.prediction import Prediction, predict, told
+from coordinator.simulate.scenario import EXAMPLE, from_table, parse
+from coordinator.simulate.simulation import Outcome, simulate
+from shared.errors import Internal, InvalidRunFile
+
+RUN: dict[str, Any] = {
+    "workload": "gpt",
+    "model": {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 32},
+    "task": {"local_steps": 60, "batch_size": 4},
+    "plan": {"preset": "fedavg", "quorum": 2},
+}
+QUICK = {"steps_per_s": 1.0, "jitter": 0.0, "overhead_s": 0.0, "latency_ms": 10.0}
+DATA = {"items": 4_000_000, "vocab_size": 300, "chunk_bytes": 65536}
+
+
+def table(**more: Any) -> dict[str, Any]:
+    return {"hours": 0.12, "run": RUN, "data": DATA, "workers": [{"count": 2, **QUICK}], **more}
+
+
+def played(**more: Any) -> Outcome:
+    return loop.run(simulate(from_table(table(**more))))
+
+
+def predicted(**more: Any) -> Prediction:
+    return predict(played(**more))
+
+
+def test_two_machines_that_train_a_minute_a_task_make_sixty_versions_an_hour() -> None:
+    found = predicted()
+    assert found.versions_per_hour == pytest.approx(60, rel=0.03)
+    assert found.contributions_per_version == 2
+    assert found.device_idle_share < 0.03
+    assert "devices" in found.bottleneck
+    assert found.steps_per_hour == pytest.approx(7200, rel=0.2)
+
+
+def test_a_model_too_large_to_move_about_is_played_by_a_small_one_and_its_bytes_are_counted() -> (
+    None
+):
+    found = predicted(model={"parameters": 10_000_000}, server={"up_mbit": 1e6, "down_mbit": 1e6})
+    # int8 with a scale for every 256: 1.016 bytes a parameter up; down whole versions of at most 4
+    a_version = found.up_mb_per_hour / found.versions_per_hour
+    assert a_version == pytest.approx(10.16, rel=0.1)
+    assert found.parameters == 10_000_000
+
+
+def test_a_thin_uplink_is_named_as_what_limits_the_run() -> None:
+    thin = {"count": 2, **QUICK, "up_mbit": 1.0, "down_mbit": 1000.0}
+    found = predicted(model={"parameters": 10_000_000}, workers=[thin])
+    assert found.bottleneck.startswith("the upload")
+    assert found.device_idle_share > 0.5
+
+
+def test_waiting_for_a_slow_volunteer_is_named_and_speed_sized_tasks_mend_it() -> None:
+    workers = [{"name": "fast", **QUICK}, {"name": "slow", **QUICK, "steps_per_s": 0.1}]
+    plan = {"quorum": 2, "deadline_seconds": 3600}
+    waiting = predicted(workers=workers, run=RUN | {"plan": plan}, hours=0.3)
+    assert "slower volunteers" in waiting.bottleneck
+    sized = RUN | {"task": {"target_seconds": 60.0, "batch_size": 4, "min_steps": 1}}
+    mended = predicted(workers=workers, run=sized, hours=0.3)
+    assert mended.device_idle_share < 0.1
+    assert mended.versions_per_hour > 2 * waiting.versions_per_hour
+    assert mended.contributions_per_version > 1.9
+
+
+def test_machines_that_vanish_lose_their_tasks_to_others() -> None:
+    weak = {"name": "weak", **QUICK, "lost_share": 0.5, "back_after_minutes": 2.0}
+    outcome = played(workers=[{"name": "firm", **QUICK}, weak], hours=0.3)
+    firm, lost = outcome.traces
+    assert lost.seconds()["away"] > 60
+    assert firm.verdicts["accepted"] > lost.verdicts["accepted"] > 0
+    assert len(outcome.merged_at) > 5
+
+
+def test_a_machine_comes_and_goes_when_the_scenario_says() -> None:
+    guest = {"name": "guest", **QUICK, "join_after_minutes": 2.0, "leave_after_minutes": 5.0}
+    outcome = played(workers=[{"count": 1, **QUICK}, guest])
+    away = [(start, stop) for start, stop, state in outcome.traces[1].segments if state == "away"]
+    assert away[0] == pytest.approx((0, 120), abs=1)
+    assert outcome.traces[1].verdicts["accepted"] == 3
+
+
+def test_the_same_seed_plays_the_same_and_another_one_does_not() -> None:
+    workers = [{"count": 3, "steps_per_s": 0.5, "spread": 0.3, "lost_share": 0.1}]
+    one, two = (played(workers=workers, seed=4, hours=0.08) for _ in range(2))
+    assert one.merged_at == two.merged_at
+    assert [t.segments for t in one.traces] == [t.segments for t in two.traces]
+    assert played(workers=workers, seed=5, hours=0.08).merged_at != one.merged_at
+
+
+def test_a_run_that_reaches_its_end_ends_the_simulation() -> None:
+    outcome = played(run=RUN | {"stop": {"versions": 3}})
+    assert len(outcome.merged_at) == 3
+    assert "version 3 of 3" in outcome.finished
+    assert outcome.seconds < 300
+
+
+def test_people_get_figures_and_a_line_of_time_for_each_machine() -> None:
+    outcome = played()
+    text = told(predict(outcome), outcome.traces)
+    assert "versions per hour" in text
+    assert "bottleneck" in text
+    assert text.count("|####") == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"wrokers": []}, 'did you mean "workers"'),
+        ({"workers": [{"steps_per_sec": 1}]}, 'did you mean "steps_per_s"'),
+        ({"workers": []}, "length"),
+        ({"run": 1}, "needs a table"),
+        ({"server": {"up_mbit": 0}}, "up_mbit"),
+    ],
+)
+def test_a_mistake_in_a_scenario_is_named(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidRunFile, match=sentence):
+        from_table(table(**change))
+
+
+def test_a_scenario_may_name_a_run_file_and_change_some_of_it(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('name = "mine"\nworkload = "gpt"\nseed = 9\n')
+    found = parse('[run]\nfile = "run.toml"\nseed = 3\n', tmp_path)
+    assert found.run == {"name": "mine", "workload": "gpt", "seed": 3}
+    with pytest.raises(InvalidRunFile, match=r"other\.toml cannot be read"):
+        parse('[run]\nfile = "other.toml"\n', tmp_path)
+
+
+def test_the_command_prints_an_example_that_it_can_play(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app(["simulate", "--example"]) == 0
+    assert capsys.readouterr().out == EXAMPLE
+    file = tmp_path / "scenario.toml"
+    file.write_text(EXAMPLE)
+    assert app(["simulate", str(file), "--hours", "0.05", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["versions"] > 0
+    assert len(found["machines"]) == 4
+
+
+def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app(["simulate"]) == 2
+    assert "--example" in capsys.readouterr().err
+
+
+def test_virtual_time_jumps_and_a_deadlock_is_an_error() -> None:
+    async def nap() -> float:
+        await asyncio.sleep(86_400)
+        return asyncio.get_running_loop().time()
+
+    async def stuck() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    assert loop.run(nap()) == pytest.approx(86_400, abs=1e-3)
+    with pytest.raises(Internal, match="stop"):
+        loop.run(stuck())
