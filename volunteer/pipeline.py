@@ -10,15 +10,14 @@ from pathlib import Path
 
 import msgspec
 
-from shared.decoding import decode
-from shared.errors import BadSignature, InvalidFrame, VolunteerError
+from shared.errors import InvalidFrame, VolunteerError
 from shared.protocol import BeginReply, BlobRef, Device, Lease, SignedManifest, VersionManifest
-from shared.signing import verify
 from shared.workloads.base import DatasetManifest
 from volunteer import events
 from volunteer.assignment import Assignment, Finished, Interrupted, Report
 from volunteer.data import LocalData, blob_of, wanted
 from volunteer.desk import Held, with_begin
+from volunteer.manifests import checked
 from volunteer.outbox import Entry
 from volunteer.parts import Parts
 from volunteer.trainer import Handle, Trainer
@@ -136,20 +135,7 @@ class Pipeline:
 
     def _checked(self, signed: SignedManifest, lease: Lease) -> VersionManifest:
         """The manifest, once it is known to be the coordinator's own word. Raises BadSignature, InvalidFrame."""
-        try:
-            key, signature = (
-                bytes.fromhex(self._parts.identity.public_key),
-                bytes.fromhex(signed.signature),
-            )
-        except ValueError as error:
-            raise BadSignature from error
-        verify(key, signed.payload.encode(), signature)
-        try:
-            manifest = decode(signed.payload, VersionManifest)
-        except msgspec.DecodeError as error:
-            raise InvalidFrame(
-                f"the manifest of the base version cannot be read: {error}"
-            ) from error
+        manifest = checked(signed, self._parts.identity.public_key)
         if (manifest.run, manifest.workload) != (lease.run, lease.job.workload):
             raise InvalidFrame("the coordinator sent the manifest of another run")
         now = self._parts.clock.now() + self._parts.desk.offset_s
