@@ -21,9 +21,9 @@ from typing import Any
 
 import msgspec
 
+from coordinator.demo_report import Drawn, Report, Said, drawn, keep, report, traffic_of
 from coordinator.demo_runs import DemoRun, demo_run
-from shared.decoding import decode
-from shared.errors import NotFound, Unavailable
+from shared.errors import Unavailable
 from shared.protocol import LeaderRow, RunInfo, VersionInfo
 
 START_S = 60.0
@@ -37,17 +37,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     workload: str = "gpt"
     volunteers: int = 2
-    minutes: float = 2.0
+    minutes: float = 0.0  # 0 = as long as suits the workload
     data_dir: str = ""  # empty: a temporary one, removed at the end
     json: bool = False
-
-
-class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What one volunteer process said when it ended."""
-
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    tasks: int = 0
 
 
 class Glance(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,47 +52,6 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The summary."""
-
-    workload: str
-    run: str
-    seconds: float
-    versions: int
-    loss_first: float | None
-    loss_last: float | None
-    sample_prompt: str
-    sample_first: str
-    sample_last: str
-    tokens: int
-    items: str  # what `tokens` counts
-    measure: str  # what the loss is
-    accepted: int
-    rejected: int
-    credits: dict[str, float]
-    ledger: str  # "balanced", or the first breach
-    sent_bytes: int  # by all volunteers
-    received_bytes: int
-    data_dir: str
-    history: tuple[VersionInfo, ...] = ()
-    pictures: tuple[str, ...] = ()  # files in `data_dir`
-
-    @property
-    def improved(self) -> bool:
-        return (
-            self.loss_first is not None
-            and self.loss_last is not None
-            and self.loss_last < self.loss_first
-        )
-
-
-class Drawn(msgspec.Struct, frozen=True, kw_only=True):
-    """What the first and the last version drew, as PNG."""
-
-    first: bytes
-    last: bytes
-
-
 def demo(options: Options) -> int:
     """Run it and print the summary. Exit code 0 when the model got better and the books balance."""
     from coordinator.demo_view import View
@@ -108,12 +59,12 @@ def demo(options: Options) -> int:
     view = View(json=options.json)
     directory = Path(options.data_dir or tempfile.mkdtemp(prefix="volunteer-demo-"))
     try:
-        report, drawn = asyncio.run(_demo(options, directory, view))
+        found, pair = asyncio.run(_demo(options, directory, view))
     finally:
         if not options.data_dir:
             shutil.rmtree(directory, ignore_errors=True)
-    view.summary(report, drawn)
-    return 0 if report.improved and report.ledger == "balanced" else 1
+    view.summary(found, pair)
+    return 0 if found.improved and found.ledger == "balanced" else 1
 
 
 async def _demo(options: Options, directory: Path, view: Any) -> tuple[Report, Drawn | None]:
@@ -132,25 +83,34 @@ async def _demo(options: Options, directory: Path, view: Any) -> tuple[Report, D
                 await processes.enter_async_context(_volunteer(directory, url, number))
                 for number in range(1, options.volunteers + 1)
             ]
-        await _watch(base, plan.name, options, view, [server, *volunteers])
+        await _watch(base, plan, options, view, [server, *volunteers])
         with view.stage("finishing: volunteers hand in what they have"):
             await _end(volunteers)
-        with view.stage("measuring the last version on held-out data"):
+        with view.stage("measuring the last version"):
             await _measured(base, plan.name)
     traffic = [
-        _traffic(directory / f"volunteer-{n}.jsonl") for n in range(1, options.volunteers + 1)
+        traffic_of(directory / f"volunteer-{n}.jsonl") for n in range(1, options.volunteers + 1)
     ]
-    report = await _report(base, plan, options, traffic, time.monotonic() - started)
-    drawn = await _drawn(base, report)
-    if drawn and options.data_dir:
-        files = await _keep(base, report, drawn, directory)
-        report = msgspec.structs.replace(report, pictures=files)
-    return report, drawn
+    said = Said(
+        workload=options.workload,
+        prompt=plan.prompt,
+        seconds=time.monotonic() - started,
+        data_dir=options.data_dir,
+    )
+    async with _coordinator(base) as services:
+        with view.stage("looking at what came of it"):
+            found = await report(services, plan.name, said, traffic)
+            pair = await drawn(services, found)
+            if pair and options.data_dir:
+                files = await keep(services, plan.name, pair, directory)
+                found = msgspec.structs.replace(found, pictures=files)
+    return found, pair
 
 
 async def _prepare(base: Path, plan: DemoRun) -> None:
     async with _coordinator(base) as services:
-        await services.datasets.add(plan.build)
+        if plan.build is not None:
+            await services.datasets.add(plan.build)
         await services.runs.create(plan.toml)
         await services.runs.start(plan.name)
 
@@ -252,17 +212,17 @@ def _tail(path: Path) -> str:
 
 async def _watch(
     base: Path,
-    name: str,
+    plan: DemoRun,
     options: Options,
     view: Any,
     children: Sequence[asyncio.subprocess.Process],
 ) -> None:
     """Draw until the time is over. A child that ends early ends the demo."""
-    total_s, began = options.minutes * 60, time.monotonic()
+    total_s, began = (options.minutes or plan.minutes) * 60, time.monotonic()
     async with _coordinator(base) as services:
         with view.live():
             while (elapsed := time.monotonic() - began) < total_s:
-                view.draw(await _glance(services, name, elapsed, total_s))
+                view.draw(await _glance(services, plan.name, elapsed, total_s))
                 for child in children:
                     if child.returncode is not None:
                         raise Unavailable(
@@ -297,73 +257,3 @@ async def _measured(base: Path, name: str) -> None:
             if versions and versions[-1].evaluation not in ("waiting", "running"):
                 return
             await asyncio.sleep(TICK_S)
-
-
-def _traffic(path: Path) -> Traffic:
-    """The last word of a volunteer: its `Stopped` event, or its last `Traffic`."""
-    found = Traffic()
-    for line in path.read_bytes().splitlines():
-        try:
-            event = decode(line)
-        except msgspec.DecodeError:
-            continue
-        if event.get("type") in ("Stopped", "Traffic"):
-            found = Traffic(
-                sent_bytes=event["sent_bytes"],
-                received_bytes=event["received_bytes"],
-                tasks=event.get("tasks", found.tasks),
-            )
-    return found
-
-
-async def _report(
-    base: Path, plan: DemoRun, options: Options, traffic: Sequence[Traffic], seconds: float
-) -> Report:
-    async with _coordinator(base) as services:
-        glance = await _glance(services, plan.name, seconds, seconds)
-        summary = await services.runs.summary(plan.name)
-        breaches = await services.check_ledger()
-        measured = [version for version in glance.versions if version.loss is not None]
-        return Report(
-            workload=options.workload,
-            run=plan.name,
-            seconds=seconds,
-            versions=glance.run.version,
-            loss_first=measured[0].loss if measured else None,
-            loss_last=measured[-1].loss if measured else None,
-            sample_prompt=plan.prompt,
-            sample_first=measured[0].sample if measured else "",
-            sample_last=measured[-1].sample if measured else "",
-            tokens=summary.tokens,
-            items=glance.run.items,
-            measure=glance.run.measure,
-            accepted=summary.accepted,
-            rejected=summary.rejected,
-            credits={row.nickname: row.earned_micro / 1e6 for row in glance.leaders},
-            ledger=breaches[0] if breaches else "balanced",
-            sent_bytes=sum(item.sent_bytes for item in traffic),
-            received_bytes=sum(item.received_bytes for item in traffic),
-            data_dir=options.data_dir,
-            history=tuple(measured),
-        )
-
-
-async def _drawn(base: Path, report: Report) -> Drawn | None:
-    """The pictures of the first and the last version, where the workload draws."""
-    pictures = [version.picture.sha256 for version in report.history if version.picture]
-    if not pictures:
-        return None
-    async with _coordinator(base) as services:
-        first, last = [(await services.blobs.local(pictures[at])).read_bytes() for at in (0, -1)]
-    return Drawn(first=first, last=last)
-
-
-async def _keep(base: Path, report: Report, drawn: Drawn, directory: Path) -> tuple[str, ...]:
-    """Write the pictures and their time-lapse beside the logs."""
-    files = {"first.png": drawn.first, "last.png": drawn.last}
-    async with _coordinator(base) as services:
-        with contextlib.suppress(NotFound):  # no Pillow here
-            files["timelapse.gif"] = await services.samples.timelapse(report.run, "gif")
-    for name, data in files.items():
-        (directory / name).write_bytes(data)
-    return tuple(str(directory / name) for name in files)

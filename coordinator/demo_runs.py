@@ -75,14 +75,50 @@ DIGITS_HELD_OUT = 0.11  # leaves 1,599 digits: 50 steps of 32 in one pass
 DIGITS_STEPS = 50
 
 
+GOMOKU = """
+name = "demo-gomoku"
+workload = "gomoku"
+description = "A player of four in a row on a board of 6 x 6 that teaches itself, from nothing"
+licence = "CC0-1.0"
+
+[model]
+size = 6
+win = 4
+
+[task]
+local_steps = 40
+batch_size = 128
+
+[train]
+lr = 4e-3
+warmup_steps = 20
+
+[task.options]
+games = 16
+slots = 16
+simulations = 64
+opening_plies = 6
+temperature_plies = 8
+window = 512
+window_min = 32
+chunk = 32
+reuse = 10
+queue = 256
+match_games = 16
+match_simulations = 64
+match_every = 2
+"""
+
+
 class DemoRun(msgspec.Struct, frozen=True, kw_only=True):
     """What the demo sets up."""
 
     name: str
     toml: str
     prompt: str = ""
+    minutes: float = 2.0
     preparing: str  # what a person reads meanwhile
-    build: Callable[[Put], DatasetManifest]
+    build: Callable[[Put], DatasetManifest] | None = None  # None: it needs no data
 
 
 def _standard_library(put: Put) -> DatasetManifest:
@@ -136,7 +172,13 @@ def _dcgan(volunteers: int) -> DemoRun:
     )
 
 
-DEMOS: dict[str, Callable[[int], DemoRun]] = {"gpt": _gpt, "dcgan": _dcgan}
+def _gomoku(volunteers: int) -> DemoRun:
+    return DemoRun(
+        name="demo-gomoku", toml=GOMOKU, minutes=3.0, preparing="setting up a board of 6 x 6"
+    )
+
+
+DEMOS: dict[str, Callable[[int], DemoRun]] = {"gpt": _gpt, "dcgan": _dcgan, "gomoku": _gomoku}
 
 
 def demo_run(workload: str, volunteers: int) -> DemoRun:

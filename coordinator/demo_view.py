@@ -15,12 +15,15 @@ from shared.workloads.mosaic import braille, corner, half_blocks
 from shared.workloads.png import read_png
 
 if TYPE_CHECKING:
-    from coordinator.demo import Drawn, Glance, Report
+    from coordinator.demo import Glance
+    from coordinator.demo_report import Drawn, Report, Strength
+    from shared.protocol import VersionInfo
 
 BARS = "▁▂▃▄▅▆▇█"
 LINE_EVERY_S = 10.0
 SAMPLE_CHARS = 360
 PICTURE_CELLS = 37
+TABLE_ROWS = 8
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
@@ -94,6 +97,8 @@ class View:
         if drawn is not None:
             colour = self._tty and "NO_COLOR" not in os.environ
             lines += ["", *beside(report.versions, drawn, colour=colour), ""]
+        elif report.strength is not None:
+            lines += record(report.strength)
         elif report.sample_last:
             lines += samples(report)
         print("\n".join([*lines, *hints(report)]))
@@ -154,10 +159,13 @@ def summary(report: Report) -> list[str]:
         lines.append(
             f"                   {sparkline([v.loss for v in report.history if v.loss is not None])}"
         )
-    lines += [
-        f"  {name.replace('_', ' '):<16} {first:.3f} -> {last:.3f}"
-        for name, first, last in changed(report)
-    ]
+    if report.strength is not None:
+        lines += [*played(report.strength), "", *table(report.history), ""]
+    else:
+        lines += [
+            f"  {name.replace('_', ' '):<16} {first:.3f} -> {last:.3f}"
+            for name, first, last in changed(report)
+        ]
     lines.append(f"  trained          {report.tokens:,} {report.items}")
     lines.append(f"  contributions    {report.accepted} accepted, {report.rejected} rejected")
     lines.append(
@@ -166,6 +174,37 @@ def summary(report: Report) -> list[str]:
     for nickname, earned in report.credits.items():
         lines.append(f"  credits          {nickname}: {earned:,.1f}")
     lines.append(f"  ledger           {report.ledger}")
+    return lines
+
+
+def played(strength: Strength) -> list[str]:
+    """How well the last version plays."""
+    one = f"version {strength.version}"
+    return [
+        f"  against first    {one} beat version 0 by {strength.wins} : {strength.losses}, {strength.draws} drawn:"
+        f" {100 * strength.points:.0f} % of the points (both colours of fixed openings)",
+        f"  strength         {one}: {strength.elo:+.0f} ± {strength.error:.0f} Elo above version 0"
+        f" (95 %; with {strength.matches} matches that were checked)",
+    ]
+
+
+def table(history: Sequence[VersionInfo]) -> list[str]:
+    """Rating and other figures of some versions, the first and the last among them."""
+    count = min(len(history), TABLE_ROWS)
+    rows = [history[index * (len(history) - 1) // max(1, count - 1)] for index in range(count)]
+    every = dict.fromkeys(name for row in rows for name in row.metrics)
+    names = [name for name in every if name not in ("loss", "elo", "elo_error")]
+    if not names:
+        return []
+    heads = [name.replace("_", " ").replace(f"{names[0]} ", "") for name in names]
+    lines = ["  version          Elo  " + "".join(f"{head:>9}" for head in heads)]
+    for row in rows:
+        elo, error = row.metrics.get("elo"), row.metrics.get("elo_error", 0.0)
+        rated = "" if elo is None else f"{elo:+.0f} ± {error:.0f}"
+        shares = (f"{100 * row.metrics[n]:7.0f} %" if n in row.metrics else "" for n in names)
+        lines.append(
+            f"  {row.version:7d} {rated:>13} " + "".join(f"{share:>9}" for share in shares)
+        )
     return lines
 
 
@@ -179,6 +218,12 @@ def changed(report: Report) -> list[tuple[str, float, float]]:
         for name in first
         if name != "loss" and name in last and first[name] != last[name]
     ]
+
+
+def record(strength: Strength) -> list[str]:
+    """A game of the last version against the first."""
+    title = f"  version {strength.version} (X) against version 0 (O):"
+    return ["", title, *(f"    {line}".rstrip() for line in strength.game.splitlines()), ""]
 
 
 def samples(report: Report) -> list[str]:
@@ -216,10 +261,11 @@ def hints(report: Report) -> list[str]:
         lines.append(
             f"  kept in {report.data_dir}: coordinator run export {report.run} --data-dir {report.data_dir}/coordinator --to model"
         )
+    elif any(version.picture for version in report.history):
+        lines.append("  --data-dir DIR keeps these pictures, and a time-lapse of all versions")
     if report.pictures:
         lines.append(f"  pictures: {', '.join(report.pictures)}")
     if not report.improved:
-        lines.append(
-            f"  The {report.measure} did not fall: give it more --minutes, or look at the logs with --data-dir."
-        )
+        what = "last version did not win" if report.strength else f"{report.measure} did not fall"
+        lines.append(f"  The {what}: give it more --minutes, or look at the logs with --data-dir.")
     return lines

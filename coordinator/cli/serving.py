@@ -82,9 +82,11 @@ def _say(line: str) -> None:
 
 def demo(
     *,
-    workload: Annotated[str, Parameter(help="What to train: gpt.")] = "gpt",
+    workload: Annotated[str, Parameter(help="What to train: gpt, dcgan or gomoku.")] = "gpt",
     volunteers: Annotated[int, Parameter(help="Volunteer processes.")] = 2,
-    minutes: Annotated[float, Parameter(help="How long to train.")] = 2.0,
+    minutes: Annotated[
+        float, Parameter(help="How long to train; 0 = as long as suits the workload.")
+    ] = 0.0,
     data_dir: Annotated[
         str, Parameter(help="Keep everything here (default: a temporary place).")
     ] = "",

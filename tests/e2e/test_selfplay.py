@@ -13,6 +13,7 @@ import pytest
 import torch
 from sqlalchemy import Connection, select
 
+from coordinator.demo_report import strength
 from coordinator.store import games, runs
 from coordinator.store.tables import tasks, volunteers
 from shared.protocol import BeginReply, ClaimReply, Lease, Verdict, VersionInfo, VersionManifest
@@ -375,6 +376,21 @@ async def test_only_a_match_that_was_checked_moves_the_best_version(home: House)
     assert rows[0].metrics["elo"] == 0
     assert (await ann.ask("evaluate")).lease is None  # nobody measures the same version twice
     assert await sound(home)
+
+
+async def test_a_demo_tells_how_the_last_version_plays(home: House) -> None:
+    ann = await player(home, "Ann")
+    assert await strength(home.coordinator, "gomoku") is None  # nobody to compare it with yet
+    await learn(home, ann)
+    await home.coordinator.replay.tend(1)
+    await ann.do(await ann.claim("evaluate"))
+    found = await strength(home.coordinator, "gomoku")
+    assert found is not None
+    assert (found.version, found.matches) == (1, 1)
+    assert found.wins + found.draws + found.losses == 40
+    assert found.error > 0
+    assert found.game.startswith("1. ")
+    assert "a b c d e" in found.game
 
 
 async def test_files_of_games_live_as_long_as_somebody_may_read_them(home: House) -> None:

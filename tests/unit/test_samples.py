@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coordinator.demo import Drawn
+from coordinator.demo_report import Drawn
 from coordinator.demo_runs import DEMOS, demo_run
 from coordinator.demo_view import PICTURE_CELLS, beside
 from coordinator.runfile import parse

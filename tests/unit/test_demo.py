@@ -1,0 +1,105 @@
+"""What the demo says at its end, for workloads that play."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from coordinator.demo_report import Report, Strength, traffic_of
+from coordinator.demo_view import hints, record, summary, table
+from shared.protocol import VersionInfo
+
+STRENGTH = Strength(
+    version=9, wins=34, draws=2, losses=4, elo=361.4, error=118.7, matches=3, game="1. a1 b2\n\n X"
+)
+
+
+def version(number: int, **metrics: float) -> VersionInfo:
+    return VersionInfo(
+        version=number,
+        kind="merge",
+        created_at=0.0,
+        contributions=1,
+        global_step=number,
+        tokens=0,
+        published_sha256="",
+        loss=3.0 - number / 10,
+        metrics=metrics,
+    )
+
+
+def report(**more: Any) -> Report:
+    values = {
+        "workload": "gomoku",
+        "run": "demo-gomoku",
+        "seconds": 190.0,
+        "versions": 9,
+        "loss_first": 3.0,
+        "loss_last": 2.1,
+        "sample_prompt": "",
+        "sample_first": "",
+        "sample_last": "",
+        "tokens": 90_000,
+        "items": "positions",
+        "measure": "tactical loss",
+        "accepted": 40,
+        "rejected": 0,
+        "credits": {"ann": 12.5},
+        "ledger": "balanced",
+        "sent_bytes": 1_500_000,
+        "received_bytes": 900,
+        "data_dir": "",
+        "strength": STRENGTH,
+    }
+    return Report(**{**values, **more})
+
+
+def test_a_workload_that_plays_ends_in_strength_tactics_and_a_game() -> None:
+    history = (
+        version(0, tactics=0.05, tactics_block=0.0, elo=0.0, elo_error=0.0),
+        version(6, tactics=0.4, tactics_block=0.25),
+        version(9, tactics=0.6, tactics_block=0.5, elo=300.0, elo_error=120.0),
+    )
+    lines = summary(report(history=history))
+    text = "\n".join(lines)
+    assert "version 9 beat version 0 by 34 : 4, 2 drawn: 88 % of the points" in text
+    assert "version 9: +361 ± 119 Elo above version 0 (95 %; with 3 matches" in text
+    assert "trained          90,000 positions" in text
+    assert "ledger           balanced" in text
+    assert "1.5 MB sent, 900 B received" in text
+    rows = [line.split() for line in table(history)]
+    assert rows[0] == ["version", "Elo", "tactics", "block"]
+    assert rows[1] == ["0", "+0", "±", "0", "5", "%", "0", "%"]
+    assert rows[2] == ["6", "40", "%", "25", "%"]
+    assert rows[3] == ["9", "+300", "±", "120", "60", "%", "50", "%"]
+    assert len({len(line) for line in table(history)}) == 1
+    shown = record(STRENGTH)
+    assert "version 9 (X) against version 0 (O)" in shown[1]
+    assert max(map(len, lines)) < 120
+
+
+def test_a_long_history_is_a_short_table_with_both_ends() -> None:
+    rows = table([version(n, tactics=n / 100) for n in range(50)])
+    numbers = [int(row.split()[0]) for row in rows[1:]]
+    assert (numbers[0], numbers[-1], len(numbers)) == (0, 49, 8)
+    assert table([version(0)]) == []
+
+
+def test_whether_it_got_better_is_told_by_the_match() -> None:
+    beaten = replace(STRENGTH, wins=3, losses=30)
+    assert report().improved
+    assert not report(strength=beaten).improved
+    assert "The last version did not win" in hints(report(strength=beaten))[-1]
+    assert not report(strength=None, loss_last=3.5).improved
+    assert "The tactical loss did not fall" in hints(report(strength=None, loss_last=3.5))[-1]
+
+
+def test_traffic_is_what_a_volunteer_said_last(tmp_path: Any) -> None:
+    log = tmp_path / "volunteer.jsonl"
+    log.write_text(
+        '{"type":"Traffic","sent_bytes":1,"received_bytes":2}\nnot json\n'
+        '{"type":"Stopped","sent_bytes":10,"received_bytes":20,"tasks":3}\n'
+    )
+    found = traffic_of(log)
+    assert (found.sent_bytes, found.received_bytes, found.tasks) == (10, 20, 3)
