@@ -119,6 +119,11 @@ class Volunteers:
             return
         await self._write(lambda conn: store.set_worker(conn, principal.worker_id, state="left"))
 
+    async def set_public(self, principal: Principal, public: bool) -> None:
+        """Show the nickname to others, or only to themselves; holds at once."""
+        who = principal.volunteer_id
+        await self._write(lambda conn: store.set_volunteer(conn, who, public=public))
+
     async def set_benchmark(self, principal: Principal, request: BenchmarkRequest) -> None:
         """Store what a machine measured of itself; tasks are sized by it."""
         results = machines.benchmarks(request.benchmarks)

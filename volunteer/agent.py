@@ -137,6 +137,11 @@ class Agent:
         self._desk.runs = runs
         self._desk.notify()
 
+    def show_name(self, public: bool) -> None:
+        """Let others see the nickname, or not: the coordinator is told as soon as it answers."""
+        self.parts.home.remember(show_name=public)
+        self._follower.credits()
+
     async def measure(self, device: str, *, quick: bool) -> None:
         """Benchmark a device again, after the task it is at. Raises Configuration for one that is not lent."""
         chosen = choose(device or "auto", self._hub.status.devices)[0]

@@ -34,6 +34,7 @@ from shared.protocol import (
     UploadRequest,
     Verdict,
     VersionInfo,
+    VisibilityRequest,
     WorkerInfo,
 )
 from shared.workloads.base import DatasetManifest
@@ -85,6 +86,11 @@ class Api:
 
     async def leave(self, request: LeaveRequest) -> None:
         await self._post("/workers/leave", Nothing, request, patience_s=ASK_S)
+
+    async def visibility(self, public: bool) -> None:
+        """Whether others see the nickname from now on."""
+        request = VisibilityRequest(public=public)
+        await self._post("/workers/visibility", Nothing, request, patience_s=ASK_S)
 
     async def link(self) -> LinkCode:
         return await self._post("/links", LinkCode, patience_s=ASK_S)

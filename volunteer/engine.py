@@ -17,9 +17,11 @@ from shared.links import JoinLink, format_link, parse_link
 from shared.workloads.base import Workload, load
 from volunteer import commands, config, events
 from volunteer.agent import Agent, Machine
+from volunteer.alerts import Alert, Alerts, Ways, run_quietly
 from volunteer.api import Api
 from volunteer.cache import Cache
 from volunteer.channel import ControlServer
+from volunteer.client import post_json
 from volunteer.commands import Command, SettingRow
 from volunteer.config import Directories, Loaded
 from volunteer.control import Control
@@ -28,6 +30,7 @@ from volunteer.device import default_threads
 from volunteer.hub import Hub
 from volunteer.joining import Connect, connector, join, probe, register
 from volunteer.leases import Leases
+from volunteer.looks import Looks
 from volunteer.outbox import Outbox
 from volunteer.parts import Parts
 from volunteer.practice import Practice
@@ -53,6 +56,7 @@ class World:
     load: Callable[[str], Workload] | None = None
     machine: Machine | None = None
     listen: bool = True  # serve the local control socket
+    ways: Ways = field(default_factory=lambda: Ways(post=post_json, run=run_quietly))
 
 
 class Engine:
@@ -80,6 +84,8 @@ class Engine:
         joined = self.profile.joined
         status = Status(profile=directories.profile.name, pid=os.getpid(), joined=joined)
         self._hub = Hub(self.world.clock, status)
+        self._looks = Looks()
+        self._alerts = Alerts(self._hub, lambda: self._looks, self.world.ways)
         self.control = Control(self._hub, self.execute)
 
     @property
@@ -91,20 +97,27 @@ class Engine:
         """Wait until this profile has joined a coordinator, then work for it. Returns the exit code."""
         try:
             if not self.world.listen:
-                return await self._run()
+                return await self._to_the_end()
             async with ControlServer(self._hub, self.execute).serve(self.profile.endpoint):
-                code = await self._run()
-                self._hub.close()
-                return code
-        except VolunteerError as error:
-            self._hub.emit(_stopped(error))
-            return error.exit_code
+                return await self._to_the_end()
         finally:
             await self._practice.stop()
             self._hub.close()
 
+    async def _to_the_end(self) -> int:
+        """Everybody who listens hears how it ended, and the owner is told if that needs a person."""
+        async with self._alerts.listening():
+            try:
+                code = await self._run()
+            except VolunteerError as error:
+                self._hub.emit(_stopped(error))
+                code = error.exit_code
+        self._hub.close()
+        return code
+
     async def _run(self) -> int:
         loaded = self.loaded  # a mistake in the settings is told at once
+        self._looks = loaded.settings
         identity = self.profile.current()
         while identity is None and not self._ended:
             self._joined.clear()
@@ -250,8 +263,17 @@ class Engine:
     def _set(self, changes: Mapping[str, Any]) -> tuple[SettingRow, ...]:
         config.save(self._directories.config / "config.toml", changes)
         loaded = self.loaded
+        self._looks = loaded.settings
         if self._agent is not None:
             self._agent.change_rules(loaded.settings)
+            if "public" in changes:
+                self._agent.show_name(loaded.settings.public)
+        if changes.keys() & {
+            "alerts",
+            "webhook",
+        }:  # whether they arrive is worth knowing before they matter
+            test = Alert(kind="test", message="alerts of this machine come here")
+            self._alerts.tell(test, self.world.clock.now())
         return setting_rows_of(loaded)
 
 

@@ -218,6 +218,13 @@ class Notice(Event):
     message: str
 
 
+class Alerted(Event):
+    """The owner was told of a failure that needs a person; `bell`: the terminal is to ring as well."""
+
+    message: str
+    bell: bool = False
+
+
 class Stopped(Event):
     code: int
     message: str
@@ -254,5 +261,6 @@ AnyEvent = (
     | Traffic
     | Sensed
     | Notice
+    | Alerted
     | Stopped
 )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from shared.errors import VolunteerError
+from shared.errors import NotFound, VolunteerError
 from shared.protocol import RunBeat, RunInfo, VersionInfo
 from volunteer import events
 from volunteer.desk import FATAL
@@ -90,6 +90,7 @@ class Follower:
         finally:
             timer.cancel()
             due.cancel()
+            self._due_me = self._due_me or self._parts.home.memory.show_name is not None
 
     async def _try(self, question: Coroutine[Any, Any, None]) -> None:
         try:
@@ -100,7 +101,22 @@ class Follower:
             pass  # it is asked again when something changes
 
     async def _ask_me(self) -> None:
+        wanted = self._parts.home.memory.show_name
+        if wanted is not None:
+            await self._show_name(wanted)
         self._parts.hub.emit(events.Credits(me=await self._parts.api.me()))
+
+    async def _show_name(self, public: bool) -> None:
+        """Tell whether others may see the nickname; tried again with the next listing if there is no answer."""
+        try:
+            await self._parts.api.visibility(public)
+        except NotFound:
+            self._parts.hub.notice(
+                "this coordinator cannot change who sees your nickname: ask its organiser",
+                "warning",
+            )
+        if self._parts.home.memory.show_name is public:  # nobody thought better of it meanwhile
+            self._parts.home.remember(show_name=None)
 
     async def _ask_runs(self) -> None:
         self.listed(await self._parts.api.runs())

@@ -5,6 +5,8 @@ It only draws: what happens is the agent's business, and reaches it as events th
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from datetime import datetime
 from typing import TextIO
 
@@ -21,14 +23,29 @@ TRAINING_S = 10.0  # a plain line of progress this often
 TRAINING_JSON_S = 1.0
 
 
+def ring() -> None:
+    """Ring the bell of the terminal, if somebody may hear it; standard output is for data."""
+    if sys.stderr.isatty():
+        print("\a", end="", file=sys.stderr, flush=True)
+
+
 class Headless:
     """Writes events as lines. A reader that went away ends the volunteer in good order."""
 
-    def __init__(self, control: Control, out: TextIO, *, json: bool, since: float = 0.0) -> None:
+    def __init__(
+        self,
+        control: Control,
+        out: TextIO,
+        *,
+        json: bool,
+        since: float = 0.0,
+        bell: Callable[[], None] = ring,
+    ) -> None:
         self._control = control
         self._out = out
         self._json = json
         self._since = since  # what happened before is history
+        self._bell = bell
         self._shown: dict[int, float] = {}  # task -> when its training was last shown
         self._online: bool | None = None
 
@@ -42,6 +59,8 @@ class Headless:
 
     def show(self, event: AnyEvent) -> bool:
         """Write an event; False when nobody reads any more."""
+        if isinstance(event, events.Alerted) and event.bell:
+            self._bell()
         text = self._line(event)
         if text is None:
             return True

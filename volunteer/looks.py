@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
+from shared.links import is_loopback
 from volunteer.rules import Rules
 
 
@@ -47,7 +49,7 @@ class Looks(Rules, frozen=True, kw_only=True, forbid_unknown_fields=True):
     alerts: Annotated[
         tuple[Literal["bell", "desktop", "webhook"], ...],
         Meta(
-            description='How to tell you of failures that need you: "bell" of the terminal, "desktop" notification, "webhook".',
+            description='How to tell you of failures that need you: "bell" of the terminal, "desktop" for a notification, "webhook".',
             max_length=3,
         ),
     ] = ()
@@ -58,3 +60,20 @@ class Looks(Rules, frozen=True, kw_only=True, forbid_unknown_fields=True):
             max_length=512,
         ),
     ] = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_webhook(self.webhook)
+
+
+def _check_webhook(url: str) -> None:
+    """Raises ValueError for an address that alerts cannot go to."""
+    if not url:
+        return
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        parts, host = urlsplit(""), ""
+    if not host or (parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host))):
+        raise ValueError("the address of a webhook begins with https://")

@@ -71,6 +71,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     measured: tuple[Benchmark, ...] = ()  # all of them, oldest first
     torch: str = ""  # version the benchmarks were made with
     tasks: int = 0  # handed in, ever
+    show_name: bool | None = None  # what the coordinator has yet to be told of `public`
 
 
 class Home:

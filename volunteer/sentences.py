@@ -117,5 +117,6 @@ _WRITERS: dict[type, Callable[..., str]] = {
     events.Resumed: lambda e: e.message or f"{e.device or 'everything'} goes on",
     events.Finishing: lambda e: e.message,
     events.Notice: lambda e: e.message if e.level == "info" else f"{e.level}: {e.message}",
+    events.Alerted: lambda e: f"alert: {e.message}",
     events.Stopped: _ended,
 }

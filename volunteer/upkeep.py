@@ -96,6 +96,35 @@ def card(
     return 0
 
 
+def name(
+    *,
+    public: Annotated[
+        bool | None,
+        Parameter(
+            name="--show", negative="--hide", help="Let others see it on the leaderboard, or not."
+        ),
+    ] = None,
+    profile: Profile = "",
+) -> int:
+    """Your nickname, and whether others see it."""
+    from volunteer import config
+    from volunteer.work import ask_coordinator
+
+    places = config.directories(profile=profile)
+
+    async def ask(api: Api) -> Me:
+        if public is not None:
+            await api.visibility(public)
+        return await api.me()
+
+    me = asyncio.run(ask_coordinator(places, ask))
+    if public is not None:  # the same for the next coordinator
+        config.save(places.config / "config.toml", {"public": public})
+    seen = "others see it on the leaderboard" if me.public else "it is hidden from others"
+    print(f'your nickname is "{me.nickname}"; {seen}')
+    return 0
+
+
 def uninstall(
     *,
     all_: Annotated[
@@ -144,6 +173,7 @@ def add_to(app: App) -> None:
     """Make these commands of the program."""
     app.command(service)
     app.command(card)
+    app.command(name)
     app.command(uninstall)
 
 

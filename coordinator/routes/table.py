@@ -43,6 +43,7 @@ from shared.protocol import (
     UploadRequest,
     Verdict,
     VersionInfo,
+    VisibilityRequest,
     WorkerInfo,
 )
 from shared.workloads.base import DatasetManifest
@@ -90,6 +91,13 @@ _WORKERS = (
         handler=workers.leave,
         summary="This machine goes; with forget the whole account is wiped",
         request=LeaveRequest,
+    ),
+    Endpoint(
+        method="POST",
+        path=f"{API}/workers/visibility",
+        handler=workers.visibility,
+        summary="Show my nickname to others, or hide it",
+        request=VisibilityRequest,
     ),
     Endpoint(
         method="POST",

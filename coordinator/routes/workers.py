@@ -13,6 +13,7 @@ from shared.protocol import (
     Me,
     RegisterReply,
     RegisterRequest,
+    VisibilityRequest,
 )
 
 
@@ -42,6 +43,10 @@ async def me(call: Call[None]) -> Me:
 
 async def leave(call: Call[LeaveRequest]) -> None:
     await call.coordinator.volunteers.leave(call.principal, call.body)
+
+
+async def visibility(call: Call[VisibilityRequest]) -> None:
+    await call.coordinator.volunteers.set_public(call.principal, call.body.public)
 
 
 async def link(call: Call[None]) -> LinkCode:

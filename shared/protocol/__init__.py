@@ -48,6 +48,7 @@ from shared.protocol.people import (
     RegisterRequest,
     RunInfo,
     ServerInfo,
+    VisibilityRequest,
     WorkerInfo,
 )
 from shared.protocol.pulse import (
@@ -150,6 +151,7 @@ __all__ = [
     "Verdict",
     "VersionInfo",
     "VersionManifest",
+    "VisibilityRequest",
     "WorkerInfo",
     "dataset_view",
 ]

@@ -155,3 +155,9 @@ class BenchmarkRequest(Message):
 
 class LeaveRequest(Message):
     forget: bool = False
+
+
+class VisibilityRequest(Message):
+    """Whether the nickname of this account is shown to others from now on."""
+
+    public: bool

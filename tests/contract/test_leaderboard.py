@@ -212,3 +212,17 @@ async def test_the_list_of_the_organiser_sums_over_all_runs(
     assert (rows["Bob"].earned_micro, rows["Bob"].work.accepted, rows["Bob"].machines) == (75, 2, 1)
     shown = await people.show("Eve")
     assert (shown.person.public, shown.person.earned_micro, len(shown.machines)) == (False, 60, 1)
+
+
+async def test_who_is_shown_can_be_changed_later(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    mia, _, eve = await three(people, database, clock.now())
+    assert [name for _, name, _ in await board(people)] == ["Bob", "Mia"]
+    await people.set_public(eve, True)
+    await people.set_public(mia, False)
+    assert [name for _, name, _ in await board(people)] == ["Bob", "Eve"]
+    assert (await people.me(eve)).public
+    assert not (await people.me(mia)).public
+    mine = await board(people, me=mia.volunteer_id)
+    assert [name for _, name, _ in mine] == ["Bob", "Eve", "Mia"]

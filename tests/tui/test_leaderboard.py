@@ -9,7 +9,7 @@ from shared.protocol import LedgerRow
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import LEADERS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
-from volunteer import commands
+from volunteer import commands, events
 from volunteer.milestones import milestones, week
 from volunteer.tui.app import Look
 
@@ -64,6 +64,34 @@ async def test_who_hides_the_name_is_told_so(engine: FakeEngine) -> None:
     async with opened(engine, scenes.filled(), look=Look(page="leaderboard")) as (app, pilot):
         await settle(app, pilot)
         assert "you are not in this list yet" in screen_text(app)
+
+
+async def test_the_name_is_hidden_and_shown_again_with_one_key(engine: FakeEngine) -> None:
+    prepared(engine)
+    async with opened(engine, scenes.filled(), size=(120, 36), look=Look(page="leaderboard")) as (
+        app,
+        pilot,
+    ):
+        await settle(app, pilot)
+        await pilot.press("h")
+        await settle(app, pilot)
+        await engine.play([events.Credits(me=replace(scenes.ME, public=False))])
+        await settle(app, pilot)
+        assert "hidden from others" in screen_text(app)
+        await pilot.press("h")
+        await settle(app, pilot)
+    changes = [c.changes for c in engine.asked if isinstance(c, commands.SetSettings)]
+    assert changes == [{"public": False}, {"public": True}]
+
+
+async def test_before_the_account_is_known_there_is_no_name_to_hide(engine: FakeEngine) -> None:
+    prepared(engine)
+    async with opened(engine, scenes.started(), look=Look(page="leaderboard")) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("h")
+        await settle(app, pilot)
+        assert "your account is not known yet" in screen_text(app)
+    assert not [c for c in engine.asked if isinstance(c, commands.SetSettings)]
 
 
 def earned(day: int, micro: int, contribution: int) -> LedgerRow:

@@ -123,6 +123,25 @@ class VolunteerApp(App[int]):
             self.look = msgspec.structs.replace(self.look, theme=theme.name)
             self.command(self.control.set_settings({"theme": theme.name}))
 
+    def change_look(self, name: str, value: Any) -> None:
+        """Show things in another way from now on; it is saved already."""
+        if name == "theme" and value not in self.available_themes:
+            return
+        self.look = msgspec.structs.replace(self.look, **{name: value})
+        match name:
+            case "theme":
+                self.theme = value
+            case "keys":
+                self.set_keymap(value)
+            case "animations":
+                self.animation_level = "full" if value else "none"
+            case "ascii":
+                self.glyphs = ASCII if value else UNICODE
+                self._ascii.enabled = value
+                self.set_class(value, "-ascii")
+                self.refresh(layout=True)
+        self.redraw()
+
     def _catch_signals(self) -> None:
         """The system's wish to end is a wish to leave in good order, with the terminal as it was; the second is at once."""
         loop = asyncio.get_running_loop()
@@ -144,7 +163,11 @@ class VolunteerApp(App[int]):
         if self._feed is not None:
             self._feed.close()
         listener = Listener(
-            urgent=self._urgent, tell=self.tell, ended=self._over, failed=self._failed
+            urgent=self._urgent,
+            tell=self.tell,
+            ring=self.bell,
+            ended=self._over,
+            failed=self._failed,
         )
         self._feed = Feed(control, self.clock, listener)
         self.publish()

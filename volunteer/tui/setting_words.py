@@ -10,6 +10,7 @@ import msgspec
 from shared.errors import Configuration
 from volunteer import config
 from volunteer.commands import SettingRow
+from volunteer.looks import Looks
 from volunteer.rules import Rules
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -37,7 +38,9 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("Ending", ("snapshot_seconds", "quit_seconds", "log_level")),
 )
-_AT_ONCE = frozenset(field.name for field in msgspec.structs.fields(Rules)) | {"theme", "keys"}
+_AT_ONCE = frozenset(
+    field.name for kind in (Rules, Looks) for field in msgspec.structs.fields(kind)
+)
 SOURCES = {
     "flag": "the command line",
     "environment": "the environment",
@@ -100,7 +103,7 @@ def holds(row: SettingRow) -> str:
     if row.name == "runs":
         return "from the next task on"
     if row.name == "public":
-        return "for the next coordinator you join"
+        return "as soon as the coordinator answers"
     return "from the next start on"
 
 

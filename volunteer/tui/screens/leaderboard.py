@@ -49,6 +49,15 @@ class Leaderboard(AskingPage):
             rank=35,
         ),
         keys.Command(
+            id="hide",
+            key="h",
+            action="hide",
+            short="hide/show me",
+            help="Keep your nickname from others, or let them see it. Your credits stay the same.",
+            place="footer",
+            rank=36,
+        ),
+        keys.Command(
             id="reload",
             key="r",
             action="reload",
@@ -103,6 +112,21 @@ class Leaderboard(AskingPage):
         """Count another span of time."""
         self.window = window
         self.show(self.volunteer.scene(), at_once=True)
+
+    def action_hide(self) -> None:
+        """Hide my name from others, or show it again."""
+        control, me = self.volunteer.control, self.volunteer.view.status.me
+        if control is None or me is None:
+            self.volunteer.tell(
+                "your account is not known yet: it is as soon as the coordinator answers"
+            )
+            return
+        said = "your name is hidden from others" if me.public else "others can see your name"
+
+        def done() -> None:
+            self.volunteer.tell(f"{said}, as soon as the coordinator has been told")
+
+        self.volunteer.command(control.set_settings({"public": not me.public}), done)
 
     def _leaders(self) -> Answer[Sequence[LeaderRow]]:
         return self.answer(f"leaders {self.window}")
@@ -173,11 +197,13 @@ def place_line(leaders: Sequence[LeaderRow], scene: Scene, cells: int) -> Line:
     me = scene.view.status.me
     if mine is None:
         if me is not None and not me.public:
-            return ((fit("your name is not shown to others (setting: public)", cells), "dim"),)
+            return ((fit("your name is hidden from others; h shows it", cells), "dim"),)
         return ((fit("you are not in this list yet", cells), "dim"),) if leaders else ()
     above = [row for row in leaders if row.earned_micro > mine.earned_micro]
     gap = min((row.earned_micro for row in above), default=0) - mine.earned_micro
     text = f"place {mine.rank} of {len(leaders)}, {credit(mine.earned_micro)} credits"
+    if me is not None and not me.public:
+        text = f"hidden from others (h shows it); {text}"
     more = f", {credit(gap)} to the next place" if gap > 0 else ", nobody is ahead of you"
     room = cells - 2
     return (

@@ -222,7 +222,7 @@ def level_of(event: AnyEvent) -> Level:
             return "error"
         case events.Stopped(code=code) if code != 0:
             return "error"
-        case events.Connection(online=False) | events.Paused() | events.Halved():
+        case events.Connection(online=False) | events.Paused() | events.Halved() | events.Alerted():
             return "warning"
         case _:
             return "info"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from msgspec.structs import replace
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
@@ -20,6 +19,7 @@ from volunteer.tui.widgets.panel import Scene
 from volunteer.tui.widgets.setting_list import SettingList
 
 NAME_CELLS = 8
+LOOKS = frozenset({"theme", "ascii", "animations", "keys", "power_price"})  # fields of `Look`
 OVERRULED = {"flag": "the command line", "environment": "the environment"}
 
 
@@ -124,12 +124,8 @@ class SettingsPage(AskingPage):
 
     def _apply(self, name: str, value: Any) -> None:
         """What the screen itself can change at once."""
-        if name == "theme" and value in self.app.available_themes:
-            app = self.volunteer
-            app.look = replace(app.look, theme=value)  # it is saved already
-            app.theme = value
-        elif name == "keys":
-            self.app.set_keymap(value)
+        if name in LOOKS:
+            self.volunteer.change_look(name, value)
 
 
 def about_lines(row: SettingRow, cells: int, height: int) -> list[Line]:

@@ -1,0 +1,322 @@
+"""Alerts: what is worth one, by which way it goes, and that no way is a way in."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from shared.clock import VirtualClock
+from shared.errors import BadRequest, Configuration, Unreachable
+from shared.protocol import Verdict
+from tests.tui import scenes
+from tests.tui.engine import FakeEngine, opened, screen_text
+from volunteer import config, events
+from volunteer.alerts import (
+    AWAY_TOLD_S,
+    CHARS_MAX,
+    QUIET_S,
+    Alert,
+    Alerts,
+    Told,
+    Watch,
+    Ways,
+    notification,
+    run_quietly,
+)
+from volunteer.client import post_json
+from volunteer.config import directories
+from volunteer.engine import Engine
+from volunteer.engine import World as Lone
+from volunteer.events import AnyEvent
+from volunteer.files import write_whole
+from volunteer.headless import Headless
+from volunteer.hub import Hub
+from volunteer.looks import Looks
+from volunteer.tui.app import Look
+
+NOW = 1_700_000_000.0
+
+
+def heard(told: Iterable[AnyEvent], watch: Watch | None = None) -> list[Alert]:
+    watch = watch or Watch()
+    return [alert for event in told if (alert := watch.hear(event)) is not None]
+
+
+def verdict(state: str, message: str = "", at: float = NOW) -> events.Judged:
+    return events.Judged(
+        at=at,
+        verdict=Verdict(contribution=1, task=1, run="r", state=state, message=message),  # type: ignore[arg-type]
+    )
+
+
+def ended(code: int, message: str = "you were banned") -> events.Stopped:
+    return events.Stopped(
+        at=NOW,
+        code=code,
+        message=message,
+        tasks=0,
+        credits_micro=0,
+        sent_bytes=0,
+        received_bytes=0,
+        seconds=1.0,
+    )
+
+
+# ------------------------------------------------------------------------------ what is worth one
+
+
+def test_an_ordinary_day_gives_none() -> None:
+    day = [*scenes.filled(), *scenes.paused(), *scenes.offline(), *scenes.empty(), ended(0)]
+    assert heard(day) == []
+
+
+def test_an_end_that_was_not_asked_for_is_told() -> None:
+    (alert,) = heard([ended(78)])
+    assert (alert.kind, alert.message) == ("ended", "the volunteer has ended: you were banned")
+
+
+def test_failures_in_a_row_are_told_once_an_hour() -> None:
+    notice = [
+        events.Notice(at=NOW + s, level="error", message=f"3 tasks failed, {s}")
+        for s in (0.0, 60.0, QUIET_S - 1, QUIET_S, QUIET_S + 5)
+    ]
+    assert [a.message for a in heard(notice)] == [
+        "3 tasks failed, 0.0",
+        f"3 tasks failed, {QUIET_S}",
+    ]
+    assert heard([events.Notice(at=NOW, level="warning", message="hot")]) == []
+
+
+def test_three_rejections_in_a_row_are_told_with_the_reason_of_the_last() -> None:
+    bad, good = verdict("rejected", "too large"), verdict("accepted")
+    assert heard([bad, bad, good, bad, bad, verdict("checking")]) == []
+    (alert,) = heard([bad, bad, verdict("checking"), bad])
+    assert alert.message == "3 results in a row were rejected: too large"
+
+
+def test_half_an_hour_without_an_answer_is_told() -> None:
+    def away(after_s: float, online: bool = False) -> events.Connection:
+        return events.Connection(at=NOW + after_s, online=online, message="connection refused")
+
+    assert (
+        heard([away(0), away(AWAY_TOLD_S - 1), away(AWAY_TOLD_S, True), away(AWAY_TOLD_S + 1)])
+        == []
+    )
+    (alert,) = heard([away(0), away(60), away(AWAY_TOLD_S + 65)])
+    assert alert.message == "the coordinator has not answered for 31:05 min: connection refused"
+
+
+# ---------------------------------------------------------------------------------- by which way
+
+
+class World:
+    """A hub, alerts that listen to it, and what left the program."""
+
+    def __init__(self, trouble: str = "", **looks: object) -> None:
+        self.hub = Hub(VirtualClock())
+        self.posted: list[tuple[str, Told]] = []
+        self.run: list[Sequence[str]] = []
+        self.trouble = trouble
+        settings = msgspec.convert(looks, Looks)
+        self.alerts = Alerts(
+            self.hub, lambda: settings, Ways(post=self._post, run=self._run, system="linux")
+        )
+
+    async def _post(self, url: str, told: Told) -> None:
+        self.posted.append((url, told))
+        if self.trouble:
+            raise Unreachable(self.trouble)
+
+    def _run(self, command: Sequence[str], environment: Mapping[str, str]) -> str:
+        self.run.append(command)
+        return self.trouble
+
+    async def hear(self, *told: AnyEvent) -> list[AnyEvent]:
+        """Everything that was told while these events happened, the alerts' own included."""
+        with self.hub.subscribe() as new:
+            async with self.alerts.listening():
+                for event in told:
+                    self.hub.emit(event)
+            new.close()
+            return [event async for event in new]
+
+
+async def test_without_the_setting_nothing_leaves() -> None:
+    world = World()
+    assert await world.hear(ended(1)) == [ended(1)]
+    assert (world.posted, world.run) == ([], [])
+
+
+async def test_every_way_that_was_chosen_is_taken() -> None:
+    world = World(alerts=["bell", "desktop", "webhook"], webhook="https://chat.example.org/hook")
+    started = events.Started(
+        coordinator="https://lab",
+        server="Little Lab",
+        nickname="ada",
+        fingerprint="f",
+        volunteer_id="v",
+    )
+    told = await world.hear(started, ended(78, "banned\x1b[2J " + "x" * 900))
+    (alerted,) = [event for event in told if isinstance(event, events.Alerted)]
+    assert alerted.bell
+    assert alerted.message.startswith("the volunteer has ended: banned [2J xxx")
+    assert len(alerted.message) == CHARS_MAX
+    ((url, posted),) = world.posted
+    assert url == "https://chat.example.org/hook"
+    assert (posted.kind, posted.coordinator, posted.nickname) == ("ended", "Little Lab", "ada")
+    assert posted.text == posted.content == f"ada: {alerted.message}"
+    ((program, *_, message),) = world.run
+    assert (program, message) == ("notify-send", alerted.message)
+
+
+async def test_a_way_that_fails_is_told_once_and_without_its_address() -> None:
+    world = World("chat.example.org cannot be reached", alerts=["webhook"], webhook="https://k/key")
+    told = await world.hear(ended(1), events.Notice(level="error", message="3 tasks failed"))
+    said = [e.message for e in told if isinstance(e, events.Notice) and e.level == "warning"]
+    assert said == ["the webhook could not be told: chat.example.org cannot be reached"]
+
+
+async def test_without_a_screen_the_bell_rings_where_it_was_chosen_and_never_on_the_data() -> None:
+    engine, out, rung = FakeEngine(), io.StringIO(), []
+    front = Headless(engine.control, out, json=True, bell=lambda: rung.append("ding"))
+    front.show(events.Alerted(at=NOW, message="3 tasks failed"))
+    assert rung == []
+    front.show(events.Alerted(at=NOW, message="3 tasks failed", bell=True))
+    assert rung == ["ding"]
+    assert "\a" not in out.getvalue()
+    assert [json.loads(line)["type"] for line in out.getvalue().splitlines()] == ["Alerted"] * 2
+
+
+async def test_on_the_screen_the_bell_rings_and_the_log_keeps_the_alert() -> None:
+    engine = FakeEngine()
+    async with opened(engine, scenes.filled(), look=Look(page="log")) as (app, pilot):
+        rung: list[bool] = []
+        app.bell = lambda: rung.append(True)  # type: ignore[method-assign]
+        app.attach(engine.control)
+        await pilot.pause()
+        await engine.play([events.Alerted(at=scenes.NOW, message="3 tasks in a row", bell=True)])
+        app.redraw()
+        assert rung == [True]
+        assert "alert: 3 tasks in a row" in screen_text(app)
+
+
+# --------------------------------------------------------------------------- in a whole volunteer
+
+
+async def test_a_new_way_is_tried_when_it_is_set(tmp_path: Path) -> None:
+    posted: list[Told] = []
+
+    async def post(url: str, told: Told) -> None:
+        posted.append(told)
+
+    places = directories({"VOLUNTEER_HOME": str(tmp_path)})
+    engine = Engine(places, world=Lone(ways=Ways(post=post, run=run_quietly), listen=False))
+    running = asyncio.ensure_future(engine.run())
+    await asyncio.sleep(0)
+    await engine.control.set_settings({"webhook": "https://chat.example.org/x"})
+    assert posted == []
+    await engine.control.set_settings({"alerts": ["webhook"]})
+    await engine.control.stop()
+    assert await running == 0
+    assert [told.message for told in posted] == ["alerts of this machine come here"]
+
+
+async def test_a_volunteer_that_cannot_begin_tells_its_owner(tmp_path: Path) -> None:
+    posted: list[Told] = []
+
+    async def post(url: str, told: Told) -> None:
+        posted.append(told)
+
+    places = directories({"VOLUNTEER_HOME": str(tmp_path)})
+    (places.profile / "current").write_text("abc")
+    (places.profile / "abc").mkdir()
+    write_whole(places.profile / "abc" / "identity.json", b"{}")
+    flags = {"alerts": ["webhook"], "webhook": "https://chat.example.org/x"}
+    ways = Ways(post=post, run=run_quietly)
+    engine = Engine(places, flags, world=Lone(ways=ways, listen=False))
+    assert await engine.run() == 78
+    (told,) = posted
+    assert told.kind == "ended"
+    assert "identity.json is damaged" in told.message
+
+
+# ------------------------------------------------------------------------- programs and addresses
+
+
+def test_a_message_is_an_argument_and_never_a_script(tmp_path: Path) -> None:
+    nasty = '"; rm -rf ~; $(x) <b>& --help'
+    for system in ("linux", "darwin"):
+        command, environment = notification(system, nasty)
+        assert not environment
+        assert [part for part in command[:-1] if "rm -rf" in part] == []
+    command, environment = notification("win32", nasty)
+    assert "rm -rf" not in " ".join(command)
+    assert environment["VOLUNTEER_ALERT"] == nasty
+    assert notification("linux", nasty)[0][-1] == '"; rm -rf ~; $(x) &lt;b>&amp; --help'
+
+
+def test_a_program_that_is_missing_or_fails_is_told(tmp_path: Path) -> None:
+    assert run_quietly(("no-such-program",), {}) == "there is no program no-such-program here"
+    program = tmp_path / "notify"
+    program.write_text('#!/bin/sh\n[ "$MOOD" = good ] && exit 0\necho no display >&2\nexit 3\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    assert run_quietly((str(program),), {"MOOD": "good"}) == ""
+    assert run_quietly((str(program),), {}) == f"{program} failed: no display"
+
+
+async def test_a_webhook_gets_a_small_document() -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(404 if "gone" in str(request.url) else 204)
+
+    told = Told(
+        kind="test", message="m", at=1.0, coordinator="c", nickname="n", text="t", content="t"
+    )
+    transport = httpx.MockTransport(answer)
+    await post_json("https://chat.example.org/hook?key=secret", told, transport=transport)
+    assert json.loads(seen[0].content)["text"] == "t"
+    with pytest.raises(
+        BadRequest, match=r"^chat\.example\.org answered with HTTP status 404$"
+    ) as error:
+        await post_json("https://chat.example.org/gone?key=secret", told, transport=transport)
+    assert "secret" not in str(error.value)
+    with pytest.raises(Unreachable, match=r"^127.0.0.1 cannot be reached \(ConnectError\)$"):
+        await post_json("http://127.0.0.1:1/?key=secret", told)
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "http://example.org/hook", "hook", "https://", "https://[x"]
+)
+def test_an_address_that_is_none_is_refused_when_it_is_set(url: str) -> None:
+    with pytest.raises(Configuration, match="begins with https://"):
+        config.check({"webhook": url}, "this")
+
+
+def test_an_address_of_this_machine_may_be_plain() -> None:
+    for url in ("http://127.0.0.1:8080/x", "https://chat.example.org/x", ""):
+        assert config.check({"webhook": url}, "this") == {"webhook": url}
+
+
+async def test_what_is_under_way_at_the_end_is_waited_for() -> None:
+    world = World(alerts=["webhook"], webhook="https://k/key")
+    begun = asyncio.Event()
+
+    async def slow(url: str, told: Told) -> None:
+        begun.set()
+        await asyncio.sleep(0)
+        world.posted.append((url, told))
+
+    world.alerts._ways = Ways(post=slow, run=run_quietly)
+    await world.hear(ended(1))
+    assert begun.is_set()
+    assert len(world.posted) == 1
