@@ -1,0 +1,326 @@
+"""Seconds a FedAvg round without training, beside Flower and hivemind in the same run.
+
+    python -m tests.benchmarks.bench_peers --flower ENV/bin/python --hivemind ENV/bin/python --json peers.json
+    python -m tests.benchmarks.bench_peers --sizes 10 --volunteers 2,4 --rounds 3
+
+Ours is a real `coordinator serve` on SQLite with every commit synced and N resident volunteers as processes over loopback: each
+round a volunteer claims, begins, fetches and checks the new version, encodes a pseudo-random delta, uploads it and hands it in;
+the coordinator checks, merges, signs and publishes. `float32` sends everything raw; `int8` sends quantised blocks up and follows
+the chain of quantised versions down. Each peer lives in an environment of its own (`pip install flwr`; `pip install hivemind
+'numpy<2.3'`), named by its Python; one that is not given or does not run is said to be missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from coordinator.config import Settings
+from coordinator.definition import of_file
+from coordinator.store import runs
+from coordinator.wiring import opened
+from shared.clock import SystemClock
+from shared.decoding import decode
+from shared.protocol import (
+    ClaimRequest,
+    RegisterRequest,
+    SubmitRequest,
+    UploadRequest,
+    VersionManifest,
+)
+from shared.tensors.quantize import codec
+from shared.tensors.spec import Schema
+from shared.workloads.text import build_text
+from tests.benchmarks.wire import Memory, until_idle
+from tests.e2e.processes import Process
+from volunteer.api import Api
+from volunteer.cache import Cache
+from volunteer.client import Client
+from volunteer.tls import Address
+from volunteer.transfer import Transfers
+from volunteer.weights import Weights
+
+PEERS = Path(__file__).parent / "peers"
+LIMIT_S = 900.0  # a cell that takes longer has no figure
+WARM = 1  # rounds before the clock starts
+FLOWER_ALONE = 100.0  # million parameters: from here on Flower runs with two nodes only
+MODELS = {  # million parameters -> layers and width of a GPT with so many
+    0.1: (2, 64),
+    1.0: (5, 128),
+    10.0: (6, 368),
+    50.0: (7, 768),
+    124.0: (17, 776),
+}
+RUN = """
+name = "peers"
+workload = "gpt"
+dataset = "text"
+[model]
+block_size = 8
+n_layer = {layers}
+n_head = 8
+n_embd = {width}
+[task]
+local_steps = 1
+batch_size = 1
+[plan]
+preset = "fedavg"
+quorum = {volunteers}
+codec = "{codec}"
+downlink = "{downlink}"
+snapshot_every = 1000
+[evaluation]
+every = 0
+"""
+
+
+async def prepare(base: Path, million: float, volunteers: int, chosen: str) -> Schema:
+    """A data directory with a running run; the tensors of its model."""
+    text = base.parent / "text.txt"
+    text.write_text("".join(f"the {n}th line of a text that teaches nobody\n" for n in range(9999)))
+    layers, width = MODELS[million]
+    file = RUN.format(
+        layers=layers,
+        width=width,
+        volunteers=volunteers,
+        codec=chosen,
+        downlink="float32" if chosen == "float32" else "chain",
+    )
+    async with opened(Settings(data_dir=str(base))) as services:
+        await services.datasets.add(lambda put: build_text("text", [text], put, vocab_size=257))
+        await services.runs.create(file)
+        await services.runs.start("peers")
+        row = await services.db.read(lambda conn: runs.by_name(conn, "peers"))
+        return of_file(row.file).schema
+
+
+class Resident:
+    """A volunteer that trains nothing."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path, schema: Schema) -> None:
+        self._worker, secret = secrets.token_hex(16), secrets.token_hex(32)
+        token = f"{self._worker}.{secret}"
+        self.client = Client(Address(url=options.url), clock=SystemClock(), token=token)
+        self._api = Api(self.client)
+        cache = Cache(folder / "cache", 8 << 30)
+        self._transfers = Transfers(self._api, cache)
+        self._weights = Weights(self._transfers, cache, print)
+        self._codec, self._schema, self._file = options.codec, schema, folder / "update"
+        self._register = RegisterRequest(
+            volunteer_id=self._worker,
+            worker_id=self._worker,
+            secret=secret,
+            nickname=f"bench-{options.number}",
+            workloads=("gpt",),
+        )
+        random = np.random.default_rng(options.number)
+        self._delta = {
+            spec.name: (1e-5 * random.standard_normal(spec.shape, np.float32)) for spec in schema
+        }
+
+    async def join(self) -> None:
+        await self._api.register(self._register)
+
+    async def round(self, turn: int) -> None:
+        claim = ClaimRequest(claim_id=secrets.token_hex(16), step_flops=1e9, codecs=(self._codec,))
+        reply = await self._api.claim(claim)
+        lease = reply.lease
+        assert lease is not None, reply.idle
+        begun = await self._api.begin(lease.task, lease.attempt)
+        manifest = decode(begun.manifest.payload, VersionManifest)
+        await self._weights.fetch(manifest, lambda size: lambda done: None)
+        next(iter(self._delta.values())).flat[0] = turn * 1e-6  # the same bytes twice are a replay
+        self._file.unlink(missing_ok=True)
+        encoded = await asyncio.to_thread(
+            codec(self._codec).encode, self._delta, self._schema, self._file
+        )
+        where: dict[str, Any] = {
+            "attempt": lease.attempt,
+            "part": 0,
+            "tries": 0,
+            "sha256": encoded.sha256,
+            "size": encoded.size,
+        }
+        upload = UploadRequest(task=lease.task, **where)
+        await self._transfers.upload(upload, self._file, lambda done: None)
+        submit = SubmitRequest(
+            **where,
+            base_version=begun.version,
+            codec=self._codec,
+            steps=lease.job.steps,
+            samples=lease.job.stop - lease.job.start,
+            loss_first=5.0,
+            loss_last=5.0,
+        )
+        verdict = await self._api.submit(lease.task, submit)
+        assert verdict.state == "accepted", verdict
+
+
+async def reside(options: argparse.Namespace) -> None:
+    """Be one volunteer; print when each of its rounds began, and what it sent and received."""
+    folder = Path(options.folder) / f"volunteer-{options.number}"
+    folder.mkdir()
+    schema = decode((folder.parent / "schema.json").read_bytes(), Schema)
+    resident = Resident(options, folder, schema)
+    await resident.join()
+    began = []
+    for turn in range(options.rounds + WARM + 1):
+        if turn == WARM:
+            sent, received = resident.client.sent_bytes, resident.client.received_bytes
+        began.append(time.time())
+        await resident.round(turn)
+    traffic = [resident.client.sent_bytes - sent, resident.client.received_bytes - received]
+    print(json.dumps({"began": began, "traffic": traffic}))
+    await resident.client.close()
+
+
+def ours(million: float, volunteers: int, rounds: int, chosen: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        schema = asyncio.run(prepare(folder / "data", million, volunteers, chosen))
+        (folder / "schema.json").write_bytes(msgspec.json.encode(schema))
+        parameters = sum(spec.count for spec in schema)
+        server = Process(folder / "data", "--port", "0").started()
+        command = [sys.executable, "-m", "tests.benchmarks.bench_peers", "--url", server.url]
+        command += ["--rounds", str(rounds), "--codec", chosen, "--folder", directory]
+        try:
+            until_idle(server.child.pid)
+            with Memory(server.child.pid) as memory:
+                children = [
+                    subprocess.Popen(
+                        [*command, "--number", str(n + 1)], stdout=subprocess.PIPE, text=True
+                    )
+                    for n in range(volunteers)
+                ]
+                said = [
+                    json.loads(child.communicate(timeout=LIMIT_S)[0].splitlines()[-1])
+                    for child in children
+                ]
+        finally:
+            server.stop()
+    starts = [min(times) for times in zip(*(one["began"] for one in said), strict=True)][WARM:]
+    seconds = [after - before for before, after in itertools.pairwise(starts)]
+    each = (rounds + 1) * parameters * volunteers
+    return {
+        "seconds": statistics.median(seconds),
+        "up": sum(one["traffic"][0] for one in said) / each,
+        "down": sum(one["traffic"][1] for one in said) / each,
+        "above_idle_mb": memory.above_mb,
+        "parameters": parameters,
+    }
+
+
+def peer(python: str, script: str, *arguments: str) -> dict[str, Any] | None:
+    """What a peer's program printed, or None where it is not installed or did not come to an end."""
+    if not python:
+        return None
+    command = [python, str(PEERS / script), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"    {script}: {error}", file=sys.stderr)
+        return None
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found | {"seconds": statistics.median(found["seconds"])}
+
+
+def cells(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    for million in options.sizes:
+        for volunteers in options.volunteers:
+            row: dict[str, Any] = {"million": million, "volunteers": volunteers}
+            for chosen in ("float32", "int8"):
+                row[chosen] = ours(million, volunteers, options.rounds, chosen)
+            size: tuple[str, ...] = ("--parameters", str(row["float32"]["parameters"]))
+            size += ("--nodes", str(volunteers))
+            few = ("--rounds", str(min(options.rounds, options.peer_rounds)))
+            flower = options.flower if million < FLOWER_ALONE or volunteers == 2 else ""
+            row["flower"] = peer(flower, "flower_rounds.py", *size, *few)
+            row["hivemind"] = peer(options.hivemind, "hivemind_steps.py", *size, *few)
+            yield row
+
+
+def told(row: dict[str, Any]) -> str:
+    """A line of the table."""
+
+    def cell(name: str) -> str:
+        return f"{row[name]['seconds']:9.2f}" if row[name] else "  missing"
+
+    def times(name: str, chosen: str, turned: bool) -> str:
+        if not row[name]:
+            return "      -"
+        ratio = row[name]["seconds"] / row[chosen]["seconds"]
+        return f"{1 / ratio if turned else ratio:7.2f}"
+
+    quick, raw = row["int8"], row["float32"]
+    return " ".join(
+        (
+            f"{row['million']:6g} M {row['volunteers']:2d}",
+            *(cell(name) for name in ("float32", "int8", "flower", "hivemind")),
+            times("flower", "float32", turned=False),
+            times("flower", "int8", turned=False),
+            times("hivemind", "float32", turned=True),
+            times("hivemind", "int8", turned=True),
+            f"{raw['up']:5.2f}/{raw['down']:4.2f} {quick['up']:5.2f}/{quick['down']:4.2f}",
+            f"{raw['above_idle_mb']:6.0f} {quick['above_idle_mb']:6.0f} MB",
+        )
+    )
+
+
+HEAD = (
+    "    size  N  float32      int8    flower  hivemind  flower/ flower/ float32/ int8/   bytes/parameter up/down  server above idle\n"
+    "                 s         s         s         s    float32  int8   hivemind hivemind  float32     int8      float32  int8"
+)
+
+
+def numbers(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
+
+
+def counts(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = ", ".join(f"{size:g}" for size in MODELS)
+    parser.add_argument("--sizes", type=numbers, default=[1.0, 10.0], help=f"millions: {known}")
+    parser.add_argument("--volunteers", type=counts, default=[2, 4])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peer-rounds", type=int, default=2, help="at most, of each peer")
+    parser.add_argument("--flower", default="", help="the Python of an environment with flwr")
+    parser.add_argument("--hivemind", default="", help="the Python of one with hivemind")
+    parser.add_argument("--json", type=Path)
+    for hidden in ("--url", "--folder", "--codec"):
+        parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
+    parser.add_argument("--number", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.number:
+        asyncio.run(reside(options))
+        return
+    print(HEAD)
+    rows = []
+    for row in cells(options):
+        rows.append(row)
+        print(told(row), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps({"rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
