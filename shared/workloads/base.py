@@ -13,10 +13,11 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import msgspec
 
+from shared.decoding import convert
 from shared.errors import InvalidRunFile, NotFound
 from shared.tensors.spec import Schema
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from shared.workloads.games import Games
 
 ENTRY_POINTS = "volunteer.workloads"
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 TaskKind = Literal["train", "selfplay", "learn", "evaluate"]
 UpdateKind = Literal["delta", "gradient", "games", "evaluation"]
@@ -256,6 +259,18 @@ def check_keys(keys: Iterable[str], known: Sequence[str], table: str) -> None:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(known) or 'none'}"
             raise InvalidRunFile(f'unknown key "{key}" in [{table}]: {hint}')
+
+
+def read_table(raw: Mapping[str, Any], kind: type[T], table: str) -> T:
+    """A table of a run file as the struct `kind`. Raises InvalidRunFile: an unknown key with the nearest known one, a wrong
+    type, or what the struct itself says of its values."""
+    check_keys(raw, tuple(kind.__struct_fields__), table)
+    try:
+        return convert(dict(raw), kind)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, InvalidRunFile):
+            raise error.__cause__ from None
+        raise InvalidRunFile(f"[{table}] {error}") from error
 
 
 def installed() -> dict[str, str]:

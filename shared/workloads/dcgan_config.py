@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shared.decoding import convert
 from shared.errors import InvalidRunFile
 from shared.tensors.spec import Schema, TensorSpec
-from shared.workloads.base import DatasetManifest, check_keys
+from shared.workloads.base import DatasetManifest, read_table
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"
 KERNEL = 4  # of every layer that doubles or halves
@@ -90,15 +89,7 @@ class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> DcganConfig:
         """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
-        check_keys(raw, cls.__struct_fields__, "model")
-        try:
-            return convert(dict(raw), cls)
-        except InvalidRunFile:
-            raise
-        except msgspec.ValidationError as error:
-            if isinstance(error.__cause__, InvalidRunFile):
-                raise error.__cause__ from None
-            raise InvalidRunFile(f"[model] {error}") from error
+        return read_table(raw, cls, "model")
 
     def to_dict(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self)

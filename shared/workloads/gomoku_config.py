@@ -6,14 +6,13 @@ Names of tensors never change (old checkpoints stay readable): stem, blocks.{i}.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from shared.decoding import convert
 from shared.errors import InvalidRunFile
 from shared.tensors.spec import Schema, TensorSpec
-from shared.workloads.base import check_keys
+from shared.workloads.base import read_table
 from shared.workloads.gomoku_games import Manner
 from shared.workloads.gomoku_rules import SIZE_MAX, Rules
 
@@ -21,8 +20,6 @@ PLANES = 3  # own stones, the other's stones, ones (so that the border is seen)
 POLICY_CHANNELS = 16
 VALUE_HIDDEN = 64
 PRESETS = {"small": (2, 32), "medium": (6, 64), "large": (12, 128)}  # blocks, channels
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 
 class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +78,7 @@ class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> GomokuConfig:
         """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
-        return _convert(raw, cls, "model")
+        return read_table(raw, cls, "model")
 
     def to_dict(self) -> dict[str, Any]:
         """With blocks and channels written out."""
@@ -156,19 +153,7 @@ class GomokuOptions(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> GomokuOptions:
         """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
-        return _convert(raw, cls, "task.options")
-
-
-def _convert(raw: Mapping[str, Any], kind: type[T], table: str) -> T:
-    check_keys(raw, kind.__struct_fields__, table)
-    try:
-        return convert(dict(raw), kind)
-    except InvalidRunFile:
-        raise
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, InvalidRunFile):
-            raise error.__cause__ from None
-        raise InvalidRunFile(f"[{table}] {error}") from error
+        return read_table(raw, cls, "task.options")
 
 
 def schema(config: GomokuConfig) -> Schema:
