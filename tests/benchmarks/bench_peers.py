@@ -177,6 +177,7 @@ async def reside(options: argparse.Namespace) -> None:
     schema = decode((folder.parent / "schema.json").read_bytes(), Schema)
     resident = Resident(options, folder, schema)
     await resident.join()
+    sent = received = 0
     began = []
     for turn in range(options.rounds + WARM + 1):
         if turn == WARM:
