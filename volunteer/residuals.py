@@ -26,10 +26,11 @@ NOT_THE_CONTENT = {Reason.STALE, Reason.CANCELLED, Reason.MERGE_FAILED}
 
 
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
-    """Which task the stored residual came from."""
+    """Which task the stored residual came from, and how far training had come at its base."""
 
     run: str
     task: int
+    global_step: int = 0
 
 
 class Carried:
@@ -52,14 +53,29 @@ class Carried:
         except (FileNotFoundError, InvalidFrame):
             return {}
 
-    def advance(self, task: int) -> None:
-        """The update of `task` was encoded, and `next` written with it."""
+    def drop_if_behind(self, global_step: int) -> None:
+        """A base with fewer steps than the last one was set back, also while nobody was here: nothing fits it any more."""
+        try:
+            residue = read_record(self.record, Residue)
+        except Configuration:  # damaged: nobody knows what the residual is of
+            self.zero()
+            return
+        if residue is not None and global_step < residue.global_step:
+            self.forget()
+
+    def forget(self) -> None:
+        """The base was set back: nothing from before fits it."""
+        self.zero()
+        self.optimizer.unlink(missing_ok=True)
+
+    def advance(self, task: int, global_step: int = 0) -> None:
+        """The update of `task` was encoded, and `next` written with it; `global_step` is of its base."""
         if self.current.exists():
             self.current.replace(self.previous)
         else:
             self.previous.unlink(missing_ok=True)
         self.next.replace(self.current)
-        write_record(self.record, Residue(run=self.run, task=task))
+        write_record(self.record, Residue(run=self.run, task=task, global_step=global_step))
 
     def keep(self) -> None:
         self.previous.unlink(missing_ok=True)
@@ -109,11 +125,9 @@ class Residuals:
                 carried.restore()
 
     def forget(self, run: str, devices: tuple[str, ...]) -> None:
-        """The base was set back: nothing from before fits it."""
+        """The base was set back."""
         for device in devices:
-            carried = self.of(run, device)
-            carried.zero()
-            carried.optimizer.unlink(missing_ok=True)
+            self.of(run, device).forget()
 
     def _stored(self, run: str, devices: tuple[str, ...]) -> list[tuple[Carried, Residue]]:
         found = []

@@ -75,6 +75,7 @@ class LocalTask:
                 f"the model of {job.run} needs {bytes_in_words(need)} of memory, "
                 f"more than the {bytes_in_words(files.memory_bytes)} this device may use"
             )
+        files.carried.drop_if_behind(files.manifest.global_step)
         inner = None if job.reset_inner else _load(files.carried.optimizer)
         snapshot = _load(files.snapshot)
         device = files.held.device
@@ -106,7 +107,7 @@ class LocalTask:
         entry = self._entry(result, tensors, spent)
         files.outbox.put(entry)
         if entry.submit.codec not in EXACT_CODECS:
-            files.carried.advance(lease.task)
+            files.carried.advance(lease.task, files.manifest.global_step)
         if not lease.job.reset_inner and (state := work.state()):
             _store(files.carried.optimizer, state)
         files.snapshot.unlink(missing_ok=True)

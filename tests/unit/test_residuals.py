@@ -15,10 +15,10 @@ SCHEMA = (TensorSpec("w", (2,)),)
 CPU = ("cpu",)
 
 
-def encode(carried: Carried, task: int, value: float) -> None:
+def encode(carried: Carried, task: int, value: float, global_step: int = 0) -> None:
     """As when the update of a task is written: its residual becomes the current one."""
     carried.next.write_bytes(frame_bytes({"w": np.full(2, value, np.float32)}))
-    carried.advance(task)
+    carried.advance(task, global_step)
 
 
 def now(residuals: Residuals) -> float | None:
@@ -84,6 +84,18 @@ def test_a_base_set_back_forgets_everything(tmp_path: Path) -> None:
     residuals.forget("r", CPU)
     assert now(residuals) is None
     assert not residuals.of("r", "cpu").optimizer.exists()
+
+
+def test_a_base_set_back_while_nobody_was_here_is_noticed_at_the_next_task(tmp_path: Path) -> None:
+    carried = Residuals(tmp_path).of("r", "cpu")
+    encode(carried, 1, 0.1, global_step=500)
+    carried.optimizer.write_bytes(b"moments")
+    restarted = Residuals(tmp_path)
+    restarted.of("r", "cpu").drop_if_behind(500)
+    assert now(restarted) == np.float32(0.1)
+    restarted.of("r", "cpu").drop_if_behind(450)
+    assert now(restarted) is None
+    assert not carried.optimizer.exists()
 
 
 def test_a_residual_of_another_model_is_not_used(tmp_path: Path) -> None:
