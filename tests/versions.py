@@ -27,28 +27,44 @@ SCHEMA: Schema = (
 class Versions:
     """Every version so far. Blobs lie in a dict and can be damaged or taken away."""
 
-    def __init__(self, path: Path, *, downlink: str = "chain", snapshot_every: int = 1000) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        downlink: str = "chain",
+        snapshot_every: int = 1000,
+        schema: Schema = SCHEMA,
+    ) -> None:
         path.mkdir()
         self._path = path
+        self.schema = schema
         self._rng = np.random.default_rng(5)
         self._plan = plan({"downlink": downlink, "snapshot_every": snapshot_every})
         self.weights: dict[str, Array] = {
-            spec.name: self._rng.standard_normal(spec.shape).astype("f4") for spec in SCHEMA
-        } | {"steps": np.array(0)}
+            spec.name: np.zeros(spec.shape, np.int64)
+            if spec.role == "counter"
+            else self._rng.standard_normal(spec.shape).astype("f4")
+            for spec in schema
+        }
         self.blobs: dict[str, bytes] = {}
         self.contents: list[Content] = []
-        self.publish()
+        if schema is SCHEMA:
+            self.publish(scale=0.0)
 
     def publish(self, scale: float = 1e-3) -> Content:
         """The next version; the weights have moved by so much."""
-        number = len(self.contents)
         for name, array in self.weights.items():
-            move = self._rng.standard_normal(array.shape) * (scale if number else 0.0)
+            move = self._rng.standard_normal(array.shape) * scale
             self.weights[name] = array + 1 if name == "steps" else (array - move).astype("f4")
+        return self.commit()
+
+    def commit(self) -> Content:
+        """The next version, with the weights as they are now."""
+        number = len(self.contents)
         master = self._path / f"master-{number}"
         order = Publication(
             plan=self._plan,
-            schema=SCHEMA,
+            schema=self.schema,
             version=number,
             master=master,
             written=self._write(master, number),
@@ -62,8 +78,8 @@ class Versions:
         return prepared.content
 
     def _write(self, path: Path, number: int) -> Written:
-        with FrameWriter(path, SCHEMA, {"version": str(number)}) as writer:
-            for spec in SCHEMA:
+        with FrameWriter(path, self.schema, {"version": str(number)}) as writer:
+            for spec in self.schema:
                 writer.write(spec.name, self.weights[spec.name])
             return writer.close()
 
@@ -84,7 +100,7 @@ class Versions:
             config={},
             weights=BlobRef(sha256=content.published_sha256, size=content.size),
             master_sha256=content.master_sha256,
-            schema_sha256=digest(canonical(SCHEMA)),
+            schema_sha256=digest(canonical(self.schema)),
             dataset="",
             dataset_sha256="",
             tokenizer_sha256="",
