@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator import leasing
+from coordinator.codecs import Agreements
 from coordinator.dispatch import Assignment, Outcome, Refusal, Waiter, dispatch
 from coordinator.leasing import Spec
 from coordinator.merge.plan import Plan
@@ -98,6 +99,7 @@ class Claims:
         self._specs: dict[int, Spec] = {}
         self._paces: dict[int, tuple[float, Pace | None]] = {}
         self._workloads: dict[str, tuple[float, frozenset[str]]] = {}  # until when, what
+        self._agreements = Agreements()
         self.joined_max = JOINED_MAX
 
     async def claim(self, principal: Principal, request: ClaimRequest) -> ClaimReply:
@@ -149,10 +151,13 @@ class Claims:
         now = self._clock.now()
         served = await self._db.write(lambda conn: self._transact(conn, waiters, now))
         answers: dict[str, Lease | Refusal] = dict(served.refusals)
+        speaks = {waiter.claim_id: waiter for waiter in waiters}
         for claim_id, row in served.rows.items():
             self._renewals.hold(row)
-            run = served.runs[row.run_id]
-            answers[claim_id] = leasing.lease(run.spec, run.plan, run.global_step, row, now)
+            run, waiter = served.runs[row.run_id], speaks[claim_id]
+            given = leasing.lease(run.spec, run.plan, run.global_step, row, now, waiter.codecs)
+            self._agreements.note(waiter.worker_id, given.run, run.plan.codec, given.grant.codec)
+            answers[claim_id] = given
         if served.more:
             self._signals.deliver("queue")
         return answers

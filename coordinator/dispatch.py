@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from coordinator.codecs import agreed
 from coordinator.sizing import (
     Run,
     allowance_beside_s,
@@ -116,7 +117,7 @@ def misfit(run: Run, waiter: Waiter) -> str:
     if waiter.kinds and not waiter.kinds.intersection(run.kinds):
         kinds = " and ".join(f'"{kind}"' for kind in run.kinds)
         return f'"{run.name}" has tasks of the kind {kinds} only'
-    if waiter.codecs and run.codec not in waiter.codecs:
+    if not agreed(run.codec, waiter.codecs):
         return f'"{run.name}" wants updates as "{run.codec}", which this version cannot write'
     if 0 < waiter.memory_bytes < run.memory_bytes:
         need, have = run.memory_bytes / 2**30, waiter.memory_bytes / 2**30

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coordinator import runfile
+from coordinator.codecs import agreed
 from coordinator.definition import price_of_flops
 from coordinator.merge.plan import Plan, phase_of
 from coordinator.merge.plan import plan as read_plan
@@ -168,8 +169,15 @@ def order_of(counts: tuple[int, ...], seed: int) -> PassOrder:
     return PassOrder(counts, seed)
 
 
-def lease(spec: Spec, plan: Plan, global_step: int, task: TaskRow, now: float) -> Lease:
-    """The message for a task in hand."""
+def lease(
+    spec: Spec,
+    plan: Plan,
+    global_step: int,
+    task: TaskRow,
+    now: float,
+    codecs: frozenset[str] = frozenset(),
+) -> Lease:
+    """The message for a task in hand, to a worker that speaks these codecs (empty = all)."""
     order_seed = pass_seed(spec.seed, task.pass_no)
     granted = upload_bytes_max(spec.parameters)
     if task.kind in GAMES:
@@ -185,7 +193,7 @@ def lease(spec: Spec, plan: Plan, global_step: int, task: TaskRow, now: float) -
         renew_by=task.renew_by or now,
         finish_by=task.finish_by or now,
         in_step=not plan.overlap,
-        grant=Grant(codec=plan.codec, bytes_max=granted),
+        grant=Grant(codec=agreed(plan.codec, codecs) or plan.codec, bytes_max=granted),
         price_micro=task.price_micro,
         now=now,
         data=data,

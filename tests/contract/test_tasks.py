@@ -119,6 +119,8 @@ async def test_a_lease_says_all_that_a_worker_needs(house: House) -> None:
     assert lease.price_micro == 2000
     assert lease.grant.bytes_max > 4000
     assert (lease.grant.codec, lease.now) == ("int8", now)
+    plain = await house.lease(house.b, codecs=("float32", "bf16"))
+    assert plain.grant.codec == "bf16"  # the next best that it speaks
 
 
 async def test_the_same_claim_gets_the_same_lease_while_it_lives(house: House) -> None:
@@ -191,7 +193,7 @@ def check_cover(conn: Connection, run: int) -> None:
 async def test_an_empty_queue_says_why(house: House) -> None:
     assert await house.idle(house.a, runs=("nothing",)) == Reason.NO_RUN
     assert await house.idle(house.a, memory_bytes=1) == Reason.NO_FIT
-    assert await house.idle(house.a, codecs=("float32",)) == Reason.NO_FIT
+    assert await house.idle(house.a, codecs=("ternary",)) == Reason.NO_FIT
     await house.lease(house.a)
     await house.lease(house.a)
     assert await house.idle(house.a) == Reason.IN_FLIGHT

@@ -256,7 +256,7 @@ def test_nobody_holds_more_than_he_may() -> None:
     [
         ({"workloads": frozenset({"dcgan"})}, 'needs the workload "gpt"'),
         ({"kinds": frozenset({"evaluate"})}, "kind"),
-        ({"codecs": frozenset({"float32"})}, '"int8"'),
+        ({"codecs": frozenset({"ternary"})}, '"int8"'),
         ({"memory_bytes": 10}, "memory"),
     ],
 )

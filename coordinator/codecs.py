@@ -1,0 +1,38 @@
+"""Which codec an update travels in, where a worker does not speak the one that its run wants."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import structlog
+
+FALLBACKS = ("int8", "bf16", "float32")  # the fewest bytes first; every volunteer speaks the last
+TOLD_MAX = 10_000  # pairs that are remembered
+
+log = structlog.get_logger("codecs")
+
+
+def agreed(wanted: str, spoken: Collection[str]) -> str:
+    """The codec for an update: the run's own, or the next best that the worker speaks; "" when there is none.
+
+    A worker that names no codec is believed to speak them all.
+    """
+    if not spoken or wanted in spoken:
+        return wanted
+    return next((name for name in FALLBACKS if name in spoken), "")
+
+
+class Agreements:
+    """Says once for each worker and run that another codec than the run's own was agreed on."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+
+    def note(self, worker_id: str, run: str, wanted: str, granted: str) -> None:
+        """A lease was given with this codec."""
+        if wanted == granted or (worker_id, run) in self._told:
+            return
+        if len(self._told) >= TOLD_MAX:
+            self._told.clear()
+        self._told.add((worker_id, run))
+        log.info("codec negotiated down", run=run, worker=worker_id, wanted=wanted, granted=granted)

@@ -1,0 +1,38 @@
+"""Workers that do not speak the codec of a run: what is agreed on, and that it is said once."""
+
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from coordinator.codecs import Agreements, agreed
+
+
+@pytest.mark.parametrize(
+    ("wanted", "spoken", "found"),
+    [
+        ("int8", {"int8", "float32"}, "int8"),
+        ("int4", {"int8", "bf16", "float32"}, "int8"),
+        ("topk-int4", {"float32", "bf16"}, "bf16"),
+        ("int8", {"float32"}, "float32"),
+        ("int8", {"ternary"}, ""),
+        ("int8", set(), "int8"),
+    ],
+)
+def test_the_best_codec_that_both_speak_is_agreed_on(
+    wanted: str, spoken: set[str], found: str
+) -> None:
+    assert agreed(wanted, spoken) == found
+
+
+def test_another_codec_is_said_once_for_each_worker_and_run() -> None:
+    agreements = Agreements()
+    with capture_logs() as said:
+        for _ in range(3):
+            agreements.note("ann", "r", "int4", "bf16")
+            agreements.note("ann", "s", "int4", "bf16")
+            agreements.note("bob", "r", "int8", "int8")
+    assert [(line["worker"], line["run"], line["granted"]) for line in said] == [
+        ("ann", "r", "bf16"),
+        ("ann", "s", "bf16"),
+    ]
