@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator import trust, validation
-from coordinator.definition import definition
+from coordinator.definition import Definition, definition
 from coordinator.harvest import Harvest
 from coordinator.leasing import UPDATES
 from coordinator.merge.plan import Plan, phase_of
@@ -182,6 +182,7 @@ class Intake:
                 reason=Reason.RUN_ENDED,
                 message="the run has ended; the work is paid",
             )
+        base = versions.get(conn, run.id, row.base_version)
         comparable = about.workload.traits.loss_is_measured
         evidence = Evidence(
             submit=decode(row.report, SubmitRequest),
@@ -191,7 +192,13 @@ class Intake:
             head=run.head,
             base_version=row.base_version,
             trust=accounts.trust_of(conn, row.volunteer_id),
-            cohort=contributions.cohort(conn, run.id, row.kind, about.file.validation.cohort),
+            effort=_effort(about, row.kind, base.global_step, row.steps),
+            cohort=[
+                peer.norm / _effort(about, row.kind, peer.global_step, peer.steps)
+                for peer in contributions.cohort(
+                    conn, run.id, row.kind, about.file.validation.cohort
+                )
+            ],
             loss=versions.newest_loss(conn, run.id) if comparable else None,
             parameters=about.parameters,
             replayed=contributions.seen_before(conn, run.id, row.sha256, row.task_id),
@@ -270,6 +277,10 @@ class Intake:
         return await self._db.read(
             lambda conn: contributions.history(conn, principal.volunteer_id, before, limit)
         )
+
+
+def _effort(about: Definition, kind: str, first: int, steps: int) -> float:
+    return validation.effort(kind, about.file.train, first, steps, about.total_steps)
 
 
 def _plan(run: RunRow, version: int) -> Plan:

@@ -19,6 +19,7 @@ from coordinator.runfile import ValidationSettings
 from shared.errors import InvalidFrame
 from shared.protocol import ContributionState, Reason, SubmitRequest
 from shared.workloads.base import TrainSettings
+from shared.workloads.schedule import full_steps
 
 if TYPE_CHECKING:
     from shared.tensors.spec import Schema
@@ -57,7 +58,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     head: int
     base_version: int  # bound by the lease, not by the client
     trust: float
-    cohort: Sequence[float]  # norms per step of the newest accepted contributions
+    effort: float  # see `effort`
+    cohort: Sequence[float]  # norms by effort of the newest accepted contributions
     loss: float | None  # of the newest evaluated version
     parameters: int
     replayed: bool  # the same bytes were handed in for another task
@@ -85,9 +87,13 @@ def reach(train: TrainSettings, steps: int, parameters: int) -> float:
     return ADAM_REACH * train.lr * steps * train.clip_norm if train.clip_norm > 0 else math.inf
 
 
-def norm_steps(update: str, steps: int) -> int:
-    """Over how many steps a norm adds up: a delta grows with each, a gradient is a mean."""
-    return 1 if update == "gradient" else max(1, steps)
+def effort(update: str, train: TrainSettings, first: int, steps: int, total: int) -> float:
+    """What a norm is divided by before it is compared: of a delta its steps, each as much as its learning rate; of a mean
+    gradient 1.
+
+    Without the rates, what is trained while they rise would set a limit that no later work could keep.
+    """
+    return 1.0 if update == "gradient" else full_steps(train, first, steps, total)
 
 
 def cohort_limit(cohort: Sequence[float], settings: ValidationSettings) -> float:
@@ -151,8 +157,7 @@ def _norm(
     evidence: Evidence, settings: ValidationSettings, train: TrainSettings, plan: Plan
 ) -> Judgement | float:
     """A rejection, or the factor that bounds the contribution to its cohort."""
-    norm = evidence.measurement.norm
-    steps = norm_steps(plan.update, evidence.task_steps)
+    norm, steps = evidence.measurement.norm, evidence.task_steps
     if plan.update == "delta":
         most = reach(train, steps, evidence.parameters)
         if norm > most:
@@ -162,7 +167,7 @@ def _norm(
             )
     if not evidence.cohort:
         return 1.0
-    per_step, limit = norm / steps, cohort_limit(evidence.cohort, settings)
+    per_step, limit = norm / evidence.effort, cohort_limit(evidence.cohort, settings)
     if per_step <= limit:
         return 1.0
     known = len(evidence.cohort) >= settings.cohort_min

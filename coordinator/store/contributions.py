@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, case, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, case, func, insert, or_, select, update
 
-from coordinator.store.tables import contributions, runs, tasks, verdicts
+from coordinator.store.tables import contributions, runs, tasks, verdicts, versions
 from shared.errors import Conflict, NotFound
 from shared.protocol import ContributionState, Verdict
 
@@ -182,18 +182,27 @@ def pending(conn: Connection, run_id: int) -> Pending:
     )
 
 
-def cohort(conn: Connection, run_id: int, kind: str, limit: int) -> list[float]:
-    """Norms of the newest accepted contributions of a kind: per step, but for gradients, which are means."""
-    c = contributions.c
-    query = select(c.norm, c.steps).where(
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """What others are compared with of one accepted contribution."""
+
+    norm: float
+    steps: int
+    global_step: int  # of its base version
+
+
+def cohort(conn: Connection, run_id: int, kind: str, limit: int) -> list[Peer]:
+    """The newest accepted contributions of a kind."""
+    c, v = contributions.c, versions.c
+    based = and_(v.run_id == c.run_id, v.version == c.base_version)
+    query = select(c.norm, c.steps, v.global_step).join_from(contributions, versions, based)
+    query = query.where(
         c.run_id == run_id,
         c.kind == kind,
         c.norm.is_not(None),
         c.state.in_(("accepted", "merged", "superseded")),
     )
     rows = conn.execute(query.order_by(c.id.desc()).limit(limit))
-    whole = kind == "gradient"
-    return [norm if whole else norm / max(1, steps) for norm, steps in rows]
+    return [Peer(norm=norm, steps=steps, global_step=at) for norm, steps, at in rows]
 
 
 def is_waiting(conn: Connection, run_id: int, worker_id: str) -> bool:

@@ -10,7 +10,8 @@ from torch.nn import Parameter
 
 from shared.workloads.base import Job
 from shared.workloads.devices import to_host
-from shared.workloads.inner import InnerOptimizer, learning_rate
+from shared.workloads.inner import InnerOptimizer
+from shared.workloads.schedule import learning_rate
 
 
 class Learner:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from shared.workloads.base import TrainSettings
-from shared.workloads.inner import InnerOptimizer, learning_rate
+from shared.workloads.inner import InnerOptimizer
 from shared.workloads.pace import Pace
+from shared.workloads.schedule import learning_rate
 from tests.tiny_gpt import (
     WORKLOAD,
     Folder,

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from coordinator.merge.plan import plan
 from coordinator.runfile import ValidationSettings
-from coordinator.validation import Evidence, Judgement, Measurement, cohort_limit, judge, reach
+from coordinator.validation import (
+    Evidence,
+    Judgement,
+    Measurement,
+    cohort_limit,
+    effort,
+    judge,
+    reach,
+)
 from shared.protocol import SubmitRequest
 from shared.workloads.base import TrainSettings
 
@@ -44,6 +52,7 @@ def evidence(**changes: Any) -> Evidence:
         "head": 5,
         "base_version": 5,
         "trust": 1.0,
+        "effort": 50.0,
         "cohort": [0.02] * 10,
         "loss": 3.0,
         "parameters": 1_000_000,
@@ -141,7 +150,23 @@ GRADIENTS = plan({"preset": "gradient-average"})
 
 
 def gradient(**changes: Any) -> Judgement:
-    return judge(evidence(**changes), SETTINGS, TRAIN, GRADIENTS)
+    measured = {"effort": effort("gradient", TRAIN, 0, 50, 0)}
+    return judge(evidence(**measured | changes), SETTINGS, TRAIN, GRADIENTS)
+
+
+def test_work_from_the_warm_up_of_the_rate_is_no_measure_of_what_comes_later_unless_the_rate_counts() -> (
+    None
+):
+    """Ten steps from step 0 of 40 steps of warm-up move a model by an eighth of what ten later steps do."""
+    train = TrainSettings(lr=1e-3, warmup_steps=40)
+    early, later = (effort("delta", train, first, 10, 0) for first in (0, 40))
+    assert early == pytest.approx(10 * 5.5 / 40)
+    assert later == 10
+    first = [early * 0.02 / early] * 8
+    honest = {"measurement": Measurement(norm=later * 0.02), "task_steps": 10, "steps": 10}
+    assert verdict(**honest, effort=later, cohort=first).state == "accepted"
+    by_steps = [early * 0.02 / 10] * 8
+    assert verdict(**honest, effort=10.0, cohort=by_steps).reason == "norm"
 
 
 def test_a_mean_gradient_is_measured_whole_however_many_steps_it_is_the_mean_of() -> None:

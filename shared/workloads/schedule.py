@@ -1,0 +1,34 @@
+"""The learning rate of a global step, without torch: workers train by it, and the coordinator judges by it."""
+
+from __future__ import annotations
+
+import math
+
+from shared.workloads.base import TrainSettings
+
+LOOKS = 32  # points at which a long stretch of the schedule is looked at
+
+
+def learning_rate(train: TrainSettings, step: int, total: int) -> float:
+    """The rate of global step `step` (from 0): linear warm-up, then a cosine down to `min_lr_ratio`, then level.
+
+    The cosine spans `decay_steps`, or `total` where that is 0; when both are unknown the rate stays level.
+    """
+    if step < train.warmup_steps:
+        return train.lr * (step + 1) / train.warmup_steps
+    span = (train.decay_steps or total) - train.warmup_steps
+    if span <= 0:
+        return train.lr
+    done = min(1.0, (step - train.warmup_steps) / span)
+    floor = train.min_lr_ratio
+    return train.lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def full_steps(train: TrainSettings, first: int, steps: int, total: int) -> float:
+    """How many steps at the full rate so many steps from global step `first` on amount to: what they can move a model by."""
+    looks = min(LOOKS, max(1, steps))
+    rates = (
+        learning_rate(train, first + (2 * look + 1) * steps // (2 * looks), total)
+        for look in range(looks)
+    )
+    return max(1e-6, math.fsum(rates) / looks / train.lr * steps)

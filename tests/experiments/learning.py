@@ -1,0 +1,285 @@
+"""Training for real in the simulator: the corpus, one run of some workers, and what it cost in bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from sqlalchemy import Connection
+
+from coordinator.datasets import LocalData
+from coordinator.definition import Definition
+from coordinator.simulate import loop
+from coordinator.simulate.labour import Trained
+from coordinator.simulate.scenario import from_table
+from coordinator.simulate.simulation import Dataset, Head, Hooks, Outcome, simulate
+from coordinator.store import runs
+from coordinator.wiring import Coordinator
+from shared.tensors.frame import open_frame
+from shared.workloads.base import DatasetManifest
+from shared.workloads.documents import Document, standard_library_documents
+from shared.workloads.text import build_text
+
+BYTES = 257  # every byte and the end of a text
+HELD_OUT = 0.02
+EVALUATE_S = 600.0
+
+
+def corpus(folder: Path, documents: int = 0) -> Dataset:
+    """The standard library's source as bytes, kept in `folder`; the first `documents` of it, or all."""
+    path = folder / f"corpus-{documents}"
+    if not (path / "manifest.json").exists():
+        path.mkdir(parents=True, exist_ok=True)
+        _build(path, documents)
+    manifest = msgspec.json.decode((path / "manifest.json").read_bytes(), type=DatasetManifest)
+    return manifest, {file.name: file.read_bytes() for file in path.glob("?" * 64)}
+
+
+def _build(path: Path, documents: int) -> None:
+    def put(data: bytes) -> str:
+        name = hashlib.sha256(data).hexdigest()
+        (path / name).write_bytes(data)
+        return name
+
+    texts: list[Document] = []
+    for text in standard_library_documents():
+        texts.append(text)
+        if len(texts) == documents:
+            break
+    manifest = build_text(
+        "stdlib",
+        texts,
+        put,
+        vocab_size=BYTES,
+        heldout_share=HELD_OUT,
+        licence="PSF-2.0",
+        source="the Python standard library of this machine",
+    )
+    (path / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What does not change between the cells of an experiment."""
+
+    dataset: Dataset
+    model: Mapping[str, Any]
+    steps: int = 600  # of each worker
+    batch: int = 4
+    lr: float = 1e-3
+    warmup: int = 40
+
+
+PROBE = {"block_size": 64, "n_layer": 4, "n_head": 4, "n_embd": 128, "dropout": 0.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of some workers."""
+
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    workers: int = 4
+    local_steps: int = 30
+    batch: int = 0  # 0 = the setup's
+    seed: int = 0
+    inner: str = "keep"
+    rewarm: int = 0
+    feedback: bool = True
+    start: Path | None = None  # weights to go on from, at step `start_step`
+    start_step: int = 0
+    save: Mapping[int, Path] = field(
+        default_factory=dict
+    )  # global step -> where to keep the weights
+    curve_every: int = 100  # global steps between measurements; the end is always measured
+    curve_s: float = 0.0  # or seconds of virtual time, if above 0
+    stretch: float = 1.0  # the schedule is so many times as long: versions of single arrivals
+    machines: tuple[Mapping[str, Any], ...] = ()  # in place of equal ones
+    task: Mapping[str, Any] = field(default_factory=dict)
+    tokens_share: float = 1.0  # of the tokens that equal machines would train
+    hours: float = 1000.0
+    tick_s: float = 0.0  # of the coordinator's chores; 0 = by the length of a task
+    train: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """What came of it."""
+
+    loss: float
+    curve: list[tuple[int, float, float]]  # global step, virtual seconds, loss
+    outcome: Outcome
+    up: float  # bytes a parameter and worker
+    down: float
+    stored: int
+
+    def row(self) -> dict[str, Any]:
+        refused: dict[str, int] = {}
+        for trace in self.outcome.traces:
+            for verdict, count in trace.verdicts.items():
+                if verdict != "accepted":
+                    refused[verdict] = refused.get(verdict, 0) + count
+        return {
+            "loss": round(self.loss, 4),
+            "up": round(self.up, 2),
+            "down": round(self.down, 2),
+            "versions": len(self.outcome.merged_at),
+            "merged": self.outcome.merged,
+            "virtual_s": round(self.outcome.seconds, 1),
+            "refused": refused,
+            "curve": [(step, round(at, 1), round(loss, 4)) for step, at, loss in self.curve],
+        }
+
+
+def learn(setup: Setup, run: Run) -> Learned:
+    """Train for real, in virtual time, through the real queue, intake and merge."""
+    watch = _Watch(setup, run)
+    table = _table(setup, run)
+    scenario = from_table(table)
+
+    def labour(about: Definition, scratch: Path, data: LocalData | None, index: int) -> Trained:
+        assert data is not None
+        return Trained(about, scratch, data, feedback=run.feedback)
+
+    async def begin(coordinator: Coordinator, name: str) -> None:
+        def later(conn: Connection) -> None:
+            runs.set_values(conn, runs.by_name(conn, name).id, global_step=run.start_step)
+
+        await coordinator.db.write(later)
+
+    hooks = Hooks(
+        labour=labour,
+        dataset=setup.dataset,
+        on_draft=begin,
+        on_version=watch.see,
+        tick_s=run.tick_s or min(2.0, run.local_steps / 4),
+    )
+    outcome = loop.run(simulate(scenario, hooks))
+    loss = watch.final()
+    size = outcome.parameters * len(outcome.traces)
+    return Learned(
+        loss=loss,
+        curve=watch.curve,
+        outcome=outcome,
+        up=sum(trace.up_bytes for trace in outcome.traces) / size,
+        down=sum(trace.down_bytes for trace in outcome.traces) / size,
+        stored=watch.stored,
+    )
+
+
+class _Watch:
+    """Measures versions on held-out text and keeps the ones that are asked for."""
+
+    def __init__(self, setup: Setup, run: Run) -> None:
+        self._setup = setup
+        self._run = run
+        self._heldout = _heldout(setup.dataset)
+        self._measured = run.start_step
+        self._measured_at = 0.0
+        self._last: dict[str, np.ndarray[Any, Any]] = {}
+        self._about: Definition | None = None
+        self._at = (0, 0.0)
+        self.curve: list[tuple[int, float, float]] = []
+        self.stored = 0
+
+    def see(self, head: Head) -> None:
+        step = head.row.global_step
+        with open_frame(head.weights, head.about.schema) as frame:
+            self._last = {name: np.array(frame.array(name)) for name in frame}
+        self._about, self._at = head.about, (step, head.seconds)
+        for wanted, path in self._run.save.items():
+            if step == wanted:
+                path.mkdir(parents=True, exist_ok=True)
+                save_file(self._last, path / "model.safetensors")
+                self.stored += 1
+        if self._is_time(step, head.seconds):
+            self._measured, self._measured_at = step, head.seconds
+            self._measure()
+
+    def _is_time(self, step: int, seconds: float) -> bool:
+        if self._run.curve_s:
+            return seconds >= self._measured_at + self._run.curve_s
+        return step >= self._measured + self._run.curve_every * self._run.stretch
+
+    def _measure(self) -> float:
+
+        assert self._about is not None, "no version was merged"
+        weights = {name: torch.from_numpy(value) for name, value in self._last.items()}
+        workload, model = self._about.workload, self._about.file.model
+        found = workload.evaluate(model, weights, self._heldout, EVALUATE_S, lambda: False)
+        self.curve.append((*self._at, found["loss"]))
+        return found["loss"]
+
+    def final(self) -> float:
+        if self.curve and self.curve[-1][0] == self._at[0]:
+            return self.curve[-1][2]
+        return self._measure()
+
+
+def _table(setup: Setup, run: Run) -> dict[str, Any]:
+    tokens = int(
+        (setup.steps - run.start_step)
+        * setup.batch
+        * setup.model["block_size"]
+        * _crowd(setup, run)
+        * run.tokens_share
+    )
+    train: dict[str, Any] = {
+        "lr": setup.lr,
+        "warmup_steps": setup.warmup,
+        "decay_steps": int(setup.steps * run.stretch),
+        "rewarm_steps": run.rewarm,
+        **run.train,
+    }
+    if run.start is not None:
+        train["init_from"] = str(run.start)
+    machines = run.machines or (
+        {"count": run.workers, "steps_per_s": 1.0, "overhead_s": 0.0, "latency_ms": 1.0},
+    )
+    fast = {"up_mbit": 1e6, "down_mbit": 1e6}
+    return {
+        "seed": run.seed + 1,
+        "hours": run.hours,
+        "server": fast,
+        "run": {
+            "workload": "gpt",
+            "seed": run.seed,
+            "model": dict(setup.model),
+            "task": {
+                "local_steps": run.local_steps,
+                "batch_size": run.batch or setup.batch,
+                "inner_state": run.inner,
+                "min_steps": 1,
+                **run.task,
+            },
+            "train": train,
+            "plan": {"quorum": run.workers, "deadline_seconds": 100_000.0, **run.plan},
+            "stop": {"tokens": tokens},
+            "evaluation": {"every": 0},
+            "retention": {"latest": 2, "every": 0},
+        },
+        "workers": [fast | dict(machine) for machine in machines],
+    }
+
+
+def _crowd(setup: Setup, run: Run) -> float:
+    """How many batches of the setup all workers together do in a step."""
+    return run.workers * (run.batch or setup.batch) / setup.batch
+
+
+def _heldout(dataset: Dataset) -> LocalData:
+    manifest, blobs = dataset
+    split = msgspec.structs.replace(manifest, chunks=manifest.heldout, heldout=())
+    folder = Path(tempfile.mkdtemp(prefix="heldout-"))
+    files = {}
+    for chunk in split.chunks:
+        files[chunk.sha256] = folder / chunk.sha256
+        files[chunk.sha256].write_bytes(blobs[chunk.sha256])
+    return LocalData(split, files)

@@ -1,0 +1,42 @@
+"""Real training in virtual time: what merging does to the loss, in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.experiments.exp_learning import ALONE, quick_setup
+from tests.experiments.learning import Run, Setup, learn
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    folder: Path = tmp_path_factory.mktemp("corpus")
+    return quick_setup(folder)
+
+
+@pytest.fixture(scope="module")
+def alone(setup: Setup) -> float:
+    return learn(setup, Run(plan=ALONE, workers=1, local_steps=40)).loss
+
+
+def test_four_who_average_learn_more_than_one_alone_and_less_than_one_large_batch(
+    setup: Setup, alone: float
+) -> None:
+    together = learn(setup, Run(plan={"preset": "fedavg"}, local_steps=20))
+    whole = learn(setup, Run(plan=ALONE, workers=1, batch=4 * setup.batch, local_steps=40))
+    assert whole.loss < together.loss < alone - 0.02
+    assert together.row()["refused"] == {}
+    assert together.up == pytest.approx(setup.steps / 20 * 1.02, rel=0.15)  # int8
+
+
+def test_nobody_is_refused_for_what_he_trained_while_the_learning_rate_rose(setup: Setup) -> None:
+    """Judged by steps alone, whatever came after the first eight contributions was refused for ever."""
+    slow_start = replace(setup, warmup=60)
+    plan = {"preset": "async-diloco", "quorum": 1, "deadline_seconds": 0.0}
+    run = Run(plan=plan, workers=6, local_steps=10, tokens_share=0.4, stretch=6.0, hours=0.5)
+    found = learn(slow_start, run)
+    assert found.row()["refused"] == {}
+    assert len(found.outcome.merged_at) > 15
