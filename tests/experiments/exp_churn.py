@@ -81,8 +81,9 @@ def main() -> None:
         waited: list[float] = []
 
         def work(run: Run, seed: int = seed, waited: list[float] = waited) -> Row:
-            limited = {"hours": waited[0] / 3600, "tokens_share": 100.0} if waited else {}
-            row = learn(setup, replace(run, seed=seed, **limited)).row()
+            if waited:
+                run = replace(run, hours=waited[0] / 3600, tokens_share=100.0)
+            row = learn(setup, replace(run, seed=seed)).row()
             return {"seed": seed} | row
 
         for name, run in ways(steps).items():

@@ -89,6 +89,11 @@ def cells(out: Path) -> Iterator[tuple[str, Run]]:
     yield "averaging H30 K4 s0", Run(plan=AVERAGE)
     yield "int4 gradients 60, diloco H10 K4 s0", Run(plan=compressed(60), local_steps=10)
     yield "averaging H10 K4 s0", Run(plan=AVERAGE, local_steps=10)
+    for steps in (6, 10):
+        plan = {**AVERAGE, "codec": "int4"}
+        yield f"averaging H{steps} int4 K4 s0", Run(plan=plan, local_steps=steps)
+    for preset in ("async-diloco", "fedasync", "fedadam", "fedbuff"):
+        yield f"preset {preset} H30 K4 s0", _preset(preset)
     yield "warm, diloco H10 K4 s0", Run(**then, plan=DILOCO, local_steps=10)
     yield "preset diloco H30 K4 s0", Run(plan={"preset": "diloco"})
     yield "averaging H5 40, diloco H10 K4 s0", Run(plan=averaged(40, 5), local_steps=10)
@@ -97,14 +102,10 @@ def cells(out: Path) -> Iterator[tuple[str, Run]]:
     yield "warm, diloco H30 float32 K4 s0", Run(**then, plan={**DILOCO, "codec": "float32"})
     yield "warm, averaging H30 K4 s0", Run(**then, plan=AVERAGE)
     yield "warm, diloco H30 reset K4 s0", Run(**then, plan=DILOCO, inner="reset")
-    yield "preset async-diloco H30 K4 s0", _preset("async-diloco")
-    yield "preset fedasync H30 K4 s0", _preset("fedasync")
     yield (
         "top-k gradients 120, diloco H10 K4 s0",
         Run(plan=compressed(120, "topk-int4"), local_steps=10),
     )
-    yield "preset fedadam H30 K4 s0", _preset("fedadam")
-    yield "preset fedbuff H30 K4 s0", _preset("fedbuff")
     yield "averaging H100 K4 s0", Run(plan=AVERAGE, local_steps=100)
     yield from _rest(out)
 
