@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
+from coordinator.blobs import in_pool
 from coordinator.definition import definition
 from coordinator.replay import opponents
 from coordinator.signals import Signals
@@ -158,6 +161,7 @@ class Upkeep:
     async def sweep(self) -> int:
         """Delete blobs that nothing refers to and that are old enough not to be on their way in."""
         before = self._clock.now() - ORPHAN_AGE_S
+        await in_pool(_clear, self._blobs.scratch(), before)
 
         def candidates(conn: Connection) -> set[str]:
             played = games.blobs_in_use(conn, self._clock.now())
@@ -205,6 +209,14 @@ def _forget_parts(conn: Connection, before: float) -> None:
     """Merges in shards that came to nothing, and states whose versions are pruned."""
     parts.drop_old(conn, before)
     parts.drop_states(conn, versions.blobs_in_use(conn))
+
+
+def _clear(scratch: Path, before: float) -> None:
+    """Delete what a killed process left half written; the folders beside look after themselves."""
+    for path in scratch.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file() and path.stat().st_mtime < before:
+                path.unlink()
 
 
 def _seal(conn: Connection) -> None:

@@ -241,6 +241,20 @@ async def test_a_coordinator_that_dies_between_link_and_commit_leaves_nothing(
     assert (await whole.checks.run()).breaches == ()
 
 
+async def test_what_a_killed_coordinator_left_half_written_goes_with_the_orphans(
+    home: House,
+) -> None:
+    scratch = home.coordinator.blobs.scratch()
+    old, new, upload = scratch / "merge-1-link", scratch / "merge-2-link", scratch / "uploads" / "u"
+    for path in (old, new, upload):
+        path.write_bytes(b"half")
+    now = home.clock.now()
+    for path, age in ((old, 7200), (new, 60), (upload, 7200)):
+        os.utime(path, (now - age, now - age))
+    await home.coordinator.upkeep.sweep()
+    assert [path.exists() for path in (old, new, upload)] == [False, True, True]
+
+
 async def stored(home: House) -> set[str]:
     return {entry.sha256 async for entry in home.coordinator.blobs.entries()}
 
