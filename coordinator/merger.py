@@ -149,6 +149,8 @@ class Merger:
         except StorageFull:
             await self._abandon(job)
             raise
+        except Conflict as error:
+            return await self._overtaken(job, error)
         except (VolunteerError, ValueError, OSError) as error:
             await self._failed(job, error)
             return False
@@ -156,9 +158,7 @@ class Merger:
         try:
             await self._db.write(lambda conn: self._commit(conn, job, content, draft, took))
         except Conflict as error:
-            log.info("merge overtaken", run=job.run.name, error=error.message)
-            await self._abandon(job)
-            return False
+            return await self._overtaken(job, error)
         await self._parts.discard(draft.spent)
         log.info(
             "merged",
@@ -170,6 +170,11 @@ class Merger:
         for topic in (f"run:{job.run.id}", "versions", "queue"):
             self._signals.notify(topic)
         return True
+
+    async def _overtaken(self, job: Job, error: Conflict) -> bool:
+        log.info("merge overtaken", run=job.run.name, error=error.message)
+        await self._abandon(job)
+        return False
 
     async def _abandon(self, job: Job) -> None:
         now = self._clock.now()

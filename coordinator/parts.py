@@ -28,7 +28,7 @@ from coordinator.signals import Signals
 from coordinator.store import parts, versions
 from coordinator.store.parts import Made, PartRow, Phase, StateFile
 from shared.clock import Clock
-from shared.errors import InvalidFrame, StorageFull, Unavailable, VolunteerError
+from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, VolunteerError
 from shared.tensors.frame import Written
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Parts:
     async def build(self, merge: MergeRow, recipe: Recipe, weights: Path) -> Draft:
         """See to it that every part is made, by us or by others, and put the weights together in a file.
 
-        Raises Failed with what a part could not bear, StorageFull.
+        Raises Failed with what a part could not bear, StorageFull, Conflict when the merge is somebody else's by now.
         """
         self._signals.notify(TOPIC)
         slots = range(min(self.threads, recipe.terms.shards))
@@ -109,6 +109,8 @@ class Parts:
             if end is not None:
                 raise end
         rows = await self._db.read(lambda conn: parts.of_merge(conn, merge.id))
+        if not rows:
+            raise Conflict("the merge was taken over, and has ended")
         failed = next((row for row in rows if row.state == "failed"), None)
         if failed is not None:
             raise Failed(f"shard {failed.shard}: {failed.message}")

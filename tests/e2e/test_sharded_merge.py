@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import multiprocessing
 import os
 import random
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,8 @@ from coordinator.definition import definition
 from coordinator.remerge import Remerge
 from coordinator.store import contributions, merge_tables, runs, tables, versions
 from shared.clock import VirtualClock
-from tests.e2e.conftest import Site
 from tests.faults import Fault, Faults, fail, faults, install, kill
 from tests.house import RUN, House, Worker, house
-from tests.load import Diary, Numbers
 
 PRESET = 'preset = "fedavg"\nquorum = 2'
 SHARDED = RUN.replace(
@@ -296,76 +293,92 @@ async def waiting(home: House) -> int:
 
 
 STEPS = int(os.environ.get("CHAOS_KILLS", "24"))
-VOLUNTEERS = 4
-CHAOS = SHARDED.replace("quorum = 3", "quorum = 2").replace(
-    'aggregate = "centred-clip"', 'aggregate = "norm-clip"'
+CHAOS = RUN.replace(
+    PRESET, 'preset = "diloco"\nphases = []\nmax_staleness = 10000\nshards = 2\noverlap = true'
 ) + ("[evaluation]\nevery = 0\n")
-STEPS_APART = 4  # between two blows
-STOPPED_S = 0.8  # longer than a lease
+LEASE_S = 0.3
+BACKLOG = 6
 
 
-@asynccontextmanager
-async def crowd(site: Site, twin: Site, folder: Path) -> AsyncIterator[Diary]:
-    """Volunteers at work on two coordinators."""
-    async with site.opened() as coordinator:
-        run = await coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
-    diary, schema = Diary(), definition(run).schema
-    urls = [site.url, twin.url] * VOLUNTEERS
-    people = [Numbers(urls[n], f"Nr {n}", schema, diary, folder) for n in range(VOLUNTEERS)]
-    await asyncio.gather(*(who.join() for who in people))
-    try:
-        async with asyncio.TaskGroup() as group:
-            for who in people:
-                group.create_task(who.work())
-            yield diary
-            for who in people:
-                who.stopping = True
-    finally:
-        for who in people:
-            await who.http.aclose()
+def merge_for_ever(settings: dict[str, Any]) -> None:
+    """In a process of its own: a coordinator that does nothing but merge."""
+
+    async def merge() -> None:
+        async with opened(Settings(**settings)) as coordinator:
+            await coordinator.merger.run(asyncio.Event())
+
+    asyncio.run(merge())
 
 
-async def torment(site: Site, moments: random.Random) -> None:
-    """Stop a coordinator for longer than its leases last, or kill it and begin another."""
-    await asyncio.sleep(moments.uniform(0.0, 0.3))
-    if moments.random() < 0.6:
-        site.child.kill(signal.SIGSTOP)
-        await asyncio.sleep(STOPPED_S)
-        site.child.kill(signal.SIGCONT)
-        return
-    site.child.kill()
-    await site.child.ended()
-    await site.serve()
-    await site.listening()
+class Replicas:
+    """Two coordinators that are paused for longer than their leases last, or killed and replaced."""
+
+    def __init__(self, processes: Any, settings: dict[str, Any]) -> None:
+        self._moments = random.Random(4)
+        self._processes = processes
+        self._settings = settings
+        self._living = [self._make() for _ in range(2)]
+        for one in self._living:
+            one.start()
+
+    def _make(self) -> Any:
+        return self._processes.Process(target=merge_for_ever, args=(self._settings,), daemon=True)
+
+    async def suffer(self) -> None:
+        while True:
+            await asyncio.sleep(self._moments.uniform(0.0, 1.0))
+            index = self._moments.randrange(2)
+            victim = self._living[index]
+            assert victim.exitcode is None, f"a coordinator ended: {victim.exitcode}"
+            if self._moments.random() < 0.6:
+                os.kill(victim.pid, signal.SIGSTOP)
+                await asyncio.sleep(2 * LEASE_S)
+                os.kill(victim.pid, signal.SIGCONT)
+                continue
+            victim.kill()
+            self._living[index] = self._make()
+            self._living[index].start()
+
+    def end(self) -> None:
+        for one in self._living:
+            one.kill()
+            one.join(30)
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 async def test_two_coordinators_with_pauses_and_kills_never_merge_a_step_twice(
-    site: Site, twin: Site, tmp_path: Path
+    tmp_path: Path, postgres: Any, processes: Any
 ) -> None:
-    await site.start_run(CHAOS)
-    for each in (site, twin):
-        await each.serve()
-        await each.listening()
-    moments = random.Random(4)
-    async with site.opened() as coordinator, crowd(site, twin, tmp_path) as diary:
-        for steps in range(STEPS_APART, STEPS + 1, STEPS_APART):
-            await torment(moments.choice((site, twin)), moments)
-            while (await coordinator.runs.info("tiny")).version < steps:
-                await diary.more(1)
-    for each in (site, twin):
-        assert await each.stop() == 0
-    async with site.opened() as coordinator:
-        assert (await coordinator.checks.run()).breaches == ()
-        assert await coordinator.check_ledger() == []
-        info = await coordinator.runs.info("tiny")
-        merges = await coordinator.db.read(
-            lambda conn: list(conn.execute(tables.merges.select()).mappings())
-        )
-        again = await Remerge(coordinator.db, coordinator.blobs, coordinator.threads).run("tiny")
-    committed = Counter(row["base"] for row in merges if row["state"] == "committed")
-    assert committed == Counter(range(info.version))
-    assert {row["owner"] for row in merges} >= {merges[0]["owner"], merges[-1]["owner"]}
-    assert again.wrong is None
-    assert again.merges > 0
+    url = await postgres.fresh()
+    async with house(tmp_path, database=url, merge_threads=1, merge_lease_s=LEASE_S) as home:
+        await home.start_run(CHAOS)
+        crew, seeds = await joined(home), itertools.count()
+        replicas = Replicas(processes, msgspec.to_builtins(home.coordinator.settings))
+        suffering = asyncio.create_task(replicas.suffer())
+        try:
+            async with asyncio.timeout(60 + 5 * STEPS):
+                while (await home.coordinator.runs.info("tiny")).version < STEPS:
+                    assert not suffering.done(), suffering.exception()
+                    if await waiting(home) < BACKLOG:
+                        seed = next(seeds)
+                        assert (await crew[seed % 3].work(seed)).state == "accepted"
+                    else:
+                        await asyncio.sleep(0.01)
+        finally:
+            suffering.cancel()
+            replicas.end()
+        await merged_once(home)
+    await postgres.recycle(url)
+
+
+async def merged_once(home: House) -> None:
+    """Every step was committed by exactly one merge, of contributions of its own, and can be made again."""
+    assert (await home.coordinator.checks.run()).breaches == ()
+    assert await home.coordinator.check_ledger() == []
+    rows = await home.coordinator.db.read(
+        lambda conn: list(conn.execute(tables.merges.select()).mappings())
+    )
+    committed = Counter(row["base"] for row in rows if row["state"] == "committed")
+    made = len(await heads(home)) - 1
+    assert committed == Counter(range(made))
+    assert await remade(home, 0) == (made, None)
