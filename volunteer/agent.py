@@ -32,6 +32,7 @@ from volunteer.trainer import Trainer
 
 TRAFFIC_S = 10.0
 JOIN_S = 2.0
+LAPSED = "its time ran out while this volunteer was away, so it is not gone on with"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +212,9 @@ class Agent:
         self._lanes = [Lane(self.parts, d, t, speeds.get(d.id)) for d, t in pairs]
         await self._guard.look()  # nothing begins that the rules would stop at once
         self._apply_pauses()
-        revived = await self._revive()
+        revived = await self._desk.unless(lambda: self._desk.ending, self._revive())
+        if revived is None:
+            return
         lanes = [
             lane.run([held for held in revived if held.device == lane.device.id])
             for lane in self._lanes
@@ -232,14 +235,18 @@ class Agent:
         stored = leases.stored()
         leases.forget_answered(stored)
         open_ = tuple(held for held in stored if not outbox.holds(*held.key))
-        alive = await self._beat.alive(open_) if open_ else ()
+        alive = await self._beat.alive(open_) if open_ or len(outbox) else ()
         lent = {lane.device.id for lane in self._lanes}
         kept = tuple(held for held in alive if held.device in lent)
         for held in stored:
-            if held not in kept:
-                leases.drop(held.lease)  # of a device that is not lent any more: it runs out
-        for held in kept:
-            self._hub.notice(f"going on with task {held.lease.task}")
+            if held in kept:
+                self._hub.notice(f"going on with task {held.lease.task}")
+                continue
+            leases.drop(held.lease)
+            if held in open_:
+                why = f"{held.device} is not lent any more" if held in alive else LAPSED
+                task = held.lease.task
+                self._hub.emit(events.TaskEnded(task=task, how="gone", message=why))
         return kept
 
     async def _close(self) -> int:

@@ -53,16 +53,12 @@ class Beat:
         await self._desk.unless(lambda: self._paused() != said, self._parts.clock.sleep(seconds))
 
     async def alive(self, stored: tuple[HeldLease, ...]) -> tuple[HeldLease, ...]:
-        """Which leases of an earlier process the coordinator still knows as ours."""
+        """Which leases of an earlier process are still ours and not yet late: somebody else may claim those that are."""
         extra = tuple(Held(lease).beat(paused=False) for lease in stored)
         reply = await self._parts.api.heartbeat(lambda: self._request(extra))
         self._learn(reply)
-        lost = {
-            (order.task, order.attempt)
-            for order in reply.orders
-            if order.order in ("cancel", "gone")
-        }
-        return tuple(lease for lease in stored if lease.key not in lost)
+        ours = {(order.task, order.attempt) for order in reply.orders if _ours(order)}
+        return tuple(lease for lease in stored if lease.key in ours - self._desk.late)
 
     async def once(self) -> float:
         """One heartbeat. Returns the seconds until the next."""
@@ -108,6 +104,11 @@ class Beat:
 
     def _learn(self, reply: HeartbeatReply) -> None:
         self._desk.offset_s = reply.now - self._parts.clock.now()
+        self._desk.late = {
+            (order.task, order.attempt)
+            for order in reply.orders
+            if _ours(order) and order.renew_by <= reply.now
+        }
         self._news(reply.news, reply.news_until)
         self._on_runs(reply.runs)
         balance = (reply.earned_micro, reply.pending_micro)
@@ -147,3 +148,7 @@ class Beat:
             return
         held.ordered_pause = wanted
         self._on_pause(held.stored.device, wanted, message or "the coordinator asked to pause")
+
+
+def _ours(order: TaskOrder) -> bool:
+    return order.order in ("continue", "pause")

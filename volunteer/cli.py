@@ -54,7 +54,9 @@ def start(
     run: Annotated[
         tuple[str, ...] | None, Parameter(help="Help only this run; may be repeated.", negative="")
     ] = None,
-    max_tasks: Annotated[int | None, Parameter(help="End after so many tasks.")] = None,
+    max_tasks: Annotated[
+        int | None, Parameter(help="End when so many tasks are handed in.")
+    ] = None,
     paused: Annotated[bool, Parameter(help="Start paused.", negative="")] = False,
     ascii: Annotated[
         bool | None, Parameter(help="Draw with the 95 plain characters only.", negative="")

@@ -78,7 +78,9 @@ class Settings(Looks, frozen=True, kw_only=True, forbid_unknown_fields=True):
     public: Annotated[bool, Meta(description="Show your nickname on the public leaderboard.")] = (
         True
     )
-    max_tasks: Annotated[int, Meta(description="End after so many tasks; 0 = no end.", ge=0)] = 0
+    max_tasks: Annotated[
+        int, Meta(description="End when so many tasks are handed in; 0 = no end.", ge=0)
+    ] = 0
     prefetch: Annotated[
         bool, Meta(description="Fetch the next task while the current one trains.")
     ] = True

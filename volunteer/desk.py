@@ -89,8 +89,12 @@ class Desk:
         self.offset_s = 0.0  # the coordinator's clock minus ours
         self.handed_in = 0
         self.heads: dict[str, int] = {}  # run -> its newest version, as far as we heard
+        self.late: set[tuple[int, int]] = (
+            set()
+        )  # leases whose time ran out and whose task nobody else has claimed yet
         self.hurries = 0  # how often somebody did not want to wait
         self._left = max_tasks if max_tasks > 0 else None
+        self._counted: set[tuple[int, int]] = set()  # taken against `max_tasks`
         self._changed = asyncio.Event()
 
     def change(self) -> Coroutine[Any, Any, Literal[True]]:
@@ -120,7 +124,7 @@ class Desk:
 
     @property
     def exhausted(self) -> bool:
-        """Whether all the tasks that were asked for have been taken."""
+        """Whether all the tasks that were asked for have been taken. One that is lost makes room for another."""
         return self._left is not None and self._left <= 0
 
     @property
@@ -134,14 +138,22 @@ class Desk:
         self.held[held.key] = held
         if self._left is not None:
             self._left -= 1
+            self._counted.add(held.key)
         self.notify()
 
     def put_down(self, held: Held, *, counted: bool) -> None:
         """Work on a lease is over; without a result it does not count against `max_tasks`."""
         self.held.pop(held.key, None)
-        if self._left is not None and not counted:
-            self._left += 1
+        if not counted:
+            self.lost(held.key)
         self.notify()
+
+    def lost(self, key: tuple[int, int]) -> None:
+        """Nothing was, or will be, handed in for this lease."""
+        self.late.discard(key)
+        if self._left is not None and key in self._counted:
+            self._counted.remove(key)
+            self._left += 1
 
     def give_up(self, error: VolunteerError) -> None:
         """Nothing can go on: the agent ends with this."""

@@ -52,13 +52,12 @@ class Lane:
         ahead: asyncio.Task[Held | None] | None = None
         try:
             while not self._desk.ending:
-                if ahead is None and self._desk.exhausted:
-                    return
-                held_next = await (ahead or self._claimer.take())
+                held_next = await ahead if ahead is not None else None
                 ahead = None
                 if held_next is None:
-                    await self._wait_for_leave()
-                    continue
+                    held_next = await self._next()
+                if held_next is None:
+                    return
                 if self._parts.settings.prefetch:
                     ahead = asyncio.create_task(self._take_ahead())
                 await self._perform(held_next)
@@ -72,6 +71,8 @@ class Lane:
     async def _take_ahead(self) -> Held | None:
         """Claim the next task near the end of this one, and fetch its data meanwhile."""
         await self._near_end.wait()
+        if self._desk.late:
+            return None  # claiming it again would take it away from ourselves
         held = await self._claimer.take()
         if held is not None:
             try:
@@ -80,14 +81,22 @@ class Lane:
                 pass  # it comes up again when the task is done
         return held
 
-    async def _wait_for_leave(self) -> None:
-        """Until something changes: a pause ends, a result is handed in, a yes is said."""
-        if self._desk.ending or self._desk.exhausted:
-            return
-        change = self._desk.change()
-        if self._desk.finishing and not self._desk.held:
-            self._claimer.idle("finished", "finished: no new work is taken until you resume")
-        await change
+    async def _next(self) -> Held | None:
+        """Claim a task, when that is allowed. None when the program ends or all that were asked for are handed in."""
+        while not self._desk.ending:
+            change = self._desk.change()  # from before the look, so that none is missed
+            if any(self._parts.outbox.holds(*key) for key in self._desk.late):
+                self._claimer.idle("late", "handing in a late result before somebody else's comes")
+                await change
+                continue
+            held = await self._claimer.take()
+            if held is not None or (self._desk.exhausted and not len(self._parts.outbox)):
+                change.close()
+                return held
+            if self._desk.finishing and not self._desk.held:
+                self._claimer.idle("finished", "finished: no new work is taken until you resume")
+            await change
+        return None
 
     def _mine(self, held: Held) -> bool:
         return held.stored.device == self.device.id

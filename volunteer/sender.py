@@ -111,10 +111,12 @@ class Sender:
             how = "cancelled" if isinstance(error, Cancelled) else "gone"
         self._parts.hub.emit(events.TaskEnded(task=entry.task, how=how, message=error.message))
         self._parts.residuals.lost(entry.run, entry.task, (entry.device,))
+        self._parts.desk.lost((entry.task, entry.submit.attempt))
         self._drop(entry)
 
     def _drop(self, entry: Entry) -> None:
         self._parts.outbox.drop(entry)
+        self._parts.desk.late.discard((entry.task, entry.submit.attempt))
         self._parts.desk.notify()
 
     def _tell(self, entry: Entry, done: int) -> None:
