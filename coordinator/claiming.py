@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator import leasing
+from coordinator import codes, leasing
 from coordinator.codecs import Agreements
 from coordinator.dispatch import Assignment, Outcome, Refusal, Waiter, dispatch
 from coordinator.leasing import Spec
@@ -24,7 +24,7 @@ from coordinator.store import claims, leases, passes
 from coordinator.store.claims import View
 from coordinator.store.leases import Taken
 from coordinator.store.tasks import TaskRow
-from shared.errors import BadRequest
+from shared.errors import BadRequest, Banned, Unauthorized, VolunteerError
 from shared.protocol import LONG_POLL_S_MAX, ClaimReply, ClaimRequest, Idle, Lease, Reason
 
 if TYPE_CHECKING:
@@ -65,6 +65,9 @@ class _Ask:
     answer: asyncio.Future[Lease | Refusal]
 
 
+Answer = Lease | Refusal | VolunteerError
+
+
 class _About(msgspec.Struct, frozen=True, kw_only=True):
     """What of a run its leases say."""
 
@@ -79,6 +82,7 @@ class _Served:
 
     rows: dict[str, TaskRow]
     refusals: dict[str, Refusal] = field(default_factory=dict)
+    shut_out: dict[str, VolunteerError] = field(default_factory=dict)
     runs: dict[int, _About] = field(default_factory=dict)
     more: bool = False
 
@@ -105,13 +109,14 @@ class Claims:
     async def claim(self, principal: Principal, request: ClaimRequest) -> ClaimReply:
         """A lease as soon as there is one for this worker, or after `wait_s` why there is none.
 
-        The same `claim_id` gets the same lease while it lives. Raises BadRequest.
+        The same `claim_id` gets the same lease while it lives. Raises BadRequest, and Banned or Unauthorized when the worker
+        was shut out while it waited.
         """
         _check(request)
         self._renewals.saw(principal.worker_id)
         waiter = _waiter(principal, request)
         until = self._clock.monotonic() + max(0.0, min(request.wait_s, LONG_POLL_S_MAX))
-        watch = self._signals.watch("queue")
+        watch = self._signals.watch("queue", "volunteers")
         while True:
             answer = await self._ask(waiter)
             if isinstance(answer, Lease):
@@ -144,13 +149,13 @@ class Claims:
             for claim_id, same in asks.items():
                 _tell(same, answers[claim_id])
 
-    async def _serve(self, waiters: Sequence[Waiter]) -> dict[str, Lease | Refusal]:
-        """Leases or refusals by the claim's key, committed."""
+    async def _serve(self, waiters: Sequence[Waiter]) -> dict[str, Answer]:
+        """Leases, refusals or errors by the claim's key, committed."""
         if not waiters:
             return {}
         now = self._clock.now()
         served = await self._db.write(lambda conn: self._transact(conn, waiters, now))
-        answers: dict[str, Lease | Refusal] = dict(served.refusals)
+        answers: dict[str, Answer] = {**served.refusals, **served.shut_out}
         speaks = {waiter.claim_id: waiter for waiter in waiters}
         for claim_id, row in served.rows.items():
             self._renewals.hold(row)
@@ -167,6 +172,8 @@ class Claims:
         served = _Served(rows=dict(view.live))
         fresh = [waiter for waiter in waiters if waiter.claim_id not in view.live]
         if fresh:
+            fresh = self._welcome(conn, fresh, served)
+        if fresh:
             self._hand_out(conn, view, self._able(conn, fresh, now), now, served)
         lines = {line.id: line for line in view.runs}
         for run_id in {row.run_id for row in served.rows.values()}:
@@ -175,6 +182,19 @@ class Claims:
             plan = leasing.phase(spec, line)
             served.runs[run_id] = _About(spec=spec, plan=plan, global_step=line.global_step)
         return served
+
+    def _welcome(
+        self, conn: Connection, waiters: Sequence[Waiter], served: _Served
+    ) -> list[Waiter]:
+        """Those who were not banned, or their secrets withdrawn, since they asked."""
+        out = claims.shut_out(conn, [waiter.worker_id for waiter in waiters])
+        for waiter in waiters if out else ():
+            if waiter.worker_id in out:
+                banned = out[waiter.worker_id]
+                served.shut_out[waiter.claim_id] = (
+                    Banned(codes.BANNED) if banned else Unauthorized(codes.REVOKED)
+                )
+        return [waiter for waiter in waiters if waiter.worker_id not in out]
 
     def _hand_out(
         self, conn: Connection, view: View, able: Sequence[Waiter], now: float, served: _Served
@@ -223,7 +243,7 @@ class Claims:
         return pace
 
 
-def _tell(asks: Iterable[_Ask], answer: Lease | Refusal | Exception) -> None:
+def _tell(asks: Iterable[_Ask], answer: Answer | Exception) -> None:
     """Answer those who still listen; a lease that nobody heard of is found again by its claim_id."""
     for ask in asks:
         if ask.answer.done():

@@ -19,6 +19,9 @@ LINK_CHARS = 8  # 40 bits, for ten minutes and behind a rate limit
 INVITE_CHARS = 16  # 80 bits: it may lie in a chat for weeks
 CODE_CHARS_MAX = 64  # as typed
 
+REVOKED = "this machine's secret was withdrawn: join again with a code from your organiser"
+BANNED = "the organiser has banned this account; write to them if you think this is a mistake"
+
 SECRET_CHARS_MIN, SECRET_CHARS_MAX = 32, 256
 _ID = re.compile(r"[A-Za-z0-9_-]{16,64}")
 _SECRET = re.compile(r"[A-Za-z0-9_-]{32,256}")

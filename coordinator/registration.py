@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 MACHINES_MAX = 100  # of one account, at once
 ACCEPTS_MAX = 64  # runs agreed to in one request
-REVOKED = "this machine's secret was withdrawn: join again with a code from your organiser"
-BANNED = "the organiser has banned this account; write to them if you think this is a mistake"
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -106,7 +104,7 @@ def _linked(conn: Connection, code: CodeRow) -> VolunteerRow:
     if account is None or account.state == "forgotten":
         raise Forbidden("the account of this code is gone")
     if account.state == "banned":
-        raise Banned(BANNED)
+        raise Banned(codes.BANNED)
     if store.live_machines(conn, account.id) >= MACHINES_MAX:
         raise Forbidden(f"an account has at most {MACHINES_MAX} machines: remove one first")
     return account
@@ -188,9 +186,9 @@ def authorise(known: Credentials | None, secret: str) -> Credentials:
     if known is None or not right:
         raise Unauthorized("unknown worker or wrong secret: join again with your link")
     if known.revoked:
-        raise Unauthorized(REVOKED)
+        raise Unauthorized(codes.REVOKED)
     if known.state != "active":
-        raise Banned(BANNED)
+        raise Banned(codes.BANNED)
     return known
 
 

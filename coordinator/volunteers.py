@@ -11,6 +11,7 @@ from coordinator import codes, machines, nicknames, registration
 from coordinator.invites import Invites, NewCode
 from coordinator.leaderboard import Leaderboard
 from coordinator.registration import Registered
+from coordinator.signals import Signals
 from coordinator.store import audit, ledger, report, runs
 from coordinator.store import codes as code_rows
 from coordinator.store import volunteers as store
@@ -69,9 +70,12 @@ class _Remembered(msgspec.Struct, frozen=True):
 class Volunteers:
     """The accounts of a coordinator. Everything durable is committed before a method returns."""
 
-    def __init__(self, db: Database, clock: Clock, settings: Settings) -> None:
+    def __init__(
+        self, db: Database, clock: Clock, settings: Settings, signals: Signals | None = None
+    ) -> None:
         self._db = db
         self._clock = clock
+        self._signals = signals or Signals(clock)
         self._settings = settings
         self._known: dict[str, _Remembered] = {}
         self._board = Leaderboard(db, clock)
@@ -115,7 +119,8 @@ class Volunteers:
         """This machine goes; with `forget` the whole account is wiped. Coming back takes nothing but a request."""
         now = self._clock.now()
         if request is not None and request.forget:
-            await self._write(lambda conn: _forget(conn, principal.volunteer_id, "volunteer", now))
+            who = principal.volunteer_id
+            await self._shut_out(lambda conn: _forget(conn, who, "volunteer", now))
             return
         await self._write(lambda conn: store.set_worker(conn, principal.worker_id, state="left"))
 
@@ -218,13 +223,13 @@ class Volunteers:
 
     async def ban(self, who: str) -> str:
         """Refuse an account from now on; the id it has. What it earned stays. Raises NotFound."""
-        return await self._set_state(who, "banned")
+        return await self._shut_out(self._to_state(who, "banned"))
 
     async def unban(self, who: str) -> str:
         """Let a banned account in again; the id it has. Raises NotFound, Forbidden."""
-        return await self._set_state(who, "active")
+        return await self._write(self._to_state(who, "active"))
 
-    async def _set_state(self, who: str, state: str) -> str:
+    def _to_state(self, who: str, state: str) -> Callable[[Connection], str]:
         now = self._clock.now()
 
         def change(conn: Connection) -> str:
@@ -235,7 +240,7 @@ class Volunteers:
             audit.append(conn, "organiser", f"volunteer.{state}", row.id, "", now)
             return row.id
 
-        return await self._write(change)
+        return change
 
     async def rename(self, who: str, nickname: str) -> str:
         """Give an account another nickname; the name as stored. Raises NotFound, InvalidName."""
@@ -268,12 +273,20 @@ class Volunteers:
             audit.append(conn, "organiser", "volunteer.reissue", row.id, {"revoked": count}, now)
             return NewCode(id=0, label=row.nickname, code=code, expires_at=until)
 
-        return await self._write(change)
+        return await self._shut_out(change)
 
     async def forget(self, who: str) -> str:
         """Wipe who somebody was; the name that stays. Credits and contributions keep adding up. Raises NotFound."""
         now = self._clock.now()
-        return await self._write(lambda conn: _forget(conn, _find(conn, who).id, "organiser", now))
+        return await self._shut_out(
+            lambda conn: _forget(conn, _find(conn, who).id, "organiser", now)
+        )
+
+    async def _shut_out(self, change: Callable[[Connection], T]) -> T:
+        """Write something after which machines may not have work any more: their claims that wait end now."""
+        done = await self._write(change)
+        self._signals.notify("volunteers")
+        return done
 
     async def _write(self, change: Callable[[Connection], T]) -> T:
         """Write something that must be noticed at once."""

@@ -143,7 +143,7 @@ class Coordinator:
         await signals.connect(db)
         cores = os.cpu_count() or 1
         threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="work")
-        volunteers = Volunteers(db, clock, settings)
+        volunteers = Volunteers(db, clock, settings, signals)
         queue = Queue(db, clock, signals, settings)
         uploads = Uploads(db, clock, blobs, settings)
         runs = Runs(db, clock, signals, blobs, key, threads)

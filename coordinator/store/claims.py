@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from coordinator.dispatch import Holding, Load, Todo, Waiter
 from coordinator.store import passes
-from coordinator.store.tables import failures, runs, tasks, workers
+from coordinator.store.tables import failures, runs, tasks, volunteers, workers
 from coordinator.store.tasks import BESIDE, TaskRow, awaits_verdict, row_of
 from shared.decoding import decode
 
@@ -115,6 +115,17 @@ def workloads(conn: Connection, worker_ids: Iterable[str]) -> dict[str, frozense
     """What the machines of some workers can train, as they said when they registered."""
     able = select(workers.c.id, workers.c.workloads).where(workers.c.id.in_(set(worker_ids)))
     return {worker: _names(stored) for worker, stored in conn.execute(able)}
+
+
+def shut_out(conn: Connection, worker_ids: Iterable[str]) -> dict[str, bool]:
+    """Those of some workers that may have no work any more, and whether the account is banned (else the secret withdrawn)."""
+    banned = volunteers.c.state != "active"
+    query = select(workers.c.id, workers.c.revoked_at.is_(None)).join_from(
+        workers, volunteers, volunteers.c.id == workers.c.volunteer_id
+    )
+    query = query.where(workers.c.id.in_(set(worker_ids)))
+    found = conn.execute(query.where(banned | workers.c.revoked_at.is_not(None)))
+    return {worker: bool(unrevoked) for worker, unrevoked in found}
 
 
 @lru_cache(maxsize=1024)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 import pytest
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, Table, func, select, update
 
 from coordinator.queue import Queue
 from coordinator.renewals import Renewals
@@ -18,7 +18,15 @@ from coordinator.store.database import Database
 from coordinator.store.tasks import TaskRow
 from coordinator.volunteers import Principal
 from shared.clock import VirtualClock
-from shared.errors import BadRequest, Cancelled, Gone, NotFound
+from shared.errors import (
+    BadRequest,
+    Banned,
+    Cancelled,
+    Gone,
+    NotFound,
+    Unauthorized,
+    VolunteerError,
+)
 from shared.protocol import (
     RENEW_S,
     ClaimRequest,
@@ -215,6 +223,28 @@ async def test_a_waiting_claim_gets_what_comes_back(house: House) -> None:
     await house.queue.release(house.a, leases[3].task, ReleaseRequest(attempt=1))
     got = await asyncio.wait_for(waiting, 10)
     assert (got.task, got.attempt) == (leases[3].task, 2)
+
+
+@pytest.mark.parametrize(
+    ("table", "of", "change", "refusal"),
+    [
+        (tables.volunteers, "volunteer_id", {"state": "banned"}, Banned),
+        (tables.workers, "worker_id", {"revoked_at": 1.0}, Unauthorized),
+    ],
+)
+async def test_a_claim_that_waits_gets_no_lease_once_its_worker_is_shut_out(
+    house: House, table: Table, of: str, change: dict[str, Any], refusal: type[VolunteerError]
+) -> None:
+    leases = [await house.lease(house.a, device=f"cuda:{i}", runs=("run",)) for i in range(8)]
+    waiting = asyncio.ensure_future(house.lease(house.b, wait_s=30.0))
+    await _until_it_waits(house)
+    shut_out = update(table).where(table.c.id == getattr(house.b, of)).values(**change)
+    await house.write(lambda conn: conn.execute(shut_out))
+    await house.queue.release(house.a, leases[0].task, ReleaseRequest(attempt=1))
+    with pytest.raises(refusal):
+        await waiting
+    assert (await house.row(leases[0].task)).state == "todo"
+    assert (await house.lease(house.a)).task == leases[0].task  # those asked with it go on
 
 
 async def test_a_waiting_claim_gives_up_in_time(house: House) -> None:

@@ -447,6 +447,20 @@ async def test_a_waiting_claim_ends_when_the_server_stops(home: House) -> None:
     assert reply.headers["retry-after"] == "3"
 
 
+@pytest.mark.parametrize(("command", "status"), [("ban", 403), ("reissue", 401), ("forget", 401)])
+async def test_a_waiting_claim_ends_when_its_volunteer_is_shut_out(
+    home: House, command: str, status: int
+) -> None:
+    ann = await home.join("Ann")
+    body = {"claim_id": "c" * 32, "wait_s": 60}
+    waiting = asyncio.ensure_future(ann.post("/claims", body))
+    while home.clock.next_at is None:  # it waits
+        await asyncio.sleep(0)
+    done = await home.admin.post(f"{API}/admin/volunteer.{command}", content=b'{"name": "Ann"}')
+    assert done.status_code == 200
+    refused(await asyncio.wait_for(waiting, 10), status)  # the clock stands still: it was woken
+
+
 async def test_too_many_requests_are_told_when_to_come_back(tmp_path: Path) -> None:
     async with house(tmp_path, rate_worker="5/minute", rate_register="2/minute") as home:
         ann, bob = await home.join("Ann"), await home.join("Bob")
