@@ -27,7 +27,7 @@ from coordinator.store.database import Database, is_new, migrate
 from coordinator.store.migrations import REVISIONS
 from coordinator.tls import CERT_FILE, KEY_FILE, write_private
 from shared.decoding import decode
-from shared.errors import BadRequest, Configuration, Conflict, NotFound, StorageFull
+from shared.errors import BadRequest, Configuration, Conflict, NotFound, StorageFull, why
 from shared.signing import SigningKey, canonical, fingerprint, verify
 
 if TYPE_CHECKING:
@@ -214,14 +214,19 @@ def _saved(path: Path, listed: BackupList) -> Saved:
 
 
 def read_list(source: Path) -> BackupList:
-    """The list of a backup, its signature checked. Raises Configuration."""
+    """The list of a backup, its signature checked. Raises BadRequest where there is none, Configuration for a damaged one."""
     try:
         payload = (source / LIST).read_bytes()
         signature = bytes.fromhex((source / SIGNATURE).read_text(encoding="ascii").strip())
         listed = decode(payload, BackupList)
         public_key = bytes.fromhex(listed.public_key)
-    except (OSError, ValueError) as error:
-        raise Configuration(f"{source} holds no complete backup: {error}") from error
+    except OSError as error:
+        missing = Path(error.filename or source).name
+        raise BadRequest(
+            f"{source} holds no complete backup: {missing}: {why(error)}; name a folder that backup has written"
+        ) from error
+    except ValueError as error:
+        raise Configuration(f"the backup {source} is damaged: {why(error)}") from error
     verify(public_key, payload, signature)
     if listed.format != FORMAT or listed.revision != REVISIONS[-1]:
         raise Configuration(

@@ -13,7 +13,7 @@ from coordinator.definition import definition
 from coordinator.ledger import Ledger
 from coordinator.store import datasets, invariants, runs, versions
 from shared.decoding import decode
-from shared.errors import VolunteerError
+from shared.errors import VolunteerError, why
 from shared.protocol import VersionManifest
 from shared.signing import SigningKey, verify
 from shared.tensors.frame import open_frame
@@ -75,7 +75,7 @@ class Checks:
             if await hash_blob(self._blobs, sha) != sha:
                 return f"the blob {sha} is damaged: its bytes have another hash"
         except (VolunteerError, OSError) as error:
-            return f"the blob {sha} cannot be read: {error}"
+            return f"the blob {sha} cannot be read: {why(error)}"
         return ""
 
     async def _check_versions(self) -> list[str]:
@@ -93,7 +93,7 @@ class Checks:
                 path = await self._blobs.local(row.published_sha256)
                 await asyncio.to_thread(self._check_version, run, row, path)
             except (VolunteerError, OSError, ValueError) as error:
-                found.append(f'version {row.version} of "{run.name}" does not load: {error}')
+                found.append(f'version {row.version} of "{run.name}" does not load: {why(error)}')
         return found
 
     def _check_version(self, run: RunRow, row: VersionRow, path: Path) -> None:

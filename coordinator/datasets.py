@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from coordinator.runfile import NAME_RULE, fits_a_path
 from coordinator.store import datasets, games, versions
 from coordinator.store.datasets import DatasetRow
 from shared.clock import Clock
-from shared.errors import InvalidRunFile, NotFound
+from shared.errors import InvalidName, InvalidRunFile, NotFound
 from shared.protocol import dataset_view
 from shared.signing import canonical, digest
 from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.documents import Skipped
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -36,8 +38,11 @@ class Datasets:
         self._blobs = blobs
         self._threads = threads
 
-    async def add(self, build: Build) -> DatasetManifest:
-        """Run `build(put)` in a thread, store every chunk it puts, then register the manifest. Raises InvalidRunFile."""
+    async def add(self, build: Build, skipped: Skipped | None = None) -> DatasetManifest:
+        """Run `build(put)` in a thread, store every chunk it puts, then register the manifest. Raises InvalidRunFile.
+
+        What `skipped` holds in the end is kept for the listing.
+        """
         loop = asyncio.get_running_loop()
 
         def put(data: bytes) -> str:
@@ -60,7 +65,9 @@ class Datasets:
             datasets.register(
                 conn, [(c.sha256, c.size, kind) for kind, chunks in kinds for c in chunks], now
             )
-            datasets.add(conn, manifest, sha, now)
+            number = datasets.add(conn, manifest, sha, now)
+            if skipped is not None:
+                datasets.note_skipped(conn, number, skipped.sentences)
 
         await self._db.write(register)
         return manifest
@@ -69,16 +76,34 @@ class Datasets:
         """A token dataset from text files, folders, JSONL or a token `.bin`; see `shared.workloads.text.build_text`."""
         from shared.workloads.text import build_text
 
-        return await self.add(lambda put: build_text(name, tuple(paths), put, **options))
+        return await self._named(name, build_text, paths, options)
 
     async def add_images(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
         """A dataset of images from folders, zip archives, PNG and JPEG; see `shared.workloads.images.build_images`."""
         from shared.workloads.images import build_images
 
-        return await self.add(lambda put: build_images(name, tuple(paths), put, **options))
+        return await self._named(name, build_images, paths, options)
+
+    async def _named(
+        self,
+        name: str,
+        builder: Callable[..., DatasetManifest],
+        paths: Iterable[Path],
+        options: dict[str, Any],
+    ) -> DatasetManifest:
+        """Build under a name that fits into paths and addresses. Raises InvalidName, InvalidRunFile, Conflict."""
+        if not fits_a_path(name):
+            raise InvalidName(f"the name of a dataset must be {NAME_RULE}")
+        return await self.add(
+            lambda put: builder(name, tuple(paths), put, **options), options.get("skipped")
+        )
 
     async def listing(self) -> list[DatasetRow]:
         return await self._db.read(datasets.every)
+
+    async def skipped(self, dataset_id: int) -> tuple[str, ...]:
+        """What could not be used when a dataset was built, and why: the first thousand."""
+        return await self._db.read(lambda conn: datasets.skipped(conn, dataset_id))
 
     async def manifest(self, name: str) -> DatasetManifest:
         """As volunteers may see it: without the held-out split. Raises NotFound."""

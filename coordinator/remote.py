@@ -25,6 +25,7 @@ from shared.errors import (
     Unreachable,
     VolunteerError,
     from_wire,
+    why,
 )
 from shared.links import JoinLink, parse_link
 from shared.protocol import API, ErrorBody
@@ -52,7 +53,9 @@ class Remote:
         try:
             token = token_file.expanduser().read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise Configuration(f"the token file {token_file} cannot be read: {error}") from error
+            raise Configuration(
+                f"the token file {token_file} cannot be read: {why(error)}"
+            ) from error
         return cls(parse_link(server), token)
 
     def call(self, command: str, request: msgspec.Struct, reply: Any) -> Any:
@@ -150,7 +153,7 @@ class Remote:
             return Configuration(
                 f"the certificate of {self._link.url} is not trusted: give the whole join link to --server"
             )
-        return Unreachable(f"{self._link.url} cannot be reached: {error}")
+        return Unreachable(f"{self._link.url} cannot be reached: {why(error)}")
 
 
 def _good(response: http.client.HTTPResponse, data: bytes) -> bytes:

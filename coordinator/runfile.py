@@ -17,6 +17,9 @@ from shared import decoding
 from shared.errors import InvalidRunFile
 from shared.workloads.base import TrainSettings
 
+NAME_CHARS_MAX = 64
+NAME_RULE = f"1 to {NAME_CHARS_MAX} letters, digits, '-', '_' and '.', the first a letter or digit"
+
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,6 +109,12 @@ class RunFile(Settings):
     retention: RetentionSettings = RetentionSettings()
 
 
+def fits_a_path(name: str) -> bool:
+    """Whether a run or dataset may have this name: it stands in paths, addresses and command lines."""
+    plain = all(c.isalnum() or c in "-_." for c in name)
+    return 0 < len(name) <= NAME_CHARS_MAX and plain and name[0].isalnum()
+
+
 def _check_keys(table: Mapping[str, Any], struct: type[msgspec.Struct], where: str) -> None:
     known = {field.encode_name: field for field in msgspec.structs.fields(struct)}
     for key, value in table.items():
@@ -152,15 +161,11 @@ def _check_ranges(run: RunFile) -> None:
             not stop.date or _is_date(stop.date),
             f'[stop] date "{stop.date[:40]}" is no ISO 8601 date: write it like 2027-01-31T18:00',
         ),
+        (fits_a_path(run.name), f"name must be {NAME_RULE}"),
         (run.evaluation.every >= 0, "[evaluation] every must not be negative"),
         (
             keep.latest >= 1 and keep.every >= 0,
             "[retention] latest must be at least 1, and every not negative",
-        ),
-        (0 < len(run.name) <= 64, "name must have 1 to 64 characters"),
-        (
-            all(c.isalnum() or c in "-_." for c in run.name),
-            "name may hold letters, digits, '-', '_' and '.'",
         ),
     ]
     for holds, sentence in rules:

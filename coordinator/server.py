@@ -29,7 +29,7 @@ from coordinator.config import Settings, without_password
 from coordinator.log import configure
 from coordinator.receipt import Guard, protocol
 from coordinator.wiring import Address, Coordinator, opened
-from shared.errors import Configuration, Internal
+from shared.errors import Configuration, Internal, why
 from shared.links import format_link, is_loopback
 from shared.protocol import HEADER_BYTES_MAX
 
@@ -83,7 +83,7 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, number, _, where = found[0]
         listener = socket.socket(family, kind, number)
     except OSError as error:
-        raise Configuration(f"{host} is not an address of this machine: {error}") from error
+        raise Configuration(f"{host} is not an address of this machine: {why(error)}") from error
     try:
         if os.name != "nt":  # there it would let two servers share a port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

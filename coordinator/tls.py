@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from shared.errors import Configuration
+from shared.errors import Configuration, why
 
 VALID_DAYS = 3650
 CERT_FILE, KEY_FILE = "tls.crt", "tls.key"
@@ -55,7 +55,9 @@ def given(cert: Path, key: Path) -> Certificate:
         context.load_cert_chain(cert, key)
         pem = cert.read_text(encoding="ascii")
     except (OSError, ValueError) as error:
-        raise Configuration(f"the TLS files {cert} and {key} cannot be used: {error}") from error
+        raise Configuration(
+            f"the TLS files {cert} and {key} cannot be used: {why(error)}"
+        ) from error
     return Certificate(cert=cert, key=key, pin=pin_of(pem))
 
 

@@ -178,6 +178,14 @@ class Configuration(VolunteerError):
     code, exit_code = "configuration", 78
 
 
+def why(error: Exception) -> str:
+    """What went wrong with a file or a connection, as a sentence ends: without numbers and Python's words."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return text[:1].lower() + text[1:]
+
+
 def _tree(root: type[VolunteerError]) -> dict[str, type[VolunteerError]]:
     found = {root.code: root}
     for child in root.__subclasses__():

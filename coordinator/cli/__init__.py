@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
 from cyclopts import App
 
 from coordinator.cli import datasets, people, runs, serving, simulate, tasks, upkeep
-from shared.errors import VolunteerError
+from shared.errors import StorageFull, VolunteerError, why
 
 INTERRUPTED = 130
 
@@ -42,4 +43,14 @@ def main() -> None:
     except BrokenPipeError:  # the reader, `head` for example, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        sys.exit(_refused(error))
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _refused(error: OSError) -> int:
+    """Say what the disk or the system did not allow; the exit code."""
+    place = f"{error.filename}: " if error.filename else ""
+    print(f"coordinator: {place}{why(error)}", file=sys.stderr)
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return StorageFull.exit_code if full else VolunteerError.exit_code

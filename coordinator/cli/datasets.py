@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from coordinator.cli.listing import as_json, bytes_of, table
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, Where, call
-from shared.errors import BadRequest, NotFound
+from shared.errors import BadRequest, InvalidName
 
 if TYPE_CHECKING:
     from coordinator.commands.datasets import DatasetShown
@@ -61,14 +61,18 @@ def add(
     json: Json = False,
 ) -> None:
     """Build a dataset from text or from images: chunks, and a share held out for measuring."""
+    from coordinator.runfile import NAME_RULE, fits_a_path
+
     more = options or DatasetOptions()
     own = [more.tokenizer] if more.tokenizer else []
     paths = [path.expanduser().absolute() for path in (*(text or ()), *(images or ()))]
     for path in (*paths, *own):
         if not path.expanduser().exists():
-            raise NotFound(f"there is no file or folder {path}")
+            raise BadRequest(f"there is no file or folder {path}")
     if not paths or (text and images):
         raise BadRequest("name the files the dataset is made of: --text PATH or --images PATH")
+    if not fits_a_path(name):  # the service says so too, but only after the files were sent
+        raise InvalidName(f"the name of a dataset must be {NAME_RULE}")
     request: dict[str, Any] = {
         "name": name,
         "kind": "images" if images else "text",
@@ -97,9 +101,11 @@ def _tell(done: DatasetShown) -> None:
         print(f"left out: {sentence}", file=sys.stderr)
     count = int(done.meta.get("skipped", 0))
     if count > SKIPPED_SHOWN:
-        print(f"left out: {count - SKIPPED_SHOWN} more, see --json", file=sys.stderr)
+        more = f"left out: {count - SKIPPED_SHOWN} more, named by coordinator dataset list --json"
+        print(more, file=sys.stderr)
+    left_out = f", {count:,} left out" if count else ""
     print(
-        f'The dataset "{done.name}" is stored: {done.items:,} {done.kind} to train on, {done.heldout:,} held out.'
+        f'The dataset "{done.name}" is stored: {done.items:,} {done.kind} to train on, {done.heldout:,} held out{left_out}.'
     )
 
 
@@ -128,6 +134,7 @@ def listing(*, where: Where = HERE, json: Json = False) -> None:
         "kind": lambda d: d.kind,
         "items": lambda d: d.items,
         "held out": lambda d: d.heldout,
+        "left out": lambda d: d.meta.get("skipped", 0),
         "size": lambda d: bytes_of(d.size),
         "licence": lambda d: d.licence,
         "source": lambda d: d.source,

@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from coordinator.cli.listing import as_json, credits_of, facts, table, when, write_csv
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, Where, call
-from shared.errors import BadRequest, NotFound
+from shared.errors import BadRequest, why
 
 DAY_S = 86_400.0
 NAMES_MAX = 1000
@@ -52,7 +52,7 @@ def _names(file: Path) -> list[str]:
     try:
         rows = list(csv.reader(file.expanduser().read_text(encoding="utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise NotFound(f"the list of names {file} cannot be read: {error}") from error
+        raise BadRequest(f"the list of names {file} cannot be read: {why(error)}") from error
     rows = [row for row in rows if any(cell.strip() for cell in row)]
     column = 0
     if rows:

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, bytes_of, credits_of, facts, table, when, write_csv
 from coordinator.cli.target import HERE, Where, call
-from shared.errors import BadRequest, Conflict, NotFound
+from shared.errors import BadRequest, Conflict, why
 
 if TYPE_CHECKING:
     from shared.protocol import RunInfo
@@ -52,7 +52,7 @@ def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise NotFound(f"the run file {file} cannot be read: {error}") from error
+        raise BadRequest(f"the run file {file} cannot be read: {why(error)}") from error
 
 
 @app.command

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from coordinator.commands.registry import Ask, Command, Nothing
-from shared.errors import BadRequest, NotFound
+from shared.errors import BadRequest, InvalidRunFile, why
 from shared.workloads.documents import Skipped
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class DatasetShown(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int
     size: int  # bytes
     meta: dict[str, str | int | float] = {}
-    skipped: tuple[str, ...] = ()  # what could not be used, and why; known when it is added
+    skipped: tuple[str, ...] = ()  # what could not be used, and why: the first thousand
 
 
 def _shown(manifest: DatasetManifest, skipped: Iterable[str] = ()) -> DatasetShown:
@@ -72,12 +73,27 @@ def _shown(manifest: DatasetManifest, skipped: Iterable[str] = ()) -> DatasetSho
     )
 
 
+class _Sent(Skipped):
+    """What could not be used of files that were sent: they are called what their owner calls them."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._place = re.compile(re.escape(f"{folder}/") + r"(\d{6}-)?")  # see `flat_names`
+
+    def add(self, sentence: str) -> None:
+        super().add(self.worded(sentence))
+
+    def worded(self, sentence: str) -> str:
+        return self._place.sub("", sentence)
+
+
 async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
     if sum(map(bool, (ask.box, ask.text, ask.images))) != 1:
         raise BadRequest("name the files the dataset is made of: --text PATH or --images PATH")
     kind = "images" if ask.images else ask.kind
     build = coordinator.datasets.add_images if kind == "images" else coordinator.datasets.add_text
-    skipped = Skipped()
+    sent = _Sent(coordinator.depot.folder(ask.box)) if ask.box else None
+    skipped = sent or Skipped()
     try:
         paths, tokenizer = await asyncio.to_thread(_sources, coordinator, ask)
         options: dict[str, Any] = {
@@ -88,6 +104,10 @@ async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
         if tokenizer is not None:
             options["tokenizer"] = tokenizer
         manifest = await build(ask.name, paths, skipped=skipped, **options)
+    except InvalidRunFile as error:
+        if sent is None:
+            raise
+        raise InvalidRunFile(sent.worded(error.message)) from error
     finally:
         if ask.box:
             await asyncio.to_thread(coordinator.depot.remove, ask.box)
@@ -102,14 +122,22 @@ def _sources(coordinator: Coordinator, ask: AddDataset) -> tuple[list[Path], byt
     else:
         found = [Path(path).expanduser() for path in ask.text or ask.images]
         own = [Path(ask.tokenizer).expanduser()] if ask.tokenizer else []
-    for path in (*found, *own):
+    for path in found:
         if not path.exists():
-            raise NotFound(f"there is no file or folder {path}")
-    return found, own[0].read_bytes() if own else None
+            raise BadRequest(f"there is no file or folder {path}")
+    return found, _read(own[0]) if own else None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadRequest(f"the tokenizer {path} cannot be read: {why(error)}") from error
 
 
 async def listing(coordinator: Coordinator, ask: Nothing) -> tuple[DatasetShown, ...]:
-    return tuple(_shown(row.manifest) for row in await coordinator.datasets.listing())
+    rows = await coordinator.datasets.listing()
+    return tuple([_shown(row.manifest, await coordinator.datasets.skipped(row.id)) for row in rows])
 
 
 COMMANDS = (

@@ -8,11 +8,14 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, delete, insert, select, union
 
+from coordinator.store import meta
 from coordinator.store.contributions import UPDATES
 from coordinator.store.tables import blobs, contributions, dataset_blobs, datasets, runs
 from shared.decoding import decode
 from shared.errors import Conflict, NotFound
 from shared.workloads.base import DatasetManifest
+
+_SKIPPED = "dataset.skipped."  # and the number of the dataset: a key of `meta`
 
 
 class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +60,17 @@ def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str, now: 
             ],
         )
     return dataset_id
+
+
+def note_skipped(conn: Connection, dataset_id: int, sentences: Sequence[str]) -> None:
+    """Keep what could not be used when a dataset was built."""
+    meta.put(conn, f"{_SKIPPED}{dataset_id}", msgspec.json.encode(sentences).decode())
+
+
+def skipped(conn: Connection, dataset_id: int) -> tuple[str, ...]:
+    """What could not be used when a dataset was built, and why."""
+    stored = meta.get(conn, f"{_SKIPPED}{dataset_id}")
+    return () if stored is None else decode(stored, tuple[str, ...])
 
 
 def by_name(conn: Connection, name: str) -> DatasetRow:

@@ -52,6 +52,12 @@ class Skipped:
         if len(self.sentences) < _REMEMBERED:
             self.sentences.append(sentence)
 
+    def take(self, more: Skipped) -> None:
+        """Add what another one has."""
+        self.count += more.count - len(more.sentences)
+        for sentence in more.sentences:
+            self.add(sentence)
+
 
 class _Line(msgspec.Struct):
     text: str
@@ -133,7 +139,25 @@ def _text(path: Path, name: str) -> Iterator[Document]:
 
 
 def _lines(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
-    """JSON lines with the field "text"; a bad line is skipped and named by its number."""
+    """JSON lines with the field "text"; a bad line is skipped and named by its number. Raises InvalidRunFile if all are bad."""
+    bad = Skipped()
+    good = False
+    for number, found in _numbered(path, name):
+        if isinstance(found, Document):
+            good = True
+            yield found
+        else:
+            bad.add(f"{name} line {number}: {found}")
+    if bad.count and not good:
+        first = bad.sentences[0].removeprefix(f"{name} ")
+        raise InvalidRunFile(
+            f'{name}: none of its {bad.count} lines is a JSON object with a "text"; {first}'
+        )
+    skipped.take(bad)
+
+
+def _numbered(path: Path, name: str) -> Iterator[tuple[int, Document | str]]:
+    """Each line that is not blank, with its number: a document, or why it is none."""
     record = decoder(_Line)
     try:
         with path.open("rb") as file:
@@ -141,15 +165,15 @@ def _lines(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
             while line := file.readline(_LINE_BYTES_MAX + 1):
                 number += 1
                 if len(line) > _LINE_BYTES_MAX:
-                    skipped.add(f"{name} line {number}: longer than {_LINE_BYTES_MAX >> 20} MiB")
+                    yield number, f"longer than {_LINE_BYTES_MAX >> 20} MiB"
                     while line and not line.endswith(b"\n"):
                         line = file.readline(_LINE_BYTES_MAX)
                 elif line.strip():
                     try:
                         text = record.decode(line).text
                     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                        skipped.add(f"{name} line {number}: {error}")
-                        continue
-                    yield Document(f"{name}:{number}", text)
+                        yield number, str(error)
+                    else:
+                        yield number, Document(f"{name}:{number}", text)
     except OSError as error:
         raise InvalidRunFile(f"{name}: {error.strerror or error}") from error

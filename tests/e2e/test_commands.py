@@ -114,6 +114,53 @@ def busy(here: Run, tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+def json_lines(tmp_path: Path) -> Path:
+    """A file with two lines that are no documents."""
+    path = tmp_path / "notes.jsonl"
+    lines = [json.dumps({"text": f"{n} plus 1 is {n + 1}; " * 20}) for n in range(80)]
+    lines[4], lines[40] = "{broken", '{"title": "no text"}'
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_every_line_that_is_left_out_is_named_and_kept_in_the_listing(
+    run: Run, tmp_path: Path
+) -> None:
+    path, place = json_lines(tmp_path), ("--data-dir", tmp_path / "data")
+    said = run("dataset", "add", "notes", "--text", path, "--vocab-size", "300", *place)
+    assert said.code == 0
+    assert f"left out: {path} line 5: JSON is malformed" in said.err
+    assert f"left out: {path} line 41: Object missing required field `text`" in said.err
+    assert "2 left out" in said.out
+    listed = run("dataset", "list", *place).out.splitlines()
+    assert "LEFT OUT" in listed[0]
+    shown = json.loads(run("dataset", "list", "--json", *place).out)[0]
+    assert [sentence.partition(":")[0] for sentence in shown["skipped"]] == [
+        f"{path} line 5",
+        f"{path} line 41",
+    ]
+    again = run("dataset", "add", "notes", "--text", path, "--vocab-size", "300", *place, "--json")
+    assert json.loads(again.out)["skipped"] == shown["skipped"]
+
+
+def test_a_file_without_one_good_line_is_refused_by_name(run: Run, tmp_path: Path) -> None:
+    path, place = tmp_path / "bad.jsonl", ("--data-dir", tmp_path / "data")
+    path.write_text("{broken\n" * 30)
+    said = run("dataset", "add", "notes", "--text", path, json_lines(tmp_path), *place)
+    assert (said.code, said.out) == (2, "")
+    assert f"{path}: none of its 30 lines" in said.err
+    assert run("dataset", "list", *place).out.startswith("No dataset yet")
+
+
+@pytest.mark.parametrize("name", ["a/b", "", "..", ".hidden", "-x", "two words", "a" * 65, "a%2fb"])
+def test_a_dataset_name_that_fits_no_path_is_refused(run: Run, tmp_path: Path, name: str) -> None:
+    place = ("--data-dir", tmp_path / "data")
+    said = run("dataset", "add", "--text", json_lines(tmp_path), *place, "--", name)
+    assert (said.code, said.out) == (2, "")
+    assert "the name of a dataset must be 1 to 64 letters, digits" in said.err
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_run_from_text_to_files(here: Run, busy: Path, tmp_path: Path) -> None:
     datasets = json.loads(here("dataset", "list", "--json").out)
     assert [(d["name"], d["licence"]) for d in datasets] == [("sums", "CC0-1.0")]
@@ -353,8 +400,12 @@ def test_afar_is_as_here(here: Run, busy: Path, run: Run, tmp_path: Path) -> Non
             "dataset", "add", "far", "--text", tmp_path / "text", "--vocab-size", "300", *place
         )
         assert added.code == 0, added.err
+        bad = run("dataset", "add", "bad", "--text", json_lines(tmp_path), *place)
+        assert "left out: notes.jsonl line 5: JSON is malformed" in bad.err
+        assert str(busy) not in bad.err
         manifests = json.loads(here("dataset", "list", "--json").out)
-        far, sums = sorted(manifests, key=lambda d: d["name"])
+        assert manifests[0]["skipped"][0].startswith("notes.jsonl line 5: ")
+        far, sums = sorted(manifests[1:], key=lambda d: d["name"])
         assert (far["items"], far["size"]) == (sums["items"], sums["size"])
         fetched = run("run", "export", "tiny", "--version", "1", "--to", tmp_path / "far", *place)
         assert fetched.code == 0, fetched.err

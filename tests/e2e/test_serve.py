@@ -260,7 +260,14 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
         (("serve", "--port", "0", "--blobs", "ftp://x"), 78, "s3://"),
         (("serve", "--config", "absent.toml"), 78, "absent.toml"),
         (("run", "start", "nothing"), 78, "no coordinator in"),
-        (("run", "create", "absent.toml"), 1, "absent.toml"),
+        (("run", "create", "absent.toml"), 2, "absent.toml cannot be read: no such file"),
+        (("run", "create", "/"), 2, "/ cannot be read: is a directory"),
+        (("dataset", "add", "x", "--text", "/absent"), 2, "no file or folder /absent"),
+        (("dataset", "add", "x", "--text", "/", "--tokenizer", "/absent"), 2, "/absent"),
+        (("dataset", "add", "x", "--text", "/", "--vocab-size", "x"), 2, "vocab-size"),
+        (("invite", "create", "--names", "absent.csv"), 2, "absent.csv cannot be read: no such"),
+        (("restore", "/absent"), 2, "/absent holds no complete backup: backup.json: no such file"),
+        (("backup", "/dev/null/x"), 78, "no coordinator in"),
         (("run", "create"), 2, "--example"),
         (("run", "list", "--server", "127.0.0.1:1"), 78, "--token-file"),
         (("nonsense",), 2, "nonsense"),
@@ -283,6 +290,8 @@ def test_a_mistake_gets_a_sentence_and_the_right_exit_code(
     assert ended.value.code == code, written.err
     assert says in " ".join(written.err.replace("│", " ").split())
     assert written.out == ""
+    assert "Errno" not in written.err
+    assert words[0] == "serve" or list(tmp_path.iterdir()) == []
 
 
 def test_an_unreachable_server_is_try_again_later(tmp_path: Path) -> None:

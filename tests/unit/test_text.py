@@ -129,6 +129,20 @@ def test_files_directories_and_json_lines_with_bad_lines_named(tmp_path: Path) -
         assert part in told
 
 
+def test_json_lines_without_one_good_line_are_refused_where_a_person_named_them(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "good.txt").write_text("good")
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("{broken\n" * 30)
+    with pytest.raises(InvalidRunFile, match=r"bad.jsonl: none of its 30 lines .* line 1: JSON is"):
+        list(read_documents([bad], Skipped()))
+    skipped = Skipped()
+    assert [found.name for found in read_documents([tmp_path], skipped)] == ["good.txt"]
+    assert skipped.count == 1
+    assert "bad.jsonl: none of its 30 lines" in skipped.sentences[0]
+
+
 def test_a_text_without_line_ends_is_cut_between_characters() -> None:
     store = Store()
     text = "".join(chr(0x1F300 + n % 701) for n in range(20_000))
