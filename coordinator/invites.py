@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from coordinator import codes, machines
+from coordinator import codes, machines, nicknames
 from coordinator.store import audit
 from coordinator.store import codes as store
 from shared.errors import BadRequest
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 COUNT_MAX = 1000  # invites made at once
 USES_MAX = 10_000  # people one invite lets in
+ALIKE_SHOWN = 5  # names that are the same, in an error
 EXPIRES_S_MAX = 10 * 365 * 86_400.0
 
 InviteState = Literal["open", "used", "expired", "withdrawn"]
@@ -105,10 +106,27 @@ def _check(labels: Sequence[str], named: bool, uses: int, expires_s: float | Non
         raise BadRequest(f"between 1 and {COUNT_MAX} invites can be made at once")
     if named and not all(labels):
         raise BadRequest("every name of the list needs at least one printable character")
+    if named and (alike := _alike(labels)):
+        raise BadRequest(
+            f"these names are the same, or look the same: {'; '.join(alike)}."
+            " Tell them apart, since each becomes a nickname"
+        )
     if not 1 <= uses <= USES_MAX:
         raise BadRequest(f"an invite lets in between 1 and {USES_MAX} people")
     if expires_s is not None and not 0 < expires_s <= EXPIRES_S_MAX:
         raise BadRequest("an invite expires later than now and within ten years")
+
+
+def _alike(labels: Sequence[str]) -> list[str]:
+    """Names that could not both be had as nicknames, the first few, each with the places it has in the list."""
+    places: dict[str, list[int]] = {}
+    for place, label in enumerate(labels):
+        places.setdefault(nicknames.skeleton(label) or label, []).append(place)
+    twice = [same for same in places.values() if len(same) > 1]
+    return [
+        " and ".join(f'"{labels[place]}" (number {place + 1})' for place in same)
+        for same in twice[:ALIKE_SHOWN]
+    ]
 
 
 def _info(row: CodeRow, joined: tuple[str, ...], now: float) -> InviteInfo:

@@ -40,7 +40,7 @@ def create(
     else:
         done = call(where, "run.create", text=_read(file or Path()))
     if json:
-        as_json(done)
+        as_json(_plain(done))
         return
     print(
         f'The run "{done.name}" is stored: {done.parameters:,} parameters on {done.dataset or "no dataset"}.'
@@ -93,9 +93,18 @@ def rollback(
 
 def _moved(run: RunInfo, json: bool) -> None:
     if json:
-        as_json(run)
+        as_json(_plain(run))
     else:
-        print(f'The run "{run.name}" is {run.state} at version {run.version}.')
+        at = f" at version {run.version}" if run.version >= 0 else ""
+        print(f'The run "{run.name}" is {run.state}{at}.')
+
+
+def _plain(run: RunInfo) -> dict[str, Any]:
+    """A run for machines: one that was not started has no version, on the wire -1."""
+    import msgspec
+
+    plain: dict[str, Any] = msgspec.to_builtins(run)
+    return plain | {"version": run.version if run.version >= 0 else None}
 
 
 @app.command(name="list")
@@ -103,13 +112,13 @@ def listing(*, where: Where = HERE, json: Json = False) -> None:
     """Every run."""
     runs = call(where, "run.list")
     if json:
-        as_json(runs)
+        as_json([_plain(run) for run in runs])
         return
     columns = {
         "name": lambda r: r.name,
         "state": lambda r: r.state,
         "workload": lambda r: r.workload,
-        "version": lambda r: r.version,
+        "version": lambda r: r.version if r.version >= 0 else None,
         "loss": lambda r: r.loss,
         "workers": lambda r: r.workers,
         "progress": lambda r: "-" if r.progress is None else f"{r.progress:.0%}",
@@ -121,10 +130,10 @@ def listing(*, where: Where = HERE, json: Json = False) -> None:
 def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
     """One run with its newest versions."""
     shown = call(where, "run.show", name=name)
-    if json:
-        as_json(shown)
-        return
     run = shown.run
+    if json:
+        as_json({"run": _plain(run), "versions": shown.versions})
+        return
     facts(
         [
             ("run", run.name),
@@ -133,7 +142,7 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             ("workload", f"{run.workload} {run.workload_version}, {run.parameters:,} parameters"),
             ("dataset", run.dataset),
             ("licence", run.licence),
-            ("version", run.version),
+            ("version", run.version if run.version >= 0 else "none yet"),
             ("loss", None if run.loss is None else f"{run.loss:.4f} (first {run.loss_first:.4f})"),
             ("workers", run.workers),
             ("steps", run.steps),
@@ -225,6 +234,30 @@ def export(
     print(
         f'Version {done.version} of "{done.run}" is in {done.path} ({bytes_of(done.bytes)}{loss}).'
     )
+
+
+@app.command
+def replay(
+    name: Run,
+    *,
+    shards: Annotated[int, Parameter(help="Merge in so many shards (0 = at once).")] = 0,
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """Merge again what is still there of a run's log: the same contributions must give the same hashes."""
+    done = call(where, "run.replay", name=name, shards=shards)
+    if json:
+        as_json(done)
+    elif done.wrong is not None:
+        print(f"Version {done.wrong} came out otherwise when it was merged again.")
+    elif done.merges:
+        print(
+            f'Versions {done.base + 1} to {done.head} of "{name}", merged again, are the same to the last bit.'
+        )
+    else:
+        print(f'Nothing to merge again: of "{name}" only version {done.base} is still there.')
+    if done.wrong is not None:
+        raise SystemExit(1)
 
 
 def _fetched(where: Where, name: str, version: int | None, to: Path) -> Any:

@@ -194,13 +194,22 @@ async def test_one_invite_and_ten_who_want_it(people: Volunteers) -> None:
 
 
 async def test_a_class_gets_one_invite_for_each_name(people: Volunteers) -> None:
-    made = await people.invites.create(["Mia Meyer", " Bob\tBaker ", "Mia Meyer"])
-    assert [invite.label for invite in made] == ["Mia Meyer", "Bob Baker", "Mia Meyer"]
+    made = await people.invites.create(["Mia Meyer", " Bob\tBaker ", "Mia M."])
+    assert [invite.label for invite in made] == ["Mia Meyer", "Bob Baker", "Mia M."]
     assert len({invite.code for invite in made}) == 3
     await people.register(newcomer("xy", nickname="", code=made[1].code))
     assert [person.nickname for person in await people.list()] == ["Bob Baker"]
     states = [(info.label, info.state) for info in await people.invites.list()]
-    assert states == [("Mia Meyer", "open"), ("Bob Baker", "used"), ("Mia Meyer", "open")]
+    assert states == [("Mia Meyer", "open"), ("Bob Baker", "used"), ("Mia M.", "open")]
+
+
+async def test_names_that_could_not_both_be_nicknames_are_named(people: Volunteers) -> None:
+    with pytest.raises(BadRequest) as refused:
+        await people.invites.create(["Mia Meyer", "Bob", "mia  meyer", "B0b", "***", "???"])
+    assert '"Mia Meyer" (number 1) and "mia meyer" (number 3)' in refused.value.message
+    assert '"Bob" (number 2) and "B0b" (number 4)' in refused.value.message
+    assert "???" not in refused.value.message
+    assert await people.invites.list() == ()
 
 
 async def test_expired_withdrawn_and_unknown_invites_open_nothing(

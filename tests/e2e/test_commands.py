@@ -249,6 +249,31 @@ def test_a_database_without_tables_is_named_without_its_password(run: Run, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_draft_has_no_version_yet(here: Run, tmp_path: Path) -> None:
+    here("dataset", "add", "sums", "--text", corpus(tmp_path), "--vocab-size", "300")
+    (tmp_path / "run.toml").write_text(RUN)
+    made = json.loads(here("run", "create", tmp_path / "run.toml", "--json").out)
+    assert made["version"] is None
+    listed = here("run", "list").out.splitlines()[1]
+    assert listed.split()[:4] == ["tiny", "draft", "gpt", "-"]
+    assert json.loads(here("run", "list", "--json").out)[0]["version"] is None
+    shown = here("run", "show", "tiny").out
+    assert "version   none yet" in shown
+    assert json.loads(here("run", "show", "tiny", "--json").out)["run"]["version"] is None
+    here("run", "start", "tiny")
+    assert json.loads(here("run", "show", "tiny", "--json").out)["run"]["version"] == 0
+
+
+def test_a_class_with_one_name_twice_is_refused(run: Run, here: Run, tmp_path: Path) -> None:
+    here("migrate")
+    (tmp_path / "class.csv").write_text("name\nAnn\nBob\nAnn\n")
+    said = run(
+        "invite", "create", "--names", tmp_path / "class.csv", "--data-dir", tmp_path / "data"
+    )
+    assert (said.code, said.out) == (2, "")
+    assert '"Ann" (number 1) and "Ann" (number 3)' in said.err
+
+
 def test_invites_are_links_shown_once(here: Run, tmp_path: Path) -> None:
     here("migrate")
     (tmp_path / "class.csv").write_text("mail,Name\nann@x,Ann\nbob@x,Bob Ünal\n,\n")
