@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import Meta
 
 from coordinator.commands.registry import Ask, Command, Named, Nothing
 from coordinator.example import EXAMPLE, example_dataset
 from coordinator.export import Exported
+from coordinator.remerge import Remade, Remerge
 from coordinator.store.report import Person
 from shared.errors import BadRequest
 from shared.protocol import RunInfo, VersionInfo
@@ -46,6 +48,13 @@ class ExportedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     exported: Exported
     box: str = ""
+
+
+class ReplayRun(Ask, frozen=True, kw_only=True):
+    """In how many shards to merge; 0 = at once."""
+
+    name: str
+    shards: Annotated[int, Meta(ge=0, le=1024)] = 0
 
 
 class RunShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +116,11 @@ async def export(coordinator: Coordinator, ask: ExportRun) -> ExportedRun:
     return ExportedRun(exported=msgspec.structs.replace(exported, path=""), box=box)
 
 
+async def replay(coordinator: Coordinator, ask: ReplayRun) -> Remade:
+    again = Remerge(coordinator.db, coordinator.blobs, coordinator.threads)
+    return await again.run(ask.name, shards=ask.shards)
+
+
 COMMANDS = (
     Command(name="run.create", request=CreateRun, reply=RunInfo, run=create, needs="nothing"),
     Command(name="run.start", request=Named, reply=RunInfo, run=start),
@@ -122,4 +136,5 @@ COMMANDS = (
         name="run.report", request=Named, reply=tuple[Person, ...], run=report, needs="database"
     ),
     Command(name="run.export", request=ExportRun, reply=ExportedRun, run=export),
+    Command(name="run.replay", request=ReplayRun, reply=Remade, run=replay),
 )

@@ -24,6 +24,7 @@ from coordinator.definition import definition
 from coordinator.remerge import Remerge
 from coordinator.store import contributions, merge_tables, runs, tables, versions
 from shared.clock import VirtualClock
+from tests.e2e.processes import command
 from tests.faults import Fault, Faults, fail, faults, install, kill
 from tests.house import RUN, House, Worker, house
 
@@ -145,6 +146,18 @@ async def test_a_log_with_other_bytes_is_found_out(tmp_path: Path) -> None:
         lighter = update(tables.contributions).where(c.version == 2, c.id == 4).values(weight=0.5)
         await home.coordinator.db.write(lambda conn: conn.execute(lighter))
         assert await remade(home, 0) == (2, 2)
+
+
+async def test_an_organiser_replays_a_run(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        await home.start_run(SHARDED)
+        await round_of(await joined(home), 1)
+        assert await home.coordinator.merger.merge_if_due(1)
+    said = await asyncio.to_thread(
+        command, "run", "replay", "tiny", "--shards", "2", "--data-dir", str(tmp_path)
+    )
+    assert said.returncode == 0, said.stderr
+    assert said.stdout == 'Versions 1 to 1 of "tiny", merged again, are the same to the last bit.\n'
 
 
 # --- failures ---
