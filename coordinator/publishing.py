@@ -94,15 +94,11 @@ def prepare(order: Publication) -> Prepared:
         return Prepared(content, order.master, files)
     published, link, snapshot = _beside(order.master)
     weights, step = _published(order, published, link)
-    files[weights.sha256] = published
-    if step is not None:
-        files[step.blob.sha256] = link
     packed = None
     if order.version % order.plan.snapshot_every == 0:
         with open_frame(published, order.schema) as frame:
             wrote = write_snapshot(frame, order.schema, snapshot)
         packed = Snapshot(weights=weights.sha256, blob=_ref(wrote))
-        files[wrote.sha256] = snapshot
     before = order.base.downlink if order.base else Downlink()
     content = Content(
         master_sha256=master.sha256,
@@ -111,6 +107,10 @@ def prepare(order: Publication) -> Prepared:
         size=weights.size,
         downlink=ways(before, _ref(weights), step, packed),
     )
+    files[weights.sha256] = published
+    made = {each.blob.sha256: path for each, path in ((step, link), (packed, snapshot)) if each}
+    # Of a very small model the whole file is fewer bytes than any way to it.
+    files |= {ref.sha256: made[ref.sha256] for ref in content.ways if ref.sha256 in made}
     return Prepared(content, published, files)
 
 

@@ -71,6 +71,15 @@ def test_a_master_that_is_not_finite_is_not_published(tmp_path: Path) -> None:
         run.publish()
 
 
+def test_of_a_very_small_model_only_the_whole_file_is_kept(tmp_path: Path) -> None:
+    run = Versions(tmp_path / "run", snapshot_every=1, schema=SCHEMA[1:3])
+    run.commit()
+    content = run.publish()
+    assert content.downlink == Downlink()
+    assert set(run.blobs) >= {content.master_sha256, content.published_sha256}
+    assert len(run.blobs) == 4  # two versions, master and published
+
+
 # --- which ways are listed ---
 
 
