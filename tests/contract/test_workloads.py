@@ -1,0 +1,349 @@
+"""What coordinator and volunteers expect of any workload: the built-in ones, and one that is a package of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shared.errors import BadRequest, InvalidRunFile
+from shared.workloads.base import Data, Job, Result, TaskKind, TrainSettings, Work, Workload, load
+from tests import fourth, tiny_dcgan, tiny_gomoku, tiny_gpt
+
+Tensors = dict[str, Tensor]
+STEPS, BATCH = 4, 16
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A workload, a run of it, and data for its tasks."""
+
+    workload: Workload
+    model: Mapping[str, Any]  # as a run file has it
+    data: Data
+    heldout: Data | None
+    kind: TaskKind = "train"
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.workload.config(self.model, self.data.manifest if self.heldout else None)
+
+    def job(self, **changes: Any) -> Job:
+        values: dict[str, Any] = {
+            "run": "r",
+            "workload": self.workload.name,
+            "kind": self.kind,
+            "update": "delta",
+            "config": self.config,
+            "train": self.train,
+            "order_seed": 5,
+            "start": 0,
+            "stop": STEPS * BATCH,
+            "seed": 11,
+            "steps": STEPS,
+            "batch_size": BATCH,
+            "global_step": 0,
+            "total_steps": 0,
+            "reset_inner": True,
+            "options": self.workload.options({}),
+        }
+        return Job(**(values | changes))
+
+    def begin(self, job: Job | None = None, inner: Tensors | None = None) -> Work:
+        base = self.workload.init(self.config, 3)
+        return self.workload.begin(job or self.job(), base, self.data, "cpu", inner)
+
+
+def finish(work: Work) -> tuple[Result, Tensors]:
+    while not work.done:
+        work.advance()
+    return work.result()
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# ---------------------------------------------------------------------------------------- subjects
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a subject keeps its files, and images that several share."""
+
+    path: Path
+    images: Callable[[], tiny_gpt.Folder]
+
+
+def gpt(place: Place) -> Subject:
+    data = tiny_gpt.sums(place.path)
+    return Subject(load("gpt"), tiny_gpt.SMALL, data, data.heldout())
+
+
+def dcgan(place: Place) -> Subject:
+    data = place.images()
+    model = {"generator_width": 8, "discriminator_width": 8, "latent": 16}
+    return Subject(load("dcgan"), model, data, data.heldout(), train=tiny_dcgan.ADAM)
+
+
+def gomoku(place: Place) -> Subject:
+    window = tiny_gomoku.Window(place.path)
+    window.seal(tiny_gomoku.play(tiny_gomoku.lively(), 12, place.path))
+    return Subject(load("gomoku"), tiny_gomoku.BOARD, window, None, "learn")
+
+
+def sketch(place: Place) -> Subject:
+    sys.path.insert(0, str(fourth.install(place.path)))
+    data = place.images()
+    return Subject(load("sketch"), {"code": 8}, data, data.heldout())
+
+
+SUBJECTS: dict[str, Callable[[Place], Subject]] = {
+    made.__name__: made for made in (gpt, dcgan, gomoku, sketch)
+}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> tiny_gpt.Folder:
+    return tiny_dcgan.digits(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module", params=SUBJECTS)
+def subject(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Subject]:
+    before = list(sys.path)
+    path = tmp_path_factory.mktemp(request.param)
+    yield SUBJECTS[request.param](Place(path, lambda: request.getfixturevalue("images")))
+    sys.path[:] = before
+
+
+# -------------------------------------------------------------------------------------- the package
+
+
+def test_its_entry_point_loads_without_torch(subject: Subject) -> None:
+    code = (
+        f"import json, sys; sys.path[:0] = {sys.path!r}\n"
+        "from shared.workloads.base import load\n"
+        f"workload = load({subject.workload.name!r})\n"
+        f"model = workload.config({dict(subject.config)!r}, None)\n"
+        "count = len(workload.schema(model))\n"
+        "print(json.dumps([workload.name, count, 'torch' in sys.modules]))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    count = len(subject.workload.schema(subject.config))
+    assert json.loads(said.stdout) == [subject.workload.name, count, False]
+
+
+def test_it_says_what_it_is(subject: Subject) -> None:
+    workload = subject.workload
+    assert workload.name.isidentifier()
+    assert workload.version >= 1
+    assert set(workload.dataset_kinds) <= {"tokens", "images"}
+    assert workload.traits.items
+    assert workload.traits.measure
+    for plan in ({}, {"preset": "fedavg"}, {"preset": "gradient-average"}):
+        assert set(workload.defaults(plan)) <= {"plan", "task", "train", "validation"}
+
+
+# ------------------------------------------------------------------------------------ the run file
+
+
+def test_a_model_table_is_filled_in_once_and_can_be_stored(subject: Subject) -> None:
+    config = subject.config
+    assert json.loads(json.dumps(config)) == config
+    manifest = subject.data.manifest if subject.heldout else None
+    assert subject.workload.config(config, manifest) == config
+
+
+@pytest.mark.parametrize("table", ["config", "options"])
+def test_an_unknown_key_is_refused_by_name(subject: Subject, table: str) -> None:
+    raw = {**(subject.config if table == "config" else {}), "xyzzy": 1}
+    read = {
+        "config": lambda: subject.workload.config(raw, None),
+        "options": lambda: subject.workload.options(raw),
+    }
+    with pytest.raises(InvalidRunFile, match="xyzzy"):
+        read[table]()
+
+
+def test_a_wrong_type_is_refused_by_name(subject: Subject) -> None:
+    key = next(iter(subject.config))
+    with pytest.raises(InvalidRunFile, match=key):
+        subject.workload.config({**subject.config, key: "many"}, None)
+
+
+# ---------------------------------------------------------------------------------------- versions
+
+
+def test_version_0_follows_the_schema_and_the_seed(subject: Subject) -> None:
+    workload, config = subject.workload, subject.config
+    schema, first = workload.schema(config), workload.init(config, 0)
+    assert [spec.name for spec in schema] == list(first)
+    for spec in schema:
+        value = first[spec.name]
+        assert tuple(value.shape) == spec.shape
+        assert value.dtype == (torch.int64 if spec.role == "counter" else torch.float32)
+        assert torch.isfinite(value.double()).all()
+    assert same(first, workload.init(config, 0))
+    assert not same(first, workload.init(config, 1))
+
+
+def test_it_says_what_tasks_hold_and_cost(subject: Subject) -> None:
+    counts = subject.workload.samples(subject.config, subject.data.manifest)
+    assert len(counts) == len(subject.data.manifest.chunks)
+    assert all(count >= 0 for count in counts)
+    assert sum(counts) > 0
+    assert subject.workload.flops_per_sample(subject.config) > 1
+
+
+def test_an_export_keeps_what_is_needed(subject: Subject) -> None:
+    weights = subject.workload.init(subject.config, 0)
+    found = subject.workload.export(subject.config, weights)
+    assert set(found) >= set(weights)
+
+
+# ------------------------------------------------------------------------------------------- tasks
+
+
+def test_a_task_does_its_steps_and_hands_in_what_the_schema_says(subject: Subject) -> None:
+    base = subject.workload.init(subject.config, 3)
+    kept = {name: value.clone() for name, value in base.items()}
+    work = subject.workload.begin(subject.job(), base, subject.data, "cpu", None)
+    seen = []
+    while not work.done:
+        seen.append(work.advance())
+    report, tensors = work.result()
+    steps, samples = [p.step for p in seen], [p.samples for p in seen]
+    assert steps == sorted(steps)
+    assert samples == sorted(samples)
+    assert (steps[-1], samples[-1]) == (STEPS, STEPS * BATCH)
+    assert all(progress.steps == STEPS for progress in seen)
+    assert (report.steps, report.samples) == (STEPS, STEPS * BATCH)
+    assert [spec.name for spec in subject.workload.schema(subject.config)] == list(tensors)
+    assert all(value.device.type == "cpu" for value in tensors.values())
+    assert all(tensors[name].shape == value.shape for name, value in base.items())
+    assert same(base, kept)  # the base version belongs to the caller
+    assert not same(base, tensors)
+    with pytest.raises(RuntimeError):
+        work.advance()
+
+
+def test_the_same_task_gives_the_same_update_and_another_seed_another(subject: Subject) -> None:
+    report, tensors = finish(subject.begin())
+    again, others = finish(subject.begin())
+    assert same(tensors, others)
+    assert again == report
+    elsewhere = subject.job(order_seed=6, seed=12)
+    assert not same(tensors, finish(subject.begin(elsewhere))[1])
+
+
+def test_a_restart_goes_on_bit_for_bit(subject: Subject) -> None:
+    whole = finish(subject.begin())[1]
+    broken = subject.begin()
+    while broken.advance().step < 2:
+        pass
+    again = subject.begin()
+    again.restore({name: value.clone() for name, value in broken.snapshot().items()})
+    assert same(finish(again)[1], whole)
+    with pytest.raises(InvalidRunFile, match="another task"):
+        subject.begin().restore({})
+
+
+def test_a_pause_changes_nothing(subject: Subject) -> None:
+    work = subject.begin()
+    while not work.done:
+        work.advance()
+        work.suspend()
+        work.resume()
+    assert same(work.result()[1], finish(subject.begin())[1])
+
+
+def test_smaller_micro_batches_fit_into_less_memory_and_do_the_same_work(subject: Subject) -> None:
+    work = subject.begin()
+    work.advance()
+    before = work.halve()
+    assert work.halve() == before // 2
+    report, tensors = finish(work)
+    assert (report.steps, report.samples) == (STEPS, STEPS * BATCH)
+    for spec in subject.workload.schema(subject.config):
+        if spec.role == "parameter":
+            assert torch.isfinite(tensors[spec.name]).all()
+    while (micro := work.halve()) > 1:
+        assert micro < before
+    with pytest.raises(MemoryError):
+        work.halve()
+
+
+def test_the_inner_state_joins_two_tasks(subject: Subject) -> None:
+    first = subject.begin()
+    middle = finish(first)[1]
+    rest = subject.job(start=STEPS * BATCH // 2, stop=STEPS * BATCH * 3 // 2, reset_inner=False)
+    ends = [
+        finish(subject.workload.begin(rest, middle, subject.data, "cpu", inner))[1]
+        for inner in (first.state(), None, {"of another model": torch.zeros(3)})
+    ]
+    assert not same(ends[0], ends[1])
+    assert same(ends[1], ends[2])  # what does not fit is left aside
+
+
+def test_a_kind_of_work_that_it_does_not_know_is_refused(subject: Subject) -> None:
+    known = ("train",) if subject.kind == "train" else ("selfplay", "learn", "evaluate")
+    for kind in {"train", "selfplay", "learn", "evaluate"} - set(known):
+        with pytest.raises(BadRequest):
+            subject.begin(subject.job(kind=kind))
+
+
+# ---------------------------------------------------------------------------------- what came of it
+
+
+def test_versions_are_measured_the_same_each_time(subject: Subject) -> None:
+    weights = subject.workload.init(subject.config, 0)
+
+    def measure(stop: bool) -> dict[str, float]:
+        return subject.workload.evaluate(
+            subject.config, weights, subject.heldout, 60.0, lambda: stop
+        )
+
+    found = measure(False)
+    assert found["loss"] == found["loss"]  # a number
+    assert all(isinstance(value, float) for value in found.values())
+    assert measure(False) == found
+    assert "loss" in measure(True)  # told to stop, it still ends in order
+
+
+def test_a_sample_is_something_to_look_at(subject: Subject) -> None:
+    weights = subject.workload.init(subject.config, 0)
+    data = subject.heldout
+    found = subject.workload.sample(subject.config, weights, data, "", 7)
+    assert found == subject.workload.sample(subject.config, weights, data, "", 7)
+    assert found.title
+    if found.kind == "png":
+        assert found.data.startswith(b"\x89PNG")
+    else:
+        assert found.text
+
+
+def test_training_lowers_what_is_measured(subject: Subject) -> None:
+    if not subject.workload.traits.loss_is_measured:
+        return  # its tasks report something else
+    steps = 30
+    job = subject.job(steps=steps, stop=steps * BATCH, train=TrainSettings(lr=1e-2))
+    base = subject.workload.init(subject.config, 3)
+    learnt = finish(subject.begin(job))[1]
+    before, after = (
+        subject.workload.evaluate(subject.config, weights, subject.heldout, 60.0, lambda: False)
+        for weights in (base, learnt)
+    )
+    assert after["loss"] < before["loss"]
