@@ -25,8 +25,8 @@ STEPS = 600
 AVERAGE: dict[str, Any] = {"preset": "fedavg"}
 DILOCO: dict[str, Any] = {"preset": "diloco", "phases": []}
 ALONE: dict[str, Any] = {"preset": "fedavg", "codec": "float32"}
-# Presets that merge each arrival make K versions where others make one.
-ARRIVALS = {"fedasync": 1.0, "async-diloco": 1.0, "async-sgd": 1.0, "fedbuff": 0.5}
+# Presets that merge each arrival from the start: K versions where others make one.
+ARRIVALS = ("async-sgd",)
 EVERY_STEP = ("gradient-average", "sync-sgd", "async-sgd")
 
 
@@ -92,7 +92,7 @@ def cells(out: Path) -> Iterator[tuple[str, Run]]:
     for steps in (6, 10):
         plan = {**AVERAGE, "codec": "int4"}
         yield f"averaging H{steps} int4 K4 s0", Run(plan=plan, local_steps=steps)
-    for preset in ("async-diloco", "fedasync", "fedadam", "fedbuff"):
+    for preset in ("async-diloco", "fedadam", "fedbuff", "fedasync"):
         yield f"preset {preset} H30 K4 s0", _preset(preset)
     yield "warm, diloco H10 K4 s0", Run(**then, plan=DILOCO, local_steps=10)
     yield "preset diloco H30 K4 s0", Run(plan={"preset": "diloco"})
@@ -107,6 +107,11 @@ def cells(out: Path) -> Iterator[tuple[str, Run]]:
         Run(plan=compressed(120, "topk-int4"), local_steps=10),
     )
     yield "averaging H100 K4 s0", Run(plan=AVERAGE, local_steps=100)
+    for preset in ("async-diloco", "fedasync"):
+        each = {"preset": preset, "phases": [], "quorum": 1, "deadline_seconds": 0.0}
+        yield f"{preset} H30 from nothing K4 s0", Run(plan=each, stretch=4.0)
+    half = {"preset": "fedbuff", "phases": [], "quorum": 2, "deadline_seconds": 0.0}
+    yield "fedbuff H30 from nothing K4 s0", Run(plan=half, stretch=2.0)
     yield from _rest(out)
 
 
@@ -145,9 +150,8 @@ def _preset(name: str) -> Run:
     """With every default but its quorum."""
     plan: dict[str, Any] = {"preset": name}
     if name in ARRIVALS:
-        plan |= {"quorum": max(1, round(4 * (1 - ARRIVALS[name]))), "deadline_seconds": 0.0}
-    share = ARRIVALS.get(name, 0.0)
-    stretch = 4.0 if share == 1.0 else 2.0 if share else 1.0
+        plan |= {"quorum": 1, "deadline_seconds": 0.0}
+    stretch = 4.0 if name in ARRIVALS else 1.0
     return Run(plan=plan, stretch=stretch, local_steps=1 if name in EVERY_STEP else 30)
 
 

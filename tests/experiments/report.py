@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import html
+import math
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 Row = dict[str, Any]
 STEP_BYTES = 4.0  # a gradient in float32, a parameter and step
@@ -16,6 +18,7 @@ def write_report(options: argparse.Namespace, rows: Mapping[str, Row]) -> None:
     """The table and the plot beside the finished cells."""
     size = "-quick" if options.quick else "-small" if options.small else ""
     (options.out / f"table{size}.md").write_text("\n".join(table(rows)) + "\n")
+    (options.out / f"frontier{size}.svg").write_text(plot(points(rows)))
 
 
 def crowd_of(name: str) -> str:
@@ -55,4 +58,92 @@ def table(rows: Mapping[str, Row]) -> list[str]:
         kept = "" if share is None else f"{share:.0%}"
         sent = "" if up is None else f"{up:.1f}"
         lines.append(f"| {name} | {row['loss']:.3f} | {gap} | {kept} | {sent} | {down} | {fewer} |")
+    return lines
+
+
+# --- the plot ---
+
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 760, 440, 64, 24, 24, 52
+BYTES = (1.0, 10_000.0)  # a parameter and worker, logarithmic
+SHARES = (-0.2, 1.1)
+INK, GRID, BEST = "#334155", "#e2e8f0", "#0f766e"
+
+
+class Point(NamedTuple):
+    """One way of merging."""
+
+    name: str
+    up: float  # bytes a parameter and worker
+    share: float  # of data-parallel's gain
+    best: bool  # nothing with as few bytes kept more
+
+
+def points(rows: Mapping[str, Row]) -> list[Point]:
+    """Whole runs from scratch only: what a warm start cost is not in the bytes of the others."""
+    found = []
+    for name, row in rows.items():
+        share, up = share_kept(name, row, rows), up_bytes(name, row)
+        if share is not None and up is not None and not name.startswith("warm"):
+            found.append((up, share, re.sub(r" K\d+ s\d+", "", name)))
+    best, kept = [], float("-inf")
+    for up, share, name in sorted(found):
+        best.append(Point(name, up, share, share > kept))
+        kept = max(kept, share)
+    return best
+
+
+def _x(up: float) -> float:
+    low, high = map(math.log10, BYTES)
+    return LEFT + (math.log10(up) - low) / (high - low) * (WIDTH - LEFT - RIGHT)
+
+
+def _y(share: float) -> float:
+    low, high = SHARES
+    inside = min(high, max(low, share))
+    return TOP + (high - inside) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+
+def plot(found: Sequence[Point]) -> str:
+    """Share of the gain kept against bytes sent, as an SVG; the frontier is drawn through."""
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+        *_axes(),
+    ]
+    edge = " ".join(f"{_x(one.up):.1f},{_y(one.share):.1f}" for one in found if one.best)
+    lines.append(f'<polyline points="{edge}" fill="none" stroke="{BEST}" stroke-width="1.5"/>')
+    for number, one in enumerate(found):
+        x, y, colour = _x(one.up), _y(one.share), BEST if one.best else INK
+        lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
+        anchor, along = ("end", -8) if x > WIDTH * 0.72 else ("start", 8)
+        drop = 4 + 11 * (number % 2)
+        lines.append(
+            f'<text x="{x + along:.1f}" y="{y + drop:.1f}" fill="{colour}" '
+            f'text-anchor="{anchor}">{html.escape(one.name)}</text>'
+        )
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _axes() -> list[str]:
+    lines = []
+    for power in range(5):
+        x = _x(10.0**power)
+        lines.append(f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="{GRID}"/>')
+        lines.append(
+            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle" fill="{INK}">{10**power:,}</text>'
+        )
+    for tenth in range(0, 11, 2):
+        y = _y(tenth / 10)
+        lines.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{GRID}"/>')
+        lines.append(
+            f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{INK}">{tenth * 10} %</text>'
+        )
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    lines.append(
+        f'<text x="{middle}" y="{HEIGHT - 12}" text-anchor="middle" fill="{INK}">'
+        "bytes sent, a parameter and worker (data-parallel: float32 gradients of every step)</text>"
+    )
+    lines.append(
+        f'<text x="{LEFT}" y="{TOP - 8}" fill="{INK}">share of the gain over one worker alone</text>'
+    )
     return lines

@@ -357,8 +357,17 @@ def test_fedbuff_divides_by_the_work_and_not_by_the_damped_weights() -> None:
     assert share == pytest.approx([0.5 * 1, 0.5 * 0.5])
 
 
-def test_arrivals_of_a_warm_up_move_by_their_share_of_the_workers() -> None:
-    warm = phase_of(plan({"preset": "async-diloco"}), 0, 0, None)
+@pytest.mark.parametrize("name", ["fedbuff", "fedasync", "async-diloco"])
+def test_async_plans_begin_in_step_with_most_of_the_workers(name: str) -> None:
+    """From nothing they ended no better than one worker alone (docs/experiments.md)."""
+    warm = phase_of(plan({"preset": name}), 0, 0, None)
+    assert [quorum_of(warm, live) for live in (1, 2, 4, 8)] == [1, 2, 3, 4]
+    assert not warm.overlap
+    assert weigh(warm, [Term(work=9, gap=1)], live_workers=4).scale == 1
+
+
+def test_arrivals_may_move_by_their_share_of_the_workers() -> None:
+    warm = plan({"preset": "fedasync", "arrival_scale": "sqrt", "phases": []})
     assert weigh(warm, [Term(work=9)], live_workers=4).scale == pytest.approx(0.5)
     assert weigh(warm, [Term(work=9)] * 4, live_workers=4).scale == 1
     assert weigh(warm, [Term(work=9)] * 9, live_workers=4).scale == 1
