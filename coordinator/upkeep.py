@@ -24,6 +24,7 @@ from coordinator.store import (
     parts,
     runs,
     tasks,
+    uploads,
     versions,
 )
 from coordinator.store.runs import RunRow
@@ -165,8 +166,8 @@ class Upkeep:
 
         def candidates(conn: Connection) -> set[str]:
             played = games.blobs_in_use(conn, self._clock.now())
-            merging = parts.blobs_in_use(conn)
-            return datasets.in_use(conn) | versions.blobs_in_use(conn) | played | merging
+            moving = parts.blobs_in_use(conn) | uploads.arrived(conn)
+            return datasets.in_use(conn) | versions.blobs_in_use(conn) | played | moving
 
         await self._db.write(lambda conn: _forget_parts(conn, before))
         used = await self._db.read(candidates)
@@ -191,18 +192,20 @@ class Upkeep:
 
 
 def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
-    """A run has ended: what was accepted and will not be merged any more is superseded, and paid."""
-    rows = contributions.mergeable(conn, run_id)
-    for row in rows:
-        contributions.decide(
-            conn,
-            row,
-            "superseded",
-            now=now,
-            message="the run ended before the next merge; the work is paid",
-        )
-    ledger.post_earned_many(conn, [ledger.Payment.of(row) for row in rows], now)
-    return len(rows)
+    """A run has ended: what was accepted and will not be merged any more is superseded, and paid. Gives how many."""
+    count = 0
+    while rows := contributions.mergeable(conn, run_id):  # so many at a time
+        for row in rows:
+            contributions.decide(
+                conn,
+                row,
+                "superseded",
+                now=now,
+                message="the run ended before the next merge; the work is paid",
+            )
+        ledger.post_earned_many(conn, [ledger.Payment.of(row) for row in rows], now)
+        count += len(rows)
+    return count
 
 
 def _forget_parts(conn: Connection, before: float) -> None:

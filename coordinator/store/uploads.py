@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from sqlalchemy import Connection, delete, exists, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, select, update
 
 from coordinator.store.tables import contributions, uploads
 
@@ -75,17 +75,21 @@ def is_complete(
 
 def waiting(conn: Connection, worker_id: str) -> tuple[int, int]:
     """How many uploads, and how many bytes, of a worker no contribution refers to yet."""
-    handed_in = exists().where(
-        contributions.c.sha256 == uploads.c.sha256, contributions.c.worker_id == uploads.c.worker_id
-    )
     query = select(func.count(), func.coalesce(func.sum(uploads.c.size), 0))
-    row = conn.execute(query.where(uploads.c.worker_id == worker_id, ~handed_in)).one()
+    row = conn.execute(query.where(uploads.c.worker_id == worker_id, ~_handed_in())).one()
     return int(row[0]), int(row[1])
 
 
+def _handed_in() -> ColumnElement[bool]:
+    """Whether a contribution of the worker refers to an upload."""
+    c = contributions.c
+    return exists().where(c.sha256 == uploads.c.sha256, c.worker_id == uploads.c.worker_id)
+
+
 def arrived(conn: Connection) -> set[str]:
-    """Blobs of complete uploads: not orphans, even while nothing else refers to them."""
-    return set(conn.execute(select(uploads.c.sha256).where(uploads.c.complete)).scalars())
+    """Blobs that have arrived and may still be handed in: no orphans, though nothing else refers to them."""
+    query = select(uploads.c.sha256).where(uploads.c.complete, ~_handed_in())
+    return set(conn.execute(query).scalars())
 
 
 def expired(conn: Connection, now: float, limit: int) -> list[str]:

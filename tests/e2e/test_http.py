@@ -337,6 +337,34 @@ async def test_other_bytes_than_announced_are_refused_and_gone(home: House) -> N
     assert fresh.complete
 
 
+async def test_what_has_arrived_and_is_not_handed_in_yet_is_no_orphan(home: House) -> None:
+    await home.start_run()
+    ann, whole = await home.join("Ann"), home.coordinator
+    lease = await ann.claim()
+    begun, data = await ann.begin(lease), await ann.update("tiny")
+    await ann.upload(lease, data)
+    blob = await whole.blobs.local(hashlib.sha256(data).hexdigest())
+    os.utime(blob, (home.clock.now() - 7200, home.clock.now() - 7200))
+    await whole.upkeep.sweep()  # as the server does while the volunteer is cut off for an hour
+    said = ann.submission(lease, begun, data)
+    verdict = decode(await ann.post(f"/tasks/{lease.task}/submit", said), Verdict)
+    assert verdict.state == "accepted"
+    assert (await whole.checks.run()).breaches == ()
+
+
+async def test_uploads_that_are_never_handed_in_go_in_the_end(home: House) -> None:
+    await home.start_run()
+    ann, whole = await home.join("Ann"), home.coordinator
+    data = await ann.update("tiny")
+    await ann.upload(await ann.claim(), data)
+    blob = await whole.blobs.local(hashlib.sha256(data).hexdigest())
+    os.utime(blob, (home.clock.now(), home.clock.now()))
+    await home.clock.advance(2 * 86_400)
+    assert await whole.uploads.expire() == 1
+    assert await whole.upkeep.sweep() == 1
+    assert not blob.exists()
+
+
 async def test_unfinished_uploads_expire(home: House) -> None:
     await home.start_run()
     ann = await home.join("Ann")
