@@ -125,6 +125,11 @@ def _overridden(whole: Plan, phase: Phase, where: str) -> Plan:
         raise InvalidPlan(
             f"{where} never ends: give it until_versions, until_tokens or until_slope"
         )
+    if (phase.until_versions, phase.until_tokens) == (None, None):
+        raise InvalidPlan(
+            f"{where} may never end: a loss that is not measured has no slope; give it until_versions "
+            "or until_tokens beside until_slope"
+        )
     for key in ("preset", "phases", "shards", "shard_by", "downlink", "snapshot_every"):
         if key in phase.overrides:
             raise InvalidPlan(f'{where} cannot override "{key}": it holds for the whole run')

@@ -22,7 +22,7 @@ def arguments(what: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--out", type=Path, required=True, help="folder for results")
     parser.add_argument("--quick", action="store_true", help="the same code in seconds")
-    parser.add_argument("--small", action="store_true", help="a small model: minutes, not an hour")
+    parser.add_argument("--full", action="store_true", help="the large version: over an hour more")
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no cell after so long")
     parser.add_argument("--only", default="*", help="cells whose name matches")
     parser.add_argument("--table", action="store_true", help="only write the table again")
@@ -35,8 +35,12 @@ def arguments(what: str) -> argparse.Namespace:
 
 def results(options: argparse.Namespace) -> Path:
     """Where finished cells of this size are kept."""
-    size = "-quick" if options.quick else "-small" if options.small else ""
-    return Path(options.out / f"cells{size}.jsonl")
+    return Path(options.out / f"cells{size_of(options)}.jsonl")
+
+
+def size_of(options: argparse.Namespace) -> str:
+    """The end of the names of its files."""
+    return "-quick" if options.quick else "-full" if options.full else ""
 
 
 def read(path: Path) -> dict[str, Row]:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tests.experiments.cells import size_of
+
 Row = dict[str, Any]
 STEP_BYTES = 4.0  # a gradient in float32, a parameter and step
 STEPS = 600
@@ -16,7 +18,7 @@ STEPS = 600
 
 def write_report(options: argparse.Namespace, rows: Mapping[str, Row]) -> None:
     """The table and the plot beside the finished cells."""
-    size = "-quick" if options.quick else "-small" if options.small else ""
+    size = size_of(options)
     (options.out / f"table{size}.md").write_text("\n".join(table(rows)) + "\n")
     (options.out / f"frontier{size}.svg").write_text(plot(points(rows)))
 

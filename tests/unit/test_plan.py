@@ -111,6 +111,7 @@ def test_s4s_table_brings_its_own_window() -> None:
         ({"phases": [3]}, "[plan] phases[0]: expected object"),
         ({"phases": [{"until_version": 3}]}, 'did you mean "until_versions"?'),
         ({"phases": [{"overrides": {"lr": 0.1}}]}, "phase 1 never ends: give it until_versions"),
+        ({"phases": [{"until_slope": 0.01}]}, "phase 1 may never end: a loss that is not measured"),
         (
             {"phases": [{"until_versions": 3, "overrides": {"lrr": 0.1}}]},
             'unknown key "lrr" in phase 1 of [plan]: did you mean "lr"?',
