@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from volunteer.units import Service
 
 EXIT_FAILURE = 1
-VERSIONS_MAX = 20_000
 MACHINE_UNIT = Path("/etc/systemd/system/volunteer.service")
 
 Profile = Annotated[str, Parameter(help="Which profile of this host.")]
@@ -78,6 +77,7 @@ def card(
     from volunteer.card import card as draw
     from volunteer.card import card_facts
     from volunteer.config import directories
+    from volunteer.deeds import deeds
     from volunteer.files import write_whole
     from volunteer.profile import Profile as ProfileDirectory
     from volunteer.work import ask_coordinator
@@ -85,7 +85,7 @@ def card(
     places = directories(profile=profile)
 
     async def ask(api: Api) -> tuple[Me, RunInfo, tuple[VersionInfo, ...]]:
-        return await api.me(), *await _chosen(api, run)
+        return await api.me(), *await deeds(api, run)
 
     me, info, versions = asyncio.run(ask_coordinator(places, ask))
     who = ProfileDirectory(places.profile).current()
@@ -206,26 +206,3 @@ def _agreed() -> bool:
 
 def _text(data: bytes) -> str:
     return data.decode("utf-16") if data[:2] in (b"\xff\xfe", b"\xfe\xff") else data.decode()
-
-
-async def _chosen(api: Api, name: str) -> tuple[RunInfo, tuple[VersionInfo, ...]]:
-    """A run and all its versions; without a name the one with most work of mine."""
-    from shared.errors import NotFound
-
-    infos = [await api.run(name)] if name else list(await api.runs())
-    if not infos:
-        raise NotFound("this coordinator has no run yet")
-    listed = [(info, await _versions(api, info.name)) for info in infos]
-    return max(listed, key=lambda pair: sum(version.mine for version in pair[1]))
-
-
-async def _versions(api: Api, run: str) -> tuple[VersionInfo, ...]:
-    found: list[VersionInfo] = []
-    while len(found) < VERSIONS_MAX:
-        cursor = str(found[-1].version) if found else ""
-        page = await api.versions(run, cursor)
-        fresh = [v for v in page if not found or v.version > found[-1].version]
-        if not fresh:
-            break
-        found += fresh
-    return tuple(found)

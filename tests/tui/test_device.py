@@ -97,10 +97,20 @@ async def test_another_machine_is_added_by_a_link(engine: FakeEngine) -> None:
         assert code.link in screen_text(app)
 
 
+async def test_what_a_device_does_now(engine: FakeEngine) -> None:
+    feels = events.Sensed(device="cpu", utilisation=0.5, memory_bytes=2_000_000_000, celsius=61.0)
+    told = [*scenes.filled(), feels]
+    async with opened(prepared(engine), told, look=PAGE, size=(120, 36)) as (app, pilot):
+        await settle(app, pilot)
+        text = screen_text(app).partition("cpu now")[2]
+        for part in ("● training", "0.187/s", "2 GB of 33.5 GB", "50 %", "61 °C", "not measured"):
+            assert part in text
+
+
 async def test_comparison_and_history(engine: FakeEngine) -> None:
     async with opened(prepared(engine), two_devices(), look=PAGE, size=(120, 36)) as (app, pilot):
         await settle(app, pilot)
         text = screen_text(app)
-        assert "1 x the median of 7" in text
+        assert "as fast as the median of 7 machines" in text
         assert "9 times" in text
         assert "A step of this run takes 18 ms here." in text

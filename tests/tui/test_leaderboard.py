@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
@@ -12,6 +14,7 @@ from tests.tui.pages import LEADERS, SIZES, SMALL, STATES, Snapshot, picture, pr
 from volunteer import commands, events
 from volunteer.milestones import milestones, week
 from volunteer.tui.app import Look
+from volunteer.tui.screens.leaderboard import day_letters
 
 DAY = 86_400
 
@@ -92,6 +95,35 @@ async def test_before_the_account_is_known_there_is_no_name_to_hide(engine: Fake
         await settle(app, pilot)
         assert "your account is not known yet" in screen_text(app)
     assert not [c for c in engine.asked if isinstance(c, commands.SetSettings)]
+
+
+async def test_a_card_to_show_is_drawn_into_the_home_directory(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    prepared(engine)
+    engine.answers[commands.GetVersions] = ()
+    async with opened(engine, scenes.filled(), look=Look(page="leaderboard")) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("c")
+        await settle(app, pilot)
+        assert "any browser shows it" in screen_text(app)
+    drawn = (tmp_path / "volunteer-card.svg").read_text()
+    assert drawn.startswith("<svg")
+    assert "ada" in drawn
+
+
+async def test_a_card_that_cannot_be_drawn_says_why(engine: FakeEngine) -> None:
+    prepared(engine, "empty")
+    async with opened(engine, scenes.filled(), look=Look(page="leaderboard")) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("c")
+        await settle(app, pilot)
+        assert "this coordinator has no run yet" in screen_text(app)
+
+
+def test_days_have_their_letters() -> None:
+    assert day_letters(scenes.NOW) == " W  T  F  S  S  M  T "  # a Tuesday evening
 
 
 def earned(day: int, micro: int, contribution: int) -> LedgerRow:

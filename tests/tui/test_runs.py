@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from shared.protocol import LossPoint
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import (
@@ -68,6 +69,29 @@ async def test_what_does_not_fit_is_refused_with_the_reason(engine: FakeEngine) 
         await settle(app, pilot)
         assert not [c for c in engine.asked if isinstance(c, commands.ChooseRuns)]
         assert "needs 90 GB of memory" in screen_text(app)
+
+
+async def test_the_curve_of_the_run_under_the_cursor_is_asked_for(engine: FakeEngine) -> None:
+    prepared(engine)
+    engine.answers[commands.GetLoss] = tuple(
+        LossPoint(version=n, loss=3.0 - n / 100, at=scenes.NOW) for n in range(120)
+    )
+    async with opened(engine, scenes.filled(), size=(120, 36), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        assert "Loss of stdlib-gpt" in screen_text(app)
+        await pilot.press("down")
+        await settle(app, pilot)
+        text = screen_text(app)
+        assert "Loss of five-in-a-row" in text
+        assert "119" in text  # the newest version, at the end of its axis
+    asked = [c.run for c in engine.asked if isinstance(c, commands.GetLoss)]
+    assert asked == ["stdlib-gpt", "five-in-a-row"]
+
+
+async def test_where_there_is_no_room_for_the_curve_nobody_asks_for_it(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+    assert not [c for c in engine.asked if isinstance(c, commands.GetLoss)]
 
 
 async def test_no_new_tasks_and_the_licence(engine: FakeEngine) -> None:

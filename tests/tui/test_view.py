@@ -24,6 +24,7 @@ from volunteer.tui.view import (
     add,
     begin,
     insert,
+    recalled,
     reduce,
     thin,
 )
@@ -134,6 +135,13 @@ def test_who_attaches_late_sees_what_the_snapshot_knows() -> None:
     assert late.models["stdlib-gpt"].points == ((0.0, 8.318), (41.0, 3.412))
     assert {36, 38, 40} <= late.models["stdlib-gpt"].mine
     assert [type(e.event) for e in late.entries] == [events.Judged] * 7
+
+
+def test_what_was_before_is_in_the_curve_and_not_in_the_log() -> None:
+    told = events.LossMeasured(at=NOW - 900, run="stdlib-gpt", version=7, loss=4.5, mine=1)
+    view = recalled(seen(scenes.started()), told)
+    assert (7.0, 4.5) in view.models["stdlib-gpt"].points
+    assert not [entry for entry in view.entries if isinstance(entry.event, events.LossMeasured)]
 
 
 def test_the_log_keeps_what_is_worth_reading_and_no_more() -> None:

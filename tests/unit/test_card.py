@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 from xml.etree import ElementTree
 
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from shared.protocol import VersionInfo
+from shared.errors import NotFound
+from shared.protocol import RunInfo, VersionInfo
 from tests.tui.scenes import AFTER, BEFORE, ME, RUN
 from volunteer.card import CardFacts, card, card_facts, share_words
+from volunteer.deeds import deeds
 
 SVG = "{http://www.w3.org/2000/svg}"
 FACTS = CardFacts(
@@ -92,6 +95,31 @@ def test_the_facts_come_from_what_the_coordinator_says() -> None:
 )
 def test_the_share(mine: tuple[int, ...], version: int, says: str) -> None:
     assert says in share_words(replace(FACTS, mine=mine, version=version))
+
+
+class Lab:
+    """A coordinator with two runs, whose versions come page by page."""
+
+    versions_of: ClassVar = {
+        "stdlib-gpt": tuple(version(n, 1.0, mine=n % 2) for n in range(7)),
+        "digits": tuple(version(n, 1.0, mine=1) for n in range(5)),
+    }
+
+    async def runs(self) -> tuple[RunInfo, ...]:
+        return tuple(replace(RUN, name=name) for name in self.versions_of)
+
+    async def versions(self, run: str, cursor: str = "") -> tuple[VersionInfo, ...]:
+        after = int(cursor or -1)
+        return tuple(v for v in self.versions_of[run] if v.version > after)[:3]
+
+
+async def test_without_a_name_it_is_the_run_with_most_of_my_work() -> None:
+    info, versions = await deeds(Lab())
+    assert (info.name, len(versions)) == ("digits", 5)
+    info, versions = await deeds(Lab(), "stdlib-gpt")
+    assert [v.version for v in versions] == list(range(7))
+    with pytest.raises(NotFound, match='there is no run "x" here'):
+        await deeds(Lab(), "x")
 
 
 def test_a_volunteer_who_just_began_gets_a_card_too() -> None:

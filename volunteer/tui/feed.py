@@ -11,7 +11,7 @@ from shared.clock import Clock
 from shared.errors import VolunteerError
 from volunteer import events
 from volunteer.control import Control
-from volunteer.tui.view import begin, measured, reduce
+from volunteer.tui.view import begin, measured, recalled, reduce
 
 # What a person waits for.
 URGENT = (
@@ -64,7 +64,7 @@ class Feed:
             return
         for row in versions:
             if row.loss is not None:
-                self.view = reduce(self.view, measured(run, row))
+                self.view = recalled(self.view, measured(run, row))
 
     async def _follow(self) -> None:
         with self.control.subscribe() as stream:

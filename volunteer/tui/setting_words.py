@@ -38,6 +38,43 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("Ending", ("snapshot_seconds", "quit_seconds", "log_level")),
 )
+# What people call a setting; the name that the file and the command line know is shown beside it.
+LABELS = {
+    "schedule": "hours",
+    "in_use": "while you use it",
+    "idle_minutes": "unused after",
+    "on_battery": "on battery",
+    "programs": "pause beside",
+    "metered": "metered network",
+    "device": "devices",
+    "threads": "processor threads",
+    "memory_gb": "memory of a task",
+    "duty_percent": "share of the time",
+    "temperature_max": "pause when hotter",
+    "priority": "priority",
+    "keep_awake": "keep awake",
+    "upload_mbit": "upload",
+    "download_mbit": "download",
+    "cache_gb": "disk for downloads",
+    "disk_free_gb": "disk left free",
+    "prefetch": "fetch ahead",
+    "runs": "runs to help",
+    "workloads": "workloads allowed",
+    "consent": "licences",
+    "public": "nickname shown",
+    "public_runs": "list of public runs",
+    "max_tasks": "tasks to do",
+    "theme": "colours",
+    "ascii": "plain characters",
+    "animations": "animations",
+    "keys": "other keys",
+    "power_price": "price of a kWh",
+    "alerts": "alerts",
+    "webhook": "webhook",
+    "snapshot_seconds": "save half-done tasks",
+    "quit_seconds": "finish before leaving",
+    "log_level": "least in the log",
+}
 _AT_ONCE = frozenset(
     field.name for kind in (Rules, Looks) for field in msgspec.structs.fields(kind)
 )
@@ -57,6 +94,11 @@ def grouped(rows: Sequence[SettingRow]) -> list[tuple[str, list[SettingRow]]]:
         found.append((title, [by_name.pop(name) for name in names if name in by_name]))
     found.append(("More", list(by_name.values())))
     return [(title, members) for title, members in found if members]
+
+
+def label(row: SettingRow) -> str:
+    """What people call a setting."""
+    return LABELS.get(row.name, row.name)
 
 
 def as_text(value: object) -> str:

@@ -142,6 +142,11 @@ def reduce(view: AgentView, event: AnyEvent) -> AgentView:
     return after if isinstance(event, _SILENT) else _noted(after, event)
 
 
+def recalled(view: AgentView, event: events.LossMeasured) -> AgentView:
+    """The view with something from before we looked: it belongs to the curve, and is no news for the log."""
+    return _grown(view, event)
+
+
 def _noted(view: AgentView, event: AnyEvent) -> AgentView:
     last = view.entries[-1].id if view.entries else 0
     return replace(view, entries=(*view.entries, Entry(id=last + 1, event=event))[-ENTRIES_MAX:])

@@ -18,6 +18,7 @@ from volunteer.tui.progress import progress_lines
 from volunteer.tui.prospect import duration_words, prospect
 from volunteer.tui.screens.told import Told
 from volunteer.tui.text import Line, ago, count, fit, flops, left, spark, wrap
+from volunteer.tui.widgets.cards import fact, memory, pace, sensed_lines
 from volunteer.tui.widgets.drawn import Drawn
 from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
 from volunteer.tui.widgets.panel import Scene
@@ -75,6 +76,8 @@ class DevicePage(AskingPage):
     CSS = """
     DevicePage {
         #devices { height: 8; }
+        #now { height: 8; display: none; }
+        &.-tall #now { display: block; }
         #measured { width: 1fr; }
         #given { width: 1fr; }
         &.-narrow #below, &.-tiny #below { layout: vertical; }
@@ -94,6 +97,7 @@ class DevicePage(AskingPage):
                     self._measured, title=self._measured_title, id="measured", classes="card"
                 )
                 yield Drawn(self._given, title="What you will be given", id="given", classes="card")
+            yield Drawn(self._now, title=self._now_title, id="now", classes="card")
 
     def questions(self) -> dict[str, Question]:
         run = self.volunteer.view.run()
@@ -134,6 +138,14 @@ class DevicePage(AskingPage):
         workers: Answer[Sequence[WorkerInfo]] = self.answer("workers")
         return benchmark_lines(device, history, workers.value or (), scene, width)[:height]
 
+    def _now_title(self, scene: Scene) -> tuple[str, str]:
+        device = self._device()
+        return (f"{device.id} now" if device else "Now"), ""
+
+    def _now(self, scene: Scene, width: int, height: int) -> list[Line]:
+        device = self._device()
+        return now_lines(device, scene, width)[:height] if device is not None else []
+
     def _given(self, scene: Scene, width: int, height: int) -> list[Line]:
         return given_lines(self._device(), scene, width, height)
 
@@ -141,6 +153,7 @@ class DevicePage(AskingPage):
     def _moved(self) -> None:
         self.query_one("#measured", Drawn).draw()
         self.query_one("#given", Drawn).draw()
+        self.query_one("#now", Drawn).draw()
 
     # What can be done.
 
@@ -261,7 +274,21 @@ def _compared(
         return []
     mine = speed.step_flops / info.step_flops
     share = mine / statistics.median(rates)
-    return [_fact("others", f"{share:.2g} x the median of {len(rates)}", room)]
+    others = f"the median of {len(rates)} machines"
+    said = f"as fast as {others}" if 0.95 <= share < 1.05 else f"{share:.2g} times {others}"
+    return [_fact("others", said, room)]
+
+
+def now_lines(device: Device, scene: Scene, cells: int) -> list[Line]:
+    """What a device does at this moment: its pace lately, its load, memory and heat, and the energy it takes."""
+    state = activity(scene.view, scene.now, scene.glyphs, device.id)
+    lines: list[Line] = [
+        fact("state", (f"{state.sign} {state.word}", state.role), (f"  {state.sentence}", "text"))
+    ]
+    told = pace(scene, device.id, cells)
+    lines += told or [fact("pace", ("not at work since this screen was opened", "dim"))]
+    lines.append(fact("memory", *memory(scene, device, cells)))
+    return [*lines, *sensed_lines(scene, device, cells)]
 
 
 def given_lines(device: Device | None, scene: Scene, cells: int, height: int) -> list[Line]:

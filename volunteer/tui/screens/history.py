@@ -250,7 +250,9 @@ def verdict_row(verdict: Verdict, scene: Scene, *, old: bool) -> Row:
     """A contribution as a line."""
     sign, word, role = VERDICTS[verdict.state]
     paid = credit(verdict.credits_micro) if verdict.credits_micro else "-"
-    why = verdict.message or (f"version {verdict.version}" if verdict.version is not None else "")
+    why = verdict.message
+    if verdict.state == "merged" and verdict.version is not None:
+        why = f"in version {verdict.version}"
     return Row(
         key=str(verdict.contribution),
         cells=(
@@ -304,7 +306,7 @@ def detail_lines(
     if verdict.reason:
         lines.append(_fact("check", printable(verdict.reason, 60)))
     lines += [((text, "text"),) for text in wrap(verdict.message, cells, 5) if verdict.message]
-    lines.append(((left("way", NAME_CELLS), "dim"), *way(verdict, scene)))
+    lines.append(way(verdict, scene))
     lines.append(_fact("number", f"{verdict.contribution}, task {verdict.task}"))
     if verdict.version is not None:
         lines.append(_fact("version", str(verdict.version)))

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
+from shared.errors import VolunteerError
 from shared.protocol import LeaderRow, LedgerRow
+from volunteer.card import card, card_facts
+from volunteer.deeds import deeds
+from volunteer.files import write_whole
 from volunteer.milestones import Milestone, Week, milestones, week
 from volunteer.tui import keys
 from volunteer.tui.asking import Answer, AskingPage, Question, aged
@@ -22,6 +28,8 @@ from volunteer.wording import credit, duration, printable
 WINDOWS = (("7", "7 days"), ("30", "30 days"), ("0", "all time"))
 NAME_CELLS = 11
 BAR_CELLS = 14
+CARD = "volunteer-card.svg"
+LETTERS = "MTWTFSS"
 COLUMNS = (
     Column(title="#", cells=4, align="right"),
     Column(title="volunteer"),
@@ -58,6 +66,15 @@ class Leaderboard(AskingPage):
             rank=36,
         ),
         keys.Command(
+            id="card",
+            key="c",
+            action="card",
+            short="card",
+            help="Draw a card of what you gave, to show to friends, into your home directory.",
+            place="footer",
+            rank=37,
+        ),
+        keys.Command(
             id="reload",
             key="r",
             action="reload",
@@ -68,13 +85,16 @@ class Leaderboard(AskingPage):
     CSS = """
     Leaderboard {
         #mine { width: 40; }
-        #week { height: 10; }
+        #week { height: 11; }
+        #goals { height: 11; }
+        #told { display: none; }
+        &.-wide.-tall #told { display: block; }
         #span { height: 1; }
         #place { height: 1; padding: 0 1; background: $surface; }
         &.-normal, &.-narrow {
             #sides { layout: vertical; }
             #mine { width: 1fr; height: 8; layout: horizontal; }
-            #week { height: 1fr; }
+            #week, #goals { height: 1fr; }
         }
         &.-narrow { #goals { display: none; } #mine { height: 5; } }
         &.-short { #mine { height: 4; } }
@@ -92,6 +112,7 @@ class Leaderboard(AskingPage):
             with Vertical(id="mine"):
                 yield Drawn(self._week, title="My week", id="week", classes="card")
                 yield Drawn(self._goals, title="Milestones", id="goals", classes="card")
+                yield Drawn(self._told, title="Show it", id="told", classes="card")
             with Vertical(id="board"):
                 yield Choices(WINDOWS, lambda: self.window, action="pick", key="w", id="span")
                 yield Listing(COLUMNS, self._filling, id="ranks")
@@ -127,6 +148,34 @@ class Leaderboard(AskingPage):
             self.volunteer.tell(f"{said}, as soon as the coordinator has been told")
 
         self.volunteer.command(control.set_settings({"public": not me.public}), done)
+
+    def action_card(self) -> None:
+        """Write a picture of what I gave."""
+        self.run_worker(self._draw_card(), group="card", exclusive=True)
+
+    async def _draw_card(self) -> None:
+        control, status = self.volunteer.control, self.volunteer.view.status
+        if control is None or status.me is None:
+            self.volunteer.tell(
+                "your account is not known yet: it is as soon as the coordinator answers"
+            )
+            return
+        path = Path.home() / CARD
+        try:
+            info, versions = await deeds(control)
+            facts = card_facts(
+                status.me, info, versions, server=status.server, link=f"{status.coordinator}/"
+            )
+            write_whole(path, card(facts).encode())
+        except VolunteerError as error:
+            self.volunteer.tell(error.message, "error")
+        except OSError as error:
+            self.volunteer.tell(f"{path} cannot be written: {error.strerror}", "error")
+        else:
+            self.volunteer.tell(f"written to {path}: any browser shows it")
+
+    def _told(self, scene: Scene, width: int, height: int) -> list[Line]:
+        return told_lines(scene, width, height)
 
     def _leaders(self) -> Answer[Sequence[LeaderRow]]:
         return self.answer(f"leaders {self.window}")
@@ -191,6 +240,12 @@ def leader_rows(leaders: Sequence[LeaderRow], scene: Scene, *, old: bool) -> tup
     return tuple(rows)
 
 
+def day_letters(now: float) -> str:
+    """The last seven days by their first letters, today last, three cells each."""
+    today = datetime.fromtimestamp(now, tz=UTC).astimezone().weekday()
+    return "".join(f" {LETTERS[(today + back) % 7]} " for back in range(1, 8))
+
+
 def place_line(leaders: Sequence[LeaderRow], scene: Scene, cells: int) -> Line:
     """My own place, always in sight."""
     mine = next((row for row in leaders if row.me), None)
@@ -221,6 +276,8 @@ def week_lines(found: Week, scene: Scene, cells: int, height: int) -> list[Line]
     drawn = spark([max(0, micro) for micro in found.credits_micro], 7, scene.glyphs)
     wide = "".join(sign * 3 for sign in drawn) if cells >= NAME_CELLS + 21 else drawn
     lines.append(((left("by day", NAME_CELLS), "dim"), (wide, "fill")))
+    if len(wide) > len(drawn):
+        lines.append(((" " * NAME_CELLS, "dim"), (day_letters(scene.now), "faint")))
     lines.append(_fact("work", f"{found.contributions} contributions paid"))
     lines.append(_fact("active", f"{found.active} of 7 days"))
     if found.streak > 1:
@@ -232,6 +289,21 @@ def week_lines(found: Week, scene: Scene, cells: int, height: int) -> list[Line]
             _fact("last week", f"{sign} {abs(change):.0%}", "good" if change >= 0 else "text")
         )
     return lines[:height]
+
+
+def told_lines(scene: Scene, cells: int, height: int) -> list[Line]:
+    """What there is to tell others, in a sentence, and the key that draws it."""
+    me, model = scene.view.status.me, scene.view.models.get(scene.view.run())
+    if me is None or me.merged == 0:
+        said = "With your first merged contribution there is a card to show to friends: your part, before and after."
+        return [((text, "dim"),) for text in wrap(said, cells, height)]
+    said = f"{me.merged:,} of your contributions were merged"
+    if model is not None and model.mine:
+        versions = len(model.mine)
+        said += f"; your work is in {versions:,} version{'' if versions == 1 else 's'} of {printable(model.run, 40)}"
+    lines: list[Line] = [((text, "text"),) for text in wrap(f"{said}.", cells, height)]
+    key = keys.shown(scene.keys.get("card", "c"))
+    return [*lines, (), ((f"{key} ", "key"), ("draws a card of it", "dim"))][:height]
 
 
 def _fact(name: str, text: str, role: str = "text") -> Line:

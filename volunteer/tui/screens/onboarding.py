@@ -130,6 +130,8 @@ class Onboarding(Page):
         Input:focus { border: round $primary; background: $background; background-tint: $background 0%; }
         #answer { height: 8; padding: 0 1; }
         #others { height: 6; }
+        #how { height: 6; display: none; }
+        &.-tall #how { display: block; }
         #verdict-name { height: 3; padding: 0 1; }
         #sent { height: 10; }
         #setting-help { height: 4; padding: 0 1; }

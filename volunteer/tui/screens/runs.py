@@ -9,7 +9,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
-from shared.protocol import RunInfo
+from shared.protocol import LossPoint, RunInfo
 from shared.workloads.base import installed
 from volunteer.commands import SettingRow
 from volunteer.tui import keys
@@ -17,10 +17,11 @@ from volunteer.tui.activity import merging
 from volunteer.tui.asking import Answer, AskingPage, Question, aged
 from volunteer.tui.prospect import Prospect, prospect
 from volunteer.tui.screens.told import Told
-from volunteer.tui.text import Line, bar, count, fit, left, percent, wrap
+from volunteer.tui.text import Line, bar, count, left, percent, wrap
 from volunteer.tui.widgets.drawn import Drawn
 from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
 from volunteer.tui.widgets.panel import Scene
+from volunteer.tui.widgets.plot import Chart, Charted, Series
 from volunteer.wording import loss, printable, size
 
 NAME_CELLS = 10
@@ -98,7 +99,9 @@ class Runs(AskingPage):
     )
     CSS = """
     Runs {
-        #about { width: 42; }
+        #about { width: 46; }
+        #curve { height: 16; display: none; }
+        &.-wide.-tall #curve { display: block; }
         &.-normal, &.-narrow, &.-tiny {
             #columns { layout: vertical; }
             #about { width: 1fr; height: 10; }
@@ -110,15 +113,21 @@ class Runs(AskingPage):
 
     def body(self) -> ComposeResult:
         with Horizontal(id="columns"):
-            yield Listing(COLUMNS, self._filling, id="list")
+            with Vertical(id="all"):
+                yield Listing(COLUMNS, self._filling, id="list")
+                yield Charted(self._chart, self._chart_title, id="curve", classes="card curve")
             with Vertical(id="about"):
                 yield Drawn(self._detail, title=self._title, id="detail", classes="card")
 
     def questions(self) -> dict[str, Question]:
-        return {
+        asked: dict[str, Question] = {
             "runs": lambda control: control.runs(),
             "settings": lambda control: control.settings(),
         }
+        name = self.query_one("#list", Listing).key
+        if name and self.query_one("#curve").display:
+            asked[f"loss {name}"] = lambda control: control.loss(name)
+        return asked
 
     # What is known.
 
@@ -176,9 +185,40 @@ class Runs(AskingPage):
         joined = helped(info, self.chosen())
         return aged(run_detail(info, self.prospect(info), scene, joined, width)[:height], scene)
 
+    def _chart_title(self, scene: Scene) -> tuple[str, str]:
+        info = self._under_cursor()
+        if info is None:
+            return "Loss", ""
+        mine = len(self._mine(scene, info.name))
+        marks = f"{scene.glyphs.mark} mine {count(mine)}" if mine else ""
+        return f"Loss of {info.name} {loss(info.loss)}", marks
+
+    def _chart(self, scene: Scene) -> Chart:
+        info = self._under_cursor()
+        name = info.name if info else ""
+        answer: Answer[Sequence[LossPoint]] = self.answer(f"loss {name}")
+        known = scene.view.models.get(name)
+        points = [(float(p.version), p.loss) for p in answer.value or ()]
+        if known is not None and len(known.points) > len(points):
+            points = list(known.points)
+        return Chart(
+            series=(Series(points=points, role="model"),),
+            marks=tuple(float(version) for version in sorted(self._mine(scene, name))),
+            x_name="version",
+            empty="asking the coordinator"
+            if answer.asking
+            else "the loss of each version appears here",
+        )
+
+    def _mine(self, scene: Scene, name: str) -> frozenset[int]:
+        """Versions of a run in which there is work of this volunteer."""
+        known = scene.view.models.get(name)
+        return known.mine if known is not None else frozenset()
+
     @on(Listing.Moved)
     def _moved(self) -> None:
         self.query_one("#detail", Drawn).draw()
+        self.query_one("#curve", Charted).draw()
 
     # What can be done.
 
@@ -262,7 +302,7 @@ def run_row(info: RunInfo, able: Prospect, scene: Scene, *, helped: bool, old: b
         )
     first = f"{loss(info.loss_first)} {glyphs.right} " if info.loss_first is not None else ""
     done = info.progress
-    progress: Line = ((STATES[info.state], "dim"),)
+    progress: Line = ((STATES[info.state].partition(" by ")[0], "dim"),)
     if done is not None and info.state == "running":
         progress = (*bar(done, BAR_CELLS, glyphs), (f" {percent(done)}", "text"))
     if able.credits_per_hour is not None:
@@ -297,35 +337,33 @@ def run_detail(info: RunInfo, able: Prospect, scene: Scene, joined: bool, cells:
         ((left("for you", NAME_CELLS), "dim"), (f"{sign[0]} ", sign[1]), (said[0], "text"))
     )
     lines += [((" " * (NAME_CELLS + 2), "dim"), (text, "text")) for text in said[1:]]
-    if able.credits_per_hour is not None:
-        lines.append(_fact("earns", f"about {count(able.credits_per_hour)} credits an hour", room))
     helping = "yes: enter chooses" if joined else "no: enter helps it"
     if not able.fits:
         helping = "it cannot be helped from here"
-    lines.append(_fact("you help", helping, room))
-    lines.append(_fact("licence", f"{info.licence} (model)", room))
-    lines.append(
-        _fact(
-            "data", f"{info.dataset or 'none'}, {info.dataset_licence or 'no licence stated'}", room
-        )
-    )
-    lines.append(
-        _fact("model", f"{count(info.parameters)} weights, needs {size(info.memory_bytes)}", room)
-    )
-    lines.append(
-        _fact(
+    earns = able.credits_per_hour
+    when = merging(scene.view, info.name, scene.now).removeprefix("merging ")
+    facts = (
+        ("earns", f"about {count(earns)} credits an hour" if earns is not None else ""),
+        ("you help", helping),
+        ("licence", f"{info.licence} (model)"),
+        ("data", f"{info.dataset or 'none'}, {info.dataset_licence or 'no licence stated'}"),
+        ("model", f"{count(info.parameters)} weights, needs {size(info.memory_bytes)}"),
+        (
             "so far",
-            f"version {info.version}, {count(info.tokens)} tokens, {count(info.steps)} steps",
-            room,
-        )
+            f"version {info.version}, {count(info.steps)} steps, {count(info.tokens)} {info.items}",
+        ),
+        ("next", when),
+        ("contact", printable(info.contact, 100)),
     )
-    when = merging(scene.view, info.name, scene.now)
-    if when:
-        lines.append(_fact("next", when.removeprefix("merging "), room))
-    if info.contact:
-        lines.append(_fact("contact", printable(info.contact, 100), room))
+    for name, text in facts:
+        lines += _fact(name, text, room)
     return lines
 
 
-def _fact(name: str, text: str, room: int) -> Line:
-    return ((left(name, NAME_CELLS), "dim"), (fit(text, room), "text"))
+def _fact(name: str, text: str, room: int) -> list[Line]:
+    """A name and what it is, on two lines where one is too short; nothing where there is nothing to say."""
+    found = wrap(text, room, 2) if text else []
+    return [
+        ((left(name if row == 0 else "", NAME_CELLS), "dim"), (line, "text"))
+        for row, line in enumerate(found)
+    ]

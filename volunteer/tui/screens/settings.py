@@ -12,7 +12,7 @@ from shared.errors import VolunteerError
 from volunteer.commands import SettingRow
 from volunteer.tui import keys
 from volunteer.tui.asking import Answer, AskingPage, Question
-from volunteer.tui.setting_words import SOURCES, choices, holds, shown
+from volunteer.tui.setting_words import SOURCES, choices, holds, label, shown
 from volunteer.tui.text import Line, left, wrap
 from volunteer.tui.widgets.drawn import Drawn
 from volunteer.tui.widgets.panel import Scene
@@ -81,7 +81,7 @@ class SettingsPage(AskingPage):
 
     def _title(self, scene: Scene) -> tuple[str, str]:
         row = self._list.chosen
-        return (row.name if row else "About"), ""
+        return (label(row), row.name) if row else ("About", "")
 
     def _about(self, scene: Scene, width: int, height: int) -> list[Line]:
         row = self._list.chosen

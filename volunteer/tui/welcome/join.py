@@ -20,6 +20,12 @@ from volunteer.wording import printable
 
 SETTLE_S = 0.4  # after the last key, before somebody is asked
 PRACTISE = "practise"
+HOW = (
+    "Your machine gets the newest model and a small piece of work: a task.",
+    "It trains at low priority, and space pauses it within two seconds.",
+    "What it learned is checked, merged with what others learned, and paid.",
+    "Nothing starts before you say so, at the last of these steps.",
+)
 COLUMNS = (Column(title="", cells=26), Column(title="", least=50))
 
 
@@ -39,6 +45,7 @@ class JoinStep(Step):
         yield Input(placeholder="paste your join link, or the address of a coordinator", id="link")
         yield Drawn(self._verdict, id="answer")
         yield Listing(COLUMNS, self._others, id="others", classes="card")
+        yield Drawn(self._how, title="How it works", id="how", classes="card")
 
     def begin(self, why: str = "") -> None:
         self._trouble = why
@@ -152,6 +159,12 @@ class JoinStep(Step):
         self.post_message(self.Done())
 
     # What is said of it.
+
+    def _how(self, scene: Scene, width: int, height: int) -> list[Line]:
+        lines: list[Line] = []
+        for number, text in enumerate(HOW, start=1):
+            lines += said(text, width, 2, "info", str(number))
+        return lines[:height]
 
     def _verdict(self, scene: Scene, width: int, height: int) -> list[Line]:
         glyphs = scene.glyphs

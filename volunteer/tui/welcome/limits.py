@@ -29,19 +29,6 @@ ASKED = (
 )
 
 
-LABELS = {
-    "device": "devices",
-    "threads": "processor threads",
-    "in_use": "while you use it",
-    "on_battery": "on battery",
-    "schedule": "hours",
-    "memory_gb": "memory of a task",
-    "cache_gb": "disk for downloads",
-    "upload_mbit": "upload",
-    "download_mbit": "download",
-}
-
-
 class LimitsStep(Step):
     """See the module."""
 
@@ -50,9 +37,7 @@ class LimitsStep(Step):
     KEYS = (("enter", "change", ""), ("n", "next", "go_on"), *BACK)
 
     def compose(self) -> ComposeResult:
-        yield SettingList(
-            lambda: self.choice.settings, names=ASKED, title="", id="asked", labels=LABELS
-        )
+        yield SettingList(lambda: self.choice.settings, names=ASKED, title="", id="asked")
         yield Drawn(self._help, id="setting-help")
 
     def begin(self, why: str = "") -> None:

@@ -66,9 +66,9 @@ def device_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     state = activity(scene.view, scene.now, glyphs, device.id)
     lines.append(fact("state", (f"{state.sign} {state.word}", state.role)))
     lines.append(fact("speed", *_speed(_benchmark(scene, device.id), cells)))
-    lines += _pace(scene, device.id, cells)
-    lines.append(fact("memory", *_memory(scene, device, cells)))
-    lines += _sensed(scene, device, cells)
+    lines += pace(scene, device.id, cells)
+    lines.append(fact("memory", *memory(scene, device, cells)))
+    lines += sensed_lines(scene, device, cells)
     return lines[:height]
 
 
@@ -84,7 +84,7 @@ def _speed(benchmark: Benchmark | None, cells: int) -> list[Span]:
     ]
 
 
-def _memory(scene: Scene, device: Device, cells: int) -> Line:
+def memory(scene: Scene, device: Device, cells: int) -> Line:
     """What there is and, where known, what is used."""
     sensed = scene.view.sensors.get(device.id)
     whole = size(device.memory_bytes)
@@ -95,7 +95,7 @@ def _memory(scene: Scene, device: Device, cells: int) -> Line:
     return (*bar(share, cells - NAME_CELLS - len(tail), scene.glyphs), (tail, "text"))
 
 
-def _pace(scene: Scene, device: str, cells: int) -> list[Line]:
+def pace(scene: Scene, device: str, cells: int) -> list[Line]:
     """How fast it trained lately."""
     speeds = scene.view.speeds.get(device, ())
     if not speeds:
@@ -105,7 +105,7 @@ def _pace(scene: Scene, device: str, cells: int) -> list[Line]:
     return [fact("pace", (drawn, "raw"), (tail, "text"))]
 
 
-def _sensed(scene: Scene, device: Device, cells: int) -> list[Line]:
+def sensed_lines(scene: Scene, device: Device, cells: int) -> list[Line]:
     """What sensors tell, where there are any; energy that nobody measures is said, not guessed."""
     sensed = scene.view.sensors.get(device.id) or Sensed(device=device.id)
     lines = []

@@ -34,11 +34,12 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry: a line of spans for each column, and whether it is drawn as something that no longer counts."""
+    """One entry: a line of spans for each column; `dim`: it is drawn as something that no longer counts."""
 
     key: str
     cells: tuple[Line, ...]
     dim: bool = False
+    heading: bool = False  # names the rows below it: the cursor passes it over
 
 
 class Filling(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,14 +82,25 @@ def lay_out(columns: Sequence[Column], width: int) -> list[tuple[int, int]]:
     return found
 
 
+def _entry(rows: Sequence[Row], at: int, step: int) -> int:
+    """The entry at a place, or the next one in the direction of `step`; headings are none."""
+    for direction in (step, -step):
+        place = at
+        while 0 <= place < len(rows):
+            if not rows[place].heading:
+                return place
+            place += direction
+    return at
+
+
 class Listing(Panel):
     """See the module. `filling` gives the rows of a scene; `Moved` and `Chosen` say where the cursor is."""
 
     can_focus = True
     COMPONENT_CLASSES: ClassVar[set[str]] = {"listing--cursor"}
     DEFAULT_CSS = """
-    Listing > .listing--cursor { background: $primary 16%; }
-    Listing:focus > .listing--cursor { background: $primary 28%; }
+    Listing > .listing--cursor { background: $primary 12%; }
+    Listing:focus > .listing--cursor { background: $primary 22%; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", show=False),
@@ -153,7 +165,8 @@ class Listing(Panel):
         self._follow(rows)
         titled = self._titled(height)
         room = max(1, height - titled)
-        self._top = max(0, min(self._top, self._at, len(rows) - room))
+        first = self._at - int(self._at > 0 and rows[self._at - 1].heading)
+        self._top = max(0, min(self._top, first, len(rows) - room))
         self._top = max(self._top, self._at - room + 1)
         places = lay_out(self._columns, width - 2)
         ellipsis = scene.glyphs.ellipsis
@@ -193,7 +206,7 @@ class Listing(Panel):
             if row.key == self.key:
                 self._at = number
                 return
-        self._at = min(self._at, len(rows) - 1)
+        self._at = _entry(rows, min(self._at, len(rows) - 1), 1)
         self._tell(rows[self._at].key)
 
     def place(self, rows: Sequence[Row]) -> int | None:
@@ -235,7 +248,8 @@ class Listing(Panel):
         rows = self._filled.rows
         if not rows:
             return
-        self._at = max(0, min(number, len(rows) - 1))
+        wanted = max(0, min(number, len(rows) - 1))
+        self._at = _entry(rows, wanted, 1 if wanted >= self._at else -1)
         self._tell(rows[self._at].key)
         self.draw()
         if self._at == len(rows) - 1 and self._last != self.key:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import msgspec
@@ -53,6 +53,28 @@ class Plot(Panel):
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return plot(self.chart(scene), width, height, scene.glyphs)
+
+
+class Charted(Plot):
+    """A plot whose chart and title come from functions of its page."""
+
+    def __init__(
+        self,
+        chart: Callable[[Scene], Chart],
+        title: Callable[[Scene], tuple[str, str]],
+        *,
+        id: str | None = None,
+        classes: str | None = None,
+    ) -> None:
+        super().__init__(id=id, classes=classes)
+        self._chart = chart
+        self._title = title
+
+    def chart(self, scene: Scene) -> Chart:
+        return self._chart(scene)
+
+    def heading(self, scene: Scene) -> tuple[str, str]:
+        return self._title(scene)
 
 
 def plot(chart: Chart, width: int, height: int, glyphs: Glyphs) -> list[Line]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from textual import on
@@ -15,14 +15,22 @@ from textual.widgets import Input
 from shared.errors import Configuration
 from volunteer.commands import SettingRow
 from volunteer.config import Settings
-from volunteer.tui.setting_words import as_text, choices, complaint, grouped, parsed, shown
+from volunteer.tui.setting_words import (
+    as_text,
+    choices,
+    complaint,
+    grouped,
+    label,
+    parsed,
+    shown,
+)
 from volunteer.tui.text import Line, wrap
 from volunteer.tui.widgets.drawn import Drawn
 from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
 from volunteer.tui.widgets.panel import Scene, panels
 
 COLUMNS = (
-    Column(title="setting", cells=18),
+    Column(title="setting", cells=23),
     Column(title="value"),
     Column(title="set by", cells=12, least=60),
 )
@@ -70,7 +78,6 @@ class SettingList(Vertical):
         *,
         names: Sequence[str] = (),
         title: str = "Settings",
-        labels: Mapping[str, str] | None = None,
         empty: Callable[[], str] = lambda: "reading the settings",
         id: str | None = None,
     ) -> None:
@@ -78,7 +85,6 @@ class SettingList(Vertical):
         self._rows = rows
         self._names = tuple(names)
         self._title = title
-        self._labels = dict(labels or {})
         self._empty = empty
         self._trouble = ""
 
@@ -111,15 +117,11 @@ class SettingList(Vertical):
         rows: list[Row] = []
         if self._names:
             by_name = {row.name: row for row in known}
-            rows = [
-                setting_line(by_name[name], self._labels.get(name, ""))
-                for name in self._names
-                if name in by_name
-            ]
+            rows = [setting_line(by_name[name]) for name in self._names if name in by_name]
         else:
             for title, members in grouped(known):
-                rows.append(Row(key=f"# {title}", cells=(((title, "title"),),)))
-                rows += [setting_line(row) for row in members]
+                rows.append(Row(key=f"# {title}", cells=(((title, "title"),),), heading=True))
+                rows += [setting_line(row, indent="  ") for row in members]
         return Filling(rows=tuple(rows), empty=self._empty(), title=self._title)
 
     def _verdict(self, scene: Scene, width: int, height: int) -> list[Line]:
@@ -154,7 +156,7 @@ class SettingList(Vertical):
             return
         self._trouble = ""
         box = self.query_one("#editing")
-        box.border_title = f"{row.name}{f' in {row.unit}' if row.unit else ''}"
+        box.border_title = f"{label(row)}{f' in {row.unit}' if row.unit else ''}"
         box.display = True
         field = self.query_one(Editor)
         field.value = as_text(row.value)
@@ -193,13 +195,13 @@ class SettingList(Vertical):
         self.take_focus()
 
 
-def setting_line(row: SettingRow, label: str = "") -> Row:
+def setting_line(row: SettingRow, indent: str = "") -> Row:
     """A setting in the list."""
     changed = row.source != "default"
     return Row(
         key=row.name,
         cells=(
-            ((label or f"  {row.name}", "text"),),
+            ((f"{indent}{label(row)}", "text"),),
             ((shown(row), "value" if changed else "text"),),
             ((row.source if changed else "", "dim"),),
         ),

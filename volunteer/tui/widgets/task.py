@@ -133,7 +133,7 @@ def _numbers(scene: Scene, task: TaskStatus, cells: int) -> list[Line]:
     second = [
         ("lease", lease, "left" if left_s > 0 else "but taken while nobody else has it"),
         ("worth", credit(task.price_micro), ""),
-        ("version", str(task.version) if task.version else "-", ""),
+        ("version", str(task.version) if task.version or task.phase == "train" else "-", ""),
         ("", count(task.samples), "samples"),
     ]
     return [first, _row(second, cells)]

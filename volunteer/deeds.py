@@ -1,0 +1,42 @@
+"""What somebody gave to a run: which one it was most, and all its versions. A card is made of it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from shared.errors import NotFound
+from shared.protocol import RunInfo, VersionInfo
+
+VERSIONS_MAX = 20_000
+
+
+class Source(Protocol):
+    """Who knows: the coordinator itself, or a running volunteer that asks it."""
+
+    async def runs(self) -> tuple[RunInfo, ...]: ...
+
+    async def versions(self, run: str, cursor: str = "") -> tuple[VersionInfo, ...]: ...
+
+
+async def deeds(source: Source, name: str = "") -> tuple[RunInfo, tuple[VersionInfo, ...]]:
+    """A run and all its versions; without a name the one with most work of mine. Raises NotFound."""
+    infos = [info for info in await source.runs() if name in ("", info.name)]
+    if not infos:
+        raise NotFound(
+            f'there is no run "{name}" here' if name else "this coordinator has no run yet"
+        )
+    listed = [(info, await _versions(source, info.name)) for info in infos]
+    return max(listed, key=lambda pair: sum(version.mine for version in pair[1]))
+
+
+async def _versions(source: Source, run: str) -> tuple[VersionInfo, ...]:
+    """Page by page, up to a limit."""
+    found: list[VersionInfo] = []
+    while len(found) < VERSIONS_MAX:
+        cursor = str(found[-1].version) if found else ""
+        page = await source.versions(run, cursor)
+        fresh = [v for v in page if not found or v.version > found[-1].version]
+        if not fresh:
+            break
+        found += fresh
+    return tuple(found)
