@@ -12,6 +12,7 @@ from coordinator.merge.plan import Plan
 from coordinator.merge.plan import plan as read_plan
 from coordinator.merge.shards import split
 from coordinator.runfile import RunFile
+from coordinator.sizing import total_steps
 from shared.signing import canonical, digest
 from shared.tensors.spec import Schema
 from shared.workloads.base import Workload, load
@@ -34,10 +35,12 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     schema_sha256: str
     parameters: int
 
-    @property
-    def total_steps(self) -> int:
-        """Global steps the run will make as far as `[stop]` tells; 0 = unknown."""
-        return self.file.train.decay_steps or self.file.stop.versions * self.file.task.local_steps
+    def total_steps(self, run: RunRow) -> int:
+        """Global steps the run will make; 0 = unknown."""
+        samples = (
+            run.samples_total if self.play is None else 0
+        )  # else it makes its own, without an end
+        return total_steps(self.file, self.plan.quorum, samples)
 
     @property
     def play(self) -> SelfPlay | None:

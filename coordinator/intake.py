@@ -192,9 +192,9 @@ class Intake:
             head=run.head,
             base_version=row.base_version,
             trust=accounts.trust_of(conn, row.volunteer_id),
-            effort=_effort(about, row.kind, base.global_step, row.steps),
+            effort=_effort(about, run, row.kind, base.global_step, row.steps),
             cohort=[
-                peer.norm / _effort(about, row.kind, peer.global_step, peer.steps)
+                peer.norm / _effort(about, run, row.kind, peer.global_step, peer.steps)
                 for peer in contributions.cohort(
                     conn, run.id, row.kind, about.file.validation.cohort
                 )
@@ -279,8 +279,8 @@ class Intake:
         )
 
 
-def _effort(about: Definition, kind: str, first: int, steps: int) -> float:
-    return validation.effort(kind, about.file.train, first, steps, about.total_steps)
+def _effort(about: Definition, run: RunRow, kind: str, first: int, steps: int) -> float:
+    return validation.effort(kind, about.file.train, first, steps, about.total_steps(run))
 
 
 def _plan(run: RunRow, version: int) -> Plan:

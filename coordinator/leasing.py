@@ -19,6 +19,7 @@ from coordinator.sizing import (
     games_bytes_max,
     memory_bytes,
     pass_seed,
+    total_steps,
     upload_bytes_max,
 )
 from coordinator.store import datasets, runs
@@ -74,16 +75,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_steps(self) -> int:
-        """Global steps the run will make as far as `[stop]` tells; 0 = unknown."""
-        file, steps = self.file, []
-        if file.train.decay_steps:
-            return file.train.decay_steps
-        if file.stop.versions:
-            steps.append(file.stop.versions * file.task.local_steps)
-        if file.stop.passes:
-            samples = file.stop.passes * sum(self.counts)
-            steps.append(-(-samples // (file.task.batch_size * self.plan.quorum)))
-        return min(steps, default=0)
+        """Global steps the run will make; 0 = unknown."""
+        return total_steps(self.file, self.plan.quorum, sum(self.counts))
 
 
 def read_spec(conn: Connection, run_id: int) -> Spec:

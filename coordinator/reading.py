@@ -9,6 +9,7 @@ import msgspec
 
 from coordinator.definition import Definition, definition
 from coordinator.merge.plan import Pending, Ready, phase_of, ready
+from coordinator.sizing import memory_bytes
 from coordinator.store import contributions, datasets, games, runs, versions
 from coordinator.store.runs import RunRow
 from coordinator.store.volunteers import worker_state
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from coordinator.store.database import Database
 
 LIVE_S = 4 * HEARTBEAT_S
-MEMORY_FACTOR = 18  # bytes a parameter: weights, gradients, two Adam moments, the base, activations
 LISTING_MAX = 1000
 
 
@@ -77,7 +77,7 @@ class Reading:
             progress=_progress(run, about),
             credits_per_step=run.price_micro / 1e6,
             step_flops=run.step_flops,
-            memory_bytes=run.parameters * MEMORY_FACTOR,
+            memory_bytes=memory_bytes(run.parameters),
             steps=run.global_step,
             tokens=run.tokens,
             merging=merging_text(beat.needs, beat.merge_in_s) if run.state == "running" else "",

@@ -91,7 +91,7 @@ class Runs(Reading):
             # Of a run that makes its own data: how many games may be begun before anybody learns from them.
             "samples_total": about.play.queue if about.play else sum(counts),
             "samples_per_chunk": msgspec.json.encode(counts).decode(),
-            "sample_size": int(model.get("block_size", 1)),
+            "sample_size": workload.items_per_sample(model),
             "pass_no": 0,
             "pass_seed": 0,
             "cursor": 0,

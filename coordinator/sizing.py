@@ -6,7 +6,7 @@ import hashlib
 
 import msgspec
 
-from coordinator.runfile import TaskSettings
+from coordinator.runfile import RunFile, TaskSettings
 
 LEASE_MAX_S = 86_400.0
 UNKNOWN_FACTOR = 10  # x the floor, while nobody knows how long a task takes
@@ -121,6 +121,18 @@ def steps_for(run: Run, flops: float) -> int:
     if not one:
         return run.local_steps
     return max(settings.min_steps, min(settings.max_steps, int(settings.target_seconds / one)))
+
+
+def total_steps(file: RunFile, quorum: int, samples: int) -> int:
+    """Global steps that a run will make as far as `[stop]` tells, of a pass of so many samples; 0 = unknown."""
+    stop, found = file.stop, []
+    if file.train.decay_steps:
+        return file.train.decay_steps
+    if stop.versions:
+        found.append(stop.versions * file.task.local_steps)
+    if stop.passes and samples:
+        found.append(-(-stop.passes * samples // (file.task.batch_size * quorum)))
+    return min(found, default=0)
 
 
 def steps_in(samples: int, batch_size: int) -> int:

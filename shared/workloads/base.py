@@ -213,6 +213,10 @@ class Workload(Protocol):
     def samples(self, config: Mapping[str, Any], manifest: DatasetManifest) -> Sequence[int]:
         """How many samples each training chunk gives under this config."""
 
+    def items_per_sample(self, config: Mapping[str, Any]) -> int:
+        """How many of the `traits.items` one sample is: what `[stop] tokens` and progress count."""
+        return 1
+
     def flops_per_sample(self, config: Mapping[str, Any]) -> float:
         """Forward and backward, for price and task sizing."""
 

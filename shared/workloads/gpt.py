@@ -65,6 +65,9 @@ class GptWorkload(Workload):
     def samples(self, config: Mapping[str, Any], manifest: DatasetManifest) -> Sequence[int]:
         return windows_of(manifest, GptConfig.from_dict(config).block_size)
 
+    def items_per_sample(self, config: Mapping[str, Any]) -> int:
+        return GptConfig.from_dict(config).block_size
+
     def flops_per_sample(self, config: Mapping[str, Any]) -> float:
         return gpt_config.flops_per_sample(GptConfig.from_dict(config))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.definition import definition
 from coordinator.store import contributions, runs
 from shared.protocol import ClaimReply, HeartbeatReply, Me, RunInfo, Verdict
 from tests.faults import fail, faults
@@ -20,6 +21,14 @@ ONE_PASS = RUN.replace("local_steps = 2", "local_steps = 200").replace("quorum =
 async def home(tmp_path: Path, database_url: str) -> AsyncIterator[House]:
     async with house(tmp_path, database=database_url) as made:
         yield made
+
+
+async def test_those_who_train_and_those_who_check_follow_one_schedule(home: House) -> None:
+    await home.start_run(RUN + "[stop]\npasses = 2\n")
+    lease = await (await home.join("Ann")).claim()
+    row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+    steps = -(-2 * row.samples_total // (2 * 2))  # batches of two, two updates a version
+    assert lease.job.total_steps == definition(row).total_steps(row) == steps > 0
 
 
 async def sound(home: House) -> bool:

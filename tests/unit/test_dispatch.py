@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator import runfile
 from coordinator.dispatch import Assignment, Holding, Load, Outcome, Todo, Waiter, dispatch
 from coordinator.runfile import TaskSettings
 from coordinator.sizing import (
@@ -21,6 +22,7 @@ from coordinator.sizing import (
     split_at,
     steps_for,
     task_seed,
+    total_steps,
     upload_bytes_max,
 )
 from shared.protocol import Reason
@@ -274,6 +276,26 @@ def test_only_chosen_runs_are_given() -> None:
 
 
 # --- what failed ---
+
+
+@pytest.mark.parametrize(
+    ("tables", "samples", "steps"),
+    [
+        ({}, 1000, 0),
+        ({"stop": {"versions": 7}}, 1000, 350),
+        (
+            {"stop": {"passes": 2}},
+            1000,
+            63,
+        ),  # 2,000 samples in batches of 16, two updates a version
+        ({"stop": {"passes": 2}}, 0, 0),  # it makes its own data, without an end
+        ({"stop": {"passes": 2, "versions": 1}}, 1000, 50),
+        ({"stop": {"versions": 7}, "train": {"decay_steps": 90}}, 1000, 90),
+    ],
+)
+def test_how_long_a_run_will_be(tables: dict[str, Any], samples: int, steps: int) -> None:
+    file = runfile.from_table({"name": "r", "workload": "gpt", **tables})
+    assert total_steps(file, 2, samples) == steps
 
 
 def test_a_failed_task_goes_to_somebody_else() -> None:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from shared.errors import InvalidFrame, InvalidRunFile
 from shared.tensors.spec import count
+from shared.workloads.base import load
 from shared.workloads.gpt_config import GptConfig
 from shared.workloads.gpt_model import build
 from shared.workloads.gpt_sample import Sampling, TextGenerator
@@ -53,6 +54,12 @@ def test_the_reference_config_is_valid_and_has_its_parameters() -> None:
         count(WORKLOAD.schema(whole)) == 24000 * 384 + 256 * 384 + 6 * (12 * 384**2 + 2 * 384) + 384
     )
     assert WORKLOAD.flops_per_sample(whole) == pytest.approx(3.2e10, rel=0.1)
+
+
+def test_a_sample_counts_as_many_tokens_as_it_trains_on() -> None:
+    whole = WORKLOAD.config({"vocab_size": 300, "block_size": 32}, None)
+    assert (WORKLOAD.traits.items, WORKLOAD.items_per_sample(whole)) == ("tokens", 32)
+    assert load("dcgan").items_per_sample({}) == load("gomoku").items_per_sample({}) == 1
 
 
 def test_the_vocabulary_comes_from_the_dataset(data: Folder) -> None:
