@@ -85,7 +85,12 @@ def parse_link(text: str) -> JoinLink:
     ):
         raise BadRequest("this is not a join link; copy it whole, in one line, from your organiser")
     if "://" not in text:
-        local = is_loopback(urlsplit(f"//{text}").hostname or "")
+        bare = urlsplit(f"//{text}")
+        local = is_loopback(bare.hostname or "")
+        if not (local or "." in bare.netloc or ":" in bare.netloc):
+            raise BadRequest(
+                f'"{text}" is no address: a join link begins with https:// and comes from your organiser'
+            )
         text = f"{'http' if local else 'https'}://{text}"
     scheme, netloc, fragment = _origin(text)
     fields = _fields(fragment)

@@ -24,6 +24,7 @@ from shared.decoding import decode
 from shared.errors import VolunteerError
 from shared.links import is_loopback
 from shared.protocol import API, JSON_BYTES_MAX, ErrorBody
+from volunteer.reasons import reason
 from volunteer.retry import FOREVER, Backoff, passing
 from volunteer.throttle import Throttle
 from volunteer.tls import Address, WrongCertificate, context_for
@@ -298,13 +299,10 @@ def _unreachable(error: httpx.TransportError, address: Address) -> VolunteerErro
                 "link of your organiser, which names the certificate"
             )
         cause = cause.__cause__ or cause.__context__
-    what = (
-        "did not answer in time"
-        if isinstance(error, httpx.TimeoutException)
-        else "cannot be reached"
-    )
-    detail = printable(str(error), 200)
-    return errors.Unreachable(f"{address.url} {what}" + (f" ({detail})" if detail else ""))
+    if isinstance(error, httpx.TimeoutException):
+        return errors.Unreachable(f"{address.url} did not answer in time")
+    why = reason(error)
+    return errors.Unreachable(f"{address.url} cannot be reached" + (f": {why}" if why else ""))
 
 
 def _error(response: httpx.Response, body: bytes) -> VolunteerError:

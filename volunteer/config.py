@@ -18,14 +18,23 @@ import msgspec
 from msgspec import Meta
 
 from shared.decoding import convert
-from shared.errors import Configuration
+from shared.errors import BadRequest, Configuration, VolunteerError
 from volunteer.files import private_directory, write_whole
 from volunteer.looks import Looks
 
 PREFIX = "VOLUNTEER_"
+FLAG = "flag"  # the source of what the command line says
 # Variables that are no settings: where everything lies, which profile, how to join unattended.
 HOME, PROFILE, JOIN = f"{PREFIX}HOME", f"{PREFIX}PROFILE", f"{PREFIX}JOIN"
 GIB = 1 << 30
+_KINDS = {  # what msgspec calls them, and people
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "array": "a list",
+    "object": "a table",
+}
 
 _Seconds = {"unit": "s"}
 
@@ -200,13 +209,16 @@ def load(
     environ: Mapping[str, str] | None = None,
     path: Path,
 ) -> Loaded:
-    """The settings in force; flags that are None do not count. Raises Configuration naming the source of the mistake."""
+    """The settings in force; flags that are None do not count.
+
+    Raises BadRequest for a wrong flag, Configuration for what is wrong elsewhere.
+    """
     environ = os.environ if environ is None else environ
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     layers = [
         ("config.toml", _from_file(path)),
         ("environment", _from_environment(environ)),
-        ("flag", given),
+        (FLAG, given),
     ]
     merged: dict[str, Any] = {}
     sources = dict.fromkeys(names(), "default")
@@ -218,20 +230,33 @@ def load(
 
 
 def check(values: Mapping[str, Any], where: str, *, strict: bool = True) -> dict[str, Any]:
-    """The values with their right types. Raises Configuration with the nearest known name, or what a value must be."""
+    """The values with their right types, or the nearest known name, or what a value must be.
+
+    Raises BadRequest for a flag, Configuration for what is kept somewhere.
+    """
+    problem: type[VolunteerError] = BadRequest if where == FLAG else Configuration
+    place = "the command line" if where == FLAG else where
     for name in values:
         if name not in names():
             near = difflib.get_close_matches(name, names(), n=1, cutoff=0.5)
             hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(names())}"
-            raise Configuration(f'{where}: unknown setting "{name}": {hint}')
+            raise problem(f'{place}: unknown setting "{name}": {hint}')
     try:
         settings = convert(dict(values), Settings, strict=strict)
     except msgspec.ValidationError as error:
-        what, _, place = str(error).partition(" - at `$")
-        name = place.rstrip("`").lstrip(".")
+        what, _, where_in = str(error).partition(" - at `$")
+        name = where_in.rstrip("`").lstrip(".")
         named = f'setting "{name}": ' if name else ""
-        raise Configuration(f"{where}: {named}{what[0].lower()}{what[1:]}") from error
+        raise problem(f"{place}: {named}{in_words(what)}") from error
     return {name: getattr(settings, name) for name in values}
+
+
+def in_words(what: str) -> str:
+    """What a value must be, as people say it, from the words of msgspec."""
+    for kind, words in _KINDS.items():
+        what = what.replace(f"`{kind}`", words)
+    what = what.replace("Expected ", "expected ", 1).replace(", got ", ", not ")
+    return what.replace(" >= ", " of at least ").replace(" <= ", " of at most ")
 
 
 def save(path: Path, changes: Mapping[str, Any]) -> None:

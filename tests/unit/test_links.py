@@ -64,6 +64,7 @@ def test_a_bare_address_is_enough(text: str, url: str) -> None:
         "https://",
         "ftp://host/",
         "http://train.example.org/join#code=A",  # a secret would travel in the clear
+        "nonsense",  # a word is no address: a machine of the house needs its port or https://
         "https://user:pw@host/",
         "https://host:99999/",
         "https://host/join#pin=123",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import Configuration
+from shared.errors import BadRequest, Configuration
 from volunteer import config
 from volunteer.config import Settings
 
@@ -52,8 +52,8 @@ def test_every_setting_works_as_a_variable(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("thread = 2", ['unknown setting "thread"', 'did you mean "threads"?']),
-        ('threads = "many"', ["threads", "expected `int`"]),
-        ("threads = -1", ["threads", ">= 0"]),
+        ('threads = "many"', ["threads", "expected a whole number, not a text"]),
+        ("threads = -1", ["threads", "expected a whole number of at least 0"]),
         ('consent = "maybe"', ["consent", "maybe"]),
         ("threads = ", ["is not TOML", "move it away"]),
     ],
@@ -64,6 +64,15 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, words: list[s
         load(tmp_path)
     assert "config.toml" in caught.value.message
     assert all(word in caught.value.message for word in words)
+
+
+@pytest.mark.parametrize("flags", [{"nonsense": "1"}, {"max_tasks": -1}, {"threads": "many"}])
+def test_a_mistake_on_the_command_line_is_one_of_usage(
+    tmp_path: Path, flags: dict[str, Any]
+) -> None:
+    with pytest.raises(BadRequest, match="the command line: ") as caught:
+        load(tmp_path, flags)
+    assert caught.value.exit_code == 2
 
 
 def test_a_slip_in_a_variable_is_named(tmp_path: Path) -> None:

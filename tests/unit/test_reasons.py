@@ -1,0 +1,51 @@
+"""Why a connection failed, in words: what people read when the coordinator cannot be reached."""
+
+from __future__ import annotations
+
+import socket
+
+import httpx
+import pytest
+
+from shared.clock import SystemClock
+from shared.errors import Unreachable
+from tests.e2e.conftest import free_port
+from volunteer.api import Api
+from volunteer.client import Client
+from volunteer.reasons import reason
+from volunteer.tls import Address
+
+
+def caused(outer: Exception, inner: BaseException) -> Exception:
+    outer.__cause__ = inner
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (caused(httpx.ConnectError("x"), socket.gaierror(-2, "Name not known")), "name is not"),
+        (caused(httpx.ConnectError("x"), OSError(113, "No route to host")), "no route to host"),
+        (caused(httpx.ReadError(""), ConnectionResetError(104, "reset")), "broke off"),
+        (httpx.ConnectError("[Errno -2] Name or service not known"), "name or service not known"),
+        (httpx.ConnectError("All connection attempts failed"), ""),
+        (
+            caused(httpx.ConnectError("x"), ExceptionGroup("all", [ConnectionRefusedError(111)])),
+            "nothing listens",
+        ),
+    ],
+)
+def test_a_cause_is_said_without_numbers(error: Exception, said: str) -> None:
+    clause = reason(error)
+    assert said in clause
+    assert "Errno" not in clause
+    assert bool(clause) == bool(said)
+
+
+async def test_nobody_listens() -> None:
+    address = Address(url=f"http://127.0.0.1:{free_port()}")
+    client = Client(address, clock=SystemClock())
+    with pytest.raises(Unreachable, match="nothing listens there") as caught:
+        await Api(client).server(patience_s=0)
+    await client.close()
+    assert "Errno" not in caught.value.message
