@@ -82,16 +82,17 @@ class Point(NamedTuple):
 
 def points(rows: Mapping[str, Row]) -> list[Point]:
     """Whole runs from scratch only: what a warm start cost is not in the bytes of the others."""
-    found = []
+    found: dict[tuple[float, float], list[str]] = {}
     for name, row in rows.items():
         share, up = share_kept(name, row, rows), up_bytes(name, row)
         if share is not None and up is not None and not name.startswith("warm"):
-            found.append((up, share, re.sub(r" K\d+ s\d+", "", name)))
-    best, kept = [], float("-inf")
-    for up, share, name in sorted(found):
-        best.append(Point(name, up, share, share > kept))
+            place = (round(up, 1 if up < 100 else 0), round(share, 2))
+            found.setdefault(place, []).append(re.sub(r" K\d+ s\d+", "", name))
+    drawn, kept = [], 0.0
+    for up, share in sorted(found, key=lambda place: (place[0], -place[1])):
+        drawn.append(Point(" = ".join(found[up, share]), up, share, share > kept))
         kept = max(kept, share)
-    return best
+    return drawn
 
 
 def _x(up: float) -> float:
@@ -118,7 +119,7 @@ def plot(found: Sequence[Point]) -> str:
         x, y, colour = _x(one.up), _y(one.share), BEST if one.best else INK
         lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
         anchor, along = ("end", -8) if x > WIDTH * 0.72 else ("start", 8)
-        drop = 4 + 11 * (number % 2)
+        drop = -6 if number % 2 else 4
         lines.append(
             f'<text x="{x + along:.1f}" y="{y + drop:.1f}" fill="{colour}" '
             f'text-anchor="{anchor}">{html.escape(one.name)}</text>'
