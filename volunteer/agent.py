@@ -13,6 +13,7 @@ from shared.errors import VolunteerError
 from shared.protocol import PROTOCOL, Device
 from volunteer import events
 from volunteer.beat import Beat
+from volunteer.chosen import check_chosen
 from volunteer.commands import How
 from volunteer.desk import YOU, Pause
 from volunteer.device import choose, detect
@@ -51,8 +52,17 @@ class Machine:
 class Agent:
     """See the module."""
 
-    def __init__(self, parts: Parts, machine: Machine, *, start_paused: bool = False) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        machine: Machine,
+        *,
+        start_paused: bool = False,
+        demanded: tuple[str, ...] = (),
+    ) -> None:
+        """`demanded` are runs named on the command line: without them nothing begins."""
         self.parts = parts
+        self._demanded = demanded
         self.clean_end = True  # False: a thread is still at it, leave by os._exit
         self._machine = machine
         self._desk = parts.desk
@@ -195,6 +205,7 @@ class Agent:
             self._hub.notice(
                 "the coordinator will soon need a newer version: pipx upgrade volunteer", "warning"
             )
+        check_chosen(self._demanded, server.runs)
         self._hub.emit(
             events.Started(
                 coordinator=parts.identity.url,

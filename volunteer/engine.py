@@ -134,6 +134,7 @@ class Engine:
             self._parts(identity, loaded),
             self._machine(loaded),
             start_paused=self._start_paused,
+            demanded=loaded.settings.runs if loaded.sources["runs"] == config.FLAG else (),
         )
         try:
             return await self._agent.run()

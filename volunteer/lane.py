@@ -85,17 +85,20 @@ class Lane:
         """Claim a task, when that is allowed. None when the program ends or all that were asked for are handed in."""
         while not self._desk.ending:
             change = self._desk.change()  # from before the look, so that none is missed
-            if any(self._parts.outbox.holds(*key) for key in self._desk.late):
-                self._claimer.idle("late", "handing in a late result before somebody else's comes")
+            try:
+                if any(self._parts.outbox.holds(*key) for key in self._desk.late):
+                    self._claimer.idle("late", "handing in a late result before more is claimed")
+                    await change
+                    continue
+                held = await self._claimer.take()
+                if held is not None or (self._desk.exhausted and not len(self._parts.outbox)):
+                    return held
+                if self._desk.finishing and not self._desk.held:
+                    message = "finished: no new work is taken until you resume"
+                    self._claimer.idle("finished", message)
                 await change
-                continue
-            held = await self._claimer.take()
-            if held is not None or (self._desk.exhausted and not len(self._parts.outbox)):
+            finally:
                 change.close()
-                return held
-            if self._desk.finishing and not self._desk.held:
-                self._claimer.idle("finished", "finished: no new work is taken until you resume")
-            await change
         return None
 
     def _mine(self, held: Held) -> bool:

@@ -92,6 +92,8 @@ def _paused(e: events.Paused) -> str:
 
 
 def _ended(e: events.Stopped) -> str:
+    if e.code and not e.tasks:
+        return f"ended: {e.message}"
     return (
         f"ended after {duration(e.seconds)}: {e.message}; {e.tasks} tasks handed in, "
         f"{size(e.sent_bytes)} sent, {size(e.received_bytes)} received"
