@@ -25,9 +25,6 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parent.parent
 PDEATHSIG = 1
 BIRTH_S = 120.0  # the first one waits for the imports
-# A forked child that begins a uvloop of its own dies now and then of a segmentation fault: such children use Python's loop.
-# Servers that people start are not forked; tests/e2e/test_serve.py runs those.
-sys.modules["uvloop"] = None  # type: ignore[assignment]
 MODULES = [
     "alembic.command",
     "anyio.to_thread",
@@ -51,9 +48,10 @@ MODULES = [
     "starlette.responses",
     "starlette.routing",
     "tests.faults",
-    "torch",
+    "torch._dynamo",  # which the first optimiser or embedding would import, for seconds
     "uvicorn.lifespan.on",
     "uvicorn.protocols.http.httptools_impl",
+    "uvloop",
     "volunteer.cli",
     "volunteer.work",
 ]

@@ -102,9 +102,6 @@ POINTS = [
 ]
 
 
-# On SQLite the forked server has died of SIGSEGV in about half of the runs on a loaded machine, not yet understood; there the
-# random kills above have to do.
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 async def test_nothing_is_lost_when_the_coordinator_dies_at_each_named_point(
     site: Site, tmp_path: Path
 ) -> None:
