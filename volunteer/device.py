@@ -24,7 +24,6 @@ from shared.protocol import Device, Hardware
 CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 CPUINFO = Path("/proc/cpuinfo")
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
-WHEELS = "https://download.pytorch.org/whl/"  # where torch publishes its builds for GPUs
 # Builds of torch for CUDA, newest first: (driver's CUDA at least, name).
 CUDA_BUILDS = (((13, 0), "cu130"), ((12, 8), "cu128"), ((12, 6), "cu126"))
 ROCM_BUILD = "rocm6.4"
@@ -237,7 +236,8 @@ def _remedy(view: TorchView, gpu: DriverGpu, pip: str) -> str:
 def _reinstall(view: TorchView, pip: str, build: str) -> str:
     return (
         f"the installed torch {view.version} is built for {view.build}: "
-        f"{pip} install --force-reinstall torch --index-url {WHEELS}{build}"
+        f"{pip} install --force-reinstall torch --index-url INDEX, where INDEX is the address that "
+        f'"Get Started" on pytorch.org shows for your GPU and that ends in /{build}'
     )
 
 

@@ -52,6 +52,7 @@ def test_a_working_gpu_comes_first_and_has_no_problem() -> None:
 def test_a_gpu_that_torch_was_not_built_for_comes_with_the_command_that_mends_it() -> None:
     said = problem(view("cpu"), NVIDIA)
     assert f"{PIP} install --force-reinstall torch" in said
+    assert "pytorch.org" in said
     assert said.endswith("/cu128")
 
 
