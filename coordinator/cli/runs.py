@@ -216,17 +216,18 @@ def _reported(person: Any) -> dict[str, object]:
 def export(
     name: Run,
     *,
-    to: Annotated[Path, Parameter(help="A new or empty folder.")],
+    to: Annotated[str, Parameter(help="A new or empty folder, or hub:OWNER/NAME.")],
     version: Annotated[int | None, Parameter(help="Which version (default: the best).")] = None,
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Write a version as files that load with torch and safetensors alone."""
-    to = to.expanduser().absolute()
-    if where.remote:
-        done = _fetched(where, name, version, to)
+    """Write a version as files that load with torch and safetensors alone; or publish it on a model hub, private at first."""
+    from coordinator.hub import PREFIX
+
+    if to.startswith(PREFIX):
+        done = _published(where, name, version, to)
     else:
-        done = call(where, "run.export", name=name, version=version, to=str(to)).exported
+        done = _exported(where, name, version, Path(to).expanduser().absolute())
     if json:
         as_json(done)
         return
@@ -257,6 +258,26 @@ def replay(
     else:
         print(f'Nothing to merge again: of "{name}" only version {done.base} is still there.')
     return 0 if done.wrong is None else 1
+
+
+def _exported(where: Where, name: str, version: int | None, to: Path) -> Any:
+    if where.remote:
+        return _fetched(where, name, version, to)
+    return call(where, "run.export", name=name, version=version, to=str(to)).exported
+
+
+def _published(where: Where, name: str, version: int | None, to: str) -> Any:
+    import tempfile
+
+    import msgspec
+
+    from coordinator.hub import Hub
+
+    hub = Hub.of(to)  # before anything is made
+    with tempfile.TemporaryDirectory(prefix="export-") as folder:
+        done = _exported(where, name, version, Path(folder) / "model")
+        url = hub.publish(Path(done.path), f'Version {done.version} of "{done.run}"')
+    return msgspec.structs.replace(done, path=url)
 
 
 def _fetched(where: Where, name: str, version: int | None, to: Path) -> Any:

@@ -1,0 +1,79 @@
+"""Publishing a version on a model hub: the folder that `run export` writes, as one commit of a repository there.
+
+It is sent from the organiser's own machine, with the token that lies there; no coordinator ever sees it. The library is the
+extra `hub`; like its own commands it obeys HF_TOKEN and HF_ENDPOINT.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from shared.errors import BadRequest, Configuration, Unauthorized, Unavailable, VolunteerError, why
+
+PREFIX = "hub:"
+REFUSED = (401, 403)
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+
+
+class Hub:
+    """One repository of a hub, and the right to write there."""
+
+    def __init__(self, repository: str, token: str) -> None:
+        self.repository = repository
+        self._token = token
+
+    @classmethod
+    def of(cls, target: str) -> Hub:
+        """From `--to hub:OWNER/NAME`. Raises BadRequest for another form, Configuration without library or token."""
+        repository = target.removeprefix(PREFIX)
+        if not _REPOSITORY.fullmatch(repository):
+            raise BadRequest(f'"{target}" names no repository: write --to {PREFIX}OWNER/NAME')
+        try:
+            from huggingface_hub import get_token
+        except ImportError as error:
+            raise Configuration(
+                "publishing on a hub needs the extra `hub`: pipx install 'volunteer[hub]'"
+            ) from error
+        token = get_token()
+        if not token:
+            raise Configuration(
+                "there is no token for the hub: set HF_TOKEN to one that may write, or log in with"
+                " `hf auth login`"
+            )
+        return cls(repository, token)
+
+    def publish(self, folder: Path, message: str) -> str:
+        """Send a folder as one commit; its address. A repository that is not there is made, private.
+
+        Raises Unauthorized when the hub does not take the token, Unavailable when it cannot be reached, VolunteerError when it
+        refuses.
+        """
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+
+        disable_progress_bars()
+        endpoint = os.environ.get("HF_ENDPOINT") or None
+        api = HfApi(endpoint=endpoint, token=self._token, library_name="volunteer")
+        try:
+            made = api.create_repo(self.repository, private=True, exist_ok=True)
+            api.upload_folder(repo_id=self.repository, folder_path=folder, commit_message=message)
+        except HfHubHTTPError as error:
+            raise self._refused(error.response.status_code, str(error)) from error
+        except (
+            Exception
+        ) as error:  # what goes wrong on the way it tells by httpx, which is not ours to import
+            if not type(error).__module__.startswith("httpx"):
+                raise VolunteerError(f"the hub refused {self.repository}: {why(error)}") from error
+            raise Unavailable(f"the hub {api.endpoint} cannot be reached: {why(error)}") from error
+        return str(made)
+
+    def _refused(self, status: int, said: str) -> VolunteerError:
+        if status in REFUSED:
+            return Unauthorized(
+                f"the hub does not let this token write to {self.repository}: look at its rights"
+            )
+        first = said.strip().partition("\n")[0]
+        return VolunteerError(f"the hub refused {self.repository}: {first}")
