@@ -61,7 +61,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: int
     open: int  # tasks that have not ended
-    steps: int  # of those in hand
+    price_micro: int  # of those in hand: how much work they are
     holders: frozenset[str] = frozenset()  # workers; only told where a task was failed by somebody
 
 
@@ -178,7 +178,7 @@ class _Batch:
             share = self._runs.get(load.run_id)
             if share is not None:
                 share.open = load.open
-                share.work = load.steps * share.run.step_flops
+                share.work = work_of(share.run, load.price_micro)
                 share.near |= load.holders
         for held in holdings:
             self._by_volunteer[held.volunteer_id] += held.count
@@ -239,7 +239,7 @@ class _Batch:
     def _note(self, share: _Share, waiter: Waiter, found: Assignment) -> None:
         self._by_volunteer[waiter.volunteer_id] += 1
         self._by_device[waiter.worker_id, waiter.device] += 1
-        share.work += found.steps * share.run.step_flops
+        share.work += work_of(share.run, found.price_micro)
 
     def _reissued(
         self, share: _Share, index: int, waiter: Waiter, again: bool
@@ -277,6 +277,11 @@ class _Batch:
             return Refusal(reason=Reason.NO_RUN, message="nothing is running here just now")
         why = misfit(wanted[0], waiter)
         return Refusal(reason=Reason.NO_FIT, message=f"no run needs this device: {why}")
+
+
+def work_of(run: Run, price_micro: int) -> float:
+    """Operations that a task of this price needs, whatever its kind: all work of a run has one price for an operation."""
+    return price_micro / max(1, run.price_micro) * run.step_flops
 
 
 def _wanted(run: Run, waiter: Waiter) -> bool:

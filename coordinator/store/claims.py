@@ -63,7 +63,7 @@ _LOADS = (
     select(
         tasks.c.run_id,
         func.count().label("open"),
-        func.sum(case((_DOING, tasks.c.steps), else_=0)).label("steps"),
+        func.sum(case((_DOING, tasks.c.price_micro), else_=0)).label("price_micro"),
         func.count(case((_DOING, None), else_=1)).label("waiting"),
     )
     .where(literal_column("tasks.state").in_([literal_column("'todo'"), literal_column("'doing'")]))
@@ -93,7 +93,7 @@ def view(conn: Connection, waiters: Sequence[Waiter], todo_max: int) -> View:
             Load(
                 run_id=load.run_id,
                 open=load.open,
-                steps=int(load.steps),
+                price_micro=int(load.price_micro),
                 holders=_holders(conn, load.run_id) if load.run_id in touchy else frozenset(),
             )
             for load in loads

@@ -76,12 +76,17 @@ def ask(
 ) -> Outcome:
     back = todo or []
     if loads is None:
-        loads = [Load(run_id=task.run_id, open=len(back), steps=0) for task in back]
+        loads = [Load(run_id=task.run_id, open=len(back), price_micro=0) for task in back]
     return dispatch(waiters, runs, back, loads, holdings or [], leases_max=leases_max)
 
 
 def todo_of(
-    id: int, start: int, stop: int, run_id: int = 1, failed_by: set[str] | None = None
+    id: int,
+    start: int,
+    stop: int,
+    run_id: int = 1,
+    failed_by: set[str] | None = None,
+    **values: Any,
 ) -> Todo:
     return Todo(
         id=id,
@@ -90,6 +95,7 @@ def todo_of(
         start=start,
         stop=stop,
         failed_by=frozenset(failed_by or ()),
+        **values,
     )
 
 
@@ -114,7 +120,7 @@ def test_pay_is_for_samples_so_a_short_task_earns_less() -> None:
 
 def test_a_pass_ends_only_when_nothing_is_open() -> None:
     done = run_of(cursor=1000)
-    still = ask([waiter()], [done], loads=[Load(run_id=1, open=1, steps=10)])
+    still = ask([waiter()], [done], loads=[Load(run_id=1, open=1, price_micro=1000)])
     assert still.refusals[0].reason == Reason.ALL_TAKEN
     assert still.moved == {}
     over = ask([waiter()], [done])
@@ -235,8 +241,24 @@ def test_runs_share_device_time_by_weight() -> None:
 
 def test_what_is_in_flight_already_counts() -> None:
     runs = [run_of(1, samples_total=10**6), run_of(2, samples_total=10**6)]
-    outcome = ask([waiter()], runs, loads=[Load(run_id=1, open=1, steps=10)])
+    outcome = ask([waiter()], runs, loads=[Load(run_id=1, open=1, price_micro=1000)])
     assert outcome.assignments[0].run_id == 2
+
+
+def test_work_beside_the_pass_counts_by_what_it_is_and_not_by_its_steps() -> None:
+    # A run of games: a step is a game of 100 GFLOP, but a learn task of 100 steps is as much work as one of them.
+    games = {"kind": "selfplay", "step_flops": 1e11, "price_micro": 10_000, "endless": True}
+    runs = [
+        run_of(1, samples_total=10**6, beside=("learn",), **games),
+        run_of(2, samples_total=10**6, step_flops=2e10, price_micro=2000),
+    ]
+    learn = todo_of(9, 0, 25_600, beside="learn", steps=100, price_micro=10_000)
+    first, second = ask([waiter(1), waiter(2)], runs, [learn]).assignments
+    assert (first.task_id, second.run_id) == (9, 2)
+    held = [Load(run_id=1, open=1, price_micro=10_000)]
+    assert ask([waiter(1)], runs, loads=held).assignments[0].run_id == 2
+    more = [*held, Load(run_id=2, open=1, price_micro=20_000)]
+    assert ask([waiter(1)], runs, loads=more).assignments[0].run_id == 1
 
 
 def test_nobody_holds_more_than_he_may() -> None:
@@ -307,7 +329,7 @@ def test_a_failed_task_goes_to_somebody_else() -> None:
 
 def test_it_waits_for_a_worker_that_is_busy() -> None:
     failed = todo_of(5, 0, 40, failed_by={"worker-1"})
-    busy = [Load(run_id=1, open=2, steps=10, holders=frozenset({"worker-2"}))]
+    busy = [Load(run_id=1, open=2, price_micro=1000, holders=frozenset({"worker-2"}))]
     outcome = ask([waiter(1)], [run_of(cursor=1000)], todo=[failed], loads=busy)
     assert outcome.refusals[0].reason == Reason.ALL_TAKEN
 
@@ -343,7 +365,7 @@ def test_every_waiter_gets_one_answer_and_no_sample_twice(data: st.DataObject) -
         for n in data.draw(st.lists(st.integers(0, 5), max_size=20))
     ]
     held = data.draw(st.integers(0, 3))
-    loads = [Load(run_id=1, open=back + held, steps=held)]
+    loads = [Load(run_id=1, open=back + held, price_micro=held)]
     outcome = ask(waiters, runs, todo, loads, leases_max=data.draw(st.integers(1, 8)))
     answered = [a.waiter for a in outcome.assignments] + list(outcome.refusals)
     assert sorted(answered) == list(range(len(waiters)))
