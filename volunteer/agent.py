@@ -30,6 +30,7 @@ from volunteer.sensors import Sensors, keep_telling
 from volunteer.shift import Shift
 from volunteer.speeds import Speeds
 from volunteer.trainer import Trainer
+from volunteer.wording import clock_words
 
 TRAFFIC_S = 10.0
 JOIN_S = 2.0
@@ -216,6 +217,8 @@ class Agent:
             )
         )
         self._follower.listed(server.runs)
+        if wrong := clock_words(server.now - parts.clock.now()):
+            self._hub.notice(wrong, "warning")
 
     async def _work(self, pairs: list[tuple[Device, Trainer]]) -> None:
         """Until every lane has come to its end."""

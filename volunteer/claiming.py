@@ -41,6 +41,9 @@ class Claimer:
         """The next lease; None when nothing may be claimed now."""
         if not self._busy and not self._parts.hub.status.idle:
             self.idle("asking", "asking the coordinator for work")
+        known = (
+            self._busy
+        )  # why there is no work; a person at an idle machine is not to wait for it
         while self._desk.may_claim(self.device.id):
             if self._parts.outbox.full:
                 self.idle("outbox_full", "many results wait to be handed in: no new work")
@@ -50,7 +53,7 @@ class Claimer:
                 self.idle("consent", "say yes to the licence of a run first")
                 return None
             try:
-                reply = await self._unless_unwanted(runs)
+                reply = await self._unless_unwanted(runs, WAIT_S if known else 0.0)
             except FATAL as error:
                 self._desk.give_up(error)
                 return None
@@ -62,8 +65,11 @@ class Claimer:
                 held = await self._accept(reply)
                 if held is not None:
                     return held
-            elif reply is not None:
+            elif reply is not None and known:
                 await self._wait(reply)
+            elif reply is not None:
+                self.idle(reply.reason.value, printable(reply.message))
+            known = True
         return None
 
     async def give_back(self, held: Held, reason: str, *, failed: bool) -> None:
@@ -117,14 +123,14 @@ class Claimer:
         elif until is not None or (said.idle, said.idle_message) != (reason, message):
             self._parts.hub.emit(event)
 
-    async def _unless_unwanted(self, runs: tuple[str, ...]) -> Lease | Idle | None:
+    async def _unless_unwanted(self, runs: tuple[str, ...], wait_s: float) -> Lease | Idle | None:
         """Claim, but give it up when claiming ends or other runs are chosen meanwhile."""
         return await self._desk.unless(
             lambda: not self._desk.may_claim(self.device.id) or self._runs() != runs,
-            self._claim(runs),
+            self._claim(runs, wait_s),
         )
 
-    async def _claim(self, runs: tuple[str, ...]) -> Lease | Idle | None:
+    async def _claim(self, runs: tuple[str, ...], wait_s: float) -> Lease | Idle | None:
         request = ClaimRequest(
             claim_id=self._parts.leases.claim_id(self.device.id),
             device=self.device.id,
@@ -133,7 +139,7 @@ class Claimer:
             runs=runs,
             kinds=KINDS,
             codecs=tuple(CODECS),
-            wait_s=WAIT_S,
+            wait_s=wait_s,
         )
         reply = await self._parts.api.claim(request)
         return reply.lease or reply.idle

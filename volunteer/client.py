@@ -34,6 +34,7 @@ CONNECT_S, READ_S, WRITE_S = 10.0, 30.0, 30.0
 ERROR_BYTES_MAX = 64 << 10
 CONNECTIONS_MAX = 16
 SENTENCE_CHARS_MAX = 500
+OUT_OF_TIME = (9, 10)  # OpenSSL: a certificate that is not valid yet, or not any more
 
 T = TypeVar("T")
 
@@ -294,6 +295,11 @@ def _unreachable(error: httpx.TransportError, address: Address) -> VolunteerErro
                 f"{address.host} shows another certificate than your join link names: ask your organiser for a new link"
             )
         if isinstance(cause, ssl.SSLCertVerificationError):
+            if cause.verify_code in OUT_OF_TIME:
+                return errors.Configuration(
+                    f"the certificate of {address.host} is of another time ({cause.verify_message}): is the clock of "
+                    "this machine right? If it is, its organiser has to renew the certificate"
+                )
             return errors.Configuration(
                 f"the certificate of {address.host} cannot be trusted ({cause.verify_message}): join with the whole "
                 "link of your organiser, which names the certificate"

@@ -9,8 +9,14 @@ from collections.abc import Callable
 import msgspec
 
 from shared.clock import Clock
-from shared.errors import BadSignature, InvalidName, Unauthorized, UpgradeRequired
-from shared.links import JoinLink
+from shared.errors import (
+    BadSignature,
+    InvalidName,
+    Unauthorized,
+    Unreachable,
+    UpgradeRequired,
+)
+from shared.links import JoinLink, is_loopback
 from shared.protocol import PROTOCOL, RegisterReply, RegisterRequest, ServerInfo
 from shared.signing import fits
 from shared.workloads.base import installed
@@ -21,6 +27,7 @@ from volunteer.config import Settings
 from volunteer.device import hardware
 from volunteer.profile import Identity, Profile, new_identity
 from volunteer.tls import Address
+from volunteer.wording import nobody_at
 
 PATIENCE_S = 15.0
 NAMES_TRIED = 3
@@ -54,9 +61,14 @@ def check_server(server: ServerInfo, public_key: str) -> None:
 
 async def probe(link: JoinLink, connect: Connect, patience_s: float = PATIENCE_S) -> ServerInfo:
     """Who answers at a link. Raises BadSignature when it is not who the link names, Unreachable."""
-    client = connect(Address(url=link.url, tls_pin=link.tls_pin), "")
+    address = Address(url=link.url, tls_pin=link.tls_pin)
+    client = connect(address, "")
     try:
         server = await Api(client).server(patience_s)
+    except Unreachable as error:
+        if is_loopback(address.host):
+            raise Unreachable(nobody_at(link.url)) from error
+        raise
     finally:
         await client.close()
     check_server(server, "")

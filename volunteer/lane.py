@@ -12,6 +12,7 @@ from volunteer.assignment import Finished, Interrupted, Report
 from volunteer.claiming import Claimer
 from volunteer.desk import FATAL, Held
 from volunteer.leases import HeldLease
+from volunteer.memory import device_lost
 from volunteer.outbox import Entry
 from volunteer.parts import Parts
 from volunteer.pipeline import Pipeline
@@ -165,6 +166,8 @@ class Lane:
             raise error
         known = isinstance(error, VolunteerError | MemoryError)
         message = str(error) if known else f"{error!r}"
+        if device_lost(error):
+            message = f"{self.device.id} does not answer any more ({error}): is it still plugged in, and its driver well?"
         if isinstance(error, Gone):
             how = "cancelled" if isinstance(error, Cancelled) else "gone"
             await self._ended(held, how, message)

@@ -15,6 +15,22 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(phrase in text for phrase in phrases)
 
 
+def device_lost(error: BaseException) -> bool:
+    """Whether an error means that the device itself is gone, as when its cable is: no task will ever work on it."""
+    text = str(error).lower()
+    phrases = (
+        "no cuda-capable device",
+        "no hip gpus",
+        "device is lost",
+        "device lost",
+        "gpu is lost",
+        "fell off the bus",
+        "device has been removed",
+        "driver shutting down",
+    )
+    return isinstance(error, RuntimeError) and any(phrase in text for phrase in phrases)
+
+
 def release_device() -> None:
     """Give cached memory back to the system, on whatever torch has in use."""
     torch = sys.modules.get("torch")

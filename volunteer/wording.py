@@ -21,6 +21,31 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}:{whole % 3600 // 60:02} h"
 
 
+CLOCK_S = 300.0  # clocks that differ by less are good enough
+
+
+def clock_words(offset_s: float) -> str:
+    """What is to be said of a clock when the coordinator's is `offset_s` ahead of it; nothing while they nearly agree."""
+    if abs(offset_s) < CLOCK_S:
+        return ""
+    seconds = abs(offset_s)
+    days = round(seconds / 86_400)
+    far = f"{days} day{'' if days == 1 else 's'}" if seconds >= 43_200 else duration(seconds)
+    side = "behind" if offset_s > 0 else "ahead of"
+    return (
+        f"the clock of this machine is {far} {side} the coordinator's: set it right, for hours of work, "
+        "times and certificates go by it"
+    )
+
+
+def nobody_at(url: str) -> str:
+    """What to do when nothing answers at an address that means the very machine it is used on."""
+    return (
+        f"Nothing answers at {url.partition('://')[2]}. This address means the very machine it is used on: ask your "
+        "organiser for a link with an address that reaches their machine."
+    )
+
+
 def size(count: float) -> str:
     """Bytes in powers of ten, three digits."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -20,6 +20,7 @@ from volunteer.events import AnyEvent
 from volunteer.public import PublicRun
 from volunteer.status import PRACTICE
 from volunteer.tui.app import Look, VolunteerApp
+from volunteer.wording import nobody_at
 
 PAGE = Look(page="onboarding")
 MET = (
@@ -139,7 +140,7 @@ async def test_nobody_is_asked_before_the_typing_rests(engine: FakeEngine) -> No
         ("https://h/join#pin=12", None, "the certificate pin of the join link is damaged"),
         (
             "127.0.0.1:8765",
-            Unreachable("http://127.0.0.1:8765 cannot be reached"),
+            Unreachable(nobody_at("http://127.0.0.1:8765")),
             "ask your organiser for a link with an address that reaches their machine",
         ),
         (LINK, Unreachable("https://h did not answer in time"), "Enter tries again."),
@@ -169,6 +170,14 @@ async def test_a_link_that_does_not_work_says_why(
         engine.refuses = None
         await tell(app, pilot, engine, f"{LINK}+code=x")
         assert "✓ Little Lab" in screen_text(app)
+
+
+async def test_a_clock_that_is_wrong_by_a_day_is_told_before_joining(engine: FakeEngine) -> None:
+    async with at(engine, "join") as (app, pilot):
+        engine.answers[commands.Probe] = replace(SERVER, now=scenes.NOW + 86_400)
+        await tell(app, pilot, engine, LINK)
+        text = " ".join(screen_text(app).split())
+        assert "the clock of this machine is 1 day behind the coordinator's: set it right" in text
 
 
 async def test_without_a_link_one_can_practise(engine: FakeEngine) -> None:

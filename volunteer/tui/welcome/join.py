@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from textual import on
 from textual.app import ComposeResult
 from textual.widgets import Input
@@ -11,12 +13,12 @@ from shared.links import is_loopback, parse_link
 from shared.protocol import ServerInfo
 from volunteer.public import PublicRun
 from volunteer.status import PRACTICE
-from volunteer.tui.text import Line, fit, left
+from volunteer.tui.text import Line, fit, left, wrap
 from volunteer.tui.welcome.step import Choice, Step, said
 from volunteer.tui.widgets.drawn import Drawn
 from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
 from volunteer.tui.widgets.panel import Scene
-from volunteer.wording import printable
+from volunteer.wording import clock_words, printable
 
 SETTLE_S = 0.4  # after the last key, before somebody is asked
 PRACTISE = "practise"
@@ -183,6 +185,7 @@ def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> lis
     known = parse_link(link).fingerprint
     proof = "as your link says" if known else "compare it with your organiser"
     runs = [run.name for run in server.runs if run.state == "running"]
+    wrong = clock_words(server.now - scene.now)
     lines: list[Line] = [
         ((f"{scene.glyphs.check} ", "good"), (printable(server.name, 60), "value")),
         _fact("key", f"{printable(server.fingerprint, 64)}, {proof}", cells),
@@ -191,6 +194,8 @@ def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> lis
     ]
     if server.contact:
         lines.append(_fact("contact", printable(server.contact, 100), cells))
+    if wrong:
+        return [*lines, *((("  " + text, "warn"),) for text in wrap(wrong, cells - 2, 3))]
     return [*lines, (("  enter goes on", "dim"),)]
 
 
@@ -200,15 +205,13 @@ def _fact(name: str, text: str, cells: int) -> Line:
 
 def advice(error: VolunteerError, text: str) -> str:
     """What went wrong, and what to do."""
-    if isinstance(error, Unreachable):
-        host = parse_link(text).url.partition("://")[2].partition("/")[0]
-        if is_loopback(host.rpartition(":")[0] or host):
-            return (
-                f"Nothing answers at {host}. This address means the very machine it is used on: ask your organiser "
-                "for a link with an address that reaches their machine."
-            )
-        return (
-            f"{error.message.rstrip('.')}. Is the machine online, and is the coordinator running? "
-            "Enter tries again."
-        )
-    return error.message
+    if not isinstance(error, Unreachable) or is_loopback(_host(text)):
+        return error.message
+    return (
+        f"{error.message.rstrip('.')}. Is the machine online, and is the coordinator running? "
+        "Enter tries again."
+    )
+
+
+def _host(text: str) -> str:
+    return urlsplit(parse_link(text).url).hostname or ""
