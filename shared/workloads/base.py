@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -277,9 +278,15 @@ def read_table(raw: Mapping[str, Any], kind: type[T], table: str) -> T:
         raise InvalidRunFile(f"[{table}] {error}") from error
 
 
+@lru_cache(maxsize=1)
+def _found() -> EntryPoints:
+    """What packages offer, read from the disk once: a coordinator asks in most of its transactions."""
+    return entry_points(group=ENTRY_POINTS)
+
+
 def installed() -> dict[str, str]:
     """Names of the workloads installed on this machine and where each comes from (nothing is imported)."""
-    return {found.name: found.value for found in entry_points(group=ENTRY_POINTS)}
+    return {found.name: found.value for found in _found()}
 
 
 def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
@@ -288,7 +295,7 @@ def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
         raise NotFound(
             f'the workload "{name}" is not enabled on this machine (setting `workloads`)'
         )
-    for found in entry_points(group=ENTRY_POINTS, name=name):
+    for found in _found().select(name=name):
         workload: Workload = found.load()()
         return workload
     raise NotFound(
