@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +83,48 @@ def test_after_a_crash_with_the_error_on_the_normal_screen() -> None:
         assert terminal.ended() != 0
         assert terminal.left_as_found()
         assert "a fault in our own code" in terminal.text
+
+
+# The program itself, with settings that are no TOML.
+
+VOLUNTEER = [sys.executable, "-c", "from volunteer.cli import main; main()"]
+
+
+def damaged(home: Path) -> Terminal:
+    (home / "config.toml").write_text("threads = \n")
+    return Terminal(VOLUNTEER, PYTHONPATH=str(ROOT), VOLUNTEER_HOME=str(home))
+
+
+def test_damaged_settings_are_kept_aside_and_defaults_offered(tmp_path: Path) -> None:
+    with damaged(tmp_path) as terminal:
+        terminal.see("is not TOML", "go on with the defaults? [y/N]")
+        terminal.press("y\r")
+        terminal.see("it is kept as", "config.toml.damaged", "paste your join link")
+        terminal.press("\x11")  # ctrl+q: letters are typed into the link
+        assert terminal.ended() == 0
+        assert terminal.left_as_found()
+    assert (tmp_path / "config.toml.damaged").read_text() == "threads = \n"
+    assert not (tmp_path / "config.toml").exists()
+
+
+def test_who_wants_to_mend_the_settings_keeps_them_where_they_are(tmp_path: Path) -> None:
+    with damaged(tmp_path) as terminal:
+        terminal.see("go on with the defaults? [y/N]")
+        terminal.press("\r")
+        assert terminal.ended() == 78
+        assert terminal.left_as_found()
+    assert (tmp_path / "config.toml").read_text() == "threads = \n"
+
+
+def test_a_second_start_shows_the_first_and_leaves_it_alone(tmp_path: Path) -> None:
+    place = {"PYTHONPATH": str(ROOT), "VOLUNTEER_HOME": str(tmp_path)}
+    with Terminal(VOLUNTEER, **place) as first:
+        first.see("paste your join link")
+        with Terminal(VOLUNTEER, **place) as second:
+            second.see("Loss of the model")
+            second.press("q")
+            assert second.ended() == 0
+            assert second.left_as_found()
+        assert first.child.poll() is None
+        first.press("\x11")
+        assert first.ended() == 0
