@@ -10,6 +10,7 @@ Nothing here imports torch when it is loaded.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import EntryPoints, entry_points
@@ -278,9 +279,13 @@ def read_table(raw: Mapping[str, Any], kind: type[T], table: str) -> T:
         raise InvalidRunFile(f"[{table}] {error}") from error
 
 
-@lru_cache(maxsize=1)
 def _found() -> EntryPoints:
-    """What packages offer, read from the disk once: a coordinator asks in most of its transactions."""
+    return _read(tuple(sys.path))
+
+
+@lru_cache(maxsize=8)
+def _read(path: tuple[str, ...]) -> EntryPoints:
+    """What packages offer, read from the disk once for each `sys.path`: a coordinator asks in most of its transactions."""
     return entry_points(group=ENTRY_POINTS)
 
 
