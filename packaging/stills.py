@@ -3,7 +3,8 @@
     coordinator demo --minutes 3 --data-dir /tmp/demo &
     python packaging/stills.py --home /tmp/demo/volunteer-1 --after 120 --out docs/images
 
-It attaches to the running instance as a second `volunteer` does, waits, and draws each page once.
+It attaches to the running instance as a second `volunteer` does, waits, and draws each page once. The pictures load nothing:
+the fonts that Textual would fetch from elsewhere are left out, and the reader's own are used.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 from pathlib import Path
 
-PAGES = ("dashboard", "runs", "device", "history")
+PAGES = ("dashboard", "runs", "device", "history", "leaderboard")
 SIZE = (120, 36)
+FETCHED = re.compile(r"@font-face\s*\{[^}]*\}")
+FONTS = "Fira Code", "'Fira Code', Menlo, Consolas, 'DejaVu Sans Mono'"
 
 
 async def stills(home: Path, after_s: float, pages: tuple[str, ...]) -> dict[str, str]:
@@ -37,8 +41,13 @@ async def stills(home: Path, after_s: float, pages: tuple[str, ...]) -> dict[str
                     continue
                 await pilot.press(str(number))
                 await asyncio.sleep(3.0)
-                drawn[page] = app.export_screenshot(title="volunteer")
+                drawn[page] = alone(app.export_screenshot(title="volunteer"))
     return drawn
+
+
+def alone(svg: str) -> str:
+    """A picture that needs nothing from anywhere."""
+    return FETCHED.sub("", svg).replace(f"font-family: {FONTS[0]}", f"font-family: {FONTS[1]}")
 
 
 def main() -> None:
