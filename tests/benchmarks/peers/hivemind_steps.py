@@ -71,7 +71,9 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=100.0)
     options = parser.parse_args()
     context = mp.get_context("fork")  # a spawned peer could not start processes of its own
-    pipes, processes = [], []
+    pipes: list[Any] = []
+    processes: list[Any] = []
+    addresses: list[str] = []
     for number in range(options.nodes):
         ours, theirs = context.Pipe()
         process = context.Process(target=peer, args=(number, options, theirs))
