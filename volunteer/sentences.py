@@ -94,8 +94,9 @@ def _paused(e: events.Paused) -> str:
 def _ended(e: events.Stopped) -> str:
     if e.code and not e.tasks:
         return f"ended: {e.message}"
+    why = "" if e.message == "ended" else f"{e.message}; "
     return (
-        f"ended after {duration(e.seconds)}: {e.message}; {e.tasks} tasks handed in, "
+        f"ended after {duration(e.seconds)}: {why}{e.tasks} task{'s' * (e.tasks != 1)} handed in, "
         f"{size(e.sent_bytes)} sent, {size(e.received_bytes)} received"
     )
 
