@@ -8,6 +8,8 @@ README.md           what it is, licence, source, how to load  LICENSE.txt     th
 from __future__ import annotations
 
 import asyncio
+import errno
+import re
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import Executor
@@ -23,7 +25,7 @@ from coordinator.store.runs import RunRow
 from coordinator.store.versions import EvaluationRow, VersionRow
 from coordinator.versions import read_weights
 from shared.decoding import decode
-from shared.errors import Conflict, InvalidRunFile, NotFound
+from shared.errors import Conflict, InvalidRunFile, NotFound, StorageFull
 
 if TYPE_CHECKING:
     import torch
@@ -93,12 +95,34 @@ def _read(conn: Connection, name: str, version: int | None) -> _Source:
 
 
 def _write(source: _Source, weights: Path, tokenizer: Path | None, to: Path) -> Exported:
+    """All files, or none of them. Raises StorageFull when there is no room."""
+    there = to.exists()
+    if there and any(to.iterdir()):
+        raise Conflict(f"{to} is not empty; name a new folder")
+    to.mkdir(parents=True, exist_ok=True)
+    try:
+        return _fill(source, weights, tokenizer, to)
+    except BaseException as error:
+        for path in to.iterdir():
+            path.unlink()
+        if not there:
+            to.rmdir()
+        if _no_room(error):
+            raise StorageFull(f"no space is left for {to}: free some, then export again") from error
+        raise
+
+
+def _no_room(error: BaseException) -> bool:
+    """Whether the disk was full; safetensors tells the number of the system's error in its text only."""
+    told = re.search(r"os error (\d+)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+    return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _fill(source: _Source, weights: Path, tokenizer: Path | None, to: Path) -> Exported:
     from safetensors.torch import save_file
 
-    if to.exists() and any(to.iterdir()):
-        raise Conflict(f"{to} is not empty; name a new folder")
     about = definition(source.run)
-    to.mkdir(parents=True, exist_ok=True)
     tensors = about.workload.export(about.file.model, read_weights(weights, about))
     save_file(
         {key: value.contiguous() for key, value in tensors.items()},

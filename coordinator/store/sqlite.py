@@ -89,7 +89,10 @@ def translate(error: BaseException) -> BaseException:
     """What a caller should see of a failure of SQLite."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     name = getattr(cause, "sqlite_errorname", "") or ""
-    if name == "SQLITE_FULL":
+    if name in (
+        "SQLITE_FULL",
+        "SQLITE_IOERR_SHMSIZE",
+    ):  # the second: its index beside the file cannot grow
         return StorageFull("no space is left for the database: free some; work goes on by itself")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return Unavailable("the database is held by another program", retry_after_s=5)
