@@ -24,7 +24,9 @@ from volunteer.commands import Joined
 from volunteer.config import Directories
 from volunteer.engine import Engine, World
 from volunteer.events import AnyEvent, Event
+from volunteer.guard import Read
 from volunteer.policy import Facts
+from volunteer.sensors import Sensors
 from volunteer.tls import Address
 from volunteer.trainer import Trainer
 
@@ -97,6 +99,8 @@ class Lent:
         self.home = home
         self.path = path
         self.speed = SPEED
+        self.sense = Sensors().read
+        self.read: Read = lambda rules, devices: Facts()
         self.directories = Directories(config=path, profile=path / "profile", cache=path / "cache")
         path.mkdir(exist_ok=True)
 
@@ -118,7 +122,8 @@ class Lent:
             trainer=lambda device: Trainer(device, threads=1, clock=clock),
             detect=lambda: (CPU,),
             measure=False,
-            read=lambda rules, devices: Facts(),
+            read=self.read,
+            sense=self.sense,
         )
         world = World(
             clock=clock,

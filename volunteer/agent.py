@@ -27,12 +27,12 @@ from volunteer.parts import Parts
 from volunteer.rules import Rules
 from volunteer.sender import Sender
 from volunteer.sensors import Sensors, keep_telling
-from volunteer.shift import Shift
+from volunteer.shift import Loop, Shift, broken
 from volunteer.speeds import Speeds
+from volunteer.traffic import keep_counting
 from volunteer.trainer import Trainer
 from volunteer.wording import clock_words
 
-TRAFFIC_S = 10.0
 JOIN_S = 2.0
 LAPSED = "its time ran out while this volunteer was away, so it is not gone on with"
 
@@ -175,6 +175,8 @@ class Agent:
                 await self._work(found)
         except VolunteerError as error:
             self._desk.give_up(error)
+        except Exception as error:
+            self._desk.give_up(broken("the volunteer", error))
         return await self._close()
 
     async def _open(self) -> list[tuple[Device, Trainer]]:
@@ -230,18 +232,26 @@ class Agent:
         if revived is None:
             return
         lanes = [
-            lane.run([held for held in revived if held.device == lane.device.id])
+            Loop(
+                name=f"the work on {lane.device.id}",
+                work=lane.run([held for held in revived if held.device == lane.device.id]),
+            )
             for lane in self._lanes
         ]
-        loops = [
-            self._beat.run(),
-            self._sender.run(),
-            self._follower.run(),
-            self._traffic(),
-            self._guard.run(),
-            keep_telling(self._hub, self.parts.clock, self._watched().devices, self._machine.sense),
+        await Shift(self.parts).run(lanes, self._loops())
+
+    def _loops(self) -> list[Loop]:
+        """What goes on beside the work, until its end."""
+        clock, devices = self.parts.clock, self._watched().devices
+        sensing = keep_telling(self._hub, clock, devices, self._machine.sense)
+        return [
+            Loop(name="the heartbeat", work=self._beat.run()),
+            Loop(name="handing in", work=self._sender.run()),
+            Loop(name="the news of runs", work=self._follower.run()),
+            Loop(name="your rules", work=self._guard.run()),
+            Loop(name="the count of bytes", work=keep_counting(self.parts), vital=False),
+            Loop(name="the sensors", work=sensing, vital=False),
         ]
-        await Shift(self.parts).run(lanes, loops)
 
     async def _revive(self) -> tuple[HeldLease, ...]:
         """The leases of an earlier process that are still ours."""
@@ -328,19 +338,3 @@ class Agent:
                 online=online, message=message, retry_at=retry_at, queued=len(self.parts.outbox)
             )
         )
-
-    async def _traffic(self) -> None:
-        client, told = self.parts.api.client, (0, 0)
-        while True:
-            now = (client.sent_bytes, client.received_bytes)
-            if now != told:
-                told = now
-                self._hub.emit(
-                    events.Traffic(
-                        sent_bytes=now[0],
-                        received_bytes=now[1],
-                        up_bytes_per_s=self.parts.transfers.up_bytes_per_s,
-                        down_bytes_per_s=self.parts.transfers.down_bytes_per_s,
-                    )
-                )
-            await self.parts.clock.sleep(TRAFFIC_S)

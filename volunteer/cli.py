@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from volunteer.config import Directories
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+FLUSH_S = 2.0
 
 Profile = Annotated[str, Parameter(help="Which profile of this host; a second one may run beside.")]
 Json = Annotated[bool, Parameter(help="Answer in JSON.", negative="")]
@@ -227,12 +229,18 @@ def main(argv: list[str] | None = None) -> None:
     By os._exit: leaving Python while a thread trains in torch aborts (measured, 8 of 8 times).
     """
     code = run_command(sys.argv[1:] if argv is None else argv)
+    flushing = threading.Thread(target=_flush, daemon=True)
+    flushing.start()
+    flushing.join(FLUSH_S)  # a pipe that is full and that nobody reads would take for ever
+    os._exit(code)
+
+
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
             pass  # nobody reads any more
-    os._exit(code)
 
 
 def run_command(argv: list[str]) -> int:

@@ -24,6 +24,7 @@ from shared.decoding import decode
 from shared.errors import VolunteerError
 from shared.links import is_loopback
 from shared.protocol import API, JSON_BYTES_MAX, ErrorBody
+from volunteer.limit import Limit
 from volunteer.reasons import reason
 from volunteer.retry import FOREVER, Backoff, passing
 from volunteer.throttle import Throttle
@@ -32,7 +33,8 @@ from volunteer.wording import printable
 
 CONNECT_S, READ_S, WRITE_S = 10.0, 30.0, 30.0
 ERROR_BYTES_MAX = 64 << 10
-CONNECTIONS_MAX = 16
+KEPT_ALIVE = 8
+SLACK_S = CONNECT_S + WRITE_S  # beside the answer
 SENTENCE_CHARS_MAX = 500
 OUT_OF_TIME = (9, 10)  # OpenSSL: a certificate that is not valid yet, or not any more
 
@@ -99,7 +101,8 @@ class Client:
                 address.host
             ),  # a proxy of the environment, never for ourselves
             headers={"Accept-Encoding": "identity", "User-Agent": "volunteer"},
-            limits=httpx.Limits(max_connections=CONNECTIONS_MAX),
+            # Nobody waits for a connection of somebody else: how many there are is bounded by what the volunteer does.
+            limits=httpx.Limits(max_keepalive_connections=KEPT_ALIVE),
             follow_redirects=False,
         )
 
@@ -120,9 +123,10 @@ class Client:
                 content=content or None,
                 timeout=_timeout(call.timeout_s),
             )
-            async with self._answer(request) as response:
+            limit = Limit(call.timeout_s + SLACK_S)
+            async with self._answer(request, limit) as response:
                 self.sent_bytes += len(content)
-                data = await self._read(response, call.bytes_max)
+                data = await self._read(response, call.bytes_max, limit)
                 if call.headers is not None:
                     call.headers(response.headers)
             return _decode(data, call.reply)
@@ -135,22 +139,24 @@ class Client:
         request = self._http.build_request(
             "GET", path, headers=self._headers(headers), timeout=_timeout(READ_S)
         )
-        async with self._answer(request) as response:
-            yield Reply(response.status_code, response.headers, self._pieces(response))
+        limit = Limit(READ_S + SLACK_S)
+        async with self._answer(request, limit) as response:
+            yield Reply(response.status_code, response.headers, self._pieces(response, limit))
 
     async def put(
         self, path: str, headers: Mapping[str, str], body: AsyncIterator[bytes], reply: type[T]
     ) -> T:
         """One PUT of a streamed body; `headers` name its Content-Length. Not retried."""
+        limit = Limit(READ_S + SLACK_S)
         request = self._http.build_request(
             "PUT",
             path,
             headers=self._headers(headers),
-            content=self._counted(body),
+            content=self._counted(body, limit),
             timeout=_timeout(READ_S),
         )
-        async with self._answer(request) as response:
-            data = await self._read(response, JSON_BYTES_MAX)
+        async with self._answer(request, limit) as response:
+            data = await self._read(response, JSON_BYTES_MAX, limit)
         return _decode(data, reply)
 
     async def retrying(self, once: Callable[[], Awaitable[T]], patience_s: float = FOREVER) -> T:
@@ -211,45 +217,61 @@ class Client:
         return sent
 
     @asynccontextmanager
-    async def _answer(self, request: httpx.Request) -> AsyncIterator[httpx.Response]:
+    async def _answer(self, request: httpx.Request, limit: Limit) -> AsyncIterator[httpx.Response]:
         """The response, once it is known to be a good one. Foreign errors become ours here and nowhere else."""
         try:
-            response = await self._http.send(request, stream=True)
-            try:
-                encoding = response.headers.get("content-encoding", "identity")
-                if encoding != "identity":
-                    raise errors.Internal(
-                        f"the answer came compressed ({printable(encoding, 40)}), which is refused; is there a proxy in between?"
-                    )
-                if response.status_code >= 300 and response.status_code != 304:
-                    raise _error(response, await self._read(response, ERROR_BYTES_MAX))
+            async with limit.running(), self._good(request, limit) as response:
                 yield response
-            finally:
-                await response.aclose()
+        except TimeoutError as error:
+            raise errors.Unreachable(f"{self.address.url} did not answer in time") from error
         except httpx.TransportError as error:
             raise _unreachable(error, self.address) from error
         except httpx.HTTPError as error:
             raise errors.Internal(f"the coordinator's answer makes no sense: {error}") from error
 
-    async def _read(self, response: httpx.Response, bytes_max: int) -> bytes:
+    @asynccontextmanager
+    async def _good(self, request: httpx.Request, limit: Limit) -> AsyncIterator[httpx.Response]:
+        response = await self._http.send(request, stream=True)
+        try:
+            encoding = response.headers.get("content-encoding", "identity")
+            if encoding != "identity":
+                raise errors.Internal(
+                    f"the answer came compressed ({printable(encoding, 40)}), which is refused; is there a proxy in between?"
+                )
+            if response.status_code >= 300 and response.status_code != 304:
+                raise _error(response, await self._read(response, ERROR_BYTES_MAX, limit))
+            yield response
+        finally:
+            await response.aclose()
+
+    async def _read(self, response: httpx.Response, bytes_max: int, limit: Limit) -> bytes:
+        """A short answer. It counts against the limit of the owner, but waits for no download."""
         data = bytearray()
-        async for piece in self._pieces(response):
+        async for piece in response.aiter_raw():
+            self._received(len(piece), limit)
             data += piece
             if len(data) > bytes_max:
                 raise errors.TooLarge(f"the coordinator sent more than {bytes_max} bytes")
         return bytes(data)
 
-    async def _pieces(self, response: httpx.Response) -> AsyncIterator[bytes]:
+    def _received(self, count: int, limit: Limit) -> float:
+        limit.moved(count)
+        self.received_bytes += count
+        return self.down.charge(count)
+
+    async def _pieces(self, response: httpx.Response, limit: Limit) -> AsyncIterator[bytes]:
         async for piece in response.aiter_raw():
-            self.received_bytes += len(piece)
-            await self.down.take(len(piece))
+            wait = self._received(len(piece), limit)
+            if wait > 0:
+                await self.clock.sleep(wait)
             yield piece
 
-    async def _counted(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _counted(self, body: AsyncIterator[bytes], limit: Limit) -> AsyncIterator[bytes]:
         async for whole in body:
             step = self.up.piece_bytes or len(whole) or 1
             for start in range(0, len(whole), step):
                 piece = whole[start : start + step]
+                limit.moved(len(piece))
                 await self.up.take(len(piece))
                 yield piece
                 self.sent_bytes += len(piece)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import TextIO
 
 import msgspec
 
 from volunteer import events
+from volunteer.aside import Aside
 from volunteer.control import Control
 from volunteer.events import AnyEvent
 from volunteer.sentences import credits_words, words
@@ -30,7 +32,9 @@ def ring() -> None:
 
 
 class Headless:
-    """Writes events as lines. A reader that went away ends the volunteer in good order."""
+    """Writes events as lines. A reader that went away ends the volunteer in good order; one that does not read for a
+    while misses progress and holds nothing up: a pipe that is full blocks a thread of its own, not the heartbeats.
+    """
 
     def __init__(
         self,
@@ -51,9 +55,10 @@ class Headless:
 
     async def run(self) -> None:
         """Until the volunteer ends."""
+        aside = Aside("output")
         with self._control.subscribe() as new:
             async for event in new:
-                if not self.show(event):
+                if not await aside.do(partial(self.show, event)):
                     await self._control.stop()
                     return
 
@@ -67,8 +72,8 @@ class Headless:
         try:
             self._out.write(text + "\n")
             self._out.flush()
-        except (BrokenPipeError, ValueError):
-            return False
+        except (OSError, ValueError):
+            return False  # closed, or on a disk that is full
         return True
 
     def _line(self, event: AnyEvent) -> str | None:

@@ -17,7 +17,7 @@ from volunteer.outbox import Entry
 from volunteer.parts import Parts
 from volunteer.pipeline import Pipeline
 from volunteer.retry import Backoff
-from volunteer.trainer import Trainer
+from volunteer.trainer import ThreadDied, Trainer
 
 AHEAD_S = 60.0  # the next task is claimed when the current one needs no longer than this
 FAILURES_TOLD = 3  # in a row
@@ -175,6 +175,9 @@ class Lane:
             await self._ended(held, "released", message)
             self._claimer.idle("disk_full", message, wait=DISK_WAIT_S)
             await self._claimer.pause(DISK_WAIT_S)
+        elif isinstance(error, ThreadDied):
+            await self._ended(held, "released", message)
+            self._desk.give_up(error)
         elif isinstance(error, FATAL):
             self._desk.put_down(held, counted=False)
             self._desk.give_up(error)

@@ -1,21 +1,41 @@
 """One working shift: lanes and loops side by side, and their end in good order.
 
 When asked to end, tasks that need only seconds more are finished, the others given back or saved, and results handed in;
-each of these waits is bounded.
+each of these waits is bounded. A loop that ends by itself is a fault: it is told, and the volunteer ends with it, because
+one that no longer beats or hands in only looks alive.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
+from shared.errors import Internal, VolunteerError
 from volunteer.parts import Parts
 
 FLUSH_S = 8.0  # for results, when asked to end
 GIVE_BACK_S = 8.0
 
-Loop: TypeAlias = Coroutine[Any, Any, None]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """Something that goes on for the whole shift. One that is not vital may fail without ending it."""
+
+    name: str
+    work: Coroutine[Any, Any, None]
+    vital: bool = True
+
+
+def broken(what: str, error: BaseException | None = None) -> Internal:
+    """The sentence for something that must not happen; where it came from goes to the log."""
+    log.error("%s failed", what, exc_info=error)
+    why = "it ended by itself" if error is None else f"{type(error).__name__}: {error}"
+    return Internal(f"{what} failed ({why})")
 
 
 class Shift:
@@ -28,18 +48,32 @@ class Shift:
 
     async def run(self, lanes: Sequence[Loop], loops: Sequence[Loop]) -> None:
         """Until every lane has ended or the desk says so; `loops` go on until results are handed in."""
-        background = [asyncio.create_task(loop) for loop in loops]
-        work = [asyncio.create_task(lane) for lane in lanes]
+        background = [asyncio.create_task(self._keep(loop, ends=False)) for loop in loops]
+        work = [asyncio.create_task(self._keep(lane, ends=True)) for lane in lanes]
         try:
-            await self._until_over(work, background)
+            await self._until_over(work)
             await _cancel(work)
             await self._flush()
         finally:
             await _cancel([*work, *background])
 
-    async def _until_over(
-        self, work: list[asyncio.Task[None]], background: list[asyncio.Task[None]]
-    ) -> None:
+    async def _keep(self, loop: Loop, *, ends: bool) -> None:
+        """Run a loop. When it fails, or ends though it should not, the volunteer gives up with a sentence."""
+        try:
+            await loop.work
+            if ends:
+                return
+            error: VolunteerError = broken(loop.name)
+        except VolunteerError as known:
+            error = known
+        except Exception as unknown:
+            error = broken(loop.name, unknown)
+        if loop.vital:
+            self._desk.give_up(error)
+        else:
+            self._parts.hub.notice(error.message, "warning")
+
+    async def _until_over(self, work: list[asyncio.Task[None]]) -> None:
         while not all(task.done() for task in work):
             change = asyncio.ensure_future(self._desk.change())
             try:
@@ -48,13 +82,10 @@ class Shift:
                     return
                 if self._desk.closing == "finish" and not self._desk.held:
                     return
-                both = [*(task for task in work if not task.done()), *background, change]
-                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                going = [task for task in work if not task.done()]
+                await asyncio.wait([*going, change], return_when=asyncio.FIRST_COMPLETED)
             finally:
                 change.cancel()
-            for task in (*work, *background):
-                if task.done():
-                    task.result()  # its error ends the agent
 
     async def _wind_up(self, work: list[asyncio.Task[None]]) -> None:
         saving = self._desk.closing == "save" or self._desk.fatal is not None

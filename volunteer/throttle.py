@@ -30,11 +30,16 @@ class Throttle:
             return 0
         return max(PIECE_BYTES_MIN, int(self._bytes_per_s * PIECE_S))
 
-    async def take(self, count: int) -> None:
-        """Wait until `count` more bytes may pass."""
+    def charge(self, count: int) -> float:
+        """Count bytes that pass. Gives the seconds that should be waited before the next."""
         if not self._bytes_per_s:
-            return
+            return 0.0
         now = self._clock.monotonic()
         self._free_at = max(self._free_at, now - CREDIT_S) + count / self._bytes_per_s
-        if self._free_at > now:
-            await self._clock.sleep(self._free_at - now)
+        return max(0.0, self._free_at - now)
+
+    async def take(self, count: int) -> None:
+        """Wait until `count` more bytes may pass."""
+        wait = self.charge(count)
+        if wait > 0:
+            await self._clock.sleep(wait)

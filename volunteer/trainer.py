@@ -7,14 +7,17 @@ micro-batches what to do, so that pausing takes no longer than one of them.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Generic, TypeVar
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, Generic, TypeVar
 
 from shared.clock import Clock, SystemClock
+from shared.errors import Internal
 from shared.workloads.base import Progress, Work
 from volunteer.assignment import Assignment, Finished, Interrupted, Report, Spent
 from volunteer.memory import out_of_memory, release_device
@@ -23,6 +26,8 @@ from volunteer.policy import rest_after
 REPORT_S = 0.25  # the event loop hears of progress at most this often
 SAVE_SHARE = 0.02  # at most this part of the time goes into snapshots
 STEP_END_S = 1.5  # how long a stop that saves may wait for the end of a step
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -50,8 +55,24 @@ class Handle(Generic[T]):
             self._trainer.changed.notify_all()
 
 
+class ThreadDied(Internal):
+    """The training thread died."""
+
+
 class _Stop(Exception):
     pass
+
+
+class _Job:
+    """Something to do on the thread, and where its outcome goes."""
+
+    def __init__(self, run: Callable[[], None], outcome: Future[Any]) -> None:
+        self.run = run
+        self._outcome = outcome
+
+    def fail(self, error: Exception) -> None:
+        with contextlib.suppress(InvalidStateError):
+            self._outcome.set_exception(error)
 
 
 class Trainer:
@@ -67,7 +88,8 @@ class Trainer:
         self._clock = clock or SystemClock()
         self._paused = False
         self._closing = False
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._dead: ThreadDied | None = None
         self._thread = threading.Thread(target=self._main, name=f"trainer {device}", daemon=True)
 
     def start(self) -> None:
@@ -76,7 +98,7 @@ class Trainer:
     def submit(self, assignment: Assignment[T]) -> Handle[T]:
         """Train a task after whatever is under way; the future ends as Finished, Interrupted or with an error."""
         handle: Handle[T] = Handle(self)
-        self._jobs.put(lambda: self._train(assignment, handle))
+        self._put(_Job(lambda: self._train(assignment, handle), handle.future))
         return handle
 
     def call(self, function: Callable[[], T]) -> Future[T]:
@@ -90,8 +112,16 @@ class Trainer:
                 except BaseException as error:
                     future.set_exception(error)
 
-        self._jobs.put(job)
+        self._put(_Job(job, future))
         return future
+
+    def _put(self, job: _Job) -> None:
+        with self.changed:
+            dead = self._dead
+            if dead is None:
+                self._jobs.put(job)
+        if dead is not None:
+            job.fail(dead)
 
     def pause(self) -> None:
         """Free the device at the next micro-batch; the task stays."""
@@ -118,15 +148,37 @@ class Trainer:
         return not self._thread.is_alive()
 
     def _main(self) -> None:
+        """Work jobs off. Whatever ends this early is told to all who wait, now and later: nobody waits for a dead thread."""
+        try:
+            self._work_off()
+        except BaseException as error:
+            log.exception("the training thread of %s died", self.device)
+            died = ThreadDied(
+                f"the training thread of {self.device} died ({type(error).__name__}: {error})"
+            )
+            died.__cause__ = error
+            with self.changed:
+                self._dead = died
+            while not self._jobs.empty():
+                job = self._jobs.get()
+                if job is not None:
+                    job.fail(died)
+            self.resting.set()
+
+    def _work_off(self) -> None:
         # Torch is imported by the first job that needs it; its thread count belongs to this thread.
         configured = False
         while (job := self._jobs.get()) is not None:
-            if not configured:
-                import torch
+            try:
+                if not configured:
+                    import torch
 
-                torch.set_num_threads(self._threads)
-                configured = True
-            job()
+                    torch.set_num_threads(self._threads)
+                    configured = True
+                job.run()
+            except BaseException:
+                self._jobs.put(job)  # whoever waits for it is told with the others
+                raise
             del job  # it holds the work of the last task
 
     def _train(self, assignment: Assignment[T], handle: Handle[T]) -> None:

@@ -18,7 +18,7 @@ import psutil
 from shared.clock import SystemClock
 from shared.errors import Configuration, Unreachable
 from shared.links import parse_link
-from volunteer import config
+from volunteer import config, stall
 from volunteer.api import Api
 from volunteer.channel import attach
 from volunteer.commands import Joined, SettingRow
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from volunteer.tui.app import Look
 
 LOW_PRIORITY = 10
+LAST_LINES_S = 5.0
 
 T = TypeVar("T")
 
@@ -113,12 +114,16 @@ async def _work(
 
 
 async def _without_screen(engine: Engine, *, json: bool) -> int:
+    stall.watch(asyncio.get_running_loop())
     _obey_signals(engine)
     front = Headless(engine.control, sys.stdout, json=json, since=engine.world.clock.now())
     drawing = asyncio.create_task(front.run())
+    drawing.add_done_callback(lambda _: engine.stop("save"))  # it fails, or all has ended anyway
     await asyncio.sleep(0)  # subscribed before the first event
     code = await engine.run()
-    await drawing
+    await asyncio.wait({drawing}, timeout=LAST_LINES_S)  # nobody has to read them
+    if drawing.done():
+        drawing.result()
     return code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 import hashlib
 import random
@@ -20,6 +21,7 @@ from shared.clock import VirtualClock
 from shared.errors import VolunteerError
 from shared.protocol import ErrorBody
 from volunteer.client import Call, Client
+from volunteer.limit import Limit
 from volunteer.tls import Address
 
 LOCAL = Address(url="http://127.0.0.1:1")
@@ -282,3 +284,32 @@ def test_errors_of_the_wire_are_known_here() -> None:
     for code, kind in errors.BY_CODE.items():
         body = msgspec.json.decode(msgspec.json.encode(ErrorBody(code=code, message="m")))
         assert type(errors.from_wire(body["code"], body["message"])) is kind
+
+
+class Dribble(httpx.AsyncBaseTransport):
+    """An answer that never comes to its end, one byte at a time."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        async def body() -> AsyncIterator[bytes]:
+            while True:
+                await asyncio.sleep(0.005)
+                yield b" "
+
+        return httpx.Response(200, content=body())
+
+
+async def test_an_answer_that_dribbles_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("volunteer.client.SLACK_S", 0.0)
+    call = dataclasses.replace(ask(), timeout_s=0.1)
+    with pytest.raises(errors.Unreachable, match="did not answer in time"):
+        await client(Dribble()).call(call)
+
+
+async def test_what_moves_gets_more_time() -> None:
+    limit = Limit(0.05)
+    async with limit.running():
+        limit.moved(1 << 20)
+        await asyncio.sleep(0.1)
+    with pytest.raises(TimeoutError):
+        async with Limit(0.05).running():
+            await asyncio.Event().wait()

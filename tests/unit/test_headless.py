@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 
 import msgspec
 import pytest
@@ -185,3 +186,20 @@ def test_the_status_says_what_is_done_and_why_nothing_is() -> None:
 @pytest.mark.parametrize("event", STORY)
 def test_every_event_of_the_story_has_words(event: AnyEvent) -> None:
     assert words(event)
+
+
+async def test_a_reader_that_does_not_read_holds_nobody_up() -> None:
+    engine = FakeEngine()
+    behind, ahead = os.pipe()
+    with os.fdopen(ahead, "w") as out, os.fdopen(behind) as reader:
+        running = asyncio.ensure_future(Headless(engine.control, out, json=True).run())
+        await asyncio.sleep(0)
+        told = [
+            events.Notice(level="info", message=f"{number} " + "x" * 4000) for number in range(100)
+        ]
+        await engine.play(told)  # more than a pipe holds, and the loop goes on
+        for number in range(100):
+            line = await asyncio.to_thread(reader.readline)
+            assert msgspec.json.decode(line, type=AnyEvent).message.startswith(f"{number} ")
+        engine.hub.close()
+        await running

@@ -56,3 +56,11 @@ async def test_the_slowest_rate_still_passes_for_an_honest_upload() -> None:
     throttle.limit(0.000001)
     assert throttle.piece_bytes >= 1024
     assert throttle.piece_bytes / BYTES_PER_S_MIN <= 1
+
+
+async def test_what_is_only_counted_makes_the_next_wait() -> None:
+    clock = VirtualClock()
+    throttle = Throttle(clock)
+    throttle.limit(8)
+    assert throttle.charge(3_000_000) == pytest.approx(2.0)  # one second is credit
+    assert await seconds_for(throttle, clock, [1_000_000]) == pytest.approx(3.0, abs=0.1)

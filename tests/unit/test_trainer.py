@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -14,7 +15,7 @@ import pytest
 from shared.workloads.base import Progress, Result
 from volunteer.assignment import Assignment, Finished, Interrupted, Report, Spent
 from volunteer.memory import out_of_memory
-from volunteer.trainer import Handle, Trainer
+from volunteer.trainer import Handle, ThreadDied, Trainer
 
 WAIT_S = 20.0
 
@@ -322,3 +323,17 @@ def test_closing_ends_a_task_under_way() -> None:
     closing.join(WAIT_S)
     assert closed == [True]
     assert isinstance(outcome(handle), Interrupted)
+
+
+def test_whoever_waits_for_a_thread_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # as where its libraries cannot be loaded
+    trainer = Trainer("cpu", threads=1)
+    asked = [trainer.call(lambda: 1), trainer.call(lambda: 2)]
+    trainer.start()
+    later = trainer.call(lambda: 3)
+    for future in (*asked, later):
+        with pytest.raises(ThreadDied, match="the training thread of cpu died"):
+            future.result(WAIT_S)
+    with pytest.raises(ThreadDied):
+        trainer.call(lambda: 4).result(0)  # and whoever comes after that
+    assert trainer.close(WAIT_S)

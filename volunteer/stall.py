@@ -1,0 +1,83 @@
+"""A thread that watches whether the event loop still turns: what blocks it would stop the heartbeats without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+LOOK_S = 5.0
+TOLD_S = 45.0  # after so long without a turn it is told, with what every thread does
+ENDED_S = 180.0  # twice the time in which a lease must be renewed: everything held is lost by then
+ASLEEP_S = 4 * LOOK_S  # a look that comes so late: the whole process slept, not the loop
+
+
+def complain(silent_s: float) -> None:
+    """Say what hangs, with the stack of every thread."""
+    print(
+        f"volunteer: nothing has moved for {silent_s:.0f} s; this is where it stands:",
+        file=sys.stderr,
+        flush=True,
+    )
+    faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+
+
+def end(silent_s: float) -> None:
+    """Leave at once: what is finished is on the disk, and a new process goes on with it."""
+    print(
+        f"volunteer: nothing has moved for {silent_s:.0f} s: it ends", file=sys.stderr, flush=True
+    )
+    os._exit(1)
+
+
+class Stall:
+    """Compares the last turn of the loop with the time; `turned` and `look` take seconds that only grow."""
+
+    def __init__(
+        self,
+        told: Callable[[float], None] = complain,
+        ended: Callable[[float], None] = end,
+    ) -> None:
+        self._told = told
+        self._ended = ended
+        self._turned_at: float | None = None
+        self._looked_at: float | None = None
+        self._silent = False
+
+    def turned(self, now: float) -> None:
+        """The loop has come around."""
+        self._turned_at = now
+        self._silent = False
+
+    def look(self, now: float) -> None:
+        """From time to time, on another thread."""
+        before, self._looked_at = self._looked_at, now
+        if self._turned_at is None or before is None or now - before > ASLEEP_S:
+            self._turned_at = now  # the machine slept, or the process was stopped
+            return
+        silent_s = now - self._turned_at
+        if silent_s >= ENDED_S:
+            self._ended(silent_s)
+        elif silent_s >= TOLD_S and not self._silent:
+            self._silent = True
+            self._told(silent_s)
+
+
+def watch(loop: asyncio.AbstractEventLoop, stall: Stall | None = None) -> None:
+    """Watch a loop for as long as the process lives."""
+    seen = stall or Stall()
+
+    def run() -> None:
+        while not loop.is_closed():
+            seen.look(time.monotonic())
+            try:
+                loop.call_soon_threadsafe(lambda: seen.turned(time.monotonic()))
+            except RuntimeError:
+                return  # it was closed just now
+            time.sleep(LOOK_S)
+
+    threading.Thread(target=run, name="stall", daemon=True).start()
