@@ -134,7 +134,7 @@ async def _pump(reply: Reply, partial: Partial, on_bytes: OnBytes) -> None:
             waiting += piece
             if len(waiting) >= WRITE_BYTES:
                 if writing is not None:
-                    await writing
+                    await asyncio.shield(writing)  # who is cancelled must not close its file yet
                     on_bytes(partial.offset)
                 writing = asyncio.ensure_future(asyncio.to_thread(partial.write, bytes(waiting)))
                 waiting.clear()
