@@ -5,6 +5,7 @@
 #   SETUP=no              use the environment in VENV as it is
 #   TORCH_ARGS='...'      for pip, for example --index-url with the index that pytorch.org names for
 #                         your device; without it pip takes the build that its own index offers
+#   WORKERS=0             run the tests in one process, not in one for each core
 #   PYTEST_ARGS='-k queue -x'    DEMO_ARGS='--minutes 1'    BENCH=merge    CHAOS_KILLS=100
 
 PYTHON ?= python3
@@ -12,6 +13,7 @@ VENV ?= .venv
 SETUP ?= yes
 TORCH_ARGS ?=
 PYTEST_ARGS ?=
+WORKERS ?= auto
 DEMO_ARGS ?=
 BENCH ?= *
 BENCH_ARGS ?=
@@ -77,7 +79,7 @@ check: format-check lint types imports ## everything of `make test` but the test
 # pytest is the last command, so that the output ends with its own closing line
 test: $(READY) ## format, lint, types, import rules, tests
 	@$(MAKE) --no-print-directory check
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 demo: $(READY) ## train a small GPT with two volunteers on this machine
 	$(BIN)/coordinator demo $(DEMO_ARGS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import socket
 import tomllib
 from collections.abc import Mapping
@@ -255,6 +256,7 @@ def in_words(what: str) -> str:
     """What a value must be, as people say it, from the words of msgspec."""
     for kind, words in _KINDS.items():
         what = what.replace(f"`{kind}`", words)
+    what = re.sub(r"^Invalid enum value (.+)$", r"\1 is none of its values", what)
     what = what.replace("Expected ", "expected ", 1).replace(", got ", ", not ")
     return what.replace(" >= ", " of at least ").replace(" <= ", " of at most ")
 

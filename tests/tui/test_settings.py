@@ -179,10 +179,10 @@ def test_what_is_typed_is_understood(name: str, text: str, value: object) -> Non
     ("name", "text", "says"),
     [
         ("on_battery", "perhaps", "yes or no"),
-        ("duty_percent", "2", ">= 5"),
-        ("duty_percent", "much", "int"),
+        ("duty_percent", "2", "at least 5"),
+        ("duty_percent", "much", "a whole number"),
         ("theme", "volunteer-drak", "did you mean volunteer-dark"),
-        ("metered", "cheap", "invalid"),
+        ("metered", "cheap", "'cheap' is none of its values"),
     ],
 )
 def test_what_is_wrong_is_said(name: str, text: str, says: str) -> None:

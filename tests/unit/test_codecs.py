@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from coordinator.codecs import Agreements, agreed
@@ -25,7 +26,11 @@ def test_the_best_codec_that_both_speak_is_agreed_on(
     assert agreed(wanted, spoken) == found
 
 
-def test_another_codec_is_said_once_for_each_worker_and_run() -> None:
+def test_another_codec_is_said_once_for_each_worker_and_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    structlog.reset_defaults()  # a server of another test may have set a level
+    monkeypatch.setattr("coordinator.codecs.log", structlog.get_logger("codecs"))
     agreements = Agreements()
     with capture_logs() as said:
         for _ in range(3):

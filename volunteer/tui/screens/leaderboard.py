@@ -172,7 +172,7 @@ class Leaderboard(AskingPage):
         except OSError as error:
             self.volunteer.tell(f"{path} cannot be written: {error.strerror}", "error")
         else:
-            self.volunteer.tell(f"written to {path}: any browser shows it")
+            self.volunteer.tell(f"{CARD} is in your home directory: any browser shows it")
 
     def _told(self, scene: Scene, width: int, height: int) -> list[Line]:
         return told_lines(scene, width, height)
