@@ -47,8 +47,14 @@ class Terminal:
         if self.child.poll() is None:
             self.child.kill()
         self.child.wait()
-        os.close(self.master)
-        os.close(self._slave)
+        self.vanish()
+
+    def vanish(self) -> None:
+        """The window is closed, the connection gone: what is written from now on fails."""
+        for end in (self.master, self._slave):
+            if end >= 0:
+                os.close(end)
+        self.master = self._slave = -1
 
     def press(self, keys: str) -> None:
         """Type; what was written before is not waited for any more."""
@@ -71,6 +77,8 @@ class Terminal:
 
     def ended(self) -> int:
         """The exit code."""
+        if self.master < 0:
+            return self.child.wait(WAIT_S)
         until = time.monotonic() + WAIT_S
         while self.child.poll() is None:
             assert time.monotonic() < until, f"it goes on: {self.text[-3000:]}"

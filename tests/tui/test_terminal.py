@@ -13,7 +13,7 @@ from tests.sources import ROOT
 from tests.tui.terminal import Terminal
 
 PROGRAM = """
-import asyncio, os, sys
+import asyncio, os, signal, sys
 from shared.clock import SystemClock
 from volunteer import commands, events
 from volunteer.control import Control
@@ -36,6 +36,11 @@ WAY = sys.argv[1]
 
 async def main():
     screen = VolunteerApp(Control(hub, obey))
+    if WAY == "busy":
+        def draw_much():
+            for _ in range(100):
+                screen._driver.write(".")
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, draw_much)
     code = await screen.run_async()
     sys.stdout.flush()
     os._exit(screen.return_code or code or 0)
@@ -83,6 +88,15 @@ def test_after_a_crash_with_the_error_on_the_normal_screen() -> None:
         assert terminal.ended() != 0
         assert terminal.left_as_found()
         assert "a fault in our own code" in terminal.text
+
+
+def test_when_the_window_is_gone_it_still_obeys() -> None:
+    with run("busy") as terminal:
+        terminal.see("Loss of the model")
+        terminal.vanish()
+        os.kill(terminal.child.pid, signal.SIGUSR1)  # much is drawn for nobody
+        os.kill(terminal.child.pid, signal.SIGTERM)
+        terminal.ended()
 
 
 # The program itself, with settings that are no TOML.

@@ -28,6 +28,7 @@ from volunteer.commands import How
 from volunteer.control import Control
 from volunteer.tui import keys, themes
 from volunteer.tui.ascii import AsciiFilter
+from volunteer.tui.driver import lasting_driver
 from volunteer.tui.feed import Feed, Listener
 from volunteer.tui.page import Page
 from volunteer.tui.text import ASCII, UNICODE, Glyphs
@@ -83,7 +84,7 @@ class VolunteerApp(App[int]):
         # Textual reads both from the instance; a page's module is imported when it is first opened.
         self.DEFAULT_MODE = look.page  # type: ignore[misc]
         self.MODES = {p.name: functools.partial(_new, p) for p in _pages()}  # type: ignore[misc]
-        super().__init__()
+        super().__init__(driver_class=lasting_driver())
         self.look = look
         self.clock = clock or SystemClock()
         self.glyphs: Glyphs = ASCII if look.ascii else UNICODE

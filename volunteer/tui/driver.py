@@ -1,0 +1,50 @@
+"""Drawing on a terminal that may be taken away: a closed window, a lost connection.
+
+Textual writes from a thread of its own, through a queue with a bound. When a write fails, the thread dies, the queue fills up and
+the event loop waits for ever in the next write, deaf to signals. Here what cannot be written is dropped, and the program goes on
+until it is told to end.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import IO, TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from textual.driver import Driver
+
+
+class Screenless:
+    """A file whose failed writes are no error."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._file.write(text)
+        except OSError:
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._file.flush()
+        except OSError:
+            return
+
+
+def lasting_driver() -> type[Driver] | None:
+    """The driver for a terminal that may go; None where Textual's own is right, as on Windows."""
+    if sys.platform == "win32":
+        return None
+    from textual.drivers.linux_driver import LinuxDriver
+
+    class LastingDriver(LinuxDriver):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            self._file: Any = Screenless(cast("IO[str]", self._file))
+
+    return LastingDriver
