@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,9 +17,10 @@ import msgspec
 
 from coordinator import codes, leasing
 from coordinator.codecs import Agreements
-from coordinator.dispatch import Assignment, Outcome, Refusal, Waiter, dispatch
+from coordinator.dispatch import Assignment, Outcome, Refusal, Waiter, dispatch, work_of
 from coordinator.leasing import Spec
 from coordinator.merge.plan import Plan
+from coordinator.shares import Shares
 from coordinator.sizing import Pace
 from coordinator.store import claims, leases, passes
 from coordinator.store.claims import View
@@ -85,6 +87,7 @@ class _Served:
     shut_out: dict[str, VolunteerError] = field(default_factory=dict)
     runs: dict[int, _About] = field(default_factory=dict)
     more: bool = False
+    given: Counter[int] = field(default_factory=Counter)  # operations by run
 
 
 class Claims:
@@ -104,6 +107,7 @@ class Claims:
         self._paces: dict[int, tuple[float, Pace | None]] = {}
         self._workloads: dict[str, tuple[float, frozenset[str]]] = {}  # until when, what
         self._agreements = Agreements()
+        self._shares = Shares()
         self.joined_max = JOINED_MAX
 
     async def claim(self, principal: Principal, request: ClaimRequest) -> ClaimReply:
@@ -155,6 +159,7 @@ class Claims:
             return {}
         now = self._clock.now()
         served = await self._db.write(lambda conn: self._transact(conn, waiters, now))
+        self._shares.note(served.given)
         answers: dict[str, Answer] = {**served.refusals, **served.shut_out}
         speaks = {waiter.claim_id: waiter for waiter in waiters}
         for claim_id, row in served.rows.items():
@@ -200,12 +205,16 @@ class Claims:
         self, conn: Connection, view: View, able: Sequence[Waiter], now: float, served: _Served
     ) -> None:
         specs = {line.id: self.spec(conn, line.id) for line in view.runs}
-        offers = [
-            leasing.offer(specs[run.id], run, self._pace(conn, run.id, now)) for run in view.runs
-        ]
+        lately = self._shares.lately({run.id: run.weight for run in view.runs}, now)
+        offers = {
+            run.id: leasing.offer(specs[run.id], run, self._pace(conn, run.id, now), lately[run.id])
+            for run in view.runs
+        }
         outcome = dispatch(
-            able, offers, view.todo, view.loads, view.holdings, leases_max=self._leases_max
+            able, offers.values(), view.todo, view.loads, view.holdings, leases_max=self._leases_max
         )
+        for one in outcome.assignments:
+            served.given[one.run_id] += round(work_of(offers[one.run_id], one.price_micro))
         claims.move(conn, outcome.moved, {run_id: spec.seed for run_id, spec in specs.items()})
         wanted = [_taken(one, able[one.waiter], specs[one.run_id]) for one in outcome.assignments]
         for row, item in zip(leases.take(conn, wanted, now), wanted, strict=True):

@@ -1,7 +1,7 @@
 """Who gets which work: pure rules over what the database says, so that they can be tested without one.
 
-For each waiting worker, those of volunteers with the least in hand first: the run with the least device time in flight for
-its weight, of those that fit; in it a reissued task before a new range of the pass. A task that a worker has failed before
+For each waiting worker, those of volunteers with the least in hand first: the run that was given the least device time lately
+for its weight, of those that fit; in it a reissued task before a new range of the pass. A task that a worker has failed before
 goes to somebody else while there is somebody else.
 """
 
@@ -137,7 +137,13 @@ class _Share:
         self.work = (
             0.0  # in flight: device time, told in operations so that all runs can be compared
         )
+        self.lately = run.lately
         self.near: set[str] = set()  # workers that hold or want its work
+
+    @property
+    def given(self) -> tuple[float, int]:
+        """What it got for its weight: the least goes first."""
+        return max(self.work, self.lately) / self.run.weight, self.run.id
 
     @property
     def ended(self) -> bool:
@@ -225,7 +231,7 @@ class _Batch:
                 reason=Reason.IN_FLIGHT,
                 message=f"{waiter.device} holds {mine} tasks already, as many as it may",
             )
-        free.sort(key=lambda share: (share.work / share.run.weight, share.run.id))
+        free.sort(key=lambda share: share.given)
         for again in (False, True):  # what it failed itself only when there is nothing else
             for share in free:
                 found = self._reissued(share, index, waiter, again) or self._cut(
@@ -239,7 +245,9 @@ class _Batch:
     def _note(self, share: _Share, waiter: Waiter, found: Assignment) -> None:
         self._by_volunteer[waiter.volunteer_id] += 1
         self._by_device[waiter.worker_id, waiter.device] += 1
-        share.work += work_of(share.run, found.price_micro)
+        work = work_of(share.run, found.price_micro)
+        share.work += work
+        share.lately += work
 
     def _reissued(
         self, share: _Share, index: int, waiter: Waiter, again: bool

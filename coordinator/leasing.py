@@ -117,7 +117,7 @@ def plan_at(spec: Spec, version: int, tokens: int) -> Plan:
     return phase_of(spec.plan, version=version, tokens=tokens, slope=None)
 
 
-def offer(spec: Spec, line: RunLine, pace: Pace | None) -> Run:
+def offer(spec: Spec, line: RunLine, pace: Pace | None, lately: float = 0.0) -> Run:
     """A run as the rules of dispatching see it."""
     plan, play = phase(spec, line), spec.play
     run = Run(
@@ -138,6 +138,7 @@ def offer(spec: Spec, line: RunLine, pace: Pace | None) -> Run:
         cursor=line.cursor,
         samples_total=line.samples_total,
         pace=pace,
+        lately=lately,
     )
     if play is None:
         return run

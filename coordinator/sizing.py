@@ -48,6 +48,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     beside: tuple[str, ...] = ()  # kinds of tasks that are not cut from the pass
     endless: bool = False  # the pass grows and never turns
     short_of: str = ""  # what the pass waits for when all of it is taken
+    lately: float = 0.0  # operations that were handed out, fading (see `shares`)
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from shared.errors import NotFound
-from shared.workloads.base import ChunkRef, DatasetManifest, load
+from shared.workloads.base import load
 from shared.workloads.png import read_png
 from tests import fourth
 from tests.house import house
+from tests.tiny_dcgan import stripes
 from tests.volunteering import Lent
 from volunteer import events
 
@@ -33,7 +33,6 @@ lr = 1e-2
 preset = "fedavg"
 quorum = 1
 """
-SIDE, IMAGES = 8, 320
 
 
 @pytest.fixture
@@ -42,28 +41,6 @@ def installed(tmp_path: Path) -> Iterator[None]:
     sys.path.insert(0, str(fourth.install(tmp_path / "package")))
     yield
     sys.path[:] = before
-
-
-def stripes(put: Callable[[bytes], str]) -> DatasetManifest:
-    """Images of one bright row or column each."""
-
-    def chunk(seed: int, count: int) -> ChunkRef:
-        images = np.zeros((count, 1, SIDE, SIDE), np.uint8)
-        draws = np.random.default_rng(seed).integers(0, 2 * SIDE, count)
-        for image, at in zip(images[:, 0], draws.tolist(), strict=True):
-            (image if at < SIDE else image.T)[at % SIDE] = 255
-        data = images.tobytes()
-        return ChunkRef(sha256=put(data), size=len(data), items=count)
-
-    return DatasetManifest(
-        name="stripes",
-        kind="images",
-        licence="CC0-1.0",
-        source="made up",
-        chunks=(chunk(1, IMAGES), chunk(2, IMAGES)),
-        heldout=(chunk(3, 64),),
-        meta={"size": SIDE, "channels": 1},
-    )
 
 
 @pytest.mark.usefixtures("installed")

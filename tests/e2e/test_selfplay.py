@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 from sqlalchemy import Connection, select
 
 from coordinator.demo_report import strength
 from coordinator.store import games, runs
-from coordinator.store.tables import tasks, volunteers
-from shared.protocol import BeginReply, ClaimReply, Lease, Verdict, VersionInfo, VersionManifest
-from shared.tensors.frame import open_frame
-from shared.tensors.quantize import codec
-from shared.tensors.update import delta
-from shared.workloads.base import ChunkRef, Data, DatasetManifest
+from coordinator.store.tables import tasks
+from shared.protocol import Verdict, VersionInfo
 from shared.workloads.gomoku import GomokuWorkload
 from shared.workloads.gomoku_games import GameRecord
-from shared.workloads.gomoku_games import decode as read_games
-from shared.workloads.gomoku_games import encode as write_games
-from tests.house import House, Worker, decode, house
+from tests.house import House, house
+from tests.players import Player
 from tests.volunteering import Lent
 
 RUN = """
@@ -106,91 +99,6 @@ async def test_a_volunteer_plays_learns_and_measures(tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------- one request after another
-
-
-class Held(Data):
-    """What a task reads, from the coordinator's own blobs."""
-
-    def __init__(self, home: House, lease: Lease) -> None:
-        self.manifest = lease.data or DatasetManifest(
-            name="", kind="", licence="", source="", chunks=()
-        )
-        self._files: dict[str, Path] = {}
-        self._home = home
-
-    async def fetch(self) -> Held:
-        refs: list[ChunkRef] = [*self.manifest.chunks, *self.manifest.assets.values()]
-        for ref in refs:
-            assert await self._home.coordinator.datasets.may_read(ref.sha256)
-            self._files[ref.sha256] = await self._home.coordinator.blobs.local(ref.sha256)
-        return self
-
-    def chunk(self, index: int) -> Path:
-        return self._files[self.manifest.chunks[index].sha256]
-
-    def asset(self, name: str) -> Path:
-        return self._files[self.manifest.assets[name].sha256]
-
-
-class Player:
-    """A machine that does tasks of every kind, honestly or not."""
-
-    def __init__(self, home: House, worker: Worker) -> None:
-        self.home = home
-        self.worker = worker
-
-    async def ask(self, *kinds: str) -> ClaimReply:
-        body = {
-            "claim_id": secrets.token_hex(8),
-            "wait_s": 0,
-            "codecs": ["float32"],
-            "kinds": kinds,
-        }
-        return decode(await self.worker.post("/claims", body), ClaimReply)
-
-    async def claim(self, *kinds: str) -> Lease:
-        reply = await self.ask(*kinds)
-        assert reply.lease is not None, reply.idle
-        return reply.lease
-
-    async def do(self, lease: Lease, change: Change | None = None) -> Verdict:
-        """A whole task; `change` is what a cheat does to its games."""
-        begun = await self.worker.begin(lease)
-        return await self.hand_in(lease, begun, await self.result(lease, begun, change))
-
-    async def result(self, lease: Lease, begun: BeginReply, change: Change | None = None) -> bytes:
-        manifest = msgspec.json.decode(begun.manifest.payload, type=VersionManifest)
-        job = msgspec.structs.replace(
-            lease.job, base_version=begun.version, base_sha256=manifest.weights.sha256
-        )
-        schema = WORKLOAD.schema(job.config)
-        path = await self.home.coordinator.blobs.local(manifest.weights.sha256)
-        frame = open_frame(path, schema, copy_on_write=True)
-        weights = {name: torch.from_numpy(frame.array(name)) for name in frame}
-        data = await Held(self.home, lease).fetch()
-        work = WORKLOAD.begin(job, weights, data, "cpu", None)
-        while not work.done:
-            work.advance()
-        report, tensors = work.result()
-        if report.games:
-            return write_games(change(read_games(report.games))) if change else report.games
-        out = self.home.coordinator.blobs.scratch() / f"made-{secrets.token_hex(4)}"
-        arrays = {name: value.numpy() for name, value in tensors.items()}
-        codec(lease.grant.codec).encode(delta(frame, arrays, schema), schema, out)
-        return out.read_bytes()
-
-    async def hand_in(self, lease: Lease, begun: BeginReply, data: bytes) -> Verdict:
-        await self.worker.upload(lease, data)
-        said = self.worker.submission(lease, begun, data)
-        reply = await self.worker.post(f"/tasks/{lease.task}/submit", said)
-        return decode(reply, Verdict)
-
-    async def trust(self) -> float:
-        def read(conn: Connection) -> float:
-            mine = volunteers.c.id == self.worker.volunteer_id
-            return float(conn.execute(select(volunteers.c.trust).where(mine)).scalar_one())
-
-        return await self.home.coordinator.db.read(read)
 
 
 @pytest.fixture

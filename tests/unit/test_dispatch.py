@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from coordinator import runfile
 from coordinator.dispatch import Assignment, Holding, Load, Outcome, Todo, Waiter, dispatch
 from coordinator.runfile import TaskSettings
+from coordinator.shares import HALF_LIFE_S, Shares
 from coordinator.sizing import (
     LEASE_MAX_S,
     Pace,
@@ -243,6 +244,24 @@ def test_what_is_in_flight_already_counts() -> None:
     runs = [run_of(1, samples_total=10**6), run_of(2, samples_total=10**6)]
     outcome = ask([waiter()], runs, loads=[Load(run_id=1, open=1, price_micro=1000)])
     assert outcome.assignments[0].run_id == 2
+
+
+def test_who_got_less_lately_comes_first_whoever_holds_what() -> None:
+    runs = [run_of(1, samples_total=10**6, lately=5e10), run_of(2, samples_total=10**6)]
+    held = [Load(run_id=2, open=1, price_micro=1000)]
+    outcome = ask([waiter(i) for i in range(6)], runs, loads=held)
+    # The second has 10 GFLOP in flight and catches up with what the first was given before.
+    assert [a.run_id for a in outcome.assignments] == [2, 2, 2, 2, 1, 2]
+
+
+def test_shares_fade_and_a_new_run_neither_owes_nor_is_owed() -> None:
+    shares = Shares()
+    assert shares.lately({1: 1.0, 2: 2.0}, 100.0) == {1: 0.0, 2: 0.0}
+    shares.note({1: 300.0, 2: 400.0})
+    assert shares.lately({1: 1.0, 2: 2.0}, 100.0) == {1: 300.0, 2: 400.0}
+    found = shares.lately({1: 1.0, 2: 2.0, 3: 4.0}, 100.0 + HALF_LIFE_S)
+    assert found == {1: 150.0, 2: 200.0, 3: 400.0}  # the least for its weight is the second's
+    assert shares.lately({3: 4.0}, 50.0) == {3: 400.0}  # a clock that goes back changes nothing
 
 
 def test_work_beside_the_pass_counts_by_what_it_is_and_not_by_its_steps() -> None:
