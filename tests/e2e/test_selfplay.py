@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -79,19 +79,23 @@ async def kinds_done(home: House) -> set[str]:
     return await home.coordinator.db.read(read)
 
 
+def rated(rows: Sequence[VersionInfo]) -> list[VersionInfo]:
+    """Those that met an older version in a match."""
+    return [row for row in rows if row.version and "elo" in row.metrics]
+
+
 async def test_a_volunteer_plays_learns_and_measures(tmp_path: Path) -> None:
     async with lent(tmp_path) as machine:
         home = machine.home
         async with machine.working() as process, process.eventually(120):
-            while not any("elo" in row.metrics and row.version for row in await history(home)):
+            while not rated(rows := await history(home)) or rows[0].loss is None:
                 await process.tick()
         assert await kinds_done(home) == {"selfplay", "learn", "evaluate"}
         rows = await history(home)
         assert rows[-1].version >= 1
         assert rows[0].metrics["elo"] == 0
         assert {"tactics", "tactics_win", "loss"} <= set(rows[0].metrics)
-        rated = next(row for row in rows[1:] if "elo" in row.metrics)
-        assert rated.metrics["elo_error"] > 0
+        assert rated(rows)[0].metrics["elo_error"] > 0
         found = await home.coordinator.db.read(lambda conn: games.totals(conn, 1))
         assert found.sealed >= 4
         assert found.positions > found.sealed
