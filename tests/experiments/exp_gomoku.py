@@ -43,18 +43,18 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     blocks: int = 3
     channels: int = 32
-    rounds: int = 30
-    games: int = 128  # a round
+    rounds: int = 60
+    games: int = 256  # a round
     simulations: int = 64
     opening_plies: int = (
-        6  # random moves before the first search: positions that nobody would choose
+        10  # random moves before the first search: positions that nobody would choose
     )
     temperature_plies: int = 8
     noise: float = 0.25
-    window: int = 10  # newest rounds that are learnt from
-    reuse: float = 4.0  # how often a position is learnt from
+    window: int = 16  # newest rounds that are learnt from
+    reuse: float = 10.0  # how often a position is learnt from
     batch: int = 128
-    lr: float = 3e-3
+    lr: float = 4e-3
     weight_decay: float = 1e-3
     seed: int = 1
 
