@@ -9,7 +9,7 @@ import logging
 import re
 import sys
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -44,6 +44,25 @@ def _redact(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[
     return event
 
 
+class Unfailing:
+    """A file for lines that may get lost: a full disk or a closed pipe behind the log is no reason to fail a request."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        try:
+            return self._file.write(text)
+        except (OSError, ValueError):  # ValueError: it is closed
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._file.flush()
+        except (OSError, ValueError):
+            return
+
+
 def configure(level: str, *, as_json: bool) -> None:
     """Set up structlog, and the standard library's logging to come out the same way."""
     shared: list[Any] = [
@@ -63,7 +82,7 @@ def configure(level: str, *, as_json: bool) -> None:
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, *shared, last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, Unfailing(sys.stderr))),
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(sys.stderr)

@@ -10,12 +10,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from collections.abc import Iterator
 
 import pytest
+import structlog
 from hypothesis import settings
 
 pytest_plugins = ["tests.databases"]  # SQLite and a real PostgreSQL
 
 settings.register_profile("house", deadline=None, print_blob=True)
 settings.load_profile("house")
+
+
+@pytest.fixture(autouse=True)
+def _log_as_found() -> Iterator[None]:
+    """A test that sets up the log leaves the others' as it was."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 
@@ -69,3 +70,13 @@ def test_json_lines_are_objects(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_no_secret_stays() -> None:
     assert hide("https://host:8765/join") == "https://host:8765/join"
     assert hide({"run": "a", "n": 3}) == {"run": "a", "n": 3}
+
+
+def test_a_log_that_cannot_be_written_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = io.StringIO()
+    monkeypatch.setattr("sys.stderr", gone)
+    configure("info", as_json=False)
+    structlog.get_logger("test").warning("heard")
+    assert "heard" in gone.getvalue()
+    gone.close()
+    structlog.get_logger("test").warning("lost")
