@@ -82,7 +82,8 @@ async def test_what_is_late_is_handed_in_before_more_is_claimed(tmp_path: Path) 
         await process.control.resume()
         assert await process.ended() == 0
         assert process.all(events.Submitted)[0].task == doing.task
-        assert [event.attempt for event in process.all(events.Claimed)] == [1, 1]
+        claimed = process.all(events.Claimed)
+        assert [event.attempt for event in claimed if event.task == doing.task] == [1]
         assert process.all(events.TaskEnded) == []
 
 
