@@ -113,6 +113,11 @@ def _update_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
             'instead, or update = "gradient"',
         ),
         (
+            gradient and (plan.gradient_every > 1 or plan.pull_every > 1),
+            "volunteers hand in one gradient a task and look for a newer version before each: leave "
+            "gradient_every and pull_every at 1",
+        ),
+        (
             momentum and plan.momentum == 0,
             f'optimizer = "{plan.optimizer}" without momentum is plain sgd: set momentum = 0.9, or '
             'optimizer = "sgd"',

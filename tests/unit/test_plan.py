@@ -101,6 +101,7 @@ def test_s4s_table_brings_its_own_window() -> None:
         ({"in_flight": "redo"}, 'set in_flight = "continue"'),
         ({"preset": "sync-sgd", "prox_mu": 0.1}, "leave it out"),
         ({"pull_every": 4}, "set [task] local_steps instead"),
+        ({"preset": "async-sgd", "pull_every": 4}, "leave gradient_every and pull_every at 1"),
         ({"window": 4}, 'belongs to optimizer = "delayed-nesterov"'),
         ({"aggregate": "krum"}, "needs quorum >= 5 to leave out a bad one, not 3"),
         ({"aggregate": "median", "quorum": 2}, 'set aggregate = "norm-clip"'),
