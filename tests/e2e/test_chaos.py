@@ -70,6 +70,7 @@ async def found_wrong(site: Site, diary: Diary, crowd: list[Numbers]) -> list[st
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(300 + 5 * KILLS)
 async def test_nothing_is_lost_when_the_coordinator_is_killed_at_random_moments(
     site: Site, tmp_path: Path
 ) -> None:
