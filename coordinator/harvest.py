@@ -17,12 +17,13 @@ import msgspec
 from coordinator import leasing, trust
 from coordinator.definition import definition, price_of_flops
 from coordinator.leasing import own_data
+from coordinator.merge.plan import in_phase
 from coordinator.store import contributions, datasets, games, ledger, runs, tasks, versions
 from coordinator.store import volunteers as accounts
 from coordinator.store.contributions import ContributionRow
 from coordinator.store.runs import RunRow
 from coordinator.store.tasks import TaskRow
-from coordinator.validation import Judgement
+from coordinator.validation import TOO_LATE, Judgement
 from shared.clock import Clock
 from shared.errors import InvalidRunFile, NotFound
 from shared.protocol import Reason
@@ -81,7 +82,7 @@ class Harvest:
         task = tasks.holder(conn, row.task_id, for_update=False)
         spec = leasing.read_spec(conn, run.id)
         base = versions.get(conn, run.id, row.base_version)
-        plan = leasing.plan_at(spec, base.version, base.tokens)
+        plan = in_phase(spec.plan, base.phase)
         job = msgspec.structs.replace(
             leasing.job(spec, plan, base.global_step, task),
             base_version=base.version,
@@ -202,12 +203,6 @@ def games_of(run: RunRow) -> Games:
 
 def judge(case: Case, found: Inspection, run_state: str) -> Judgement:
     """The verdict on a file of games."""
-    if run_state not in ("running", "paused"):
-        return Judgement(
-            state="superseded",
-            reason=Reason.RUN_ENDED.value,
-            message="the run has ended; the work is paid",
-        )
     missing = max(0, case.asked - found.games - found.refused - found.stale)
     bad = found.refused + missing
     tolerated = 0 if case.match else max(1, int(TOLERATED_SHARE * case.asked))
@@ -217,6 +212,8 @@ def judge(case: Case, found: Inspection, run_state: str) -> Judgement:
         return Judgement(state="rejected", reason=Reason.GAMES.value, message=message)
     if not found.games:
         return Judgement(state="rejected", reason=Reason.STALE.value, message=found.complaint[:500])
+    if run_state not in runs.OPEN:
+        return TOO_LATE
     message = f"{found.games} games in order"
     if left := case.asked - found.games:
         message += f", {left} left out: {found.complaint}"[:400]

@@ -24,7 +24,7 @@ from coordinator.store import contributions, ledger, runs, tasks, uploads, versi
 from coordinator.store import volunteers as accounts
 from coordinator.store.contributions import UPDATES as MERGED
 from coordinator.store.contributions import ContributionRow
-from coordinator.store.runs import RunRow
+from coordinator.store.runs import OPEN, RunRow
 from coordinator.validation import Evidence, Judgement, Measurement
 from shared.clock import Clock
 from shared.decoding import decode
@@ -175,13 +175,8 @@ class Intake:
     def _judge(
         self, conn: Connection, row: ContributionRow, run: RunRow, measured: Measurement
     ) -> Judgement:
+        """By its content first: also what nobody needs any more is only paid when it is good."""
         about = definition(run)
-        if run.state not in ("running", "paused"):
-            return Judgement(
-                state="superseded",
-                reason=Reason.RUN_ENDED,
-                message="the run has ended; the work is paid",
-            )
         base = versions.get(conn, run.id, row.base_version)
         comparable = about.workload.traits.loss_is_measured
         evidence = Evidence(
@@ -205,6 +200,8 @@ class Intake:
         )
         file, then = about.file, _plan(run, row.base_version)
         judgement = validation.judge(evidence, file.validation, file.train, then)
+        if judgement.state == "accepted" and run.state not in OPEN:
+            return validation.TOO_LATE
         if judgement.state == "accepted" and row.kind != _plan(run, run.head).update:
             message = "the run merges another kind of update by now; the work is paid"
             return Judgement(state="superseded", reason=Reason.STALE, message=message)

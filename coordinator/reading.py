@@ -115,7 +115,7 @@ class Reading:
         """What every heartbeat reply says of the runs that are on."""
 
         def read(conn: Connection) -> tuple[RunBeat, ...]:
-            return tuple(self._beat(conn, run) for run in runs.every(conn, ("running", "paused")))
+            return tuple(self._beat(conn, run) for run in runs.every(conn, runs.OPEN))
 
         return await self._db.read(read)
 

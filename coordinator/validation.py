@@ -48,6 +48,13 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     clip: float = 1.0  # factor that bounds it to its cohort
 
 
+TOO_LATE = Judgement(
+    state="superseded",
+    reason=Reason.RUN_ENDED.value,
+    message="the run has ended; the work is paid",
+)
+
+
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """All that a judgement rests on."""
 

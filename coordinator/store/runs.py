@@ -26,6 +26,8 @@ TRANSITIONS: frozenset[tuple[RunState, RunState]] = frozenset(
     }
 )
 
+OPEN: tuple[RunState, ...] = ("running", "paused")  # states in which work is taken in and merged
+
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row of `runs`; see tables.py."""
@@ -42,6 +44,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     best: int | None
     global_step: int
     tokens: int
+    phase: int
     parameters: int
     samples_total: int
     samples_per_chunk: str

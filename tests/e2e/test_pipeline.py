@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from coordinator.definition import definition
@@ -15,6 +16,9 @@ from tests.house import RUN, House, Worker, decode, house, refused
 
 ENDING = RUN + "[stop]\nversions = 3\n"
 ONE_PASS = RUN.replace("local_steps = 2", "local_steps = 200").replace("quorum = 2", "quorum = 1")
+
+
+POISON = np.float32(np.nan).tobytes()
 
 
 @pytest.fixture
@@ -167,4 +171,31 @@ async def test_what_was_accepted_is_paid_when_the_organiser_stops_the_run(home: 
     assert after.state == "superseded"
     me = decode(await ann.get("/workers/me"), Me)
     assert (me.pending_micro, me.earned_micro) == (0, verdict.credits_micro)
+    assert await sound(home)
+
+
+@pytest.mark.parametrize(
+    ("content", "state", "reason", "paid"),
+    [("honest", "superseded", "run_ended", 1), ("poison", "rejected", "not_finite", 0)],
+)
+async def test_what_waits_for_its_verdict_when_a_run_ends_is_paid_for_its_content(
+    home: House, content: str, state: str, reason: str, paid: int
+) -> None:
+    await home.start_run()
+    eve = await home.join("Eve")
+    lease = await eve.claim()
+    begun = await eve.begin(lease)
+    data = await eve.update("tiny", 1)
+    if content == "poison":
+        data = data[: -len(POISON)] + POISON
+    await eve.upload(lease, data)
+    said = eve.submission(lease, begun, data)
+    with faults(fail(RuntimeError("the process is gone")).after("write _receive")).installed():
+        refused(await eve.post(f"/tasks/{lease.task}/submit", said), 500)
+    await home.coordinator.runs.stop("tiny")
+    assert await home.coordinator.intake.recheck() == 1
+    verdict = decode(await eve.post(f"/tasks/{lease.task}/submit", said), Verdict)
+    assert (verdict.state, verdict.reason) == (state, reason)
+    me = decode(await eve.get("/workers/me"), Me)
+    assert (me.pending_micro, me.earned_micro) == (0, paid * lease.price_micro)
     assert await sound(home)

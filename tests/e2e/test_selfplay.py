@@ -17,7 +17,8 @@ from coordinator.store.tables import tasks
 from shared.protocol import Verdict, VersionInfo
 from shared.workloads.gomoku import GomokuWorkload
 from shared.workloads.gomoku_games import GameRecord
-from tests.house import House, house
+from tests.faults import fail, faults
+from tests.house import House, decode, house
 from tests.players import Player
 from tests.volunteering import Lent
 
@@ -181,6 +182,23 @@ async def test_a_file_with_games_missing_is_refused(home: House) -> None:
     verdict = await eve.do(await eve.claim("selfplay"), lambda records: records[:2])
     assert (verdict.state, verdict.reason) == ("rejected", "games")
     assert "the file has 2 games of 4" in verdict.message
+
+
+@pytest.mark.parametrize(("count", "state"), [(4, "superseded"), (2, "rejected")])
+async def test_games_that_wait_for_their_verdict_when_the_run_ends_are_paid_if_they_are_good(
+    home: House, count: int, state: str
+) -> None:
+    eve = await player(home, "Eve")
+    lease = await eve.claim("selfplay")
+    lost = faults(fail(RuntimeError("the process is gone")).after("write _receive"))
+    with lost.installed(), pytest.raises(AssertionError, match="internal"):
+        await eve.do(lease, lambda records: records[:count])
+    await home.coordinator.runs.stop("gomoku")
+    assert await home.coordinator.intake.recheck() == 1
+    told = decode(await eve.worker.get("/contributions"), tuple[Verdict, ...])[0]
+    assert told.state == state
+    assert bool(told.credits_micro) is (state == "superseded")
+    assert await sound(home)
 
 
 async def test_games_are_judged_by_when_they_began(home: House) -> None:
