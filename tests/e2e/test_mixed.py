@@ -86,8 +86,8 @@ TASKS = 36
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(tmp_path) as made:
+async def home(tmp_path: Path, database_url: str) -> AsyncIterator[House]:
+    async with house(tmp_path, database=database_url) as made:
         text = [Document(str(n), f"{n} plus {n} is {n + n};\n" * 60) for n in range(60)]
         await made.coordinator.datasets.add(
             lambda put: build_text("sums", text, put, vocab_size=300, chunk_tokens=2048)
