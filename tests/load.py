@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 AGAIN_S = 0.01  # before the next try while nobody listens
 ANSWER_S = 120.0  # no coordinator may be away for longer
+GONE = 410  # to a lease that was given back and is somebody else's by now
 GOOD = ("accepted", "merged", "superseded")
 
 
@@ -107,17 +108,22 @@ class Numbers:
     def _id(self) -> str:
         return f"{self._rng.getrandbits(128):032x}"
 
-    async def ask(self, method: str, path: str, kind: type[T], **content: Any) -> T | None:
-        """The answer to a request, sent until there is one. None when it was refused, which goes into the diary."""
+    async def ask(
+        self, method: str, path: str, kind: type[T], *, done: int = 0, **content: Any
+    ) -> T | None:
+        """The answer to a request, sent until there is one. None when it was refused, which goes into the diary; only the
+        status `done` is no refusal of a request that was sent before: it was obeyed, and the reply lost."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + ANSWER_S
+        until, tries = loop.time() + ANSWER_S, 1
         while (reply := await self._try(method, path, **content)) is None:
             assert loop.time() < until, f"{method} {path} had no answer"
             await asyncio.sleep(AGAIN_S)
+            tries += 1
         self.diary.answers += 1
         self.diary.answered.set()
         if reply.status_code >= 400:
-            self.diary.refusals.append(f"{method} {path}: {reply.status_code} {reply.text}")
+            if tries == 1 or reply.status_code != done:
+                self.diary.refusals.append(f"{method} {path}: {reply.status_code} {reply.text}")
             return None
         return decode(reply.content, kind) if reply.content else None
 
@@ -129,8 +135,8 @@ class Numbers:
             return None
         return reply if reply.status_code != 503 else None
 
-    async def post(self, path: str, kind: type[T], body: Any) -> T | None:
-        return await self.ask("POST", path, kind, content=msgspec.json.encode(body))
+    async def post(self, path: str, kind: type[T], body: Any, *, done: int = 0) -> T | None:
+        return await self.ask("POST", path, kind, done=done, content=msgspec.json.encode(body))
 
     async def join(self) -> None:
         """Register."""
@@ -156,7 +162,8 @@ class Numbers:
                 continue
             if dice < 0.1:
                 self._let_go(lease, since)
-                await self.post(f"{path}/release", type(None), {"attempt": lease.attempt})
+                given_back = {"attempt": lease.attempt}
+                await self.post(f"{path}/release", type(None), given_back, done=GONE)
                 continue
             data = self._update(lease, broken=dice > 0.95)
             if not await self._upload(lease, data):
