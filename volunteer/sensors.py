@@ -27,6 +27,7 @@ class Sensors:
         self._tried = nvml is not None
         self._first_mj: dict[str, int] = {}
         self._process = psutil.Process()
+        self._times = psutil.cpu_times()
 
     def read(self, devices: Sequence[str]) -> tuple[Sensed, ...]:
         """What is known of each device now; nothing of one that no sensor knows."""
@@ -46,10 +47,23 @@ class Sensors:
     def _cpu(self, celsius: float | None) -> Sensed:
         return Sensed(
             device="cpu",
-            utilisation=psutil.cpu_percent(interval=None) / 100,  # since the last look
+            utilisation=self._load(),
             memory_bytes=self._process.memory_info().rss,
             celsius=celsius,
         )
+
+    def _load(self) -> float | None:
+        """Share of all cores since the last look. psutil's own figure is kept by thread, and 0 at the first look of each."""
+        before, self._times = self._times, psutil.cpu_times()
+        spent = {
+            kind: after - getattr(before, kind) for kind, after in self._times._asdict().items()
+        }
+        # Time of guests is in user and nice too.
+        total = float(sum(s for kind, s in spent.items() if not kind.startswith("guest")))
+        if total <= 0:
+            return None
+        idle = float(spent["idle"] + spent.get("iowait", 0.0))
+        return min(1.0, max(0.0, 1 - idle / total))
 
     def _cuda(self, device: str) -> Sensed | None:
         nvml = self._library()
