@@ -111,7 +111,7 @@ def benchmark(
     scratch: Path | None = None,
     now: float = 0.0,
 ) -> Benchmark:
-    """Measure a device; `scratch` is a directory on the disk to measure. Raises BenchmarkCancelled, OSError."""
+    """Measure a device; `scratch` is a directory on the disk to measure. Raises BenchmarkCancelled."""
     import torch
 
     bench = _Bench(device, quick, report, stop)
@@ -119,7 +119,7 @@ def benchmark(
     bf16 = _product(bench, "bf16", torch.bfloat16)
     memory = _copy(bench)
     step = _step(bench)
-    disk = 0.0 if scratch is None else DISK_BYTES / bench.measure("disk", lambda: _write(scratch))
+    disk = 0.0 if scratch is None else _disk(bench, scratch)
     report("done", 1.0)
     return Benchmark(
         device=device,
@@ -203,6 +203,14 @@ def _step(bench: _Bench) -> float:
     used = sum(p.numel() for p in model.parameters()) - VOCABULARY * s.width  # a look-up is free
     attention = 12 * s.layers * s.length * s.width
     return (6.0 * used + attention) * s.batch * s.length / seconds
+
+
+def _disk(bench: _Bench, directory: Path) -> float:
+    """Bytes a second that a file is written with; 0 where none can be: a full disk is no reason not to know the rest."""
+    try:
+        return DISK_BYTES / bench.measure("disk", lambda: _write(directory))
+    except OSError:
+        return 0.0
 
 
 def _write(directory: Path) -> None:

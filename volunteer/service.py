@@ -14,6 +14,10 @@ from volunteer.files import private_directory, write_whole
 from volunteer.units import Service, Target
 
 COMMAND_S = 60.0
+NO_SESSION = (
+    ". No systemd serves this user here, as in a container or after `su`: log in as this user and try again, "
+    "or take `--system`; what was written is removed by `volunteer service remove`"
+)
 
 
 def this_machine(
@@ -87,7 +91,9 @@ def _run(command: tuple[str, ...], *, must: bool = True) -> None:
         raise Configuration(f"`{shlex.join(command)}` could not be run: {error}") from error
     if must and done.returncode != 0:
         said = (done.stderr or done.stdout).strip().splitlines()
-        raise Configuration(f"`{shlex.join(command)}` failed: {said[-1] if said else 'no reason'}")
+        why = said[-1] if said else "no reason"
+        more = NO_SESSION if "--user" in command and "bus" in why else ""
+        raise Configuration(f"`{shlex.join(command)}` failed: {why.rstrip('.')}{more}")
 
 
 def _gpu_groups() -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from shared.errors import Configuration
@@ -134,6 +136,18 @@ def test_a_benchmark_measures_and_tells() -> None:
     shares = [done for _, done in told]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
+
+
+def test_a_disk_that_takes_nothing_leaves_the_other_figures(tmp_path: Path) -> None:
+    measured = benchmark(
+        "cpu",
+        quick=True,
+        report=lambda *said: None,
+        stop=lambda: False,
+        scratch=tmp_path / "not there",
+    )
+    assert measured.disk_bytes_per_s == 0.0
+    assert measured.step_flops > 1e6
 
 
 def test_a_benchmark_can_be_cancelled() -> None:

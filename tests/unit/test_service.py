@@ -141,7 +141,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = tmp_path / "bin" / "systemctl"
     program.parent.mkdir()
     program.write_text(
-        f'#!/bin/sh\necho "$@" >> {log}\n[ "$FAILS" = "$2" ] && echo broken >&2 && exit 1\nexit 0\n'
+        f'#!/bin/sh\necho "$@" >> {log}\n[ "$FAILS" = "$2" ] && echo "${{SAYS:-broken}}" >&2 && exit 1\nexit 0\n'
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
@@ -171,6 +171,15 @@ def test_what_the_system_says_is_told(
 ) -> None:
     monkeypatch.setenv("FAILS", "enable")
     with pytest.raises(Configuration, match="enable --now volunteer` failed: broken"):
+        install(service(tmp_path))
+
+
+def test_where_no_systemd_serves_the_user_it_says_what_to_do(
+    tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAILS", "daemon-reload")
+    monkeypatch.setenv("SAYS", "Failed to connect to bus: No medium found")
+    with pytest.raises(Configuration, match=r"No medium found\. .*log in as this user"):
         install(service(tmp_path))
 
 
