@@ -37,9 +37,10 @@ HOUSE = {
 # package -> the only places that may import it
 GATES = {
     "textual": ("volunteer.tui",),
+    "rich": ("volunteer.tui",),
     "sqlalchemy": ("coordinator.store",),
     "alembic": ("coordinator.store",),
-    "starlette": ("coordinator.app", "coordinator.routes", "coordinator.dashboard"),
+    "starlette": ("coordinator.app", "coordinator.routes"),
     "httpx": ("volunteer.client",),
     "platformdirs": ("volunteer.config", "coordinator.config"),
 }
@@ -47,9 +48,7 @@ GATES = {
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 # What is too big today, with its size: it may only shrink, and leaves the list when it fits.
-TOO_BIG: dict[str, int] = {
-    "coordinator.store.tables": 429  # one flat declaration: splitting it would hide what refers to what
-}
+TOO_BIG: dict[str, int] = {}
 
 # Modules that read objects out of bytes, or code out of text.
 FORBIDDEN_MODULES = (
@@ -264,7 +263,7 @@ def test_nothing_from_outside_can_become_code() -> None:
     assert not found, "\n".join(found)
 
 
-def test_pages_of_the_dashboard_run_no_text_as_code() -> None:
+def test_pages_run_no_text_as_code() -> None:
     pages = [p for p in (ROOT / "coordinator").rglob("*") if p.suffix in (".js", ".html")]
     wrong = re.compile(r"\beval\(|new Function\(|document\.write\(|\.innerHTML\s*=")
     found = [str(p.relative_to(ROOT)) for p in pages if wrong.search(p.read_text(encoding="utf-8"))]
