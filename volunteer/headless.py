@@ -19,7 +19,7 @@ from volunteer.control import Control
 from volunteer.events import AnyEvent
 from volunteer.sentences import credits_words, words
 from volunteer.status import Status
-from volunteer.wording import duration, loss, printable, size
+from volunteer.wording import counted, duration, loss, printable, size
 
 TRAINING_S = 10.0  # a plain line of progress this often
 TRAINING_JSON_S = 1.0
@@ -107,11 +107,12 @@ def status_lines(status: Status) -> list[str]:
     link = "online" if status.online else f"offline: {status.connection or 'not connected yet'}"
     lines = [
         f'"{status.nickname}" at {status.server} ({status.coordinator}), {link}',
-        f"profile {status.profile}, process {status.pid}, {status.done} tasks handed in, "
+        f"profile {status.profile}, process {status.pid}, {counted(status.done, 'task')} handed in, "
         f"{size(status.sent_bytes)} sent, {size(status.received_bytes)} received",
     ]
     if status.queued:
-        lines.append(f"{status.queued} results wait to be handed in")
+        waits = "waits" if status.queued == 1 else "wait"
+        lines.append(f"{counted(status.queued, 'result')} {waits} to be handed in")
     lines += [
         f"paused: {pause.device or 'everything'} by {pause.by}: {pause.message}; until {pause.until}"
         for pause in status.pauses

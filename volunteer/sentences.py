@@ -8,6 +8,8 @@ from volunteer import events
 from volunteer.events import AnyEvent
 from volunteer.wording import credit, duration, loss, size
 
+YOU = "you"  # who pauses by hand
+
 
 def words(event: AnyEvent) -> str | None:
     """An event as a sentence; None for what only a screen can use."""
@@ -21,7 +23,7 @@ def _started(e: events.Started) -> str:
 
 def _connection(e: events.Connection) -> str:
     if e.online:
-        return "the coordinator answers again"
+        return "the coordinator answers"
     queued = f"; {e.queued} result{'s' if e.queued != 1 else ''} queued" if e.queued else ""
     again = f"; next try in {duration(e.retry_at - e.at)}" if e.retry_at is not None else ""
     return f"coordinator unreachable: {e.message}{queued}{again}"
@@ -87,6 +89,9 @@ def credits_words(e: events.Credits) -> str:
 
 
 def _paused(e: events.Paused) -> str:
+    if e.by == YOU:
+        what = f"{e.device} paused" if e.device else "paused"
+        return f"{what} by you" if e.message in ("", "paused") else f"{what}: {e.message}"
     until = f"; until {e.until}" if e.until else ""
     return f"{e.device or 'everything'} paused by {e.by}: {e.message}{until}"
 

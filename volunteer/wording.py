@@ -55,6 +55,11 @@ def size(count: float) -> str:
     return f"{count:.3g} TB"
 
 
+def counted(number: int, thing: str) -> str:
+    """1 task, 2,000 tasks."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def credit(micro: int) -> str:
     """Micro-credits as credits."""
     return f"{micro / 1_000_000:,.2f}"

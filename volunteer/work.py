@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 LOW_PRIORITY = 10
 LAST_LINES_S = 5.0
+GOES_ON = "the volunteer goes on in the background: `volunteer status` looks at it, `volunteer stop` ends it"
 
 T = TypeVar("T")
 
@@ -160,6 +161,7 @@ async def _with_screen(engine: Engine, look: Look) -> int:
     if not working.done():
         engine.stop("save")
     result = await working
+    _last_words(screen.farewell)
     return result or code or 0
 
 
@@ -168,7 +170,18 @@ async def _attach(profile: Profile, settings: Settings) -> int:
 
     look = _look(settings, first=False)
     async with attach(profile.endpoint, SystemClock()) as control:
-        return await VolunteerApp(control, look=look).run_async() or 0
+        screen = VolunteerApp(control, look=look)
+        code = await screen.run_async() or 0
+        _last_words(screen.farewell or GOES_ON)
+        return code
+
+
+def _last_words(text: str) -> None:
+    """What stays in the terminal when the screen is gone."""
+    try:
+        print(text, end="\n" if text else "", flush=True)
+    except OSError:
+        pass  # the window is gone too
 
 
 def _obey_signals(engine: Engine) -> None:

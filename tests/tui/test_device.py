@@ -10,7 +10,16 @@ from msgspec.structs import replace
 from shared.protocol import LinkCode
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
-from tests.tui.pages import SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
+from tests.tui.pages import (
+    SIZES,
+    SMALL,
+    STATES,
+    WORKERS,
+    Snapshot,
+    picture,
+    prepared,
+    settle,
+)
 from volunteer import commands, events
 from volunteer.events import AnyEvent
 from volunteer.tui.app import Look
@@ -114,3 +123,17 @@ async def test_comparison_and_history(engine: FakeEngine) -> None:
         assert "as fast as the median of 7 machines" in text
         assert "9 times" in text
         assert "A step of this run takes 18 ms here." in text
+
+
+async def test_only_what_was_measured_of_the_network_is_told(engine: FakeEngine) -> None:
+    traffic = events.Traffic(sent_bytes=0, received_bytes=9, down_bytes_per_s=66_600_000.0)
+    async with opened(prepared(engine), [*scenes.filled(), traffic], look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        assert "network    ↓ 66.6 MB/s" in screen_text(app)
+
+
+async def test_a_machine_with_several_tasks_is_one_machine(engine: FakeEngine) -> None:
+    prepared(engine).answers[commands.GetWorkers] = (WORKERS[0], WORKERS[0])
+    async with opened(engine, scenes.filled(), look=PAGE, size=(120, 36)) as (app, pilot):
+        await settle(app, pilot)
+        assert "the median of" not in screen_text(app)

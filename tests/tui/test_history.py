@@ -22,10 +22,11 @@ from tests.tui.pages import (
     prepared,
     settle,
 )
-from volunteer import commands
+from volunteer import commands, events
 from volunteer.commands import History
 from volunteer.tui.app import Look
 from volunteer.tui.screens.history import ledger_csv
+from volunteer.tui.widgets.listing import Listing
 
 PAGE = Look(page="history")
 
@@ -97,3 +98,18 @@ def test_a_spreadsheet_runs_no_text_of_others() -> None:
     (cells,) = list(csv.DictReader(io.StringIO(ledger_csv(rows, ()))))
     assert (cells["run"], cells["memo"]) == ("'=1+1", "'@SUM(A1)")
     assert cells["credits"] == "-0.000005"
+
+
+async def test_the_newest_is_looked_at_until_somebody_moves(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.started(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)  # what was long ago is there first
+        await engine.play(scenes.history())
+        await settle(app, pilot)
+        listing = app.screen.query_one(Listing)
+        assert listing.key == listing.rows[0].key
+        await pilot.press("down")
+        key = listing.key
+        late = replace(OLDER[0], contribution=990, at=scenes.NOW)
+        await engine.play([events.Judged(verdict=late)])
+        await settle(app, pilot)
+        assert listing.key == key == listing.rows[2].key

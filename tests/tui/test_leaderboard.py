@@ -14,7 +14,10 @@ from tests.tui.pages import LEADERS, SIZES, SMALL, STATES, Snapshot, picture, pr
 from volunteer import commands, events
 from volunteer.milestones import milestones, week
 from volunteer.tui.app import Look
-from volunteer.tui.screens.leaderboard import day_letters
+from volunteer.tui.screens.leaderboard import day_letters, goal_lines
+from volunteer.tui.text import UNICODE
+from volunteer.tui.view import AgentView
+from volunteer.tui.widgets.panel import Scene
 
 DAY = 86_400
 
@@ -160,3 +163,11 @@ def test_milestones_only_grow_and_name_the_next() -> None:
     assert money.next == 2500
     beyond = milestones(replace(scenes.ME, merged=2_000_000))[0]
     assert (beyond.next, beyond.share) == (None, 1.0)
+
+
+def test_a_mark_that_was_passed_is_told_beside_the_next() -> None:
+    scene = Scene(view=AgentView(), now=scenes.NOW, glyphs=UNICODE)
+    told = goal_lines(milestones(replace(scenes.ME, merged=24, device_s=0.0)), scene, 40, 9)
+    text = ["".join(part for part, _ in line) for line in told]
+    assert text[0] == "✓ 10   contributions merged     24 of 50"
+    assert text[3] == "◌      hours of work given        0 of 1"

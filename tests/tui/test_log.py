@@ -45,6 +45,19 @@ async def test_only_warnings_or_errors(engine: FakeEngine) -> None:
         assert "✗ error" in screen_text(app)
 
 
+async def test_ones_own_pause_is_no_warning(engine: FakeEngine) -> None:
+    own = [
+        events.Paused(device="", by="you", message="press space to start", until="you start"),
+        events.Paused(device="cpu", by="you", message="paused", until="you resume"),
+    ]
+    async with opened(prepared(engine), own, look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        rows = screen_text(app).splitlines()
+        assert any("info" in row and "paused: press space to start  " in row for row in rows)
+        assert "cpu paused by you" in screen_text(app)
+        assert "▲" not in screen_text(app)
+
+
 async def test_it_follows_until_somebody_looks_at_older_lines(engine: FakeEngine) -> None:
     async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
         await engine.play([events.Notice(level="info", message="number one")])

@@ -38,8 +38,14 @@ async def tell(app: VolunteerApp, pilot: Pilot[Any], engine: FakeEngine, link: s
     await settle(app, pilot)
 
 
-async def walk(app: VolunteerApp, pilot: Pilot[Any], engine: FakeEngine, to: str) -> None:
-    """Go through the steps up to one of them."""
+async def walk(
+    app: VolunteerApp,
+    pilot: Pilot[Any],
+    engine: FakeEngine,
+    to: str,
+    met: Iterable[AnyEvent] = MET,
+) -> None:
+    """Go through the steps up to one of them; `met` is what a coordinator tells who has joined it."""
     await settle(app, pilot)
     for step in STEPS[1 : STEPS.index(to) + 1]:
         match step:
@@ -52,7 +58,7 @@ async def walk(app: VolunteerApp, pilot: Pilot[Any], engine: FakeEngine, to: str
             case "measuring":
                 await pilot.press("n")
                 await settle(app, pilot)
-                await engine.play([*MET, events.BenchmarkProgress(stage="step", done=0.6)])
+                await engine.play([*met, events.BenchmarkProgress(stage="step", done=0.6)])
             case "measured":
                 await engine.play([events.Benchmarked(benchmark=scenes.BENCHMARK)])
             case "run" | "ready":
@@ -69,23 +75,72 @@ async def at(
         yield app, pilot
 
 
-@pytest.mark.parametrize(
-    ("step", "size"),
-    [
-        *((step, "80x24") for step in STEPS),
-        *((step, "120x36") for step in ("found", "limits", "ready")),
-        *((step, "60x16") for step in ("found", "limits", "ready")),
-    ],
-)
-def test_picture(engine: FakeEngine, snap_compare: Snapshot, step: str, size: str) -> None:
-    prepared(engine)
+def drawn(
+    engine: FakeEngine,
+    compare: Snapshot,
+    step: str,
+    *,
+    size: tuple[int, int] = SIZES["80x24"],
+    look: Look = PAGE,
+    then: str = "",
+) -> bool:
+    """Whether a step looks as it did; `then` is a link that is typed at its end."""
 
     async def before(pilot: Pilot[Any]) -> None:
         assert isinstance(pilot.app, VolunteerApp)
         await walk(pilot.app, pilot, engine, step)
+        if then:
+            await tell(pilot.app, pilot, engine, then)
 
+    return compare(open_app(engine, look), terminal_size=size, run_before=before)
+
+
+@pytest.mark.parametrize("size", [*SIZES, "60x16"])
+@pytest.mark.parametrize("step", STEPS)
+def test_picture(engine: FakeEngine, snap_compare: Snapshot, step: str, size: str) -> None:
     terminal = {**SIZES, "60x16": SMALL}[size]
-    assert snap_compare(open_app(engine, PAGE), terminal_size=terminal, run_before=before)
+    assert drawn(prepared(engine), snap_compare, step, size=terminal)
+
+
+@pytest.mark.parametrize("look", ["ascii", "volunteer-high-contrast", "no colour"])
+def test_picture_of_a_look(
+    engine: FakeEngine, snap_compare: Snapshot, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    if look == "no colour":
+        monkeypatch.setenv("NO_COLOR", "1")
+    theme = look if look.startswith("volunteer") else PAGE.theme
+    seen = replace(PAGE, ascii=look == "ascii", theme=theme)
+    assert drawn(prepared(engine), snap_compare, "found", look=seen)
+
+
+@pytest.mark.parametrize("size", ["80x24", "60x16"])
+@pytest.mark.parametrize("trouble", ["refused", "clock"])
+def test_picture_of_trouble(
+    engine: FakeEngine, snap_compare: Snapshot, trouble: str, size: str
+) -> None:
+    prepared(engine)
+    if trouble == "clock":
+        engine.answers[commands.Probe] = replace(SERVER, now=scenes.NOW + 86_400)
+    link = LINK if trouble == "clock" else "http://train.example.org"
+    terminal = {**SIZES, "60x16": SMALL}[size]
+    assert drawn(engine, snap_compare, "join", size=terminal, then=link)
+
+
+def test_picture_of_practice(engine: FakeEngine, snap_compare: Snapshot) -> None:
+    prepared(engine).answers[commands.Probe] = replace(SERVER, name=PRACTICE)
+    assert drawn(engine, snap_compare, "ready")
+
+
+def test_picture_where_nothing_runs(engine: FakeEngine, snap_compare: Snapshot) -> None:
+    prepared(engine)
+    engine.answers[commands.Probe] = replace(SERVER, runs=())
+    quiet = tuple(e for e in MET if not isinstance(e, events.RunsListed))
+
+    async def before(pilot: Pilot[Any]) -> None:
+        assert isinstance(pilot.app, VolunteerApp)
+        await walk(pilot.app, pilot, engine, "run", quiet)
+
+    assert snap_compare(open_app(engine, PAGE), terminal_size=SIZES["80x24"], run_before=before)
 
 
 async def test_from_a_link_to_work_in_six_steps(engine: FakeEngine) -> None:

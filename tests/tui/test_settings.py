@@ -12,6 +12,7 @@ from tests.tui.pages import SETTINGS, SIZES, SMALL, STATES, Snapshot, picture, p
 from volunteer import commands
 from volunteer.commands import SettingRow
 from volunteer.tui.app import Look
+from volunteer.tui.screens.settings import about_lines
 from volunteer.tui.setting_words import choices, grouped, holds, label, parsed, shown
 from volunteer.tui.widgets.listing import Listing
 
@@ -195,3 +196,12 @@ def test_choices_are_those_of_the_setting() -> None:
     assert choices(named("ascii")) == ("yes", "no")
     assert choices(named("threads")) == ()
     assert shown(replace(named("webhook"), value="https://x/secret")) == "set"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("schedule", "always"), ("threads", "all cores but one"), ("cache_gb", "10 GiB")],
+)
+def test_a_default_is_told_in_the_words_of_a_value(name: str, says: str) -> None:
+    told = ["".join(text for text, _ in line) for line in about_lines(named(name), 60, 20)]
+    assert f"default {says}" in told

@@ -137,6 +137,7 @@ def test_a_second_start_shows_the_first_and_leaves_it_alone(tmp_path: Path) -> N
         with Terminal(VOLUNTEER, **place) as second:
             second.see("Loss of the model")
             second.press("q")
+            second.see("goes on in the background", "`volunteer stop` ends it")
             assert second.ended() == 0
             assert second.left_as_found()
         assert first.child.poll() is None

@@ -114,7 +114,7 @@ async def test_each_event_is_a_sentence_a_person_can_read() -> None:
     for phrase in (
         '"Ann" helps home at https://host (key ab-cd)',
         "coordinator unreachable: refused; 1 result queued; next try in 12 s",
-        "the coordinator answers again",
+        "the coordinator answers",
         "cpu EPYC (25.3 GB); nvidia:0 RTX (1 B) cannot be used: pip install torch",
         "idle (no_run): nothing is running; asking again in 30 s",
         "step 10/50  loss 2.500  1,23",

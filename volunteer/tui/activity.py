@@ -7,12 +7,20 @@ from rich.cells import cell_len
 
 from shared.protocol import RunBeat
 from volunteer.commands import How
+from volunteer.events import BenchmarkProgress
 from volunteer.status import PauseStatus, TaskStatus
 from volunteer.tui.text import Glyphs, countdown, fit
 from volunteer.tui.view import AgentView
-from volunteer.wording import size
+from volunteer.wording import printable, size
 
 YOU = "you"  # who pauses by hand
+STAGES = {
+    "fp32": "matrix products in float32",
+    "bf16": "matrix products in bfloat16",
+    "memory": "memory",
+    "step": "real training steps",
+    "disk": "disk",
+}
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +59,7 @@ def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> A
         return Activity(sign=glyphs.paused, word="paused", role="warn", sentence=why_paused(pause))
     if view.benchmark is not None:
         return Activity(
-            sign=glyphs.run, word="measuring", role="info", sentence=view.benchmark.stage
+            sign=glyphs.run, word="measuring", role="info", sentence=stage_words(view.benchmark)
         )
     task = view.task(device)
     if task is not None:
@@ -75,6 +83,11 @@ def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> A
             sign=glyphs.wait, word="waiting", role="info", sentence=f"{status.idle_message}{wait}"
         )
     return Activity(sign=glyphs.wait, word="starting", role="dim", sentence="looking for work")
+
+
+def stage_words(told: BenchmarkProgress) -> str:
+    """What of a device is being measured."""
+    return STAGES.get(told.stage) or printable(told.stage, 40)
 
 
 def fetched(task: TaskStatus) -> bool:

@@ -26,7 +26,8 @@ from shared.clock import Clock, SystemClock
 from shared.errors import VolunteerError
 from volunteer.commands import How
 from volunteer.control import Control
-from volunteer.tui import keys, themes
+from volunteer.sentences import words
+from volunteer.tui import keys, palette, themes
 from volunteer.tui.ascii import AsciiFilter
 from volunteer.tui.driver import lasting_driver
 from volunteer.tui.feed import Feed, Listener
@@ -349,6 +350,12 @@ class VolunteerApp(App[int]):
         """What the volunteer ended with; 0 while it goes on elsewhere."""
         return self._latest.ended.code if self._latest.ended is not None else 0
 
+    @property
+    def farewell(self) -> str:
+        """What stays in the terminal when the screen is gone: how the volunteer ended; empty while it goes on."""
+        ended = self._latest.ended
+        return (words(ended) or "") if ended is not None else ""
+
     def command(
         self, work: Coroutine[Any, Any, Any], done: Callable[[], None] | None = None
     ) -> None:
@@ -367,23 +374,7 @@ class VolunteerApp(App[int]):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Every page and every action, for the palette."""
-        for page in _pages():
-            go = functools.partial(self.action_page, page.name)
-            yield SystemCommand(page.title, page.help, go)
-        for command in keys.page_commands(screen):
-            yield self._entry(command, screen)
-        for command in keys.COMMANDS:
-            if command.id != "palette":
-                yield self._entry(command, self)
-        colours = "Colours: dark, light, colour-blind, high contrast."
-        yield SystemCommand("Theme", colours, self.action_change_theme)
-        yield SystemCommand("Screenshot", "Save this screen as an SVG.", self.action_screenshot)
-
-    def _entry(self, command: keys.Command, target: App[Any] | Screen[Any]) -> SystemCommand:
-        def run() -> None:
-            self.run_worker(target.run_action(command.action), group="palette")
-
-        return SystemCommand(command.short.capitalize(), command.help, run)
+        return palette.entries(self, screen, _pages())
 
 
 def _raise(error: BaseException) -> None:

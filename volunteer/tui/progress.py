@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
+from volunteer.tui.activity import stage_words
 from volunteer.tui.text import Line, bar, percent, wrap
 from volunteer.tui.widgets.panel import Scene
-from volunteer.wording import printable
-
-STAGES = {
-    "fp32": "matrix products in float32",
-    "bf16": "matrix products in bfloat16",
-    "memory": "memory",
-    "step": "real training steps",
-    "disk": "disk",
-}
 
 
 def progress_lines(scene: Scene, cells: int, height: int) -> list[Line]:
@@ -22,7 +14,7 @@ def progress_lines(scene: Scene, cells: int, height: int) -> list[Line]:
         return []
     tail = f" {percent(now.done)}"
     lines: list[Line] = [
-        ((STAGES.get(now.stage, printable(now.stage, 40)), "text"),),
+        ((stage_words(now), "text"),),
         (*bar(now.done, cells - len(tail), scene.glyphs), (tail, "value")),
         (),
     ]

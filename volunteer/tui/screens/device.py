@@ -246,9 +246,9 @@ def benchmark_lines(
     ]
     if speed.disk_bytes_per_s:
         lines.append(_fact("disk", f"{size(speed.disk_bytes_per_s)}/s written", room))
-    if status.up_bytes_per_s or status.down_bytes_per_s:
-        up, down = size(status.up_bytes_per_s), size(status.down_bytes_per_s)
-        lines.append(_fact("network", f"{glyphs.up} {up}/s  {glyphs.down} {down}/s", room))
+    ways = ((glyphs.up, status.up_bytes_per_s), (glyphs.down, status.down_bytes_per_s))
+    if network := "  ".join(f"{sign} {size(rate)}/s" for sign, rate in ways if rate):
+        lines.append(_fact("network", network, room))
     if speed.at:
         lines.append(_fact("measured", f"{ago(scene.now - speed.at)} ago", room))
     earlier = [b.step_flops for b in history if b.device == device.id]
@@ -269,7 +269,8 @@ def _compared(
 ) -> list[Line]:
     """This device beside the median of those at work."""
     info = scene.view.info(scene.view.run())
-    rates = [worker.rate for worker in workers if worker.rate]
+    # A machine is listed once for each of its tasks.
+    rates = list({worker.worker_id: worker.rate for worker in workers if worker.rate}.values())
     if info is None or info.step_flops <= 0 or len(rates) < 2:
         return []
     mine = speed.step_flops / info.step_flops

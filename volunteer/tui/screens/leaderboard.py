@@ -23,10 +23,11 @@ from volunteer.tui.widgets.choices import Choices
 from volunteer.tui.widgets.drawn import Drawn
 from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
 from volunteer.tui.widgets.panel import Scene
-from volunteer.wording import credit, duration, printable
+from volunteer.wording import counted, credit, duration, printable
 
 WINDOWS = (("7", "7 days"), ("30", "30 days"), ("0", "all time"))
 NAME_CELLS = 11
+MARK_CELLS = 7
 BAR_CELLS = 14
 CARD = "volunteer-card.svg"
 LETTERS = "MTWTFSS"
@@ -278,7 +279,7 @@ def week_lines(found: Week, scene: Scene, cells: int, height: int) -> list[Line]
     lines.append(((left("by day", NAME_CELLS), "dim"), (wide, "fill")))
     if len(wide) > len(drawn):
         lines.append(((" " * NAME_CELLS, "dim"), (day_letters(scene.now), "faint")))
-    lines.append(_fact("work", f"{found.contributions} contributions paid"))
+    lines.append(_fact("work", f"{counted(found.contributions, 'contribution')} paid"))
     lines.append(_fact("active", f"{found.active} of 7 days"))
     if found.streak > 1:
         lines.append(_fact("streak", f"{found.streak} days in a row", "good"))
@@ -297,10 +298,10 @@ def told_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     if me is None or me.merged == 0:
         said = "With your first merged contribution there is a card to show to friends: your part, before and after."
         return [((text, "dim"),) for text in wrap(said, cells, height)]
-    said = f"{me.merged:,} of your contributions were merged"
+    said = f"{counted(me.merged, 'contribution')} of yours {'was' if me.merged == 1 else 'were'} merged"
     if model is not None and model.mine:
-        versions = len(model.mine)
-        said += f"; your work is in {versions:,} version{'' if versions == 1 else 's'} of {printable(model.run, 40)}"
+        versions = counted(len(model.mine), "version")
+        said += f"; your work is in {versions} of {printable(model.run, 40)}"
     lines: list[Line] = [((text, "text"),) for text in wrap(f"{said}.", cells, height)]
     key = keys.shown(scene.keys.get("card", "c"))
     return [*lines, (), ((f"{key} ", "key"), ("draws a card of it", "dim"))][:height]
@@ -311,14 +312,14 @@ def _fact(name: str, text: str, role: str = "text") -> Line:
 
 
 def goal_lines(found: Sequence[Milestone], scene: Scene, cells: int, height: int) -> list[Line]:
-    """The next mark on each ladder."""
+    """The mark that was passed last on each ladder, and how far the next one is."""
     lines: list[Line] = []
     roomy = height >= 3 * len(found) - 1
     for goal in found:
         ahead = "all marks passed" if goal.next is None else f"{goal.have:,.0f} of {goal.next:,}"
         passed = goal.last > 0
-        sign = scene.glyphs.check if passed else scene.glyphs.wait
-        name: Line = ((f"{sign} ", "good" if passed else "dim"), (goal.name, "text"))
+        mark = f"{scene.glyphs.check} {count(goal.last)}" if passed else scene.glyphs.wait
+        name: Line = ((left(mark, MARK_CELLS), "good" if passed else "dim"), (goal.name, "text"))
         lines.append(spread(name, ((ahead, "dim"),), cells))
         lines.append((("  ", "text"), *bar(goal.share, cells - 2, scene.glyphs)))
         if roomy:

@@ -222,6 +222,8 @@ def level_of(event: AnyEvent) -> Level:
             return "error"
         case events.Stopped(code=code) if code != 0:
             return "error"
+        case events.Paused(by="you"):
+            return "info"
         case events.Connection(online=False) | events.Paused() | events.Halved() | events.Alerted():
             return "warning"
         case _:

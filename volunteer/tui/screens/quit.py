@@ -12,6 +12,7 @@ from textual.events import Click
 from textual.screen import ModalScreen
 
 from volunteer.commands import How
+from volunteer.status import TaskStatus
 from volunteer.tui.text import Glyphs, Line, countdown, fit, left, percent
 from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Panel, Scene
@@ -25,9 +26,15 @@ CHOICES: tuple[tuple[How, str, str], ...] = (
 )
 
 
+def in_hand(view: AgentView) -> tuple[TaskStatus, ...]:
+    """What leaving is about: a task that was only fetched ahead is given back, whatever is chosen."""
+    begun = tuple(t for t in view.status.tasks if t.phase not in ("claimed", "fetch"))
+    return begun or view.status.tasks
+
+
 def consequences(view: AgentView) -> dict[How, str]:
     """What each way of leaving means for the tasks in hand."""
-    tasks = view.status.tasks
+    tasks = in_hand(view)
     paid = sum(task.price_micro for task in tasks)
     longest = max((t.eta_s for t in tasks if t.eta_s is not None), default=None)
     it = "it" if len(tasks) == 1 else "them"
@@ -56,7 +63,7 @@ class Choices(Panel):
 
 def choice_lines(view: AgentView, at: int, cells: int, glyphs: Glyphs) -> list[Line]:
     """The question, then two rows a choice."""
-    tasks = view.status.tasks
+    tasks = in_hand(view)
     if len(tasks) == 1:
         said = f"Task {tasks[0].task} of {tasks[0].run} is {percent(share(tasks[0]))} done."
     else:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import msgspec
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 
 from shared.errors import VolunteerError
 from volunteer.commands import SettingRow
+from volunteer.config import Settings
 from volunteer.tui import keys
 from volunteer.tui.asking import Answer, AskingPage, Question
 from volunteer.tui.setting_words import SOURCES, choices, holds, label, shown
@@ -135,8 +137,8 @@ def about_lines(row: SettingRow, cells: int, height: int) -> list[Line]:
     options = choices(row)
     if options and row.type != "bool":
         lines.append(_fact("choose", ", ".join(options)))
-    default = row.default or "none"
-    lines.append(_fact("default", f"{default} {row.unit}".rstrip()))
+    standard = msgspec.structs.replace(row, value=getattr(Settings(), row.name, row.value))
+    lines.append(_fact("default", shown(standard)))
     lines.append(_fact("set by", SOURCES.get(row.source, row.source)))
     lines.append(_fact("changes", f"hold {holds(row)}"))
     if height > len(lines) + 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from rich.cells import cell_len
 from textual import on
 from textual.app import ComposeResult
 from textual.widgets import Input
@@ -16,6 +17,7 @@ from volunteer.status import PRACTICE
 from volunteer.tui.text import Line, fit, left, wrap
 from volunteer.tui.welcome.step import Choice, Step, said
 from volunteer.tui.widgets.drawn import Drawn
+from volunteer.tui.widgets.field import Field
 from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
 from volunteer.tui.widgets.panel import Scene
 from volunteer.wording import clock_words, printable
@@ -44,7 +46,7 @@ class JoinStep(Step):
         self._public: tuple[PublicRun, ...] = ()
 
     def compose(self) -> ComposeResult:
-        yield Input(placeholder="paste your join link, or the address of a coordinator", id="link")
+        yield Field(placeholder="paste your join link, or the address of a coordinator", id="link")
         yield Drawn(self._verdict, id="answer")
         yield Listing(COLUMNS, self._others, id="others", classes="card")
         yield Drawn(self._how, title="How it works", id="how", classes="card")
@@ -183,19 +185,23 @@ class JoinStep(Step):
 def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> list[Line]:
     """Who answered."""
     known = parse_link(link).fingerprint
+    key = printable(server.fingerprint, 64)
     proof = "as your link says" if known else "compare it with your organiser"
+    if cell_len(key) + len(proof) + 13 > cells:
+        proof = "as linked" if known else "compare it"
     runs = [run.name for run in server.runs if run.state == "running"]
     wrong = clock_words(server.now - scene.now)
     lines: list[Line] = [
         ((f"{scene.glyphs.check} ", "good"), (printable(server.name, 60), "value")),
-        _fact("key", f"{printable(server.fingerprint, 64)}, {proof}", cells),
+        _fact("key", f"{key}, {proof}", cells),
         _fact("version", f"{printable(server.software, 20)}, protocol {server.protocol}", cells),
         _fact("runs", printable(", ".join(runs), 100) or "none at the moment", cells),
     ]
     if server.contact:
         lines.append(_fact("contact", printable(server.contact, 100), cells))
-    if wrong:
-        return [*lines, *((("  " + text, "warn"),) for text in wrap(wrong, cells - 2, 3))]
+    if wrong:  # where there is little room, this is what has to be seen
+        told: list[Line] = [(("  " + text, "warn"),) for text in wrap(wrong, cells - 2, 3)]
+        return [lines[0], *told, *lines[1:]]
     return [*lines, (("  enter goes on", "dim"),)]
 
 

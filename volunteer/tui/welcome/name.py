@@ -11,6 +11,7 @@ from shared.protocol import NICKNAME_MAX, NICKNAME_MIN
 from volunteer.tui.text import Line
 from volunteer.tui.welcome.step import BACK, NEXT, Choice, Step, said
 from volunteer.tui.widgets.drawn import Drawn
+from volunteer.tui.widgets.field import Field
 from volunteer.tui.widgets.panel import Scene
 
 SENT = (
@@ -33,7 +34,7 @@ class NameStep(Step):
         self._trouble = ""
 
     def compose(self) -> ComposeResult:
-        yield Input(
+        yield Field(
             placeholder="a nickname; leave it empty and one is made up",
             max_length=NICKNAME_MAX,
             id="nickname",
@@ -85,7 +86,8 @@ class NameStep(Step):
             if hidden
             else "shown to others (ctrl+o hides it)"
         )
-        return [*lines, (), (("your nickname is ", "dim"), (word, "text"))][:height]
+        between: list[Line] = [()] if height > len(lines) + 1 else []
+        return [*lines, *between, (("your nickname is ", "dim"), (word, "text"))][:height]
 
     def hide(self) -> None:
         """Show the nickname to others, or not."""

@@ -131,12 +131,16 @@ def _used(sensed: Sensed, price: float) -> str:
     return f", {kwh:.3f} kWh" + (f" = {kwh * price:.2f}" if price > 0 else "")
 
 
+WORTH = {"run": "they buy nothing yet", "practice": "practice: worth nothing"}
+
+
 class CreditsCard(Panel):
     """What the work has earned."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         status = scene.view.status
-        return "Credits", f"{status.nickname}{' (practice)' if status.practice else ''}"
+        whose = f" {scene.glyphs.dot} {status.nickname}" if status.nickname else ""
+        return f"Credits{whose}", WORTH["practice" if status.practice else "run"]
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return credit_lines(scene, width, height)
@@ -164,8 +168,6 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     rank = f"{me.rank}" if me.rank is not None else "-"
     lines.append(fact("rank", (rank, "text")))
     lines.append(fact("work", *_work(me, cells - NAME_CELLS)))
-    if height > len(lines):
-        lines.append(((fit("credits buy nothing yet", cells, scene.glyphs.ellipsis), "faint"),))
     return lines[:height]
 
 

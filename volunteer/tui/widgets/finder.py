@@ -6,10 +6,11 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.widgets import Input
+
+from volunteer.tui.widgets.field import Field
 
 
-class Finder(Input):
+class Finder(Field):
     """Hidden until it is opened; enter keeps the text, escape forgets it."""
 
     DEFAULT_CSS = """

@@ -147,6 +147,7 @@ class Listing(Panel):
         self._at = 0
         self._cursor_style: Style | None = None
         self._last = ""  # the last row when `Ended` was told
+        self._held = False  # whether somebody put the cursor where it is
 
     # What is drawn.
 
@@ -196,17 +197,17 @@ class Listing(Panel):
         return tuple(spans)
 
     def _follow(self, rows: tuple[Row, ...]) -> None:
-        """Keep the cursor on its row when rows come and go."""
+        """Keep the cursor on its row when rows come and go; on the first one until somebody has moved it."""
         wanted = self.place(rows)
         if wanted is not None:
             self._at = wanted
             self._tell(rows[wanted].key)
             return
-        for number, row in enumerate(rows):
+        for number, row in enumerate(rows) if self._held else ():
             if row.key == self.key:
                 self._at = number
                 return
-        self._at = _entry(rows, min(self._at, len(rows) - 1), 1)
+        self._at = _entry(rows, min(self._at, len(rows) - 1) if self._held else 0, 1)
         self._tell(rows[self._at].key)
 
     def place(self, rows: Sequence[Row]) -> int | None:
@@ -248,6 +249,7 @@ class Listing(Panel):
         rows = self._filled.rows
         if not rows:
             return
+        self._held = True
         wanted = max(0, min(number, len(rows) - 1))
         self._at = _entry(rows, wanted, 1 if wanted >= self._at else -1)
         self._tell(rows[self._at].key)

@@ -26,6 +26,7 @@ from volunteer.tui.setting_words import (
 )
 from volunteer.tui.text import Line, wrap
 from volunteer.tui.widgets.drawn import Drawn
+from volunteer.tui.widgets.field import Field
 from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
 from volunteer.tui.widgets.panel import Scene, panels
 
@@ -36,7 +37,7 @@ COLUMNS = (
 )
 
 
-class Editor(Input):
+class Editor(Field):
     """The line in which a value is typed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
