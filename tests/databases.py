@@ -26,8 +26,8 @@ import asyncpg
 import pytest
 
 from coordinator.store.database import Database, migrate
+from coordinator.store.game_tables import metadata
 from coordinator.store.migrations import REVISIONS
-from coordinator.store.tables import metadata
 
 T = TypeVar("T")
 

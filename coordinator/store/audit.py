@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Connection, insert, select
 
 from coordinator.store import chain
-from coordinator.store.tables import audit
+from coordinator.store.ledger_tables import audit
 
 DETAIL_CHARS_MAX = 4000
 LISTING_MAX = 500

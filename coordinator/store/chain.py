@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import Column, Connection, Table, bindparam, func, select, text, update
 
+from coordinator.store.ledger_tables import meta
 from coordinator.store.postings import insert_new
-from coordinator.store.tables import meta
 from shared.decoding import decode
 
 START = "0" * 64

@@ -15,9 +15,10 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from coordinator.store import postgres, sqlite
+from coordinator.store.ledger_tables import audit, events, meta
 from coordinator.store.lock import DirectoryLock
 from coordinator.store.migrations import REVISIONS, upgrade
-from coordinator.store.tables import audit, events, meta, verdicts
+from coordinator.store.tables import verdicts
 from shared.errors import Configuration
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, select
 
 from coordinator.store.ledger import balances
+from coordinator.store.ledger_tables import accounts, events, postings
 from coordinator.store.postings import AMOUNT_MAX, Draft, Move, digests, post
-from coordinator.store.tables import accounts, events, postings
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound
 
 

@@ -22,6 +22,7 @@ from sqlalchemy import Connection, case, func, select
 
 from coordinator.store.contributions import ContributionRow
 from coordinator.store.ledger_check import check_ledger, seal
+from coordinator.store.ledger_tables import accounts, events, postings
 from coordinator.store.postings import (
     AMOUNT_MAX,
     BALANCE_MAX,
@@ -33,7 +34,7 @@ from coordinator.store.postings import (
     digests,
     post,
 )
-from coordinator.store.tables import accounts, events, postings, runs
+from coordinator.store.tables import runs
 from shared.errors import BadRequest, Conflict
 from shared.protocol import LedgerRow
 

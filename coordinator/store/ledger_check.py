@@ -14,8 +14,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, case, exists, func, literal, or_, select
 
 from coordinator.store import chain
+from coordinator.store.ledger_tables import accounts, events, postings
 from coordinator.store.postings import MINT, SYSTEM, Draft, Move, digest
-from coordinator.store.tables import accounts, contributions, events, postings
+from coordinator.store.tables import contributions
 
 BREACHES_MAX = 100
 STEPS = ("pending", "earn", "void", "reverse")  # of a contribution

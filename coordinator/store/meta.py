@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, insert, select, update
 
-from coordinator.store.tables import meta
+from coordinator.store.ledger_tables import meta
 
 ADDRESS = "address"  # where the server was last reached, for join links
 

@@ -20,7 +20,8 @@ from sqlalchemy import BigInteger, Connection, Table, and_, column, insert, sele
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 
-from coordinator.store.tables import Key, accounts, events, postings
+from coordinator.store.ledger_tables import accounts, events, postings
+from coordinator.store.tables import Key
 from shared.errors import BadRequest, Conflict, Forbidden
 
 SYSTEM = "system"

@@ -8,13 +8,11 @@ from collections.abc import Iterable
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Select, case, func, select
 
+from coordinator.store.ledger_tables import accounts, events, postings
 from coordinator.store.tables import (
-    accounts,
     codes,
     consents,
     contributions,
-    events,
-    postings,
     tasks,
     volunteers,
     workers,

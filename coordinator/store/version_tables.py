@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Column, ForeignKey, Integer, String, Table
 
-from coordinator.store.tables import metadata
+from coordinator.store.ledger_tables import metadata
 
 __all__ = ["metadata", "version_blobs"]
 

@@ -20,9 +20,10 @@ from sqlalchemy.exc import DBAPIError
 from coordinator.signals import Signals
 from coordinator.store import sqlite
 from coordinator.store.database import Database, migrate, parse
+from coordinator.store.ledger_tables import accounts, audit, events, meta, metadata, postings
 from coordinator.store.lock import DirectoryLock
 from coordinator.store.migrations import REVISIONS
-from coordinator.store.tables import accounts, audit, events, meta, metadata, postings, versions
+from coordinator.store.tables import versions
 from shared.clock import SystemClock, VirtualClock
 from shared.errors import Configuration, Conflict, StorageFull, Unavailable
 from tests.databases import Postgres

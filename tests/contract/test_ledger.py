@@ -12,8 +12,8 @@ from coordinator.ledger import Ledger
 from coordinator.store import holds, ledger
 from coordinator.store.database import Database
 from coordinator.store.ledger import Payment
+from coordinator.store.ledger_tables import events
 from coordinator.store.postings import AMOUNT_MAX, Draft, Move, post
-from coordinator.store.tables import events
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound, VolunteerError
 from tests.people import add_run, breaches, earn, pay
 

@@ -13,7 +13,8 @@ from coordinator.ledger import Ledger
 from coordinator.store import audit, ledger
 from coordinator.store.database import Database
 from coordinator.store.ledger import Payment
-from coordinator.store.tables import accounts, contributions, events, postings
+from coordinator.store.ledger_tables import accounts, events, postings
+from coordinator.store.tables import contributions
 from tests.people import add_contribution, add_run, breaches, earn, pay
 
 MIA = "volunteer-mia-000001"

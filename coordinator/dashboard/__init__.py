@@ -1,1 +1,0 @@
-"""The public web page of a coordinator."""
