@@ -1,10 +1,13 @@
-"""What the screen costs: time to the first paint, share of a core at the dashboard, and key-to-screen latency while training.
+"""What the screen costs: time to the first paint, share of a core at the dashboard, key-to-screen latency while training, how
+soon a pause leaves the device, and the rate of training beside `--no-ui`.
 
     python -m tests.benchmarks.bench_screen --json screen.json
     python -m tests.benchmarks.bench_screen --starts 3 --keys 60 --seconds 10
 
 Everything is measured from outside, on a pseudo-terminal: a key is written, and the clock stops when the word that it changes
-has been read. The work beside it is one torch thread that trains a small GPT, or pure Python as in self-play.
+has been read. The work beside it is one torch thread that trains a small GPT, or pure Python as in self-play. A pause lasts from
+the key until the training thread has let go of everything on the device; its rows are the worst of all pauses. For the rate the
+same tasks are trained in turns by a process with the screen and by one without, each stopped while it is the other's turn.
 """
 
 from __future__ import annotations
@@ -14,8 +17,11 @@ import json
 import os
 import random
 import select
+import signal
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -30,8 +36,13 @@ GOALS = {
     "dashboard, % of a core": 10.0,
     "key, median ms": 25.0,
     "key, 99th percentile ms": 250.0,
+    "pause to idle device, s": 2.0,
+    "while paused, % of a core": 10.0,
+    "rate beside --no-ui": 0.95,
 }
+AT_LEAST = ("rate beside --no-ui",)
 FIRST_WORDS = b"Loss of the model"
+VOLUNTEER = [sys.executable, "-c", "from volunteer.cli import main; main()"]
 PROGRAM = """
 import asyncio, os, random, sys, threading, time
 from shared.clock import SystemClock
@@ -94,9 +105,11 @@ asyncio.run(main())
 """
 
 
+ROOT = str(Path(__file__).resolve().parents[2])
+
+
 def start(work: str) -> Terminal:
-    root = str(Path(__file__).resolve().parents[2])
-    return Terminal([sys.executable, "-c", PROGRAM, work], PYTHONPATH=root, OMP_NUM_THREADS="1")
+    return Terminal([sys.executable, "-c", PROGRAM, work], PYTHONPATH=ROOT, OMP_NUM_THREADS="1")
 
 
 def read_until(terminal: Terminal, word: bytes, patience_s: float) -> float:
@@ -111,13 +124,15 @@ def read_until(terminal: Terminal, word: bytes, patience_s: float) -> float:
     return time.perf_counter()
 
 
-def first_paint() -> tuple[float, float]:
-    """Wall and CPU seconds from the start of Python to the dashboard."""
-    began = time.perf_counter()
-    with start("bare") as terminal:
-        painted = read_until(terminal, FIRST_WORDS, 30)
-        times = psutil.Process(terminal.child.pid).cpu_times()
-        return painted - began, times.user + times.system
+def first_paint(first_start: bool) -> tuple[float, float]:
+    """Wall and CPU seconds from the start of Python to the dashboard, or to the first screen of `volunteer` on a new machine."""
+    with tempfile.TemporaryDirectory() as home:
+        began = time.perf_counter()
+        new = Terminal(VOLUNTEER, PYTHONPATH=ROOT, VOLUNTEER_HOME=home) if first_start else None
+        with new or start("bare") as terminal:
+            painted = read_until(terminal, b"join link" if first_start else FIRST_WORDS, 30)
+            times = psutil.Process(terminal.child.pid).cpu_times()
+            return painted - began, times.user + times.system
 
 
 def share(seconds: float, size: tuple[int, int]) -> float:
@@ -165,6 +180,97 @@ def latencies(work: str, keys: int) -> list[float]:
     return found
 
 
+class Front:
+    """A front end over real training in a process of its own (front.py)."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        orders, times = directory / f"{kind}-orders", directory / f"{kind}-times"
+        os.mkfifo(orders)
+        os.mkfifo(times)
+        self._orders, self._times = (os.open(p, os.O_RDWR | os.O_NONBLOCK) for p in (orders, times))
+        self._told = b""
+        command = [sys.executable, "-m", "tests.benchmarks.front", kind, str(orders), str(times)]
+        self.terminal: Terminal | None = None
+        if kind == "screen":
+            self.terminal = Terminal(command, PYTHONPATH=ROOT, OMP_NUM_THREADS="1")
+            self.child = self.terminal.child
+        else:
+            around = os.environ | {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
+            self.child = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=around)
+
+    def order(self, model: str, number: int) -> None:
+        os.write(self._orders, f"{model} {number}\n".encode())
+
+    def told(self, patience_s: float = 300.0) -> float:
+        """The next time that it writes; what it draws meanwhile is read."""
+        until = time.monotonic() + patience_s
+        ends = [self._times, *([self.terminal.master] if self.terminal else [])]
+        while b"\n" not in self._told:
+            if time.monotonic() > until:
+                raise SystemExit("the front end fell silent")
+            for end in select.select(ends, [], [], 0.5)[0]:
+                new = os.read(end, 1 << 16)
+                self._told += new if end == self._times else b""
+        line, _, self._told = self._told.partition(b"\n")
+        return float(line)
+
+    def trained(self, model: str, number: int) -> float:
+        """Seconds that training took, with this process awake for it alone."""
+        self.child.send_signal(signal.SIGCONT)
+        self.order(model, number)
+        seconds = self.told()
+        self.child.send_signal(signal.SIGSTOP)
+        return seconds
+
+    def end(self) -> None:
+        self.child.kill()
+        self.child.wait()
+        if self.terminal is not None:
+            self.terminal.vanish()
+        for end in (self._orders, self._times):
+            os.close(end)
+
+
+def pauses(number: int) -> tuple[list[float], float]:
+    """Seconds from the key to the idle device, and the share of a core that is used while paused, in per cent."""
+    dice, found, used = random.Random(0), [], 0.0
+    with tempfile.TemporaryDirectory() as directory:
+        front = Front("screen", Path(directory))
+        assert front.terminal is not None
+        process = psutil.Process(front.child.pid)
+        front.order("large", 1000)
+        drain(front.terminal, 12)
+        for _ in range(number):
+            began = time.monotonic()
+            os.write(front.terminal.master, b" ")
+            found.append(front.told() - began)
+            before = sum(process.cpu_times()[:2])
+            drain(front.terminal, 1.0)
+            used += sum(process.cpu_times()[:2]) - before
+            os.write(front.terminal.master, b" ")
+            drain(front.terminal, dice.uniform(1.0, 3.0))
+        front.end()
+    return found, 100 * used / number
+
+
+def rates(pairs: int, seconds: float) -> list[float]:
+    """Rate of training with the screen open by the rate without, pair by pair."""
+    found = []
+    with tempfile.TemporaryDirectory() as directory:
+        fronts = [Front(kind, Path(directory)) for kind in ("screen", "lines")]
+        once = max(front.trained("small", 1) for front in fronts)  # the first warms up
+        once = max(front.trained("small", 1) for front in fronts)
+        number = max(1, round(seconds / once))
+        for pair in range(pairs):
+            took = {}
+            for kind in (0, 1) if pair % 2 else (1, 0):
+                took[kind] = fronts[kind].trained("small", number)
+            found.append(took[1] / took[0])
+        for front in fronts:
+            front.end()
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -173,28 +279,42 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--keys", type=int, default=300)
+    parser.add_argument("--pauses", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--slice", type=float, default=8.0, help="seconds of each of a pair")
+    parser.add_argument("--only", choices=("paint", "share", "keys", "pause", "rate"), nargs="*")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
 
     def note(what: str, beside: str, value: float) -> None:
         goal = GOALS[what]
-        rows.append(
-            {"what": what, "beside": beside, "value": value, "goal": goal, "met": value <= goal}
-        )
-        print(
-            f"{what:<26} {beside:<14} {value:8.2f}  goal {goal:g}  {'met' if value <= goal else 'MISSED'}",
-            flush=True,
-        )
+        met = value >= goal if what in AT_LEAST else value <= goal
+        rows.append({"what": what, "beside": beside, "value": value, "goal": goal, "met": met})
+        said = "met" if met else "MISSED"
+        print(f"{what:<26} {beside:<14} {value:8.3f}  goal {goal:g}  {said}", flush=True)
 
-    starts = [first_paint() for _ in range(options.starts)]
-    note("first paint, wall s", "nothing", statistics.median(wall for wall, _ in starts))
-    note("first paint, cpu s", "nothing", statistics.median(cpu for _, cpu in starts))
-    for size in ((80, 24), (120, 36)):
+    def wanted(part: str) -> bool:
+        return not options.only or part in options.only
+
+    if wanted("paint"):
+        for beside, first in (("the dashboard", False), ("a first start", True)):
+            starts = [first_paint(first) for _ in range(options.starts)]
+            note("first paint, wall s", beside, statistics.median(wall for wall, _ in starts))
+            note("first paint, cpu s", beside, statistics.median(cpu for _, cpu in starts))
+    for size in ((80, 24), (120, 36)) if wanted("share") else ():
         note("dashboard, % of a core", f"{size[0]} x {size[1]}", share(options.seconds, size))
-    for work in ("none", "gpt", "python"):
+    for work in ("none", "gpt", "python") if wanted("keys") else ():
         found = sorted(latencies(work, options.keys))
         note("key, median ms", work, statistics.median(found))
         note("key, 99th percentile ms", work, found[min(len(found) - 1, int(len(found) * 0.99))])
+    if wanted("pause"):
+        lasted, used = pauses(options.pauses)
+        note("pause to idle device, s", f"worst of {len(lasted)}", max(lasted))
+        note("while paused, % of a core", "gpt", used)
+    if wanted("rate"):
+        pairs = rates(options.pairs, options.slice)
+        note("rate beside --no-ui", f"{len(pairs)} pairs", statistics.median(pairs))
+        print("  each pair:", " ".join(f"{ratio:.3f}" for ratio in pairs))
     if options.json:
         options.json.write_text(json.dumps({"rows": rows, "load": os.getloadavg()}, indent=1))
 
