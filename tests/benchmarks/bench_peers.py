@@ -2,6 +2,8 @@
 
     python -m tests.benchmarks.bench_peers --flower ENV/bin/python --hivemind ENV/bin/python --json peers.json
     python -m tests.benchmarks.bench_peers --sizes 10 --volunteers 2,4 --rounds 3
+    python -m tests.benchmarks.bench_peers --sizes 50 --volunteers 4 --json peers.json --add    its rows join those in the file
+    python -m tests.benchmarks.bench_peers --json peers.json --table                            the file as Markdown, nothing run
 
 Ours is a real `coordinator serve` on SQLite with every commit synced and N resident volunteers as processes over loopback: each
 round a volunteer claims, begins, fetches and checks the new version, encodes a pseudo-random delta, uploads it and hands it in;
@@ -45,6 +47,7 @@ from shared.protocol import (
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
 from shared.workloads.text import build_text
+from tests.benchmarks.peers.table import HEAD, joined, line, told
 from tests.benchmarks.wire import Memory, until_idle
 from tests.e2e.processes import Process
 from volunteer.api import Api
@@ -56,6 +59,7 @@ from volunteer.weights import Weights
 
 PEERS = Path(__file__).parent / "peers"
 LIMIT_S = 900.0  # a cell that takes longer has no figure
+STAGES = ("claim", "begin", "fetch", "encode", "upload", "submit")  # begin waits for the merge
 WARM = 1  # rounds before the clock starts
 FLOWER_ALONE = 100.0  # million parameters: from here on Flower runs with two nodes only
 MODELS = {  # million parameters -> layers and width of a GPT with so many
@@ -135,19 +139,30 @@ class Resident:
     async def join(self) -> None:
         await self._api.register(self._register)
 
-    async def round(self, turn: int) -> None:
+    async def round(self, turn: int) -> list[float]:
+        """One contribution; the seconds that each of `STAGES` took."""
+        times = [time.perf_counter()]
+
+        def done() -> None:
+            times.append(time.perf_counter())
+
         claim = ClaimRequest(claim_id=secrets.token_hex(16), step_flops=1e9, codecs=(self._codec,))
         reply = await self._api.claim(claim)
         lease = reply.lease
         assert lease is not None, reply.idle
+        done()
         begun = await self._api.begin(lease.task, lease.attempt)
+        done()
+        assert begun.manifest is not None
         manifest = decode(begun.manifest.payload, VersionManifest)
-        await self._weights.fetch(manifest, lambda size: lambda done: None)
+        await self._weights.fetch(manifest, lambda size: lambda count: None)
+        done()
         next(iter(self._delta.values())).flat[0] = turn * 1e-6  # the same bytes twice are a replay
         self._file.unlink(missing_ok=True)
         encoded = await asyncio.to_thread(
             codec(self._codec).encode, self._delta, self._schema, self._file
         )
+        done()
         where: dict[str, Any] = {
             "attempt": lease.attempt,
             "part": 0,
@@ -156,7 +171,8 @@ class Resident:
             "size": encoded.size,
         }
         upload = UploadRequest(task=lease.task, **where)
-        await self._transfers.upload(upload, self._file, lambda done: None)
+        await self._transfers.upload(upload, self._file, lambda count: None)
+        done()
         submit = SubmitRequest(
             **where,
             base_version=begun.version,
@@ -168,6 +184,8 @@ class Resident:
         )
         verdict = await self._api.submit(lease.task, submit)
         assert verdict.state == "accepted", verdict
+        done()
+        return [after - before for before, after in itertools.pairwise(times)]
 
 
 async def reside(options: argparse.Namespace) -> None:
@@ -178,14 +196,14 @@ async def reside(options: argparse.Namespace) -> None:
     resident = Resident(options, folder, schema)
     await resident.join()
     sent = received = 0
-    began = []
+    began, stages = [], []
     for turn in range(options.rounds + WARM + 1):
         if turn == WARM:
             sent, received = resident.client.sent_bytes, resident.client.received_bytes
         began.append(time.time())
-        await resident.round(turn)
+        stages.append(await resident.round(turn))
     traffic = [resident.client.sent_bytes - sent, resident.client.received_bytes - received]
-    print(json.dumps({"began": began, "traffic": traffic}))
+    print(json.dumps({"began": began, "traffic": traffic, "stages": stages[WARM:]}))
     await resident.client.close()
 
 
@@ -215,12 +233,15 @@ def ours(million: float, volunteers: int, rounds: int, chosen: str) -> dict[str,
             server.stop()
     starts = [min(times) for times in zip(*(one["began"] for one in said), strict=True)][WARM:]
     seconds = [after - before for before, after in itertools.pairwise(starts)]
+    stages = zip(*itertools.chain(*(one["stages"] for one in said)), strict=True)
     each = (rounds + 1) * parameters * volunteers
     return {
         "seconds": statistics.median(seconds),
+        "stages": dict(zip(STAGES, map(statistics.median, stages), strict=True)),
         "up": sum(one["traffic"][0] for one in said) / each,
         "down": sum(one["traffic"][1] for one in said) / each,
         "above_idle_mb": memory.above_mb,
+        "anonymous_mb": memory.anonymous_mb,
         "parameters": parameters,
     }
 
@@ -236,7 +257,7 @@ def peer(python: str, script: str, *arguments: str) -> dict[str, Any] | None:
         print(f"    {script}: {error}", file=sys.stderr)
         return None
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found | {"seconds": statistics.median(found["seconds"])}
+    return found | {"seconds": statistics.median(found["seconds"]), "best": min(found["seconds"])}
 
 
 def cells(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -252,39 +273,6 @@ def cells(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             row["flower"] = peer(flower, "flower_rounds.py", *size, *few)
             row["hivemind"] = peer(options.hivemind, "hivemind_steps.py", *size, *few)
             yield row
-
-
-def told(row: dict[str, Any]) -> str:
-    """A line of the table."""
-
-    def cell(name: str) -> str:
-        return f"{row[name]['seconds']:9.2f}" if row[name] else "  missing"
-
-    def times(name: str, chosen: str, turned: bool) -> str:
-        if not row[name]:
-            return "      -"
-        ratio = row[name]["seconds"] / row[chosen]["seconds"]
-        return f"{1 / ratio if turned else ratio:7.2f}"
-
-    quick, raw = row["int8"], row["float32"]
-    return " ".join(
-        (
-            f"{row['million']:6g} M {row['volunteers']:2d}",
-            *(cell(name) for name in ("float32", "int8", "flower", "hivemind")),
-            times("flower", "float32", turned=False),
-            times("flower", "int8", turned=False),
-            times("hivemind", "float32", turned=True),
-            times("hivemind", "int8", turned=True),
-            f"{raw['up']:5.2f}/{raw['down']:4.2f} {quick['up']:5.2f}/{quick['down']:4.2f}",
-            f"{raw['above_idle_mb']:6.0f} {quick['above_idle_mb']:6.0f} MB",
-        )
-    )
-
-
-HEAD = (
-    "    size  N  float32      int8    flower  hivemind  flower/ flower/ float32/ int8/   bytes/parameter up/down  server above idle\n"
-    "                 s         s         s         s    float32  int8   hivemind hivemind  float32     int8      float32  int8"
-)
 
 
 def numbers(text: str) -> list[float]:
@@ -307,6 +295,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--flower", default="", help="the Python of an environment with flwr")
     parser.add_argument("--hivemind", default="", help="the Python of one with hivemind")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--add", action="store_true", help="keep the rows that --json has already")
+    parser.add_argument(
+        "--table", action="store_true", help="print --json as Markdown, run nothing"
+    )
     for hidden in ("--url", "--folder", "--codec"):
         parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
     parser.add_argument("--number", type=int, default=0, help=argparse.SUPPRESS)
@@ -314,13 +306,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.number:
         asyncio.run(reside(options))
         return
-    print(HEAD)
-    rows = []
-    for row in cells(options):
-        rows.append(row)
-        print(told(row), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps({"rows": rows}, indent=1))
+    kept = options.add or options.table
+    rows = json.loads(options.json.read_text())["rows"] if kept and options.json.exists() else []
+    print(line(HEAD), line(["---"] * len(HEAD)), sep="\n")
+    for row in rows if options.table else cells(options):
+        print(line(told(row)), flush=True)
+        if options.json and not options.table:
+            rows = joined(rows, [row])
+            options.json.write_text(json.dumps({"rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

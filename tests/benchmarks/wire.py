@@ -97,22 +97,35 @@ class Connection(AbstractContextManager["Connection"]):
 
 
 class Memory(AbstractContextManager["Memory"]):
-    """The most resident memory of a process while this is open, above what it had before."""
+    """The most resident memory of a process while this is open, above what it had before: all of it, and the anonymous part.
+
+    Mapped files are in the first only: the kernel takes those pages back when it needs them.
+    """
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self.base = self.peak = 0
+        self._anonymous_base = self._anonymous_peak = 0
 
     @property
     def above_mb(self) -> float:
         return (self.peak - self.base) / MIB
 
+    @property
+    def anonymous_mb(self) -> float:
+        return (self._anonymous_peak - self._anonymous_base) / MIB
+
     def __enter__(self) -> Memory:
-        self.base = self.peak = self._process.memory_info().rss
+        self.base, self._anonymous_base = self._now()
+        self.peak, self._anonymous_peak = self.base, self._anonymous_base
         self._thread.start()
         return self
+
+    def _now(self) -> tuple[int, int]:
+        found = self._process.memory_info()
+        return found.rss, found.rss - found.shared
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
@@ -120,7 +133,9 @@ class Memory(AbstractContextManager["Memory"]):
 
     def _look(self) -> None:
         while not self._over.wait(0.01):
-            self.peak = max(self.peak, self._process.memory_info().rss)
+            resident, anonymous = self._now()
+            self.peak = max(self.peak, resident)
+            self._anonymous_peak = max(self._anonymous_peak, anonymous)
 
 
 def until_idle(pid: int, patience_s: float = 60.0) -> None:

@@ -58,7 +58,7 @@ def ways(steps: int) -> dict[str, Run]:
         ),
         "waiting, tasks sized by speed": all_of(barrier, **sized),
     }
-    for preset in ("fedavg", "diloco", "fedbuff", "fedasync", "async-diloco"):
+    for preset in ("fedbuff", "fedavg", "async-diloco", "fedasync", "diloco"):
         table = {"preset": preset} | _default_triggers(preset)
         found[f"preset {preset}"] = all_of(table)
         found[f"preset {preset}, sized by speed"] = all_of(table, **sized)

@@ -87,6 +87,7 @@ class Run:
 
     plan: Mapping[str, Any] = field(default_factory=dict)
     workers: int = 4
+    steps: int = 0  # of each worker, if not the setup's
     local_steps: int = 30
     batch: int = 0  # 0 = the setup's
     seed: int = 0
@@ -224,8 +225,9 @@ class _Watch:
 
 
 def _table(setup: Setup, run: Run) -> dict[str, Any]:
+    steps = run.steps or setup.steps
     tokens = int(
-        (setup.steps - run.start_step)
+        (steps - run.start_step)
         * setup.batch
         * setup.model["block_size"]
         * _crowd(setup, run)
@@ -234,7 +236,7 @@ def _table(setup: Setup, run: Run) -> dict[str, Any]:
     train: dict[str, Any] = {
         "lr": setup.lr,
         "warmup_steps": setup.warmup,
-        "decay_steps": int(setup.steps * run.stretch),
+        "decay_steps": int(steps * run.stretch),
         "rewarm_steps": run.rewarm,
         **run.train,
     }

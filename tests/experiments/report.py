@@ -6,14 +6,16 @@ import argparse
 import html
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tests.experiments.cells import size_of
+from tests.experiments.learning_cells import STEPS
 
 Row = dict[str, Any]
 STEP_BYTES = 4.0  # a gradient in float32, a parameter and step
-STEPS = 600
+_END = re.compile(r" (K\d+(?: T(\d+))?) s(\d+)$")
 
 
 def write_report(options: argparse.Namespace, rows: Mapping[str, Row]) -> None:
@@ -24,9 +26,14 @@ def write_report(options: argparse.Namespace, rows: Mapping[str, Row]) -> None:
 
 
 def crowd_of(name: str) -> str:
-    """ "K4 s0" of a cell's name."""
-    found = re.search(r"K\d+ s\d+", name)
-    return found[0] if found else ""
+    """ "K4 s0" of a cell's name, or "K4 T1200 s0"."""
+    found = _END.search(name)
+    return found[0].strip() if found else ""
+
+
+def steps_of(name: str) -> int:
+    found = _END.search(name)
+    return int(found[2]) if found and found[2] else STEPS
 
 
 def share_kept(name: str, row: Row, rows: Mapping[str, Row]) -> float | None:
@@ -42,32 +49,52 @@ def share_kept(name: str, row: Row, rows: Mapping[str, Row]) -> float | None:
 def up_bytes(name: str, row: Row) -> float | None:
     """Bytes a parameter and worker sent. Data-parallel would send its gradient every step; one alone sends nothing."""
     if name.startswith("data-parallel"):
-        return STEP_BYTES * STEPS
+        return STEP_BYTES * steps_of(name)
     return None if "alone" in name else float(row["up"])
 
 
 def table(rows: Mapping[str, Row]) -> list[str]:
+    """A line for each way, its seeds side by side."""
     lines = [
         "| run | loss | to data-parallel | gain kept | up, bytes a parameter | down | fewer than float32 each step |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, row in rows.items():
-        whole = rows.get(f"data-parallel {crowd_of(name)}")
-        gap = f"{row['loss'] / whole['loss'] - 1:+.1%}" if whole else ""
-        share, up = share_kept(name, row, rows), up_bytes(name, row)
-        fewer = f"{STEP_BYTES * STEPS / up:.0f} x" if up else ""
-        down = "" if "alone" in name or name.startswith("data") else f"{row['down']:.0f}"
-        kept = "" if share is None else f"{share:.0%}"
-        sent = "" if up is None else f"{up:.1f}"
-        lines.append(f"| {name} | {row['loss']:.3f} | {gap} | {kept} | {sent} | {down} | {fewer} |")
+    ways: dict[str, list[str]] = {}
+    for name in rows:
+        ways.setdefault(_END.sub(r" \1", name), []).append(name)
+    for way, names in ways.items():
+        names.sort()
+        first, up = rows[names[0]], up_bytes(names[0], rows[names[0]])
+        down = "" if "alone" in way or way.startswith("data") else f"{first['down']:.0f}"
+        cells = (
+            way,
+            ", ".join(f"{rows[name]['loss']:.3f}" for name in names),
+            ", ".join(_gap(name, rows) for name in names),
+            ", ".join(_kept(name, rows) for name in names),
+            "" if up is None else f"{up:.1f}",
+            down,
+            f"{STEP_BYTES * steps_of(names[0]) / up:.0f} x" if up else "",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _gap(name: str, rows: Mapping[str, Row]) -> str:
+    whole = rows.get(f"data-parallel {crowd_of(name)}")
+    return f"{rows[name]['loss'] / whole['loss'] - 1:+.1%}" if whole else "-"
+
+
+def _kept(name: str, rows: Mapping[str, Row]) -> str:
+    share = share_kept(name, rows[name], rows)
+    return "-" if share is None else f"{share:.0%}"
 
 
 # --- the plot ---
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 760, 440, 64, 24, 24, 52
-BYTES = (1.0, 10_000.0)  # a parameter and worker, logarithmic
+FEWER = (1.0, 10_000.0)  # times, logarithmic
 SHARES = (-0.2, 1.1)
+FOUR = re.compile(r" K4( T\d+)? s\d+$")
 INK, GRID, BEST = "#334155", "#e2e8f0", "#0f766e"
 
 
@@ -75,29 +102,34 @@ class Point(NamedTuple):
     """One way of merging."""
 
     name: str
-    up: float  # bytes a parameter and worker
+    fewer: float  # times fewer bytes than a float32 gradient each step
     share: float  # of data-parallel's gain
     best: bool  # nothing with as few bytes kept more
 
 
 def points(rows: Mapping[str, Row]) -> list[Point]:
-    """Whole runs from scratch only: what a warm start cost is not in the bytes of the others."""
-    found: dict[tuple[float, float], list[str]] = {}
+    """Whole runs of four workers from scratch, the mean of their seeds: others do not show what their warm start cost."""
+    ways: dict[str, list[tuple[float, float]]] = {}
     for name, row in rows.items():
         share, up = share_kept(name, row, rows), up_bytes(name, row)
-        if share is not None and up is not None and not name.startswith("warm"):
-            place = (round(up, 1 if up < 100 else 0), round(share, 2))
-            found.setdefault(place, []).append(re.sub(r" K\d+ s\d+", "", name))
+        if FOUR.search(name) and share is not None and up and not name.startswith("warm"):
+            fewer = STEP_BYTES * steps_of(name) / up
+            tag = "" if steps_of(name) == STEPS else f", {steps_of(name):,} steps"
+            ways.setdefault(FOUR.sub("", name) + tag, []).append((fewer, share))
+    means: dict[tuple[float, float], list[str]] = {}
+    for way, seen in ways.items():
+        fewer, share = (statistics.fmean(column) for column in zip(*seen, strict=True))
+        means.setdefault((round(fewer), round(share, 2)), []).append(way)
     drawn, kept = [], 0.0
-    for up, share in sorted(found, key=lambda place: (place[0], -place[1])):
-        drawn.append(Point(" = ".join(found[up, share]), up, share, share > kept))
+    for fewer, share in sorted(means, reverse=True):
+        drawn.append(Point(" = ".join(means[fewer, share]), fewer, share, share > kept))
         kept = max(kept, share)
     return drawn
 
 
-def _x(up: float) -> float:
-    low, high = map(math.log10, BYTES)
-    return LEFT + (math.log10(up) - low) / (high - low) * (WIDTH - LEFT - RIGHT)
+def _x(fewer: float) -> float:
+    low, high = map(math.log10, FEWER)
+    return LEFT + (math.log10(fewer) - low) / (high - low) * (WIDTH - LEFT - RIGHT)
 
 
 def _y(share: float) -> float:
@@ -107,16 +139,16 @@ def _y(share: float) -> float:
 
 
 def plot(found: Sequence[Point]) -> str:
-    """Share of the gain kept against bytes sent, as an SVG; the frontier is drawn through."""
+    """Share of the gain kept against how few bytes were sent, as an SVG; the frontier is drawn through."""
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
         *_axes(),
     ]
-    edge = " ".join(f"{_x(one.up):.1f},{_y(one.share):.1f}" for one in found if one.best)
+    edge = " ".join(f"{_x(one.fewer):.1f},{_y(one.share):.1f}" for one in found if one.best)
     lines.append(f'<polyline points="{edge}" fill="none" stroke="{BEST}" stroke-width="1.5"/>')
     for number, one in enumerate(found):
-        x, y, colour = _x(one.up), _y(one.share), BEST if one.best else INK
+        x, y, colour = _x(one.fewer), _y(one.share), BEST if one.best else INK
         lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
         anchor, along = ("end", -8) if x > WIDTH * 0.72 else ("start", 8)
         drop = -6 if number % 2 else 4
@@ -133,7 +165,7 @@ def _axes() -> list[str]:
         x = _x(10.0**power)
         lines.append(f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="{GRID}"/>')
         lines.append(
-            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle" fill="{INK}">{10**power:,}</text>'
+            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle" fill="{INK}">{10**power:,} x</text>'
         )
     for tenth in range(0, 11, 2):
         y = _y(tenth / 10)
@@ -144,7 +176,7 @@ def _axes() -> list[str]:
     middle = (LEFT + WIDTH - RIGHT) / 2
     lines.append(
         f'<text x="{middle}" y="{HEIGHT - 12}" text-anchor="middle" fill="{INK}">'
-        "bytes sent, a parameter and worker (data-parallel: float32 gradients of every step)</text>"
+        "times fewer bytes sent than a float32 gradient of every step (data-parallel)</text>"
     )
     lines.append(
         f'<text x="{LEFT}" y="{TOP - 8}" fill="{INK}">share of the gain over one worker alone</text>'

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.experiments.exp_learning import ALONE, quick_setup
+from tests.experiments.exp_learning import quick_setup
 from tests.experiments.learning import Run, Setup, learn
+from tests.experiments.learning_cells import ALONE
 
 
 @pytest.fixture(scope="module")
