@@ -1,10 +1,10 @@
-"""Stills of the volunteer's screen, as SVG, from a volunteer that is at work.
+"""Stills of the volunteer's screen, as SVG, from a volunteer that joins and goes to work.
 
-    coordinator demo --minutes 3 --data-dir /tmp/demo &
-    python packaging/stills.py --home /tmp/demo/volunteer-1 --after 120 --out docs/images
+    coordinator demo --minutes 5 --data-dir /tmp/demo &
+    python packaging/stills.py 'http://127.0.0.1:8765/join#key=...' --after 120 --out docs/images
 
-It attaches to the running instance as a second `volunteer` does, waits, and draws each page once. The pictures load nothing:
-the fonts that Textual would fetch from elsewhere are left out, and the reader's own are used.
+It takes the first steps of a new machine as a person would, key by key, trains, and draws each page once. The pictures load
+nothing: the fonts that Textual would fetch from elsewhere are left out, and the reader's own are used.
 """
 
 from __future__ import annotations
@@ -13,36 +13,93 @@ import argparse
 import asyncio
 import os
 import re
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-PAGES = ("dashboard", "runs", "device", "history", "leaderboard")
+if TYPE_CHECKING:
+    from textual.pilot import Pilot
+
+    from volunteer.tui.app import VolunteerApp
+
+PAGES = ("dashboard", "runs", "device", "history", "leaderboard", "settings", "log")
 SIZE = (120, 36)
+PATIENCE_S = 120.0
 FETCHED = re.compile(r"@font-face\s*\{[^}]*\}")
 FONTS = "Fira Code", "'Fira Code', Menlo, Consolas, 'DejaVu Sans Mono'"
 
 
-async def stills(home: Path, after_s: float, pages: tuple[str, ...]) -> dict[str, str]:
-    """Draw `pages` of the volunteer in `home`, `after_s` seconds from now."""
-    drawn: dict[str, str] = {}
-    os.environ["VOLUNTEER_HOME"] = str(home)
-    from shared.clock import SystemClock
-    from volunteer.channel import attach
-    from volunteer.config import directories
-    from volunteer.profile import Profile
-    from volunteer.tui.app import VolunteerApp
+class Walk:
+    """A person before the screen, who takes pictures."""
 
-    profile = Profile(directories().profile)
-    async with attach(profile.endpoint, SystemClock()) as control:
-        app = VolunteerApp(control)
-        async with app.run_test(size=SIZE) as pilot:
-            await asyncio.sleep(after_s)
-            for number, page in enumerate(PAGES, start=1):
-                if page not in pages:
-                    continue
-                await pilot.press(str(number))
-                await asyncio.sleep(3.0)
-                drawn[page] = alone(app.export_screenshot(title="volunteer"))
-    return drawn
+    def __init__(self, app: VolunteerApp, pilot: Pilot[Any]) -> None:
+        self.app = app
+        self.pilot = pilot
+        self.drawn: dict[str, str] = {}
+
+    async def until(self, seen: Callable[[], bool]) -> None:
+        for _ in range(round(PATIENCE_S / 0.1)):
+            if seen():
+                break
+            await asyncio.sleep(0.1)
+        else:
+            raise SystemExit("what was waited for never came")
+        await asyncio.sleep(1.0)  # until it is drawn
+
+    def take(self, name: str) -> None:
+        self.drawn[name] = alone(self.app.export_screenshot(title="volunteer"))
+
+    async def first_steps(self, link: str, name: str) -> None:
+        """From nothing to a machine that is ready to start, and starts."""
+        from textual.widgets import Input
+
+        from volunteer.tui.welcome.join import JoinStep
+
+        self.app.screen.query_one("#link", Input).value = link
+        step = self.app.screen.query_one(JoinStep)
+        await self.until(lambda: step.choice.server is not None)
+        self.take("join")
+        await self.press("enter", *name, "enter")
+        self.take("limits")
+        await self.press("n")
+        await self.until(lambda: self.app.view.benchmark is not None)
+        await self.until(lambda: self.app.view.benchmark is None)
+        self.take("benchmark")
+        await self.press("enter", "enter")
+        self.take("ready")
+        await self.press("space")
+
+    async def press(self, *keys: str) -> None:
+        for key in keys:
+            await self.pilot.press(key)
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1.5)
+
+    async def pages(self) -> None:
+        for number, page in enumerate(PAGES, start=1):
+            await self.press(str(number))
+            await asyncio.sleep(2.0)
+            self.take(page)
+
+
+async def stills(link: str, name: str, after_s: float) -> dict[str, str]:
+    """All pictures: the first steps, then each page `after_s` seconds later."""
+    from volunteer.config import directories
+    from volunteer.engine import Engine
+    from volunteer.tui.app import Look, VolunteerApp
+
+    engine = Engine(directories(), start_paused=True)
+    working = asyncio.create_task(engine.run())
+    app = VolunteerApp(engine.control, look=Look(page="onboarding"))
+    async with app.run_test(size=SIZE) as pilot:
+        walk = Walk(app, pilot)
+        await walk.first_steps(link, name)
+        await asyncio.sleep(after_s)
+        await walk.pages()
+        engine.stop("release")
+        await working
+    return walk.drawn
 
 
 def alone(svg: str) -> str:
@@ -52,17 +109,20 @@ def alone(svg: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--after", type=float, default=90.0)
+    parser.add_argument("link")
+    parser.add_argument("--name", default="ada")
+    parser.add_argument("--after", type=float, default=120.0)
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
-    parser.add_argument("--pages", nargs="*", default=list(PAGES))
     options = parser.parse_args()
-    drawn = asyncio.run(stills(options.home, options.after, tuple(options.pages)))
+    with tempfile.TemporaryDirectory(prefix="stills-") as home:
+        os.environ["VOLUNTEER_HOME"] = home
+        drawn = asyncio.run(stills(options.link, options.name, options.after))
     options.out.mkdir(parents=True, exist_ok=True)
     for page, picture in drawn.items():
         path = options.out / f"{page}.svg"
         path.write_text(picture, encoding="utf-8")
-        print(path)
+        print(path, flush=True)
+    os._exit(0)  # a training thread may still be at it
 
 
 if __name__ == "__main__":
