@@ -18,6 +18,7 @@ from tests.tui.engine import screen_text
 from tests.tui.pages import SMALL, Snapshot
 from volunteer.rival import Seated
 from volunteer.tui.app import Look
+from volunteer.tui.keys import shown
 from volunteer.tui.play import PlayApp
 from volunteer.tui.text import UNICODE
 from volunteer.tui.widgets.board import Laid, board_lines, field_at
@@ -212,6 +213,20 @@ def test_the_cursor_is_in_brackets_and_the_last_stone_in_others() -> None:
     laid = Laid(size=3, stones=(0, 1, 0, 0, -1, 0, 0, 0, 0), cursor=8, last=4)
     lines = ["".join(text for text, _ in line) for line in board_lines(laid, 20, 9, UNICODE)]
     assert lines == [" 3 · X · ", " 2 ·(O)· ", " 1 · ·[·]", "   a b c"]
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("left_square_bracket,minus", "["),
+        ("right_square_bracket", "]"),
+        ("ctrl+p", "^p"),
+        ("left", "←"),
+        ("n", "n"),
+    ],
+)
+def test_a_key_is_written_as_it_stands_on_the_keyboard(key: str, says: str) -> None:
+    assert shown(key) == says
 
 
 def picture(snap_compare: Snapshot, size: tuple[int, int], *, ascii: bool = False) -> bool:

@@ -183,7 +183,8 @@ def bindings() -> list[Binding]:
 _NAMES = {
     "question_mark": "?",
     "slash": "/",
-    "ctrl+": "^",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
     "escape": "esc",
     "left": "←",
     "right": "→",
@@ -192,10 +193,8 @@ _NAMES = {
 
 def shown(key: str) -> str:
     """A key as the footer writes it: the first of several, `?` instead of its long name."""
-    first = key.split(",")[0].strip()
-    for long, short in _NAMES.items():
-        first = first.replace(long, short)
-    return first
+    held, plus, name = key.split(",")[0].strip().rpartition("+")
+    return (held + plus).replace("ctrl+", "^") + _NAMES.get(name, name)
 
 
 def key_of(command: Command, keymap: Mapping[str, str]) -> str:
