@@ -27,6 +27,7 @@ PDEATHSIG = 1
 BIRTH_S = 120.0  # the first one waits for the imports
 MODULES = [
     "alembic.command",
+    "alembic.config",
     "anyio.to_thread",
     "asyncpg",
     "coordinator.app",
@@ -35,11 +36,16 @@ MODULES = [
     "coordinator.openapi",
     "coordinator.routes.table",
     "coordinator.server",
+    "coordinator.store.migrations.triggers",
+    "cryptography.hazmat.primitives.asymmetric.ed25519",
+    "cryptography.hazmat.primitives.serialization",
     "httptools",
     "limits.storage",
     "limits.strategies",
     "shared.workloads.gpt",
+    "shared.workloads.gpt_sample",
     "shared.workloads.gpt_train",
+    "shared.workloads.text",
     "sqlalchemy.dialects.postgresql.asyncpg",
     "sqlalchemy.dialects.sqlite.pysqlite",
     "starlette.applications",
@@ -48,11 +54,14 @@ MODULES = [
     "starlette.responses",
     "starlette.routing",
     "tests.faults",
+    "tokenizers",
     "torch._dynamo",  # which the first optimiser or embedding would import, for seconds
     "uvicorn.lifespan.on",
     "uvicorn.protocols.http.httptools_impl",
     "uvloop",
     "volunteer.cli",
+    "volunteer.engine",
+    "volunteer.headless",
     "volunteer.work",
 ]
 

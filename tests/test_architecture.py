@@ -178,6 +178,7 @@ LIGHT = {
     "volunteer.headless": ("torch", "textual"),
     "volunteer.control": ("torch", "textual"),
     "volunteer.agent": ("torch", "textual"),
+    "volunteer.work": ("torch", "textual", "httpx", "numpy"),  # before the first paint
     "volunteer.tui": ("torch",),
     "shared.protocol": ("torch", "numpy"),
     "shared.workloads.base": ("torch",),

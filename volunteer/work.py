@@ -1,12 +1,17 @@
-"""What the commands do: start a volunteer with or without a screen, join, and ask the coordinator something."""
+"""What the commands do: start a volunteer with or without a screen, join, and ask the coordinator something.
+
+The agent and all that it needs (numpy, httpx) are imported when somebody needs them: the screen is painted before.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,26 +22,20 @@ import psutil
 
 from shared.clock import SystemClock
 from shared.errors import Configuration, Unreachable
-from shared.links import parse_link
-from volunteer import config, stall
-from volunteer.api import Api
-from volunteer.channel import attach
-from volunteer.commands import Joined, SettingRow
+from volunteer import config
 from volunteer.config import Directories, Settings
-from volunteer.device import default_threads
-from volunteer.engine import Engine, setting_rows_of
 from volunteer.files import set_aside
-from volunteer.headless import Headless
-from volunteer.joining import connector, join
 from volunteer.profile import Identity, Profile
-from volunteer.rival import Rival
-from volunteer.tls import Address
 
 if TYPE_CHECKING:
-    from volunteer.tui.app import Look
+    from volunteer.api import Api
+    from volunteer.commands import Joined, SettingRow
+    from volunteer.engine import Engine
+    from volunteer.tui.app import Look, VolunteerApp
 
 LOW_PRIORITY = 10
 LAST_LINES_S = 5.0
+BEGINNING_S = 3.0  # from the lock of a profile to the socket by which others can be shown it
 GOES_ON = "the volunteer goes on in the background: `volunteer status` looks at it, `volunteer stop` ends it"
 
 T = TypeVar("T")
@@ -73,11 +72,19 @@ def work(options: Options) -> int:
             _lower_priority(settings)
             return asyncio.run(_work(options, directories, profile, settings))
     except Configuration:
-        if not (options.screen and profile.endpoint.exists()):
+        if not (options.screen and _answers_soon(profile)):
             raise
     return asyncio.run(
         _attach(profile, settings)
     )  # another instance is at work here: show that one
+
+
+def _answers_soon(profile: Profile) -> bool:
+    """Whether the instance at work here can be shown; one that has only just begun is given a moment."""
+    until = time.monotonic() + BEGINNING_S
+    while not profile.endpoint.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    return profile.endpoint.exists()
 
 
 def _settings(options: Options, directories: Directories) -> Settings:
@@ -108,13 +115,21 @@ async def _work(
         )
     # At the first start before the screen nothing begins until its owner says so.
     first = options.screen and not link and _new(profile)
-    engine = Engine(directories, options.flags, start_paused=options.paused or first)
+
+    def engine() -> Engine:
+        from volunteer.engine import Engine
+
+        return Engine(directories, options.flags, start_paused=options.paused or first)
+
     if options.screen:
         return await _with_screen(engine, _look(settings, first=first))
-    return await _without_screen(engine, json=options.json)
+    return await _without_screen(engine(), json=options.json)
 
 
 async def _without_screen(engine: Engine, *, json: bool) -> int:
+    from volunteer import stall
+    from volunteer.headless import Headless
+
     stall.watch(asyncio.get_running_loop())
     _obey_signals(engine)
     front = Headless(engine.control, sys.stdout, json=json, since=engine.world.clock.now())
@@ -148,13 +163,17 @@ def _look(settings: Settings, *, first: bool) -> Look:
     )
 
 
-async def _with_screen(engine: Engine, look: Look) -> int:
+async def _with_screen(make: Callable[[], Engine], look: Look) -> int:
     """The screen on the event loop of the agent; when one ends, so does the other."""
     from volunteer.tui.app import VolunteerApp
 
-    screen = VolunteerApp(engine.control, look=look)
+    screen = VolunteerApp(look=look)
+    drawing = asyncio.create_task(screen.run_async())
+    engine = await _behind(screen, drawing, make)
+    if engine is None:
+        return await drawing or 0
     working = asyncio.create_task(engine.run())
-    code = await screen.run_async()
+    code = await drawing
     if screen.at_once:
         working.cancel()
         return code or 0
@@ -165,7 +184,25 @@ async def _with_screen(engine: Engine, look: Look) -> int:
     return result or code or 0
 
 
+async def _behind(
+    screen: VolunteerApp, drawing: asyncio.Task[int | None], make: Callable[[], Engine]
+) -> Engine | None:
+    """The engine, made and shown once the screen is painted; None when the screen was left before that."""
+    painted = asyncio.create_task(screen.painted.wait())
+    await asyncio.wait({painted, drawing}, return_when=asyncio.FIRST_COMPLETED)
+    painted.cancel()
+    if not drawing.done():
+        # In a thread of its own, so that keys are heard meanwhile.
+        await asyncio.to_thread(importlib.import_module, "volunteer.engine")
+    if drawing.done():
+        return None
+    engine = make()
+    screen.call_later(screen.attach, engine.control)
+    return engine
+
+
 async def _attach(profile: Profile, settings: Settings) -> int:
+    from volunteer.channel import attach
     from volunteer.tui.app import VolunteerApp
 
     look = _look(settings, first=False)
@@ -221,6 +258,9 @@ async def _join_unattended(directories: Directories, settings: Settings, link: s
 
 
 async def _join(directories: Directories, settings: Settings, link: str, name: str) -> Joined:
+    from shared.links import parse_link
+    from volunteer.joining import connector, join
+
     return await join(
         parse_link(link),
         name,
@@ -238,6 +278,10 @@ async def join_now(directories: Directories, link: str, name: str) -> Joined:
 
 async def ask_coordinator(directories: Directories, question: Callable[[Api], Awaitable[T]]) -> T:
     """Something only the coordinator knows, with the identity of this profile. Raises Configuration without one."""
+    from volunteer.api import Api
+    from volunteer.joining import connector
+    from volunteer.tls import Address
+
     identity = _identity(directories)
     address = Address(url=identity.url, tls_pin=identity.tls_pin)
     client = connector(SystemClock())(address, identity.token)
@@ -260,6 +304,8 @@ def play(directories: Directories, game: Match) -> int:
 
 
 async def _play(directories: Directories, game: Match) -> int:
+    from volunteer.device import default_threads
+    from volunteer.rival import Rival
     from volunteer.tui.play import PlayApp
 
     settings = config.load(path=directories.config / "config.toml").settings
@@ -292,6 +338,8 @@ async def _play(directories: Directories, game: Match) -> int:
 
 def setting_rows(directories: Directories) -> tuple[SettingRow, ...]:
     """`volunteer settings`."""
+    from volunteer.engine import setting_rows_of
+
     return setting_rows_of(config.load(path=directories.config / "config.toml"))
 
 

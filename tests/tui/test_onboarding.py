@@ -227,6 +227,20 @@ async def test_a_link_that_does_not_work_says_why(
         assert "✓ Little Lab" in screen_text(app)
 
 
+async def test_a_link_typed_before_there_is_a_volunteer_is_checked_then(
+    engine: FakeEngine,
+) -> None:
+    app = VolunteerApp(None, look=PAGE, clock=prepared(engine).clock, tick_s=None)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await tell(app, pilot, engine, LINK)
+        assert not engine.asked
+        app.attach(engine.control)
+        await settle(app, pilot)
+        await engine.clock.advance(1)
+        await settle(app, pilot)
+        assert "✓ Little Lab" in screen_text(app)
+
+
 async def test_a_clock_that_is_wrong_by_a_day_is_told_before_joining(engine: FakeEngine) -> None:
     async with at(engine, "join") as (app, pilot):
         engine.answers[commands.Probe] = replace(SERVER, now=scenes.NOW + 86_400)

@@ -91,6 +91,7 @@ class VolunteerApp(App[int]):
         self.glyphs: Glyphs = ASCII if look.ascii else UNICODE
         self.device = ""
         self.leaving: How | None = None  # set once the volunteer was asked to end
+        self.painted = asyncio.Event()  # once something can be read
         self.at_once = False  # asked a second time: nobody waits for the volunteer
         self._tick_s = tick_s
         self._ticks = 0
@@ -118,6 +119,7 @@ class VolunteerApp(App[int]):
         self._catch_signals()
         sys.setswitchinterval(SWITCH_S)
         self.theme_changed_signal.subscribe(self, self._keep_theme)
+        self.call_after_refresh(self.call_after_refresh, self.painted.set)
 
     def _keep_theme(self, theme: Theme) -> None:
         """A theme that was chosen here is the one of the next start."""

@@ -53,7 +53,10 @@ class JoinStep(Step):
 
     def begin(self, why: str = "") -> None:
         self._trouble = why
-        self.query_one("#link", Input).focus()
+        field = self.query_one("#link", Input)
+        field.focus()
+        if field.value and not why and self.choice.server is None:
+            self._check(field.value)  # typed before there was a volunteer to ask
         self.run_worker(self._ask_public(), group="public")
 
     def proceed(self) -> None:
