@@ -19,6 +19,10 @@ LINK_CHARS = 8  # 40 bits, for ten minutes and behind a rate limit
 INVITE_CHARS = 16  # 80 bits: it may lie in a chat for weeks
 CODE_CHARS_MAX = 64  # as typed
 
+WRONG_SECRET = (
+    "unknown worker or wrong secret: ask your organiser for a link of your own (coordinator volunteer reissue NAME) "
+    "and join with that"
+)
 REVOKED = "this machine's secret was withdrawn: join again with a code from your organiser"
 BANNED = "the organiser has banned this account; write to them if you think this is a mistake"
 

@@ -184,7 +184,7 @@ def authorise(known: Credentials | None, secret: str) -> Credentials:
     stored = known.secret_hash if known else codes.secret_hash("")
     right = codes.same(codes.secret_hash(secret), stored)
     if known is None or not right:
-        raise Unauthorized("unknown worker or wrong secret: join again with your link")
+        raise Unauthorized(codes.WRONG_SECRET)
     if known.revoked:
         raise Unauthorized(codes.REVOKED)
     if known.state != "active":

@@ -172,15 +172,22 @@ def new_box() -> str:
 
 
 def flat_names(paths: Iterable[Path]) -> list[tuple[str, Path]]:
-    """Each file, folders walked, with a name that is unique in a box and keeps its ending."""
+    """Each file, folders walked, with a name that is unique in a box and keeps its ending.
+
+    Its second number is that of the folder it lies in, by the folder's own name: 0 for what was named by itself or lies in no
+    folder below. Images of one folder are one class.
+    """
     found: list[tuple[str, Path]] = []
+    folders = {"": 0}
     for path in paths:
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         for file in files:
+            inside = file.relative_to(path).parent.name if path.is_dir() else ""
+            folder = folders.setdefault(inside, len(folders))
             ending = "".join(c for c in file.suffix if c.isalnum())
             stem = "".join(
                 c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in file.stem
             )
-            name = f"{len(found):06d}-{stem[:100]}" + (f".{ending}" if ending else "")
+            name = f"{len(found):06d}-{folder:04d}-{stem[:100]}" + (f".{ending}" if ending else "")
             found.append((name, file))
     return found

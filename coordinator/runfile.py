@@ -195,7 +195,7 @@ def from_table(table: Mapping[str, Any]) -> RunFile:
     try:
         run = decoding.convert(dict(table), RunFile)
     except msgspec.ValidationError as error:
-        raise InvalidRunFile(f"run file: {error}") from error
+        raise InvalidRunFile(decoding.complaint(error, "run file")) from error
     _check_ranges(run)
     return run
 

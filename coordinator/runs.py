@@ -252,9 +252,12 @@ class Runs(Reading):
             now = self._clock.now()
             run = runs.by_id(conn, runs.by_name(conn, name).id, lock=True)
             if not 0 <= to < run.head:
-                raise NotFound(
-                    f'"{name}" is at version {run.head}; it can go back to any of 0 to {run.head - 1}'
+                there = (
+                    f"it can go back to any of 0 to {run.head - 1}"
+                    if run.head > 0
+                    else "there is nothing before it"
                 )
+                raise NotFound(f'"{name}" is at version {run.head}: {there}')
             target = versions.get(conn, run.id, to)
             if versions.evaluation(conn, run.id, to).pruned:
                 raise NotFound(

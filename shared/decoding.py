@@ -8,12 +8,15 @@ again and again, in 1 of 15 starts). Here a type is described once, under a lock
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any, TypeVar, overload
 
 import msgspec
 
 T = TypeVar("T")
+
+_WHERE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 
 _describing = threading.Lock()
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
@@ -49,3 +52,11 @@ def convert(value: Any, kind: Any, *, strict: bool = True) -> Any:
     """A value of plain Python (dicts, lists, numbers) as one of this type. Raises msgspec.ValidationError."""
     decoder(kind)
     return msgspec.convert(value, kind, strict=strict)
+
+
+def complaint(error: msgspec.ValidationError, table: str) -> str:
+    """msgspec says "Expected `int` >= 1 - at `$.quorum`"; a person wants "[plan] quorum: expected int >= 1"."""
+    found = _WHERE.fullmatch(str(error))
+    what, key = (found[1], found[2]) if found else (str(error), None)
+    what = what.replace("`", "")
+    return f"{table} {key}: {what[:1].lower()}{what[1:]}" if key else f"{table}: {what}"

@@ -171,7 +171,12 @@ class Profile:
         path = self.path / slug / "identity.json"
         if path.exists() and os.name == "posix" and path.stat().st_mode & 0o077:
             raise Configuration(f"others can read your secret: chmod 600 {path}")
-        return read_record(path, Identity)
+        try:
+            return read_record(path, Identity)
+        except Configuration as error:
+            raise Configuration(
+                f"{error.message}; move that file away, ask your organiser for a link of your own, and join with it"
+            ) from error
 
 
 def new_identity(

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from shared.workloads.base import DatasetManifest
 
 TOKENIZER_FILE = "tokenizer.json"  # a file of this name in a box is the tokenizer, not text
+FOLDERS = "folders"  # in a box: where images lie in folders again
+_SENT = re.compile(
+    r"(?<![^\s/])(?:\d+/)?\d{6}-(\d{4,})-"
+)  # how a name in a box begins, see `flat_names`
 
 _COMMON = ("licence", "source", "heldout_share", "seed")
 _OPTIONS = {"text": (*_COMMON, "vocab_size"), "images": (*_COMMON, "size", "channels")}
@@ -78,13 +82,15 @@ class _Sent(Skipped):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self._place = re.compile(re.escape(f"{folder}/") + r"(\d{6}-)?")  # see `flat_names`
+        self._folders = f"{folder}/{FOLDERS}/", f"{folder}/"
 
     def add(self, sentence: str) -> None:
         super().add(self.worded(sentence))
 
     def worded(self, sentence: str) -> str:
-        return self._place.sub("", sentence)
+        for folder in self._folders:
+            sentence = sentence.replace(folder, "")
+        return _SENT.sub("", sentence)
 
 
 async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
@@ -119,6 +125,8 @@ def _sources(coordinator: Coordinator, ask: AddDataset) -> tuple[list[Path], byt
         files = coordinator.depot.files(ask.box)
         found = [path for path in files if path.name != TOKENIZER_FILE]
         own = [path for path in files if path.name == TOKENIZER_FILE]
+        if ask.kind == "images":
+            found = _in_folders(coordinator.depot.folder(ask.box), found)
     else:
         found = [Path(path).expanduser() for path in ask.text or ask.images]
         own = [Path(ask.tokenizer).expanduser()] if ask.tokenizer else []
@@ -126,6 +134,21 @@ def _sources(coordinator: Coordinator, ask: AddDataset) -> tuple[list[Path], byt
         if not path.exists():
             raise BadRequest(f"there is no file or folder {path}")
     return found, _read(own[0]) if own else None
+
+
+def _in_folders(box: Path, files: Iterable[Path]) -> list[Path]:
+    """Images that were sent, each in its folder again, whose name is its class."""
+    top: list[Path] = []
+    for path in files:
+        sent = _SENT.match(path.name)
+        folder = int(sent[1]) if sent else 0
+        if not folder:
+            top.append(path)
+            continue
+        place = box / FOLDERS / str(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        path.rename(place / path.name)
+    return [*top, box / FOLDERS] if (box / FOLDERS).is_dir() else top
 
 
 def _read(path: Path) -> bytes:

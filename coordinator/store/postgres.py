@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from shared.errors import Configuration, StorageFull, Unavailable
+from shared.errors import Configuration, StorageFull, Unavailable, why
 
 if TYPE_CHECKING:
     from shared.clock import SystemClock
@@ -81,7 +81,7 @@ def translate(error: BaseException) -> BaseException:
     if isinstance(error, PoolTimeout):
         return Unavailable("every connection to the database is busy", retry_after_s=5)
     if isinstance(error, OSError | asyncpg.InterfaceError):
-        return Unavailable(f"the database cannot be reached: {error}", retry_after_s=5)
+        return Unavailable(f"the database cannot be reached: {why(error)}", retry_after_s=5)
     return error
 
 

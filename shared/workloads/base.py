@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import msgspec
 
-from shared.decoding import convert
+from shared.decoding import complaint, convert
 from shared.errors import InvalidRunFile, NotFound
 from shared.tensors.spec import Schema
 
@@ -276,7 +276,7 @@ def read_table(raw: Mapping[str, Any], kind: type[T], table: str) -> T:
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, InvalidRunFile):
             raise error.__cause__ from None
-        raise InvalidRunFile(f"[{table}] {error}") from error
+        raise InvalidRunFile(complaint(error, f"[{table}]")) from error
 
 
 def _found() -> EntryPoints:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from PIL import Image
 from safetensors.numpy import load_file
 
 from coordinator.app import opened
@@ -21,6 +22,7 @@ from coordinator.cli import main
 from coordinator.commands import COMMANDS
 from coordinator.config import Settings
 from shared.links import parse_link
+from shared.workloads.pictures import digit_pictures
 from tests.e2e.processes import Process
 from tests.house import RUN, house
 
@@ -447,6 +449,26 @@ def test_afar_is_as_here(here: Run, busy: Path, run: Run, tmp_path: Path) -> Non
         (tmp_path / "wrong").write_text("x" * 43)
         wrong = run("run", "list", "--server", server.link, "--token-file", tmp_path / "wrong")
         assert (wrong.code, wrong.out) == (78, "")
+
+
+def test_images_keep_their_classes_on_the_way_to_a_server(run: Run, tmp_path: Path) -> None:
+    for number, picture in enumerate(digit_pictures()):
+        if number < 200:
+            folder = tmp_path / "digits" / f"the digit {picture.label}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(picture.pixels).save(folder / f"{number}.png")
+    (tmp_path / "digits" / "the digit 3" / "torn.png").write_bytes(b"no picture")
+    words = ("dataset", "add", "digits", "--images", tmp_path / "digits", "--size", "16", "--json")
+    near = run(*words, "--data-dir", tmp_path / "near")
+    with Process(tmp_path / "data", "--port", "0") as server:
+        far = run(*words, "--server", server.link, "--token-file", server.token_file)
+    here, there = (json.loads(said.out) for said in (near, far))
+    assert there["meta"] == here["meta"]
+    assert (there["meta"]["classes"], there["meta"]["classes_from"]) == (10, "folders")
+    assert [sentence.split(": ", 1)[1] for sentence in here["skipped"]] == [
+        sentence.split(": ", 1)[1] for sentence in there["skipped"]
+    ]
+    assert there["skipped"][0].startswith("torn.png: ")
 
 
 def test_every_command_of_the_registry_is_typed() -> None:

@@ -24,7 +24,9 @@ async def test_a_wrong_secret_ends_the_process(tmp_path: Path) -> None:
         (identity,) = machine.path.rglob("identity.json")
         stored = json.loads(identity.read_text())
         identity.write_text(json.dumps(stored | {"secret": "x" * 43}))
-        assert "wrong secret: join again with your link" in await ended_with(machine)
+        assert "wrong secret: ask your organiser for a link of your own" in await ended_with(
+            machine
+        )
 
 
 async def test_a_reissued_account_comes_back_by_its_new_link_alone(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_damaged_profile_is_a_sentence(tmp_path: Path) -> None:
     profile.use(identity())
     path = next(tmp_path.rglob("identity.json"))
     path.write_bytes(b'{"secret": 3}')
-    with pytest.raises(Configuration, match="damaged"):
+    with pytest.raises(Configuration, match=r"damaged.*move that file away, ask your organiser"):
         profile.current()
 
 
