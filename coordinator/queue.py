@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from coordinator import leasing
 from coordinator.claiming import Claims
 from coordinator.renewals import Renewals
 from coordinator.store import contributions, runs, tasks
@@ -84,7 +85,8 @@ class Queue:
 
         def run_to_wait_for(conn: Connection) -> tuple[int, float] | None:
             row = tasks.holder(conn, task_id, for_update=False)
-            plan = self._claims.spec(conn, row.run_id).plan
+            run = runs.by_id(conn, row.run_id)
+            plan = leasing.plan_at(self._claims.spec(conn, run.id), run.head, run.tokens)
             mine = row.worker_id == principal.worker_id and row.begun_at is None
             if plan.overlap or not mine:
                 return None

@@ -282,6 +282,41 @@ async def test_a_prefetched_task_has_its_whole_time_once_it_begins(house: House)
     assert begun.finish_by == house.clock.now() + 6000
 
 
+async def handed_in(house: House, **table: Any) -> tuple[int, int, Lease]:
+    """A run in which `a` has handed something in and holds its next task: run, contribution, lease."""
+    run = await house.write(lambda conn: add_run(conn, "phased", task=TASK, plan=table))
+    first = await house.lease(house.a, runs=("phased",))
+    await house.queue.begin(house.a, first.task, 1)
+    row = await house.row(first.task)
+    waiting = await house.write(lambda conn: add_contribution(conn, row))
+    return run, waiting, await house.lease(house.a, runs=("phased",))
+
+
+async def test_a_phase_in_step_makes_a_worker_wait_for_its_merge(house: House) -> None:
+    """async-diloco overlaps in the end and begins in step."""
+    run, waiting, lease = await handed_in(house, preset="async-diloco")
+    assert lease.in_step
+    beginning = asyncio.ensure_future(house.queue.begin(house.a, lease.task, 1))
+    for _ in range(10):  # time enough to begin too early
+        await house.write(lambda conn: None)
+
+    def merge(conn: Connection) -> None:
+        add_version(conn, run, 1)
+        table = tables.contributions
+        conn.execute(table.update().where(table.c.id == waiting).values(state="merged"))
+
+    await house.write(merge)
+    await house.clock.advance(301)
+    assert (await beginning).version == 1
+
+
+async def test_a_phase_that_overlaps_lets_work_begin_at_once(house: House) -> None:
+    phase = {"until_versions": 5, "overrides": {"overlap": True}}
+    _, _, lease = await handed_in(house, preset="fedavg", phases=[phase])
+    assert not lease.in_step
+    assert (await house.queue.begin(house.a, lease.task, 1)).version == 0
+
+
 async def test_nobody_begins_what_is_not_his(house: House) -> None:
     lease = await house.lease(house.a)
     for who, attempt in ((house.b, 1), (house.a, 2), (house.a, 0)):
