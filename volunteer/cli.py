@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from volunteer import upkeep
 
@@ -248,9 +249,11 @@ def run_command(argv: list[str]) -> int:
     from shared.errors import VolunteerError
 
     try:
-        result = app(argv, exit_on_error=False, print_error=True, result_action="return_value")
-    except CycloptsError:
-        return EXIT_USAGE
+        result = app(argv, exit_on_error=False, print_error=False, result_action="return_value")
+    except UnusedCliTokensError as error:
+        return _say(_no_command(error.unused_tokens[0]), EXIT_USAGE)
+    except CycloptsError as error:
+        return _say(f"{error} `volunteer --help` shows what there is", EXIT_USAGE)
     except VolunteerError as error:
         return _say(error.message, error.exit_code)
     except KeyboardInterrupt:
@@ -258,6 +261,13 @@ def run_command(argv: list[str]) -> int:
     except BrokenPipeError:
         return EXIT_FAILURE
     return result if isinstance(result, int) else 0
+
+
+def _no_command(word: str) -> str:
+    names = sorted(name for name in app if not name.startswith("-"))
+    near = difflib.get_close_matches(word, names, n=1)
+    hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(names)}"
+    return f'there is no command "{word}": {hint}'
 
 
 def _directories(profile: str) -> Directories:
