@@ -154,11 +154,11 @@ def merge(
 
     largest = max((piece.size for piece in grid), default=0)
     if threads <= 1:
-        room = np.empty(largest, np.float32)
+        room = kernels.aligned(largest)
         for piece in grid:
             yield work(piece, room[: piece.size])
         return
-    rooms = deque(np.empty(largest, np.float32) for _ in range(threads + 1))
+    rooms = deque(kernels.aligned(largest) for _ in range(threads + 1))
     waiting: deque[Future[Merged]] = deque()
     pool = ThreadPoolExecutor(threads)
     try:

@@ -18,6 +18,7 @@ from coordinator.merge.cohort import Cohort, Doubles, Floats, NotFinite, Piece
 
 CLIP_ROUNDS = 20
 CLIP_TOLERANCE = 1e-6  # of the radius
+ROUNDING = 1e-6  # of the norms: contributions nearer to each other than this are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Krum:
     surveys: ClassVar[bool] = True
 
     def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
-        return kernels.inner_products(cohort, piece, centred=False) if len(cohort) > 2 else None
+        return kernels.inner_products(cohort, piece) if len(cohort) > 2 else None
 
     def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         weights = np.asarray(cohort.weights)
@@ -74,8 +75,7 @@ class Krum:
             return weights.astype(np.float32)
         count = len(cohort)
         hostile = min(int(self.byzantine * count), (count - 3) // 2)
-        norms = np.diag(survey)
-        distances = np.maximum(norms[:, None] + norms[None, :] - 2 * survey, 0)  # (K, K) squared
+        distances = _squared_distances(survey)
         np.fill_diagonal(
             distances, -1.0
         )  # itself comes first in the sorted row, even before a twin
@@ -93,29 +93,33 @@ class Krum:
 
 @dataclass(frozen=True, slots=True)
 class CentredClip:
-    """v <- v + sum w_i (x_i - v) min(1, r / |x_i - v|), from the coordinate median, 20 rounds (Karimireddy et al. 2021).
+    """v <- v + sum w_i (x_i - v) min(1, r / |x_i - v|), at most 20 rounds (Karimireddy et al. 2021).
 
-    The radius r is `factor` x the median distance from the start. All rounds run on the inner products of x_i - median, so the
-    data is read twice and not twenty times; v is kept as coordinates in them. The start is derived anew for each merge: a
-    stored one that has once become NaN would poison every later round.
+    v begins at the contribution with the smallest median distance to all (more than half lie near it), and the radius r is
+    `factor` x the median distance from v in each round, so neither asks for the coordinate median. v is kept as factors of
+    the contributions and all rounds run on their inner products: the data is read twice and not twenty times. The start is
+    derived anew for each merge: a stored one that has once become NaN would poison every later round.
     """
 
     factor: float
     surveys: ClassVar[bool] = True
 
     def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
-        return kernels.inner_products(cohort, piece, centred=True)
+        return kernels.inner_products(cohort, piece)
 
     def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         if survey is None:
             raise ValueError("centred clip needs its survey")
-        weights = np.asarray(cohort.weights)
-        norms = np.diag(survey)
-        radius = self.factor * float(np.median(np.sqrt(np.maximum(norms, 0))))
+        weights, norms = np.asarray(cohort.weights), np.diag(survey)
+        apart = np.sqrt(_squared_distances(survey))
         place = np.zeros(len(cohort))
-        for _ in range(CLIP_ROUNDS if radius > 0 else 0):
+        place[np.argmin(np.median(apart, axis=1).astype(np.float32))] = 1
+        for _ in range(CLIP_ROUNDS):
             cross = _dot(survey, place)
             distances = np.sqrt(np.maximum(norms - 2 * cross + _dot(place, cross), 0))
+            radius = self.factor * float(np.median(distances))
+            if radius <= ROUNDING * float(np.sqrt(np.median(norms))):
+                break
             pull = weights * np.minimum(1, radius / np.maximum(distances, 1e-300))
             move = pull - place * pull.sum()
             place = place + move
@@ -126,9 +130,7 @@ class CentredClip:
         return place.astype(np.float32)
 
     def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> None:
-        kernels.median(cohort, piece, out)
-        np.multiply(out, np.float32(1 - math.fsum(factors.tolist())), out=out)
-        kernels.weighted_sum(cohort, factors, piece, out, accumulate=True)
+        kernels.weighted_sum(cohort, factors, piece, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,13 @@ class NormClip:
 
     def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> None:
         kernels.weighted_sum(cohort, factors, piece, out)
+
+
+def _squared_distances(products: Doubles) -> Doubles:
+    """(K, K) squared distances from inner products."""
+    norms = np.diag(products)
+    found: Doubles = np.maximum(norms[:, None] + norms[None, :] - 2 * products, 0)
+    return found
 
 
 def _dot(left: Doubles, right: Doubles) -> Doubles:
