@@ -251,7 +251,7 @@ def run_command(argv: list[str]) -> int:
     try:
         result = app(argv, exit_on_error=False, print_error=False, result_action="return_value")
     except UnusedCliTokensError as error:
-        return _say(_no_command(error.unused_tokens[0]), EXIT_USAGE)
+        return _say(_no_command(*(error.unused_tokens or argv)[:1]), EXIT_USAGE)
     except CycloptsError as error:
         return _say(f"{error} `volunteer --help` shows what there is", EXIT_USAGE)
     except VolunteerError as error:
