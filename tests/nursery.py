@@ -59,6 +59,7 @@ MODULES = [
     "uvicorn.lifespan.on",
     "uvicorn.protocols.http.httptools_impl",
     "uvloop",
+    "volunteer.__main__",
     "volunteer.cli",
     "volunteer.engine",
     "volunteer.headless",
@@ -203,7 +204,7 @@ def _run(request: dict[str, Any]) -> int:
 
         main()
     else:
-        from volunteer.cli import main as volunteer
+        from volunteer.__main__ import main as volunteer
 
         volunteer()
     return 0

@@ -173,6 +173,7 @@ def _loaded(*arguments: str) -> set[str]:
 
 
 LIGHT = {
+    "volunteer.__main__": ("torch", "textual", "cyclopts"),  # before the first paint
     "volunteer.cli": ("torch", "textual", "sqlalchemy"),
     "coordinator.cli": ("torch", "textual", "sqlalchemy.ext.asyncio", "uvicorn"),
     "volunteer.headless": ("torch", "textual"),
@@ -191,11 +192,9 @@ def test_importing_is_light(module: str) -> None:
     assert not heavy, f"importing {module} loads {', '.join(sorted(heavy))}"
 
 
-@pytest.mark.parametrize("program", ["volunteer", "coordinator"])
+@pytest.mark.parametrize("program", ["volunteer.__main__", "coordinator.cli"])
 def test_help_loads_neither_torch_nor_textual(program: str) -> None:
-    start = (
-        f"import sys; sys.argv = ['{program}', '--help']; from {program}.cli import main; main()"
-    )
+    start = f"import sys; sys.argv = ['it', '--help']; from {program} import main; main()"
     assert not _loaded("-c", start) & {"torch", "textual", "sqlalchemy.ext.asyncio"}
 
 

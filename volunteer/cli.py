@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import difflib
-import os
 import sys
-import threading
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
-from volunteer import upkeep
+from volunteer import process, upkeep
+from volunteer.process import EXIT_USAGE, say
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from volunteer.config import Directories
-
-EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
-FLUSH_S = 2.0
 
 Profile = Annotated[str, Parameter(help="Which profile of this host; a second one may run beside.")]
 Json = Annotated[bool, Parameter(help="Answer in JSON.", negative="")]
@@ -81,8 +77,6 @@ def start(
     flags |= {name: value for name, value in given.items() if value is not None}
     from volunteer.work import Options, work
 
-    if not no_ui and not sys.stdout.isatty():
-        return _say("this is no terminal: use `volunteer --no-ui`", EXIT_USAGE)
     return work(Options(profile=profile, flags=flags, screen=not no_ui, json=json, paused=paused))
 
 
@@ -216,7 +210,7 @@ def play(
     from volunteer.work import play as begin
 
     if not sys.stdout.isatty():
-        return _say("this is no terminal: a board needs one", EXIT_USAGE)
+        return say("this is no terminal: a board needs one", EXIT_USAGE)
     match = Match(run=run, version=version, level=LEVELS.index(level))
     return begin(_directories(profile), match)
 
@@ -224,43 +218,18 @@ def play(
 upkeep.add_to(app)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run a command and end the process with its exit code.
-
-    By os._exit: leaving Python while a thread trains in torch aborts (measured, 8 of 8 times).
-    """
-    code = run_command(sys.argv[1:] if argv is None else argv)
-    flushing = threading.Thread(target=_flush, daemon=True)
-    flushing.start()
-    flushing.join(FLUSH_S)  # a pipe that is full and that nobody reads would take for ever
-    os._exit(code)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            pass  # nobody reads any more
-
-
 def run_command(argv: list[str]) -> int:
     """The exit code of a command line; errors are sentences on standard error."""
-    from shared.errors import VolunteerError
+    return process.exit_code(lambda: _parsed(argv))
 
+
+def _parsed(argv: list[str]) -> object:
     try:
-        result = app(argv, exit_on_error=False, print_error=False, result_action="return_value")
+        return app(argv, exit_on_error=False, print_error=False, result_action="return_value")
     except UnusedCliTokensError as error:
-        return _say(_no_command(*(error.unused_tokens or argv)[:1]), EXIT_USAGE)
+        return say(_no_command(*(error.unused_tokens or argv)[:1]), EXIT_USAGE)
     except CycloptsError as error:
-        return _say(f"{error} `volunteer --help` shows what there is", EXIT_USAGE)
-    except VolunteerError as error:
-        return _say(error.message, error.exit_code)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        return EXIT_FAILURE
-    return result if isinstance(result, int) else 0
+        return say(f"{error} `volunteer --help` shows what there is", EXIT_USAGE)
 
 
 def _no_command(word: str) -> str:
@@ -312,12 +281,3 @@ def _print_json(value: Any) -> int:
 
     print(msgspec.json.encode(value).decode())
     return 0
-
-
-def _say(sentence: str, code: int) -> int:
-    print(f"volunteer: {sentence}", file=sys.stderr)
-    return code
-
-
-if __name__ == "__main__":
-    main()

@@ -30,7 +30,7 @@ def this_machine(
 ) -> Target:
     """The target that this process runs on; to remove a service nothing has to be right about it."""
     script = Path(sys.executable).with_name("volunteer.exe" if os.name == "nt" else "volunteer")
-    program = [str(script)] if script.exists() else [sys.executable, "-m", "volunteer.cli"]
+    program = [str(script)] if script.exists() else [sys.executable, "-m", "volunteer"]
     environment = {
         name: environ[name] for name in ("VOLUNTEER_HOME",) if name in environ and not machine
     }

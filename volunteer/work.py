@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 
 from shared.clock import SystemClock
-from shared.errors import Configuration, Unreachable
+from shared.errors import BadRequest, Configuration, Unreachable
 from volunteer import config
 from volunteer.config import Directories, Settings
 from volunteer.files import set_aside
@@ -63,6 +63,8 @@ class Match:
 
 def work(options: Options) -> int:
     """Train until told to end. Returns the exit code; raises Configuration and others before anything began."""
+    if options.screen and not sys.stdout.isatty():
+        raise BadRequest("this is no terminal: use `volunteer --no-ui`")
     directories = config.directories(profile=options.profile)
     settings = _settings(options, directories)
     logging.basicConfig(stream=sys.stderr, level=settings.log_level.upper())

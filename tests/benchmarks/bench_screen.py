@@ -42,7 +42,7 @@ GOALS = {
 }
 AT_LEAST = ("rate beside --no-ui",)
 FIRST_WORDS = b"Loss of the model"
-VOLUNTEER = [sys.executable, "-c", "from volunteer.cli import main; main()"]
+VOLUNTEER = [sys.executable, "-c", "from volunteer.__main__ import main; main()"]
 PROGRAM = """
 import asyncio, os, random, sys, threading, time
 from shared.clock import SystemClock

@@ -101,7 +101,7 @@ def test_when_the_window_is_gone_it_still_obeys() -> None:
 
 # The program itself, with settings that are no TOML.
 
-VOLUNTEER = [sys.executable, "-c", "from volunteer.cli import main; main()"]
+VOLUNTEER = [sys.executable, "-c", "from volunteer.__main__ import main; main()"]
 
 
 def damaged(home: Path) -> Terminal:

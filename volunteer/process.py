@@ -1,0 +1,51 @@
+"""How the process of a command ends: errors as sentences, and an exit code that torch cannot spoil."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, NoReturn
+
+from shared.errors import VolunteerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+FLUSH_S = 2.0
+
+
+def exit_code(command: Callable[[], object]) -> int:
+    """Run a command: what it returns, 0 for anything but a number; what went wrong is said on standard error."""
+    try:
+        result = command()
+    except VolunteerError as error:
+        return say(error.message, error.exit_code)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return EXIT_FAILURE
+    return result if isinstance(result, int) else 0
+
+
+def say(sentence: str, code: int) -> int:
+    """A sentence on standard error. Returns `code`."""
+    print(f"volunteer: {sentence}", file=sys.stderr)
+    return code
+
+
+def end(code: int) -> NoReturn:
+    """End the process at once: leaving Python while a thread trains in torch aborts (measured, 8 of 8 times)."""
+    flushing = threading.Thread(target=_flush, daemon=True)
+    flushing.start()
+    flushing.join(FLUSH_S)  # a pipe that is full and that nobody reads would take for ever
+    os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # nobody reads any more
