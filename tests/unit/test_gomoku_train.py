@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from shared.errors import BadRequest, InvalidFrame, InvalidRunFile
+from shared.workloads import gomoku_play
 from shared.workloads.base import TrainSettings
 from shared.workloads.games import Actor
 from shared.workloads.gomoku_config import GomokuConfig, GomokuOptions
@@ -55,13 +56,16 @@ def test_the_same_task_plays_the_same_games_whatever_shares_the_batch(tmp_path: 
     assert timeless(other) != timeless(first)
 
 
-def test_a_restart_goes_on_with_every_game(tmp_path: Path) -> None:
-    weights, deep = lively(), options(simulations=300)
-    task = job("selfplay", config(), 6, options=deep)
-    straight = play(weights, 6, tmp_path, options=deep)
+def test_a_restart_goes_on_with_every_game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gomoku_play, "ADVANCE_S", 0.0)  # one batch at a time
+    weights = lively()
+    task = job("selfplay", config(), 6)
+    straight = play(weights, 6, tmp_path)
     work = WORKLOAD.begin(task, weights, Window(tmp_path), "cpu", None)
-    for _ in range(2):
-        work.advance()
+    for batches in (1, 20, 70, 150):  # before the first move, and in the middle of later searches
+        for _ in range(batches):
+            work.advance()
+        assert not work.done
         snapshot = work.snapshot()
         work = WORKLOAD.begin(task, lively(seed=2), Window(tmp_path), "cpu", None)
         work.restore(snapshot)
@@ -180,14 +184,16 @@ def test_every_drawn_position_is_a_turned_one_of_the_window(window: Window) -> N
 
 
 def test_the_micro_batch_changes_nothing_that_matters(window: Window) -> None:
-    weights, task = lively(3), job("learn", config(), 4)
+    # Without Adam, which makes a whole step of a gradient that is nothing but rounding.
+    plain = TrainSettings(optimizer="sgd", lr=0.02, warmup_steps=0)
+    weights, task = lively(3), job("learn", config(), 4, train=plain)
     whole = finish(WORKLOAD.begin(task, weights, window, "cpu", None))[1]
     work = WORKLOAD.begin(task, weights, window, "cpu", None)
     while work.halve() > 8:
         pass
     parts = finish(work)[1]
     for name, value in whole.items():
-        assert torch.allclose(value, parts[name], atol=2e-4), name
+        assert torch.allclose(value, parts[name], atol=1e-5), name
 
 
 def test_a_restart_between_steps_goes_on_exactly(window: Window) -> None:
