@@ -359,6 +359,7 @@ class Replicas:
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(120 + 5 * STEPS)
 async def test_two_coordinators_with_pauses_and_kills_never_merge_a_step_twice(
     tmp_path: Path, postgres: Any, processes: Any
 ) -> None:
