@@ -11,6 +11,9 @@ from shared.clock import Clock
 T = TypeVar("T")
 
 
+AHEAD = 0.75  # of its age: from then on the next value is loaded while this one is still given
+
+
 class Fresh(Generic[T]):
     """What `load` gave at most `age_s` ago. A failed load is told to all who waited for it, and not kept."""
 
@@ -19,22 +22,39 @@ class Fresh(Generic[T]):
         self._age_s = age_s
         self._clock = clock
         self._loading: asyncio.Future[T] | None = None
-        self._loaded_at = float("-inf")
+        self._loaded: tuple[T] | None = None
+        self._loaded_at = 0.0  # monotonic
+
+    def peek(self) -> T | None:
+        """The value if it is young enough, without waiting; None otherwise."""
+        if self._loaded is None:
+            return None
+        age = self._clock.monotonic() - self._loaded_at
+        if age >= self._age_s * AHEAD:
+            if age >= self._age_s:
+                return None
+            self._begin()
+        return self._loaded[0]
 
     async def get(self) -> T:
-        loading = self._loading
-        if loading is None or (loading.done() and self._stale(loading)):
-            loading = self._loading = asyncio.ensure_future(self._load())
-            loading.add_done_callback(self._note)
-        return await asyncio.shield(loading)
+        found = self.peek()
+        return await asyncio.shield(self._begin()) if found is None else found
 
-    def _stale(self, loaded: asyncio.Future[T]) -> bool:
-        failed = loaded.cancelled() or loaded.exception() is not None
-        return failed or self._clock.monotonic() - self._loaded_at >= self._age_s
+    def _begin(self) -> asyncio.Future[T]:
+        """The load that is under way, or that starts now."""
+        if self._loading is None:
+            self._loading = asyncio.ensure_future(self._load())
+            self._loading.add_done_callback(self._note)
+        return self._loading
 
-    def _note(self, _: asyncio.Future[T]) -> None:
-        self._loaded_at = self._clock.monotonic()
+    def _note(self, loading: asyncio.Future[T]) -> None:
+        failed = loading.cancelled() or loading.exception() is not None
+        if loading is self._loading:  # else it was dropped meanwhile
+            self._loading = None
+            if not failed:
+                self._loaded = (loading.result(),)
+                self._loaded_at = self._clock.monotonic()
 
     def drop(self) -> None:
         """Forget: the next one who asks loads anew."""
-        self._loading = None
+        self._loading = self._loaded = None

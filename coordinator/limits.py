@@ -41,13 +41,18 @@ class ClientGone(Exception):
     """The client closed the connection in the middle of its request; there is nobody to answer."""
 
 
-def header(scope: Scope, name: bytes) -> str:
-    """A request header by its lower-case name, or ""."""
+def raw_header(scope: Scope, name: bytes) -> bytes:
+    """The bytes of a request header by its lower-case name, or b""."""
     for key, value in scope["headers"]:
         if key == name:
-            text: str = value.decode("latin-1")
-            return text
-    return ""
+            found: bytes = value
+            return found
+    return b""
+
+
+def header(scope: Scope, name: bytes) -> str:
+    """A request header by its lower-case name, or ""."""
+    return raw_header(scope, name).decode("latin-1")
 
 
 async def body_stream(scope: Scope, receive: Receive) -> AsyncGenerator[bytes, None]:

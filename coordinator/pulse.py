@@ -53,8 +53,8 @@ class Pulse:
     async def beat(self, principal: Principal, request: HeartbeatRequest) -> HeartbeatReply:
         """Note that a worker lives and tell it what it should know."""
         orders = await self._queue.beat(principal, request)
-        runs = await self._runs.get()
-        newest, newest_at = await self._newest.get()
+        runs = self._runs.peek() or await self._runs.get()
+        newest, newest_at = self._newest.peek() or await self._newest.get()
         now = self._clock.now()
         found = None
         if newest > request.news_since or newest_at > now - RECENT_S:

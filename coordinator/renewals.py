@@ -63,17 +63,18 @@ class Renewals:
 
     def saw(self, worker_id: str, state: str = "") -> None:
         """Note that a worker lives."""
-        known = self._signs.get(worker_id)
-        kept = state or (known.state if known else "")
-        self._signs[worker_id] = Sign(worker_id=worker_id, at=self._clock.now(), state=kept)
+        if not state and (known := self._signs.get(worker_id)) is not None:
+            state = known.state
+        self._signs[worker_id] = Sign(worker_id=worker_id, at=self._clock.now(), state=state)
 
     async def beat(self, principal: Principal, request: HeartbeatRequest) -> tuple[TaskOrder, ...]:
         """Renew what a worker says it works on, and tell it of each whether to go on."""
         if len(request.tasks) > TASKS_MAX:
             raise BadRequest(f"a heartbeat may speak of {TASKS_MAX} tasks at most")
         self.saw(principal.worker_id, _state(request))
-        await self._learn(principal.worker_id, request.tasks)
-        return tuple(self._order(principal, each, request.paused) for each in request.tasks)
+        if not all(map(self._knows, request.tasks)):
+            await self._learn(principal.worker_id, request.tasks)
+        return tuple([self._order(principal, each, request.paused) for each in request.tasks])
 
     async def _learn(self, worker_id: str, tasks: Sequence[TaskBeat]) -> None:
         """Read what the book does not know of these, also what it forgets meanwhile: a flush drops leases that have ended."""

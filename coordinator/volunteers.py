@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from coordinator import codes, machines, nicknames, registration
+from coordinator import codes, machines, nicknames, registration, tokens
 from coordinator.invites import Invites, NewCode
 from coordinator.leaderboard import Leaderboard
 from coordinator.registration import Registered
@@ -17,6 +17,7 @@ from coordinator.store import codes as code_rows
 from coordinator.store import volunteers as store
 from coordinator.store.report import Person
 from coordinator.store.volunteers import VolunteerRow
+from coordinator.tokens import Principal, Tokens
 from shared.errors import Banned, Forbidden, NotFound
 from shared.protocol import (
     BenchmarkRequest,
@@ -34,22 +35,13 @@ if TYPE_CHECKING:
     from coordinator.store.database import Database
     from shared.clock import Clock
 
+__all__ = ["Principal", "Shown", "Volunteers"]
+
 T = TypeVar("T")
 
-CACHE_S = 0.5  # a ban that another process made works after this
-CACHE_MAX = 20_000  # workers remembered
 LINK_S = 600.0
 REISSUE_S = 86_400.0  # the organiser passes this one on
 DAY_S = 86_400.0
-
-
-class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks: one worker of one volunteer."""
-
-    volunteer_id: str
-    worker_id: str
-    nickname: str
-    trust: float
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,14 +49,6 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
     person: Person
     machines: tuple[WorkerInfo, ...]
-
-
-class _Remembered(msgspec.Struct, frozen=True):
-    """A worker whose secret was right a moment ago."""
-
-    secret_hash: str
-    principal: Principal
-    until: float  # monotonic
 
 
 class Volunteers:
@@ -77,7 +61,7 @@ class Volunteers:
         self._clock = clock
         self._signals = signals or Signals(clock)
         self._settings = settings
-        self._known: dict[str, _Remembered] = {}
+        self._tokens = Tokens(db, clock)
         self._board = Leaderboard(db, clock)
         self.invites = Invites(db, clock)
 
@@ -91,29 +75,13 @@ class Volunteers:
             lambda conn: registration.register(conn, request, invite_only, now)
         )
 
+    def recall(self, header: bytes) -> Principal | None:
+        """Who sent this `Bearer <worker id>.<secret>`, if that was asked a moment ago; None otherwise."""
+        return self._tokens.recall(header)
+
     async def authenticate(self, worker_id: str, secret: str) -> Principal:
         """Whose secret this is. Raises Unauthorized or Banned; a ban works within half a second everywhere."""
-        codes.check_credentials(worker_id, secret)
-        now = self._clock.monotonic()
-        hit = self._known.get(worker_id)
-        if hit and hit.until > now and codes.same(hit.secret_hash, codes.secret_hash(secret)):
-            return hit.principal
-        known = await self._db.read(lambda conn: store.credentials(conn, worker_id))
-        known = registration.authorise(known, secret)
-        if known.left:
-            back = {"state": "online", "last_seen_at": self._clock.now()}
-            await self._db.write(lambda conn: store.set_worker(conn, worker_id, **back))
-        principal = Principal(
-            volunteer_id=known.volunteer_id,
-            worker_id=worker_id,
-            nickname=known.nickname,
-            trust=known.trust,
-        )
-        while len(self._known) >= CACHE_MAX:
-            self._known.pop(next(iter(self._known)))
-        self._known.pop(worker_id, None)
-        self._known[worker_id] = _Remembered(known.secret_hash, principal, now + CACHE_S)
-        return principal
+        return await self._tokens.principal(worker_id, secret)
 
     async def leave(self, principal: Principal, request: LeaveRequest | None = None) -> None:
         """This machine goes; with `forget` the whole account is wiped. Coming back takes nothing but a request."""
@@ -122,7 +90,10 @@ class Volunteers:
             who = principal.volunteer_id
             await self._shut_out(lambda conn: _forget(conn, who, "volunteer", now))
             return
-        await self._write(lambda conn: store.set_worker(conn, principal.worker_id, state="left"))
+        worker = principal.worker_id
+        await self._db.write(lambda conn: store.set_worker(conn, worker, state="left"))
+        self._tokens.forget(worker)
+        self._board.clear()
 
     async def set_public(self, principal: Principal, public: bool) -> None:
         """Show the nickname to others, or only to themselves; holds at once."""
@@ -290,10 +261,16 @@ class Volunteers:
 
     async def _write(self, change: Callable[[Connection], T]) -> T:
         """Write something that must be noticed at once."""
+
+        def stamped(conn: Connection) -> T:
+            done = change(conn)
+            tokens.changed(conn)
+            return done
+
         try:
-            return await self._db.write(change)
+            return await self._db.write(stamped)
         finally:
-            self._known.clear()
+            self._tokens.forget()
             self._board.clear()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, select, update
 
 from coordinator.store.ledger_tables import meta
+from coordinator.store.postings import insert_new
 
 ADDRESS = "address"  # where the server was last reached, for join links
+ACCOUNTS = "accounts"  # another text whenever somebody was shut out, let in again or renamed
 
 
 def get(conn: Connection, key: str) -> str | None:
@@ -14,5 +16,6 @@ def get(conn: Connection, key: str) -> str | None:
 
 
 def put(conn: Connection, key: str, value: str) -> None:
-    if conn.execute(update(meta).where(meta.c.key == key).values(value=value)).rowcount == 0:
-        conn.execute(insert(meta).values(key=key, value=value))
+    fresh = insert_new(conn, meta, "key").values(key=key, value=value).returning(meta.c.key)
+    if conn.execute(fresh).first() is None:
+        conn.execute(update(meta).where(meta.c.key == key).values(value=value))

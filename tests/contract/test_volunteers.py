@@ -12,7 +12,8 @@ from coordinator.store import ledger
 from coordinator.store import volunteers as store
 from coordinator.store.database import Database
 from coordinator.store.tables import codes, failures, metadata, volunteers, workers
-from coordinator.volunteers import CACHE_S, Volunteers
+from coordinator.tokens import AGAIN_S, CACHE_S
+from coordinator.volunteers import Volunteers
 from shared.clock import VirtualClock
 from shared.errors import (
     Banned,
@@ -21,7 +22,7 @@ from shared.errors import (
     NotFound,
     Unauthorized,
 )
-from shared.protocol import Device, Hardware, LeaveRequest
+from shared.protocol import HEARTBEAT_S, Device, Hardware, LeaveRequest
 from tests.people import OTHER, SECRET, add_contribution, add_run, add_task, join, newcomer
 
 
@@ -72,6 +73,43 @@ async def test_a_ban_from_another_process_works_within_a_second(
     with pytest.raises(Banned):
         await people.authenticate(mia.worker_id, SECRET)
     assert CACHE_S < 1.0
+
+
+async def test_a_secret_withdrawn_by_another_process_stops_working_within_a_second(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    mia = await join(people, "Mia")
+    await Volunteers(database, clock, Settings()).reissue("Mia")
+    await clock.advance(CACHE_S)
+    with pytest.raises(Unauthorized):
+        await people.authenticate(mia.worker_id, SECRET)
+
+
+async def test_who_asks_is_remembered_from_one_heartbeat_to_the_next(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    mia = await join(people, "Mia")
+    await database.write(lambda conn: store.set_volunteer(conn, mia.volunteer_id, trust=0.25))
+    await clock.advance(HEARTBEAT_S)
+    assert await people.authenticate(mia.worker_id, SECRET) == mia
+    await clock.advance(AGAIN_S)
+    assert (await people.authenticate(mia.worker_id, SECRET)).trust == 0.25
+
+
+async def test_only_the_very_same_header_is_recalled(
+    people: Volunteers, clock: VirtualClock
+) -> None:
+    mia = await join(people, "Mia")
+    header = f"Bearer {mia.worker_id}.{SECRET}".encode()
+    assert people.recall(header) == mia
+    for other in (b"", header[:-1], header + b"x", header.replace(b"Bearer ", b"")):
+        assert people.recall(other) is None
+    await clock.advance(CACHE_S)  # nobody looked whether somebody was shut out
+    assert people.recall(header) is None
+    await people.authenticate(mia.worker_id, SECRET)
+    assert people.recall(header) == mia
+    await people.ban("Mia")
+    assert people.recall(header) is None
 
 
 async def test_a_banned_account_cannot_be_entered_by_an_old_link_code(people: Volunteers) -> None:

@@ -70,3 +70,32 @@ async def test_what_was_dropped_is_loaded_anew() -> None:
     assert await fresh.get() == 1
     fresh.drop()
     assert await fresh.get() == 2
+
+
+async def test_under_way_the_next_value_keeps_nobody_waiting() -> None:
+    source, clock = Source(), VirtualClock()
+    source.open.set()
+    fresh = Fresh(source.load, 1.0, clock)
+    assert fresh.peek() is None
+    assert await fresh.get() == 1
+    source.open.clear()
+    await clock.advance(0.8)
+    assert await fresh.get() == 1  # and the next one is being loaded
+    assert fresh.peek() == 1
+    source.open.set()
+    await clock.advance(0.1)
+    assert fresh.peek() == 2
+    assert source.asked == 2
+
+
+async def test_a_load_that_was_dropped_is_not_taken() -> None:
+    source, clock = Source(), VirtualClock()
+    fresh = Fresh(source.load, 60.0, clock)
+    first = asyncio.create_task(fresh.get())
+    await asyncio.sleep(0)
+    fresh.drop()
+    second = asyncio.create_task(fresh.get())
+    await asyncio.sleep(0)
+    source.open.set()
+    assert [await first, await second] == [1, 2]
+    assert fresh.peek() == 2
