@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
 from coordinator.blob_stores import open_blobs
-from coordinator.blobs import BlobStore, DiskBlobs, check_name, hash_blob
+from coordinator.blobs import BlobStore, DiskBlobs, Pieces, check_name, hash_blob
 from coordinator.s3 import S3Blobs
 from shared.errors import BadRequest, Configuration, NotFound, Unavailable
 
@@ -61,7 +62,7 @@ def staged(blobs: BlobStore, data: bytes, name: str = "part") -> tuple[str, Path
     return hashlib.sha256(data).hexdigest(), path
 
 
-async def whole(stream: AsyncIterator[bytes]) -> bytes:
+async def whole(stream: Pieces) -> bytes:
     return b"".join([piece async for piece in stream])
 
 
@@ -109,6 +110,22 @@ async def test_ranges(blobs: BlobStore, start: int, stop: int) -> None:
     pieces = [piece async for piece in await blobs.open_range(sha, start, stop)]
     assert b"".join(pieces) == data[start:stop]
     assert all(len(piece) <= 1 << 20 for piece in pieces)
+
+
+async def test_a_blob_that_the_kernel_has_let_go_is_read_all_the_same(tmp_path: Path) -> None:
+    data = os.urandom(5_000_000)
+    blobs = DiskBlobs(tmp_path / "blobs")
+    sha = await blobs.put_bytes(data)
+    path = await blobs.local(sha)
+    with path.open("rb") as file:
+        if hasattr(os, "posix_fadvise"):  # elsewhere every read is a thread's
+            os.posix_fadvise(file.fileno(), 1 << 20, 0, os.POSIX_FADV_DONTNEED)
+    assert await whole(await blobs.open_range(sha, 0, len(data))) == data
+    assert await whole(await blobs.open_range(sha, 0, len(data))) == data  # from memory now
+    os.truncate(path, 3_000_000)
+    async with aclosing(await blobs.open_range(sha, 0, len(data))) as stream:
+        with pytest.raises(OSError, match="shorter"):
+            await whole(stream)
 
 
 async def test_a_reader_may_leave_early(blobs: BlobStore) -> None:
