@@ -161,7 +161,7 @@ class Partial:
             raise
         return file
 
-    def write(self, piece: bytes) -> None:
+    def write(self, piece: bytes | memoryview) -> None:
         """Append bytes. Raises InvalidFrame for more than the blob has, StorageFull."""
         if self.offset + len(piece) > self.size:
             raise InvalidFrame(f"more bytes came than the {self.size} that were announced")
@@ -178,11 +178,13 @@ class Partial:
         self._empty(self._file)
 
     def finish(self) -> Path:
-        """The file, now in the cache. Raises InvalidFrame when the hash is wrong; then nothing is kept."""
+        """The file, now in the cache. Raises InvalidFrame when the hash is wrong; then nothing is kept.
+
+        Not synced: a machine that fails starts again, and each new process hashes a file before its first use.
+        """
         if self._hash.hexdigest() != self.sha256:
             self.restart()
             raise InvalidFrame("a download arrived damaged: its hash is wrong")
-        os.fsync(self._file.fileno())
         self._file.close()
         return self._cache.adopt(self._path, self.sha256)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 from shared.errors import BadRequest, Internal, InvalidFrame, OffsetMismatch, Unreachable
 from shared.protocol import UPLOAD_PIECE_BYTES, BlobRef, UploadInfo, UploadRequest
@@ -93,26 +93,31 @@ class Transfers:
             while not info.complete:
                 before = info.offset
                 file.seek(before)
-                piece = await asyncio.to_thread(file.read, UPLOAD_PIECE_BYTES)
                 began = self._client.clock.monotonic()
-                info = await self._put(info, piece, on_bytes)
+                info = await self._put(info, file, on_bytes)
                 spent = self._client.clock.monotonic() - began
                 self.up_bytes_per_s = _rate(info.offset - before, spent, self.up_bytes_per_s)
                 if info.offset <= before and not info.complete:
                     raise Internal("the coordinator takes no more bytes of this upload")
         return info
 
-    async def _put(self, info: UploadInfo, piece: bytes, on_bytes: OnBytes) -> UploadInfo:
+    async def _put(self, info: UploadInfo, file: BinaryIO, on_bytes: OnBytes) -> UploadInfo:
+        stop = min(info.size, info.offset + UPLOAD_PIECE_BYTES)
         headers = {
             "Upload-Offset": str(info.offset),
-            "Content-Length": str(len(piece)),
+            "Content-Length": str(stop - info.offset),
             "Content-Type": "application/octet-stream",
         }
 
         async def body() -> AsyncIterator[bytes]:
-            for start in range(0, len(piece), SEND_BYTES):
-                yield piece[start : start + SEND_BYTES]
-                on_bytes(info.offset + min(start + SEND_BYTES, len(piece)))
+            done = info.offset
+            while done < stop:
+                piece = file.read(min(SEND_BYTES, stop - done))
+                if not piece:
+                    raise Internal(f"{file.name} has fewer bytes than the {info.size} announced")
+                yield piece
+                done += len(piece)
+                on_bytes(done)
 
         try:
             return await self._client.put(f"/uploads/{info.upload_id}", headers, body(), UploadInfo)
@@ -126,21 +131,31 @@ def _rate(count: int, spent_s: float, before: float) -> float:
 
 
 async def _pump(reply: Reply, partial: Partial, on_bytes: OnBytes) -> None:
-    """Write in a thread what has come, while the next bytes are read; keep them also when the connection breaks."""
-    waiting = bytearray()
+    """Write in a thread what has come, while the next bytes are read; keep them also when the connection breaks.
+
+    Two buffers, made once, take turns: megabytes allocated anew for each write cost more than the write.
+    """
+    filling, other = memoryview(bytearray(WRITE_BYTES)), memoryview(bytearray(WRITE_BYTES))
+    filled = 0
     writing: asyncio.Future[None] | None = None
     try:
         async for piece in reply.body:
-            waiting += piece
-            if len(waiting) >= WRITE_BYTES:
-                if writing is not None:
-                    await asyncio.shield(writing)  # who is cancelled must not close its file yet
-                    on_bytes(partial.offset)
-                writing = asyncio.ensure_future(asyncio.to_thread(partial.write, bytes(waiting)))
-                waiting.clear()
+            left = memoryview(piece)
+            while left:
+                count = min(len(left), WRITE_BYTES - filled)
+                filling[filled : filled + count] = left[:count]
+                left, filled = left[count:], filled + count
+                if filled == WRITE_BYTES:
+                    if writing is not None:
+                        await asyncio.shield(
+                            writing
+                        )  # who is cancelled must not close its file yet
+                        on_bytes(partial.offset)
+                    writing = asyncio.ensure_future(asyncio.to_thread(partial.write, filling))
+                    filling, other, filled = other, filling, 0
     finally:
         if writing is not None:
             await asyncio.shield(writing)
-        if waiting:
-            partial.write(bytes(waiting))
+        if filled:
+            partial.write(filling[:filled])
         on_bytes(partial.offset)

@@ -191,3 +191,15 @@ async def test_a_fetch_that_is_given_up_leaves_no_file_open(tmp_path: Path) -> N
     await asyncio.get_running_loop().shutdown_default_executor()  # the thread has come to its end
     held = [file.path for file in psutil.Process().open_files()]
     assert not [path for path in held if path.startswith(str(tmp_path))]
+
+
+async def test_a_file_that_became_shorter_is_not_sent_for_ever(tmp_path: Path) -> None:
+    data = os.urandom(300_000)
+    path = tmp_path / "update"
+    path.write_bytes(data[:-1])
+    request = UploadRequest(
+        task=1, attempt=1, part=0, tries=0, sha256=hashlib.sha256(data).hexdigest(), size=len(data)
+    )
+    moving, _ = transfers(Store(), tmp_path / "cache")
+    with pytest.raises(errors.Internal, match="fewer bytes than the 300000"):
+        await moving.upload(request, path, lambda done: None)
