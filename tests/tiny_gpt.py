@@ -43,8 +43,8 @@ class Folder:
         return Folder(split, self._path)
 
 
-def sums(path: Path) -> Folder:
-    """Forty documents of simple sums, built into `path`."""
+def sums(path: Path, documents: int = 40) -> Folder:
+    """Documents of simple sums, built into `path`."""
 
     def put(blob: bytes) -> str:
         name = hashlib.sha256(blob).hexdigest()
@@ -56,8 +56,8 @@ def sums(path: Path) -> Folder:
             f"{a} plus {n} is {a + n}, and {n} less is {a - n};\n" for a in range(n, 40 + n)
         )
 
-    documents = [Document(str(n), text(n)) for n in range(40)]
-    manifest = build_text("sums", documents, put, vocab_size=300, chunk_tokens=2048)
+    texts = [Document(str(n), text(n)) for n in range(documents)]
+    manifest = build_text("sums", texts, put, vocab_size=300, chunk_tokens=2048)
     return Folder(manifest, path)
 
 

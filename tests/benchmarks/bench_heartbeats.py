@@ -82,11 +82,9 @@ async def serve(data_dir: Path) -> None:
             auth="none",
             request=wire.HeartbeatRequest,
         )
-        # First, where the heartbeat stands too: a route further down is found later.
-        app.router.routes[0:0] = [
-            Route(PLAIN, plain, methods=["POST"]),
-            Route(ENDPOINT, Served(noop, coordinator), methods=["POST"]),
-        ]
+        # Beside the heartbeat, which is the first otherwise: a route further down is found later.
+        app.router.routes[0:0] = [Route(ENDPOINT, Served(noop, coordinator), methods=["POST"])]
+        app.router.routes[2:2] = [Route(PLAIN, plain, methods=["POST"])]
         print(listener.getsockname()[1], flush=True)
         config = uvicorn.Config(
             app,

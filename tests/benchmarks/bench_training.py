@@ -116,7 +116,7 @@ async def ours(
 
 async def measure(pairs: int, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
-        data = sums(Path(directory))
+        data = sums(Path(directory), documents=120)
         model = WORKLOAD.config(MODEL, data.manifest)
         total = sum(WORKLOAD.samples(model, data.manifest))
         steps = min(steps, total // BATCH)
@@ -126,8 +126,13 @@ async def measure(pairs: int, steps: int) -> dict[str, Any]:
         trainer.start()
         ratios, rates = [], []
         for turn in range(pairs + 1):
-            plain = await asyncio.wrap_future(trainer.call(lambda: bare(task, data, weights)))
-            rate = await ours(trainer, task, data, weights)
+            plain = rate = 0.0
+            for side in ("bare", "ours") if turn % 2 else ("ours", "bare"):
+                if side == "bare":
+                    alone = trainer.call(lambda: bare(task, data, weights))
+                    plain = await asyncio.wrap_future(alone)
+                else:
+                    rate = await ours(trainer, task, data, weights)
             if turn:  # the first pair warms up
                 ratios.append(rate / plain)
                 rates.append((rate, plain))
@@ -150,7 +155,7 @@ async def measure(pairs: int, steps: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     row = asyncio.run(measure(options.pairs, options.steps))
