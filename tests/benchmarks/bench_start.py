@@ -21,19 +21,26 @@ GOAL_S = 0.5
 FORBIDDEN = ("torch", "textual")
 PROGRAM = """
 import sys
-from {program}.cli import main
 sys.argv = ["{program}", "--help"]
 try:
-    main()
+    {start}
 finally:
     sys.stderr.write(" ".join(name for name in {forbidden} if name in sys.modules))
 """
+START = {  # what the commands begin with, without the end of the process, which says nothing of what was loaded
+    "volunteer": "from volunteer.cli import run_command; run_command(['--help'])",
+    "coordinator": "from coordinator.cli import main; main()",
+}
 
 
 def program(name: str) -> list[str]:
     if name == "python":
         return [sys.executable, "-c", "pass"]
-    return [sys.executable, "-c", PROGRAM.format(program=name, forbidden=FORBIDDEN)]
+    return [
+        sys.executable,
+        "-c",
+        PROGRAM.format(program=name, start=START[name], forbidden=FORBIDDEN),
+    ]
 
 
 def spent(command: list[str]) -> tuple[float, str]:
