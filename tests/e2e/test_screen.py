@@ -13,7 +13,7 @@ from tests.e2e.processes import Process, command
 from tests.house import RUN
 from tests.tui.terminal import Terminal
 
-VOLUNTEER = [sys.executable, "-c", "from volunteer.cli import main; main()"]
+VOLUNTEER = [sys.executable, "-c", "from volunteer.__main__ import main; main()"]
 PLAN = RUN.replace("local_steps = 2", "local_steps = 3000").replace("quorum = 2", "quorum = 1")
 PAGES = (
     ("2", "helping tiny", "for you"),

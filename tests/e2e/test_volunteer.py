@@ -25,7 +25,7 @@ from tests.house import RUN, House
 from volunteer.channel import attach
 from volunteer.config import directories
 
-VOLUNTEER = [sys.executable, "-c", "from volunteer.cli import main; main()"]
+VOLUNTEER = [sys.executable, "-c", "from volunteer.__main__ import main; main()"]
 LONG = RUN.replace("local_steps = 2", "local_steps = 1500").replace("quorum = 2", "quorum = 1")
 WAIT_S = 150.0
 
