@@ -216,7 +216,11 @@ class Claims:
         for one in outcome.assignments:
             served.given[one.run_id] += round(work_of(offers[one.run_id], one.price_micro))
         claims.move(conn, outcome.moved, {run_id: spec.seed for run_id, spec in specs.items()})
-        wanted = [_taken(one, able[one.waiter], specs[one.run_id]) for one in outcome.assignments]
+        plans = {run.id: leasing.phase(specs[run.id], run) for run in view.runs}
+        wanted = [
+            _taken(one, able[one.waiter], specs[one.run_id], plans[one.run_id])
+            for one in outcome.assignments
+        ]
         for row, item in zip(leases.take(conn, wanted, now), wanted, strict=True):
             served.rows[item.waiter.claim_id] = row
         states = _states(conn, outcome, able)
@@ -295,11 +299,13 @@ def _key(worker_id: str, claim_id: str) -> str:
     return hashlib.blake2b(f"{worker_id} {claim_id}".encode(), digest_size=32).hexdigest()
 
 
-def _taken(one: Assignment, waiter: Waiter, spec: Spec) -> Taken:
+def _taken(one: Assignment, waiter: Waiter, spec: Spec, plan: Plan) -> Taken:
     return Taken(
         assignment=one,
         waiter=waiter,
         kind=spec.kind,
+        update_kind=plan.update,
+        part_steps=plan.gradient_every if plan.update == "gradient" else 0,
         batch_size=spec.batch_size,
         options=spec.options,
         run_seed=spec.seed,

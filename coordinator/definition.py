@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator import runfile
-from coordinator.merge.plan import Plan
+from coordinator.merge.plan import Plan, in_phase
 from coordinator.merge.plan import plan as read_plan
+from coordinator.merge.plan_checks import check_steps
 from coordinator.merge.shards import split
 from coordinator.runfile import RunFile
 from coordinator.sizing import total_steps
+from shared.errors import InvalidPlan
 from shared.signing import canonical, digest
 from shared.tensors.spec import Schema
 from shared.workloads.base import Workload, load
@@ -40,7 +42,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         samples = (
             run.samples_total if self.play is None else 0
         )  # else it makes its own, without an end
-        return total_steps(self.file, self.plan.quorum, samples)
+        return total_steps(self.file, self.plan, samples, run.sample_size)
 
     @property
     def play(self) -> SelfPlay | None:
@@ -59,6 +61,7 @@ def of_file(stored: str) -> Definition:
     workload = load(file.workload)
     schema, wanted = workload.schema(file.model), read_plan(file.plan)
     split(schema, wanted.shards, wanted.shard_by)  # so many shards are possible
+    _check_with_tasks(wanted, file)
     return Definition(
         file=file,
         plan=wanted,
@@ -67,6 +70,20 @@ def of_file(stored: str) -> Definition:
         schema_sha256=digest(canonical(schema)),
         parameters=sum(spec.count for spec in schema if spec.role == "parameter"),
     )
+
+
+def _check_with_tasks(whole: Plan, file: RunFile) -> None:
+    """Raise InvalidPlan for what does not go with `[task]` and `[evaluation]`."""
+    sized = file.task.max_steps if file.task.target_seconds > 0 else 0
+    check_steps(whole, file.task.local_steps, sized)
+    for index, phase in enumerate(whole.phases):
+        where = f"phase {index + 1} of [plan]: "
+        check_steps(in_phase(whole, index), file.task.local_steps, sized, where)
+        if (phase.until_versions, phase.until_tokens) == (None, None) and not file.evaluation.every:
+            raise InvalidPlan(
+                f"{where}until_slope looks at the held-out loss, and [evaluation] every = 0 measures none: set "
+                "every = 1, or give the phase until_versions or until_tokens"
+            )
 
 
 def definition(run: RunRow) -> Definition:

@@ -17,6 +17,7 @@ import msgspec
 from coordinator import leasing, trust
 from coordinator.definition import definition, price_of_flops
 from coordinator.leasing import own_data
+from coordinator.merge.plan import in_phase
 from coordinator.store import contributions, datasets, games, ledger, runs, tasks, versions
 from coordinator.store import volunteers as accounts
 from coordinator.store.contributions import ContributionRow
@@ -81,7 +82,7 @@ class Harvest:
         task = tasks.holder(conn, row.task_id, for_update=False)
         spec = leasing.read_spec(conn, run.id)
         base = versions.get(conn, run.id, row.base_version)
-        plan = leasing.plan_at(spec, base.version, base.tokens)
+        plan = in_phase(spec.plan, base.phase)
         job = msgspec.structs.replace(
             leasing.job(spec, plan, base.global_step, task),
             base_version=base.version,

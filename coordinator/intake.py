@@ -10,21 +10,31 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator import trust, validation
+from coordinator import phases, trust, validation
 from coordinator.definition import Definition, definition
 from coordinator.harvest import Harvest
 from coordinator.leasing import UPDATES
-from coordinator.merge.plan import Plan, phase_of
+from coordinator.merge.plan import Plan, in_phase
 from coordinator.signals import Signals
-from coordinator.store import contributions, ledger, runs, tasks, uploads, versions
+from coordinator.store import (
+    contributions,
+    handover,
+    ledger,
+    runs,
+    tasks,
+    uploads,
+    versions,
+)
 from coordinator.store import volunteers as accounts
 from coordinator.store.contributions import UPDATES as MERGED
 from coordinator.store.contributions import ContributionRow
+from coordinator.store.handover import Part
 from coordinator.store.runs import OPEN, RunRow
+from coordinator.store.tasks import FailureKind, TaskRow
 from coordinator.validation import Evidence, Judgement, Measurement
 from shared.clock import Clock
 from shared.decoding import decode
@@ -43,6 +53,12 @@ HISTORY_MAX = 200
 RECHECK_MAX = 100
 # What a volunteer cannot help is not counted against anybody.
 NO_FAULT = frozenset({Reason.STALE.value, Reason.CANCELLED.value, Reason.RUN_ENDED.value})
+
+LOST = Judgement(
+    state="rejected",
+    reason=Reason.CANCELLED.value,
+    message="its task was taken back meanwhile: nothing is counted against you",
+)
 
 
 class Intake:
@@ -69,6 +85,8 @@ class Intake:
         row = await self._db.write(lambda conn: self._receive(conn, principal, task_id, request))
         if row.state == "checking":
             await self._check(row)
+        elif row.state == "rejected":
+            self._signals.notify("queue")
         return await self.verdict(principal, row.id)
 
     def _receive(
@@ -88,47 +106,24 @@ class Intake:
         if task.base_version is None:
             raise Conflict(f"task {task_id} has not begun: there is no base version yet")
         run = runs.by_id(conn, task.run_id)
+        now_holds = phases.at_head(run)
+        part = handover.expect(conn, task, request)
+        base = task.base_version
+        if task.part_steps or now_holds.pull_every:  # begun before the newest version it asked for
+            base = min(base, max(0, request.base_version))
         if not uploads.is_complete(
             conn, task_id, request.attempt, principal.worker_id, request.sha256, request.size
         ):
             raise NotFound(
                 f"the bytes {request.sha256[:12]}... were not uploaded for task {task_id}"
             )
-        return contributions.add(
-            conn,
-            {
-                "run_id": task.run_id,
-                "task_id": task_id,
-                "attempt": request.attempt,
-                "part": request.part,
-                "tries": request.tries,
-                "worker_id": principal.worker_id,
-                "volunteer_id": principal.volunteer_id,
-                "digest": content,
-                "kind": UPDATES.get(task.kind) or _plan(run, task.base_version).update,
-                "codec": request.codec,
-                "sha256": request.sha256,
-                "size": request.size,
-                "base_version": task.base_version,
-                "steps": task.steps,
-                "samples": task.stop - task.start,
-                "price_micro": task.price_micro,
-                "loss_first": request.loss_first,
-                "loss_last": request.loss_last,
-                "train_s": max(0.0, min(request.train_s, now - (task.begun_at or now))),
-                "norm": None,
-                "clip": 1.0,
-                "weight": None,
-                "state": "checking",
-                "reason": "",
-                "message": "",
-                "version": None,
-                "report": msgspec.json.encode(request).decode(),
-                "received_at": now,
-                "decided_at": None,
-                "merged_at": None,
-            },
-        )
+        values = _values(principal, task, request, part, now) | {"base_version": base}
+        kind = UPDATES.get(task.kind) or task.update_kind or now_holds.update
+        row = contributions.add(conn, values | {"kind": kind}, last=part.last)
+        if not _is_late(row, run, now_holds):
+            return row
+        self._too_late(conn, row, run, now_holds)
+        return contributions.by_id(conn, row.id)
 
     async def _check(self, row: ContributionRow) -> None:
         if row.kind in MERGED:
@@ -155,7 +150,15 @@ class Intake:
         if row.state != "checking":
             return  # somebody else was faster
         run = runs.by_id(conn, row.run_id)
+        if phases.at_head(run).in_flight == "redo":  # whether it is late must not change any more
+            run = runs.by_id(conn, row.run_id, lock=True)
         judgement = self._judge(conn, row, run, measured)
+        if judgement.reason == Reason.STALE and _is_late(row, run, phases.at_head(run)):
+            self._too_late(conn, row, run, phases.at_head(run))
+            return
+        held = handover.is_held(conn, row)
+        if not held:
+            judgement = LOST
         contributions.decide(
             conn,
             row,
@@ -169,7 +172,7 @@ class Intake:
         )
         if judgement.state == "accepted":
             self._accept(conn, row, now)
-        else:
+        elif held:
             self._reject(conn, row, run, judgement, now)
 
     def _judge(
@@ -196,19 +199,55 @@ class Intake:
             ],
             loss=versions.newest_loss(conn, run.id) if comparable else None,
             parameters=about.parameters,
-            replayed=contributions.seen_before(conn, run.id, row.sha256, row.task_id),
+            replayed=contributions.seen_before(conn, row),
         )
-        file, then = about.file, _plan(run, row.base_version)
+        file, then = about.file, in_phase(about.plan, base.phase)
         judgement = validation.judge(evidence, file.validation, file.train, then)
         if judgement.state == "accepted" and run.state not in OPEN:
             return validation.TOO_LATE
-        if judgement.state == "accepted" and row.kind != _plan(run, run.head).update:
+        if judgement.state == "accepted" and row.kind != phases.at_head(run).update:
             message = "the run merges another kind of update by now; the work is paid"
             return Judgement(state="superseded", reason=Reason.STALE, message=message)
         return judgement
 
+    def _too_late(self, conn: Connection, row: ContributionRow, run: RunRow, plan: Plan) -> None:
+        """A newer version was there first: computed again from it, so many times; then the task fails."""
+        now, limit = self._clock.now(), plan.redo_limit
+        again = row.tries < limit
+        message = (
+            f"version {run.head} was merged meanwhile: compute it once more from there, "
+            f"{row.tries + 1} of {limit}: nothing is counted against you"
+            if again
+            else f"it came {limit + 1} times after the next version, and redo_limit = {limit}: the task has failed here"
+        )
+        stale = Reason.STALE.value
+        contributions.decide(conn, row, "rejected", now=now, reason=stale, message=message)
+        if again:
+            handover.once_more(conn, row, now)
+        else:
+            self._put_back(conn, row, run, "failure", message, now)
+
+    def _put_back(
+        self,
+        conn: Connection,
+        row: ContributionRow,
+        run: RunRow,
+        kind: FailureKind | None,
+        message: str,
+        now: float,
+    ) -> None:
+        tasks.put_back(
+            conn,
+            row.task_id,
+            worker_id=row.worker_id,
+            kind=kind,
+            message=message,
+            now=now,
+            settings=definition(run).file.task,
+        )
+
     def _accept(self, conn: Connection, row: ContributionRow, now: float) -> None:
-        tasks.finish(conn, row.task_id, now)
+        handover.through(conn, row, now)
         ledger.post_pending_many(conn, [ledger.Payment.of(row)], now)
         accounts.set_trust(conn, row.volunteer_id, trust.accepted, row.worker_id)
 
@@ -217,19 +256,12 @@ class Intake:
     ) -> None:
         """Back into the queue: counted as a failure only when the content was at fault."""
         if judgement.state == "superseded":
-            tasks.finish(conn, row.task_id, now)
+            handover.through(conn, row, now)
             self._pay_at_once(conn, row, now)
             return
         at_fault = judgement.reason not in NO_FAULT
-        tasks.put_back(
-            conn,
-            row.task_id,
-            worker_id=row.worker_id,
-            kind="failure" if at_fault else None,
-            message=judgement.message,
-            now=now,
-            settings=definition(run).file.task,
-        )
+        kind: FailureKind | None = "failure" if at_fault else None
+        self._put_back(conn, row, run, kind, judgement.message, now)
         if at_fault:
             accounts.set_trust(conn, row.volunteer_id, trust.rejected, row.worker_id)
 
@@ -254,7 +286,8 @@ class Intake:
             row = contributions.by_id(conn, contribution_id, principal.volunteer_id)
             verdict = contributions.latest_verdict(conn, row.id)
             if verdict is not None:
-                return verdict
+                redo = verdict.reason == Reason.STALE and handover.goes_on(conn, row)
+                return msgspec.structs.replace(verdict, redo=redo)
             run = runs.by_id(conn, row.run_id)
             return Verdict(
                 contribution=row.id,
@@ -276,10 +309,47 @@ class Intake:
         )
 
 
+def _values(
+    principal: Principal, task: TaskRow, request: SubmitRequest, part: Part, now: float
+) -> dict[str, Any]:
+    """What is stored of a submission beside its kind and its base."""
+    return {
+        "run_id": task.run_id,
+        "task_id": task.id,
+        "attempt": request.attempt,
+        "part": request.part,
+        "tries": request.tries,
+        "worker_id": principal.worker_id,
+        "volunteer_id": principal.volunteer_id,
+        "digest": digest(canonical(request)),
+        "codec": request.codec,
+        "sha256": request.sha256,
+        "size": request.size,
+        "steps": part.steps,
+        "samples": part.samples,
+        "price_micro": part.price_micro,
+        "loss_first": request.loss_first,
+        "loss_last": request.loss_last,
+        "train_s": max(0.0, min(request.train_s, now - (task.begun_at or now))),
+        "norm": None,
+        "clip": 1.0,
+        "weight": None,
+        "state": "checking",
+        "reason": "",
+        "message": "",
+        "version": None,
+        "report": msgspec.json.encode(request).decode(),
+        "received_at": now,
+        "decided_at": None,
+        "merged_at": None,
+    }
+
+
+def _is_late(row: ContributionRow, run: RunRow, plan: Plan) -> bool:
+    """Whether a gradient has to be computed again: its version is too old where the plan merges one version at a time."""
+    gap = run.head - row.base_version
+    return row.kind == "gradient" and plan.in_flight == "redo" and gap > plan.max_staleness
+
+
 def _effort(about: Definition, run: RunRow, kind: str, first: int, steps: int) -> float:
     return validation.effort(kind, about.file.train, first, steps, about.total_steps(run))
-
-
-def _plan(run: RunRow, version: int) -> Plan:
-    """The plan that held, or holds, at a version."""
-    return phase_of(definition(run).plan, version=version, tokens=run.tokens, slope=None)

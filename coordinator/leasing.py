@@ -10,7 +10,7 @@ import msgspec
 from coordinator import runfile
 from coordinator.codecs import agreed
 from coordinator.definition import price_of_flops
-from coordinator.merge.plan import Plan, phase_of
+from coordinator.merge.plan import Plan, in_phase
 from coordinator.merge.plan import plan as read_plan
 from coordinator.runfile import RunFile
 from coordinator.sizing import (
@@ -18,6 +18,7 @@ from coordinator.sizing import (
     Run,
     games_bytes_max,
     memory_bytes,
+    parts_of,
     pass_seed,
     total_steps,
     upload_bytes_max,
@@ -57,6 +58,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     price_micro: int
     parameters: int
     counts: tuple[int, ...]  # samples of each chunk
+    sample_size: int
     dataset: str
     file: RunFile
     plan: Plan
@@ -76,7 +78,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total_steps(self) -> int:
         """Global steps the run will make; 0 = unknown."""
-        return total_steps(self.file, self.plan.quorum, sum(self.counts))
+        return total_steps(self.file, self.plan, sum(self.counts), self.sample_size)
 
 
 def read_spec(conn: Connection, run_id: int) -> Spec:
@@ -93,6 +95,7 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
         price_micro=row.price_micro,
         parameters=row.parameters,
         counts=decode(row.samples_per_chunk, tuple[int, ...]),
+        sample_size=row.sample_size,
         dataset=named,
         file=file,
         plan=read_plan(file.plan),
@@ -109,12 +112,7 @@ def _play(workload: str, file: RunFile) -> SelfPlay | None:
 
 def phase(spec: Spec, line: RunLine) -> Plan:
     """The plan that holds at a run's head."""
-    return plan_at(spec, line.head, line.tokens)
-
-
-def plan_at(spec: Spec, version: int, tokens: int) -> Plan:
-    """The plan that holds at a version."""
-    return phase_of(spec.plan, version=version, tokens=tokens, slope=None)
+    return in_phase(spec.plan, line.phase)
 
 
 def offer(spec: Spec, line: RunLine, pace: Pace | None, lately: float = 0.0) -> Run:
@@ -187,7 +185,14 @@ def lease(
         renew_by=task.renew_by or now,
         finish_by=task.finish_by or now,
         in_step=not plan.overlap,
-        grant=Grant(codec=agreed(plan.codec, codecs) or plan.codec, bytes_max=granted),
+        grant=Grant(
+            codec=agreed(plan.codec, codecs) or plan.codec,
+            bytes_max=granted,
+            parts=parts_of(task.steps, task.part_steps),
+        ),
+        part_steps=task.part_steps,
+        pull_every=plan.pull_every if task.part_steps or plan.update == "gradient" else 0,
+        redo=plan.in_flight == "redo",
         price_micro=task.price_micro,
         now=now,
         data=data,
@@ -205,7 +210,7 @@ def job(spec: Spec, plan: Plan, global_step: int, task: TaskRow) -> Job:
         run=spec.name,
         workload=spec.workload,
         kind=task.kind,  # type: ignore[arg-type]  # our own row
-        update=UPDATES.get(task.kind, plan.update),  # type: ignore[arg-type]  # as in the table
+        update=UPDATES.get(task.kind) or task.update_kind or plan.update,  # type: ignore[arg-type]  # as in the table
         config=spec.file.model,
         train=train,
         order_seed=pass_seed(spec.seed, task.pass_no),

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
-from coordinator import publishing, settlement
+from coordinator import phases, publishing, settlement
 from coordinator import recipe as recipes
 from coordinator.definition import definition
 from coordinator.merge import step
+from coordinator.merge.plan_checks import BATCH_MAX
 from coordinator.parts import TOPIC, Draft, Parts
 from coordinator.recipe import Recipe, Terms
 from coordinator.signals import Signals
@@ -49,7 +50,6 @@ LEASE_S = 15.0  # default; a merge whose owner is silent for longer may be taken
 POLL_S = 1.0  # deadlines are looked at this often when nothing else wakes the merger
 FAILURES_MAX = 2  # then contributions are tried singly
 GATE_RATIO = 1.5  # a gated merge may not be worse than this many times the last measured loss
-BATCH_MAX = 1024  # contributions of one merge
 
 log = structlog.get_logger("merger")
 
@@ -292,12 +292,14 @@ class Merger:
             raise Conflict("the merge was taken over")
         run = runs.by_id(conn, job.run.id, lock=True)
         progress = job.recipe.progress
+        phase = phases.following(conn, run, progress)
         moved = run.state == "running" and runs.set_head(
             conn,
             run.id,
             job.recipe.base.version,
             global_step=progress.global_step,
             tokens=progress.tokens,
+            phase=phase,
             last_merge_at=now,
         )
         if not moved or not contributions.merge_all(conn, job.rows, progress.version, now):
@@ -324,6 +326,7 @@ class Merger:
                 "contributions": job.merge.contributions,
                 "global_step": progress.global_step,
                 "tokens": progress.tokens,
+                "phase": phase,
                 "update_norm": draft.norm,
                 "merge_s": took,
                 "created_at": now,
@@ -332,7 +335,7 @@ class Merger:
             ways=[way.sha256 for way in content.ways],
         )
         ledger.post_earned_many(conn, [ledger.Payment.of(row) for row in job.rows], now)
-        settlement.overtake(conn, run, progress, now)
+        settlement.overtake(conn, run, progress, phase, now)
 
     async def _failed(self, job: Job, error: Exception) -> None:
         """Count the failure; after the second, find out who is to blame and go on without them."""

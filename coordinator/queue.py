@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
-from coordinator import leasing
 from coordinator.claiming import Claims
+from coordinator.merge.plan import in_phase
 from coordinator.renewals import Renewals
-from coordinator.store import contributions, runs, tasks
+from coordinator.store import contributions, handover, runs, tasks
 from coordinator.store.tasks import Begun, FailedTask, TaskRow
 from shared.errors import VolunteerError
 from shared.protocol import (
@@ -68,15 +69,23 @@ class Queue:
         """
         return await self._claims.claim(principal, request)
 
-    async def begin(self, principal: Principal, task_id: int, attempt: int) -> Begun:
-        """Bind the newest version as the base of a lease; the same again when asked again.
+    async def begin(
+        self, principal: Principal, task_id: int, attempt: int, *, newest: bool = False
+    ) -> Begun:
+        """Bind the newest version as the base of a lease; the same again when asked again without `newest`.
 
         Unless the plan lets work overlap, this waits until the worker's last contribution is merged, within bounds.
         Raises NotFound for a task of somebody else, Gone when it was taken away, Cancelled when the run has ended.
         """
         await self._in_step(principal, task_id)
         who, now = principal.worker_id, self._clock.now()
-        begun = await self._db.write(lambda conn: tasks.begin(conn, task_id, who, attempt, now))
+
+        def bind(conn: Connection) -> Begun:
+            begun = tasks.begin(conn, task_id, who, attempt, now, newest=newest)
+            part, tries = handover.wanted(conn, begun.task)
+            return msgspec.structs.replace(begun, part=part, tries=tries)
+
+        begun = await self._db.write(bind)
         self._renewals.hold(begun.task)
         return begun
 
@@ -86,7 +95,7 @@ class Queue:
         def run_to_wait_for(conn: Connection) -> tuple[int, float] | None:
             row = tasks.holder(conn, task_id, for_update=False)
             run = runs.by_id(conn, row.run_id)
-            plan = leasing.plan_at(self._claims.spec(conn, run.id), run.head, run.tokens)
+            plan = in_phase(self._claims.spec(conn, run.id).plan, run.phase)
             mine = row.worker_id == principal.worker_id and row.begun_at is None
             if plan.overlap or not mine:
                 return None

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from coordinator import phases
 from coordinator.definition import Definition, definition
-from coordinator.merge.plan import Pending, Ready, phase_of, ready
+from coordinator.merge.plan import Pending, Ready, ready
 from coordinator.sizing import memory_bytes
 from coordinator.store import contributions, datasets, games, runs, versions
 from coordinator.store.runs import RunRow
@@ -90,7 +91,7 @@ class Reading:
         now = self._clock.now()
         waiting = contributions.pending(conn, run.id)
         live = runs.live_workers(conn, run.id, now - LIVE_S)
-        plan = phase_of(definition(run).plan, version=run.head, tokens=run.tokens, slope=None)
+        plan = phases.at_head(run)
         pending = Pending(
             count=waiting.count,
             work=waiting.samples if plan.update == "gradient" else waiting.steps,

@@ -10,8 +10,9 @@ import msgspec
 from coordinator.definition import Definition, definition
 from coordinator.merge import step
 from coordinator.merge.optimizer import Push
-from coordinator.merge.plan import Plan, Term, phase_of, weigh
+from coordinator.merge.plan import Plan, Term, in_phase, weigh
 from coordinator.merge.shards import Shard, split
+from coordinator.sizing import steps_of_update
 from coordinator.store import contributions, parts, runs, versions
 from coordinator.store.contributions import ContributionRow
 from coordinator.store.runs import RunRow
@@ -55,9 +56,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plan(self) -> Plan:
-        """The plan of the phase that holds."""
-        whole = self.about.plan
-        return phase_of(whole, version=self.base.version, tokens=self.base.tokens, slope=None)
+        """The plan of the phase that holds at the base."""
+        return in_phase(self.about.plan, self.base.phase)
 
     @property
     def progress(self) -> Progress:
@@ -129,7 +129,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         ]
         weighing = weigh(plan, terms, self.terms.workers)
         task = self.about.file.task
-        whole = plan.local_steps or task.local_steps  # of one full contribution
+        whole = steps_of_update(plan, task.local_steps)
         whole *= task.batch_size if plan.update == "gradient" else 1
         return Push(scale=weighing.scale, work=weighing.work / whole, workers=self.terms.workers)
 

@@ -87,6 +87,7 @@ class Runs(Reading):
             "best": None,
             "global_step": 0,
             "tokens": 0,
+            "phase": 0,
             "parameters": about.parameters,
             # Of a run that makes its own data: how many games may be begun before anybody learns from them.
             "samples_total": about.play.queue if about.play else sum(counts),
@@ -203,6 +204,7 @@ class Runs(Reading):
                 "contributions": "[]",
                 "global_step": run.global_step,
                 "tokens": run.tokens,
+                "phase": run.phase,
                 "update_norm": None,
                 "merge_s": 0.0,
                 "created_at": now,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from coordinator.definition import definition
-from coordinator.merge.plan import phase_of
-from coordinator.store import contributions, ledger, tasks
+from coordinator.merge.plan import in_phase
+from coordinator.store import contributions, handover, ledger, tasks
 from coordinator.store.contributions import ContributionRow
 from coordinator.store.runs import RunRow
 from coordinator.versions import Progress
@@ -32,7 +32,7 @@ def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now
     )
     tasks.put_back(
         conn,
-        row.task_id,
+        handover.task_of(conn, row),
         worker_id=row.worker_id,
         kind="failure",
         message=message,
@@ -41,13 +41,12 @@ def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now
     )
 
 
-def overtake(conn: Connection, run: RunRow, progress: Progress, now: float) -> None:
-    """What the new version leaves behind: updates that no later merge can use are paid all the same.
+def overtake(conn: Connection, run: RunRow, progress: Progress, phase: int, now: float) -> None:
+    """What the new version, in this phase, leaves behind: updates that no later merge can use are paid all the same.
 
     Where the plan cancels, whoever still works on an older version is told to stop.
     """
-    head, whole = progress.version, definition(run).plan
-    plan = phase_of(whole, version=head, tokens=progress.tokens, slope=None)
+    head, plan = progress.version, in_phase(definition(run).plan, phase)
     if plan.in_flight == "cancel":
         tasks.overtake(conn, run.id, head=head)
     late = contributions.left_behind(conn, run.id, head - plan.max_staleness, plan.update)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 
 import msgspec
 
+from coordinator.merge.plan import Plan, in_phase
 from coordinator.runfile import RunFile, TaskSettings
 
 LEASE_MAX_S = 86_400.0
@@ -124,20 +126,56 @@ def steps_for(run: Run, flops: float) -> int:
     return max(settings.min_steps, min(settings.max_steps, int(settings.target_seconds / one)))
 
 
-def total_steps(file: RunFile, quorum: int, samples: int) -> int:
-    """Global steps that a run will make as far as `[stop]` tells, of a pass of so many samples; 0 = unknown."""
-    stop, found = file.stop, []
+def steps_of_update(plan: Plan, local_steps: int) -> int:
+    """Optimiser steps behind one full contribution; `local_steps` are those of `[task]`."""
+    whole = plan.local_steps or local_steps
+    parted = plan.update == "gradient" and plan.gradient_every > 0
+    return min(whole, plan.gradient_every) if parted else whole
+
+
+def total_steps(file: RunFile, plan: Plan, samples: int, sample_size: int = 1) -> int:
+    """Global steps that a run will make as far as `[stop]` tells, phase by phase; 0 = unknown.
+
+    A pass has so many samples (0 = no end), each of `sample_size` items. A phase that only its loss ends is left out.
+    """
     if file.train.decay_steps:
         return file.train.decay_steps
-    if stop.versions:
-        found.append(stop.versions * file.task.local_steps)
-    if stop.passes and samples:
-        found.append(-(-stop.passes * samples // (file.task.batch_size * quorum)))
-    return min(found, default=0)
+    stop = file.stop
+    ends = [stop.passes * samples, stop.tokens / sample_size if samples else 0]
+    most = min((end for end in ends if end), default=math.inf)  # samples
+    if not stop.versions and math.isinf(most):
+        return 0
+    version = seen = steps = 0.0
+    for index in range(len(plan.phases) + 1):
+        now = in_phase(plan, index)
+        local = steps_of_update(now, file.task.local_steps)
+        each = local * file.task.batch_size * now.quorum  # samples of a version
+        left = [(stop.versions or math.inf) - version, (most - seen) / each]
+        if index < len(plan.phases):
+            phase = plan.phases[index]
+            by_tokens = (phase.until_tokens or 0) / sample_size - seen
+            until = [(phase.until_versions or 0) - version] if phase.until_versions else []
+            until += [by_tokens / each] if phase.until_tokens else []
+            left += until or [0.0]
+        count = max(0.0, min(left))
+        version, seen, steps = version + count, seen + count * each, steps + count * local
+    return math.ceil(steps - 1e-6)
 
 
 def steps_in(samples: int, batch_size: int) -> int:
     return -(-samples // batch_size)
+
+
+def parts_of(steps: int, part_steps: int) -> int:
+    """How many updates a task hands in, one after every `part_steps` (0 = one at its end); the last may be shorter."""
+    return -(-steps // part_steps) if part_steps else 1
+
+
+def first_part(steps: int, price: int, part_steps: int) -> tuple[int, int]:
+    """Steps and micro-credits of the next part of what is left of a task; all that is left goes to the last."""
+    if not part_steps or steps <= part_steps:
+        return steps, price
+    return part_steps, price * part_steps // steps
 
 
 def price_micro(run: Run, samples: int) -> int:

@@ -132,6 +132,32 @@ class Worker:
         body = {"attempt": lease.attempt}
         return decode(await self.post(f"/tasks/{lease.task}/begin", body), BeginReply)
 
+    async def newest(self, lease: Lease, known: int = -1) -> BeginReply:
+        """Go on from the newest version."""
+        body = {"attempt": lease.attempt, "newest": True, "known": known}
+        return decode(await self.post(f"/tasks/{lease.task}/begin", body), BeginReply)
+
+    async def part(
+        self, lease: Lease, begun: BeginReply, part: int, tries: int = 0, seed: int | None = None
+    ) -> Verdict:
+        """Upload and submit one gradient of a lease in parts, computed on the version that began."""
+        data = await self.update(
+            lease.run, 1000 * lease.task + 10 * part + tries if seed is None else seed
+        )
+        info = decode(await self.announce(lease, data, part=part, tries=tries), UploadInfo)
+        await self.put(info.upload_id, 0, data)
+        job, every = lease.job, lease.part_steps
+        steps = min(every, job.steps - part * every)
+        samples = min(steps * job.batch_size, job.stop - job.start - part * every * job.batch_size)
+        said = msgspec.structs.replace(
+            self.submission(lease, begun, data),
+            part=part,
+            tries=tries,
+            steps=steps,
+            samples=samples,
+        )
+        return decode(await self.post(f"/tasks/{lease.task}/submit", said), Verdict)
+
     async def update(self, run: str, seed: int = 0, scale: float = 1e-3) -> bytes:
         """The bytes of an honest-looking update."""
         row = await self.house.coordinator.db.read(lambda conn: runs.by_name(conn, run))
@@ -182,7 +208,10 @@ class Worker:
     async def work(self, seed: int = 0) -> Verdict:
         """A whole task: claim, begin, upload, submit."""
         lease = await self.claim()
-        begun = await self.begin(lease)
+        return await self.hand_in(lease, await self.begin(lease), seed)
+
+    async def hand_in(self, lease: Lease, begun: BeginReply, seed: int = 0) -> Verdict:
+        """Upload and submit a whole task."""
         data = await self.update(lease.job.run, seed)
         await self.upload(lease, data)
         reply = await self.post(f"/tasks/{lease.task}/submit", self.submission(lease, begun, data))

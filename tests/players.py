@@ -89,6 +89,7 @@ class Player:
         return await self.hand_in(lease, begun, await self.result(lease, begun, change))
 
     async def result(self, lease: Lease, begun: BeginReply, change: Change | None = None) -> bytes:
+        assert begun.manifest is not None
         manifest = decoding.decode(begun.manifest.payload, VersionManifest)
         job = msgspec.structs.replace(
             lease.job, base_version=begun.version, base_sha256=manifest.weights.sha256

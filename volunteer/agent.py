@@ -27,6 +27,7 @@ from volunteer.parts import Parts
 from volunteer.rules import Rules
 from volunteer.sender import Sender
 from volunteer.sensors import Sensors, keep_telling
+from volunteer.series import comes_in_parts
 from volunteer.shift import Loop, Shift, broken
 from volunteer.speeds import Speeds
 from volunteer.traffic import keep_counting
@@ -258,7 +259,9 @@ class Agent:
         leases, outbox = self.parts.leases, self.parts.outbox
         stored = leases.stored()
         leases.forget_answered(stored)
-        open_ = tuple(held for held in stored if not outbox.holds(*held.key))
+        open_ = tuple(
+            held for held in stored if comes_in_parts(held.lease) or not outbox.holds(*held.key)
+        )
         alive = await self._beat.alive(open_) if open_ or len(outbox) else ()
         lent = {lane.device.id for lane in self._lanes}
         kept = tuple(held for held in alive if held.device in lent)

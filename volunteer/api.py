@@ -11,6 +11,7 @@ import msgspec
 from shared.protocol import (
     LONG_POLL_S_MAX,
     BeginReply,
+    BeginRequest,
     BenchmarkRequest,
     ClaimReply,
     ClaimRequest,
@@ -51,12 +52,6 @@ CURSOR_CHARS_MAX = 64
 
 T = TypeVar("T")
 Nothing = type(None)
-
-
-class BeginRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Work on a lease begins."""
-
-    attempt: int
 
 
 class Api:
@@ -110,13 +105,17 @@ class Api:
         )
         return await self.client.call(call)
 
-    async def begin(self, task: int, attempt: int) -> BeginReply:
-        """Held open while the merge that this worker waits for is not done."""
+    async def begin(self, task: int, attempt: int, known: int | None = None) -> BeginReply:
+        """Held open while the merge that this worker waits for is not done.
+
+        With the version `known` here, work that has begun goes on from the newest one.
+        """
+        request = BeginRequest(attempt=attempt, newest=known is not None, known=known)
         call = Call(
             method="POST",
             path=f"/tasks/{task}/begin",
             reply=BeginReply,
-            body=BeginRequest(attempt=attempt),
+            body=request,
             timeout_s=LONG_POLL_S_MAX + 20.0,
         )
         return await self.client.call(call)

@@ -13,10 +13,9 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import msgspec
 
 from shared.errors import Banned, Configuration, Unauthorized, UpgradeRequired, VolunteerError
-from shared.protocol import TaskBeat
+from shared.protocol import TaskBeat, Verdict
 from volunteer.commands import How
 from volunteer.leases import HeldLease
-from volunteer.outbox import Entry
 from volunteer.trainer import Handle
 
 Phase: TypeAlias = Literal["queued", "fetch", "train", "encode", "upload", "paused"]
@@ -42,7 +41,8 @@ class Held:
     def __init__(self, stored: HeldLease) -> None:
         self.stored = stored
         self.phase: Phase = "queued"
-        self.handle: Handle[Entry] | None = None
+        self.handle: Handle[Any] | None = None
+        self.steps_before = 0  # of those that the handle counts
         self.work: asyncio.Task[None] | None = None
         self.ended = ""  # "cancelled", "gone", "released", "saved": why it is given up
         self.message = ""
@@ -68,7 +68,7 @@ class Held:
             task=self.key[0],
             attempt=self.key[1],
             phase="paused" if paused and self.phase == "train" else self.phase,
-            step=report.step if report else 0,
+            step=self.steps_before + (report.step if report else 0),
             steps=self.stored.lease.job.steps,
             loss=report.loss if report else None,
             rate=report.steps_per_s if report else None,
@@ -96,6 +96,25 @@ class Desk:
         self._left = max_tasks if max_tasks > 0 else None
         self._counted: set[tuple[int, int]] = set()  # taken against `max_tasks`
         self._changed = asyncio.Event()
+        self._expected: dict[str, asyncio.Future[Verdict]] = {}  # by the name of the result
+
+    def expect(self, name: str) -> asyncio.Future[Verdict]:
+        """What will be said of a result that is about to be handed in."""
+        answer = self._expected[name] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # perhaps unheard
+        return answer
+
+    def answered(self, name: str, verdict: Verdict | VolunteerError) -> None:
+        """The coordinator has said what becomes of a result."""
+        answer = self._expected.pop(name, None)
+        if answer is None or answer.done():
+            return
+        if isinstance(verdict, VolunteerError):
+            answer.set_exception(verdict)
+        else:
+            answer.set_result(verdict)
 
     def change(self) -> Coroutine[Any, Any, Literal[True]]:
         """Wait for the next change. Call it before looking at what may change, await it after."""

@@ -132,7 +132,10 @@ class Lane:
             await self._desk.unless(lambda: not self._desk.paused(self.device.id), _forever())
         await self._claimer.agree(held.stored.lease.run)
         outcome = await self._pipeline.run(held, self._watch_end)
-        if isinstance(outcome, Finished):
+        if outcome is None:
+            self._parts.leases.drop(held.stored.lease)
+            self._desk.put_down(held, counted=True)
+        elif isinstance(outcome, Finished):
             self._finished(held, outcome)
         else:
             await self._interrupted(held, outcome)
@@ -143,14 +146,15 @@ class Lane:
 
     def _finished(self, held: Held, outcome: Finished[Entry]) -> None:
         entry, said = outcome.value, outcome.value.submit
+        job = held.stored.lease.job
         self._failures.reset()
         self._parts.leases.drop(held.stored.lease)
         self._parts.hub.emit(
             events.Trained(
                 task=entry.task,
                 run=entry.run,
-                steps=said.steps,
-                samples=said.samples,
+                steps=job.steps,
+                samples=job.stop - job.start,
                 loss_first=said.loss_first,
                 loss_last=said.loss_last,
                 train_s=said.train_s,

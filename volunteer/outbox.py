@@ -31,6 +31,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     submit: SubmitRequest
     price_micro: int
     at: float
+    last: bool = True  # nothing more of its lease comes
 
     @property
     def name(self) -> str:

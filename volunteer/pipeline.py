@@ -7,19 +7,22 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from shared.errors import InvalidFrame, VolunteerError
 from shared.protocol import BeginReply, BlobRef, Device, Lease, SignedManifest, VersionManifest
-from shared.workloads.base import DatasetManifest
+from shared.workloads.base import DatasetManifest, Work
 from volunteer import events
-from volunteer.assignment import Assignment, Finished, Interrupted, Report
+from volunteer.assignment import Assignment, Finished, Interrupted, Report, Spent
 from volunteer.data import LocalData, blob_of, wanted
 from volunteer.desk import Held, with_begin
 from volunteer.manifests import checked
 from volunteer.outbox import Entry
 from volunteer.parts import Parts
+from volunteer.series import Base, Series, comes_in_parts
+from volunteer.stretch import StretchTask
 from volunteer.trainer import Handle, Trainer
 from volunteer.training import LocalTask, TaskFiles
 
@@ -28,6 +31,8 @@ FOLLOW_S = 30.0  # before the next try to fetch a newer version
 EVENT_S = 0.25  # progress of a transfer is told at most this often
 GIB = 1 << 30
 NO_DATA = DatasetManifest(name="", kind="", licence="", source="", chunks=())
+
+T = TypeVar("T")
 
 
 class Pipeline:
@@ -52,16 +57,27 @@ class Pipeline:
 
     async def run(
         self, held: Held, on_report: Callable[[Report], None]
-    ) -> Finished[Entry] | Interrupted:
-        """Do a task. Raises Gone when its lease is no longer ours, InvalidFrame and others when it cannot be done."""
+    ) -> Finished[Entry] | Interrupted | None:
+        """Do a task; None when an earlier process had done all of it.
+
+        Raises Gone when its lease is no longer ours, InvalidFrame and others when it cannot be done.
+        """
         held.phase = "fetch"
         with ExitStack() as stack:
             data = await self._fetch_data(held, stack)
-            manifest = await self._begin(held)
-            stack.enter_context(self._parts.cache.hold([manifest.weights.sha256]))
-            teller = partial(self._teller, held, "weights")
-            weights = await self._parts.weights.fetch(manifest, teller)
-            return await self._train(held, self._files(held, manifest, weights, data), on_report)
+            if comes_in_parts(held.stored.lease):
+                series = Series(self._parts, self, held, lambda base: self._files(held, base, data))
+                return await series.run(on_report)
+            base = await self.begin(held, stack)
+            assert base is not None
+            local = LocalTask(self._files(held, base, data))
+            return await self._train(held, local, local.finish, on_report)
+
+    async def train(
+        self, held: Held, task: StretchTask, on_report: Callable[[Report], None]
+    ) -> Finished[Entry | None] | Interrupted:
+        """One stretch of a series."""
+        return await self._train(held, task, task.finish_stretch, on_report)
 
     async def _fetch_data(self, held: Held, stack: ExitStack) -> LocalData:
         lease = held.stored.lease
@@ -109,18 +125,31 @@ class Pipeline:
             self._datasets[name] = await self._parts.api.dataset(name)
         return self._datasets[name]
 
-    async def _begin(self, held: Held) -> VersionManifest:
-        """Bind the base version: the newest one, or the one it had before a restart."""
+    async def begin(
+        self, held: Held, stack: ExitStack, known: VersionManifest | None = None
+    ) -> Base | None:
+        """Bind the base version and bring its weights here, for as long as `stack` is open.
+
+        The newest one, or the one it had before a restart. With `known` the newest; None where that is it.
+        """
         lease, before = held.stored.lease, held.stored.begun
         if lease.in_step and before is None:
             await self._handed_in(lease.run)
-        begun = await self._parts.api.begin(lease.task, lease.attempt)
+        version = None if known is None else known.version
+        begun = await self._parts.api.begin(lease.task, lease.attempt, version)
+        if begun.version == version:
+            return None
+        if begun.manifest is None:
+            raise InvalidFrame("the coordinator sent no manifest of the version to begin from")
         manifest = self._checked(begun.manifest, lease)
         if before is None or before.version != begun.version:
             self._parts.leases.snapshot(lease).unlink(missing_ok=True)  # of another base
         with_begin(held, begun=begun, lease=_bound(lease, begun, manifest))
         self._parts.leases.keep(held.stored)
-        return manifest
+        stack.enter_context(self._parts.cache.hold([manifest.weights.sha256]))
+        teller = partial(self._teller, held, "weights")
+        weights = await self._parts.weights.fetch(manifest, teller)
+        return Base(begun=begun, manifest=manifest, weights=weights)
 
     async def _handed_in(self, run: str) -> None:
         """Wait until the last result for this run has left: the next base is to hold it."""
@@ -147,15 +176,13 @@ class Pipeline:
             )
         return manifest
 
-    def _files(
-        self, held: Held, manifest: VersionManifest, weights: Path, data: LocalData
-    ) -> TaskFiles:
+    def _files(self, held: Held, base: Base, data: LocalData) -> TaskFiles:
         parts, lease = self._parts, held.stored.lease
         return TaskFiles(
             held=held.stored,
-            manifest=manifest,
+            manifest=base.manifest,
             workload=lambda: parts.load(lease.job.workload),
-            weights=weights,
+            weights=base.weights,
             data=data,
             carried=parts.residuals.of(lease.run, self._device.id),
             snapshot=parts.leases.snapshot(lease),
@@ -165,26 +192,30 @@ class Pipeline:
         )
 
     async def _train(
-        self, held: Held, files: TaskFiles, on_report: Callable[[Report], None]
-    ) -> Finished[Entry] | Interrupted:
+        self,
+        held: Held,
+        local: LocalTask,
+        finish: Callable[[Work, Spent], T],
+        on_report: Callable[[Report], None],
+    ) -> Finished[T] | Interrupted:
         loop = asyncio.get_running_loop()
-        local = LocalTask(files)
+        files, job = local.files, local.files.held.lease.job
 
         def pass_on(report: Report) -> None:
             """On the training thread."""
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._reported, held, report, local, on_report)
+                told = local.told(report)
+                loop.call_soon_threadsafe(self._reported, held, told, local, on_report)
 
         def halved(micro: int) -> None:
             if not loop.is_closed():
                 event = events.Halved(task=held.key[0], device=self._device.id, micro_batch=micro)
                 loop.call_soon_threadsafe(self._parts.hub.emit, event)
 
-        job = held.stored.lease.job
         handle = self._trainer.submit(
             Assignment(
                 begin=local.begin,
-                finish=local.finish,
+                finish=finish,
                 samples=job.stop - job.start,
                 report=pass_on,
                 halved=halved,
@@ -203,7 +234,7 @@ class Pipeline:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
-    async def _follow(self, files: TaskFiles, handle: Handle[Entry], local: LocalTask) -> None:
+    async def _follow(self, files: TaskFiles, handle: Handle[T], local: LocalTask) -> None:
         """Bring newer versions to work that may go on with them, as heartbeats announce them."""
         lease, newest = files.held.lease, files.manifest.version
         if lease.job.kind != "selfplay":

@@ -35,7 +35,14 @@ class Sender:
                 continue
             change.close()
             for entry in entries:
-                await self._hand_in(entry)
+                if not self._behind(entry):
+                    await self._hand_in(entry)
+
+    def _behind(self, entry: Entry) -> bool:
+        """Whether an earlier part of the same lease has not been handed in yet."""
+        key, part = (entry.task, entry.submit.attempt), entry.submit.part
+        others = self._parts.outbox.entries()
+        return any((e.task, e.submit.attempt) == key and e.submit.part < part for e in others)
 
     async def _hand_in(self, entry: Entry) -> None:
         """One result, tried until there is an answer or others have waited long enough."""
@@ -93,8 +100,10 @@ class Sender:
         parts = self._parts
         verdict = msgspec.structs.replace(verdict, message=printable(verdict.message))
         parts.home.remember_verdicts((verdict,), 0)
-        parts.home.remember(tasks=parts.home.memory.tasks + 1)
-        parts.desk.handed_in += 1
+        refused = verdict.state == "rejected"
+        if entry.last and not (refused and verdict.redo):
+            parts.home.remember(tasks=parts.home.memory.tasks + 1)
+            parts.desk.handed_in += 1
         parts.hub.emit(
             events.Submitted(
                 task=entry.task, contribution=verdict.contribution, bytes=entry.submit.size
@@ -103,6 +112,9 @@ class Sender:
         parts.hub.emit(events.Judged(verdict=verdict))
         parts.residuals.judged(verdict, (entry.device,))
         self._drop(entry)
+        if refused and not verdict.redo:
+            self._end(entry, "gone", verdict.message)
+        parts.desk.answered(entry.name, verdict)
 
     def _refused(self, entry: Entry, error: VolunteerError) -> None:
         """A definitive no: the work of this lease is lost, and the reason said."""
@@ -113,6 +125,14 @@ class Sender:
         self._parts.residuals.lost(entry.run, entry.task, (entry.device,))
         self._parts.desk.lost((entry.task, entry.submit.attempt))
         self._drop(entry)
+        self._end(entry, how, error.message)
+        self._parts.desk.answered(entry.name, error)
+
+    def _end(self, entry: Entry, how: str, message: str) -> None:
+        """Nothing more of this lease is wanted: give up what is still being worked on."""
+        held = self._parts.desk.held.get((entry.task, entry.submit.attempt))
+        if held is not None:
+            held.end("cancelled" if how == "cancelled" else "gone", message)
 
     def _drop(self, entry: Entry) -> None:
         self._parts.outbox.drop(entry)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from shared.errors import InvalidFrame, NotFound, StorageFull, TooLarge, VolunteerError
 from shared.protocol import SubmitRequest, VersionManifest
 from shared.signing import canonical, digest
@@ -17,7 +19,7 @@ from shared.tensors.spec import Schema, nbytes
 from shared.tensors.update import delta
 from shared.workloads.base import Result, Work, Workload
 from shared.workloads.games import Actor
-from volunteer.assignment import Spent
+from volunteer.assignment import Report, Spent
 from volunteer.data import LocalData
 from volunteer.files import write_whole
 from volunteer.leases import HeldLease
@@ -32,6 +34,15 @@ EXACT = "float32"  # what a result says that is no update
 EXACT_CODECS = frozenset({EXACT, "bf16"})  # what they lose is not worth carrying over
 PLAYED = ("games", "evaluation")  # results that are files of games
 MODEL_COPIES = 4  # weights, gradient and two moments, at least
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Which update of its lease a result is, and of which version."""
+
+    base_version: int = 0
+    part: int = 0
+    tries: int = 0
+    last: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +65,7 @@ class LocalTask:
     """Begin, save and finish of one task. Lives on the training thread."""
 
     def __init__(self, files: TaskFiles) -> None:
-        self._files = files
+        self.files = self._files = files
         self._schema: Schema = ()
         self.items_per_sample = 1.0  # tokens, for a rate that people know
 
@@ -89,6 +100,10 @@ class LocalTask:
                 work = workload.begin(job, self._weights(), files.data, device, inner)
         return work
 
+    def told(self, report: Report) -> Report:
+        """What is said of the task when this is said of the work."""
+        return report
+
     def swap(self, work: Work, manifest: VersionManifest, path: Path) -> None:
         """Go on with a newer version, where the work knows how."""
         if isinstance(work, Actor) and manifest.schema_sha256 == self._files.manifest.schema_sha256:
@@ -104,13 +119,21 @@ class LocalTask:
         """Encode the update and put it into the outbox. Raises InvalidFrame when the training diverged."""
         files, lease = self._files, self._files.held.lease
         result, tensors = work.result()
-        entry = self._entry(result, tensors, spent)
-        files.outbox.put(entry)
-        if entry.submit.codec not in EXACT_CODECS:
-            files.carried.advance(lease.task, files.manifest.global_step)
+        place = Place(base_version=files.manifest.version)
+        entry = self._hand_in(result, tensors, spent, place)
         if not lease.job.reset_inner and (state := work.state()):
             _store(files.carried.optimizer, state)
         files.snapshot.unlink(missing_ok=True)
+        return entry
+
+    def _hand_in(
+        self, result: Result, tensors: Mapping[str, torch.Tensor], spent: Spent, place: Place
+    ) -> Entry:
+        files = self._files
+        entry = self._entry(result, tensors, spent, place)
+        files.outbox.put(entry)
+        if entry.submit.codec not in EXACT_CODECS:
+            files.carried.advance(entry.task, files.manifest.global_step)
         return entry
 
     def _check(self, workload: Workload) -> None:
@@ -128,9 +151,12 @@ class LocalTask:
         frame = open_frame(path or self._files.weights, self._schema, copy_on_write=True)
         return {name: torch.from_numpy(frame.array(name)) for name in frame}
 
-    def _entry(self, result: Result, tensors: Mapping[str, torch.Tensor], spent: Spent) -> Entry:
+    def _entry(
+        self, result: Result, tensors: Mapping[str, torch.Tensor], spent: Spent, place: Place
+    ) -> Entry:
         files, lease = self._files, self._files.held.lease
-        payload = files.outbox.payload(f"{lease.task}-{lease.attempt}-0-0")
+        name = f"{lease.task}-{lease.attempt}-{place.part}-{place.tries}"
+        payload = files.outbox.payload(name)
         played = lease.job.update in PLAYED
         if played:
             write_whole(payload, result.games, durable=True)
@@ -145,7 +171,9 @@ class LocalTask:
             )
         submit = SubmitRequest(
             attempt=lease.attempt,
-            base_version=files.manifest.version,
+            part=place.part,
+            tries=place.tries,
+            base_version=place.base_version,
             codec=EXACT if played else lease.grant.codec,
             sha256=sha256,
             size=size,
@@ -165,6 +193,7 @@ class LocalTask:
             submit=submit,
             price_micro=lease.price_micro,
             at=files.now(),
+            last=place.last,
         )
 
     def _encode(self, tensors: Mapping[str, torch.Tensor], path: Path) -> EncodedUpdate:

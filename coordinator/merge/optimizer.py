@@ -61,7 +61,7 @@ class ServerOptimizer(Protocol):
 
 
 def server_optimizer(plan: Plan) -> ServerOptimizer:
-    """The server optimiser of a plan (of one phase, as `phase_of` gives it)."""
+    """The server optimiser of a plan (of one phase, as `in_phase` gives it)."""
     match plan.optimizer:
         case "sgd":
             return Momentum(plan.lr, plan.momentum, ahead=False) if plan.momentum else Sgd(plan.lr)

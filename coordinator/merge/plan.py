@@ -1,7 +1,8 @@
 """A run's plan: how contributions become versions, as data. Presets, overrides, phases, and the questions a plan answers.
 
 plan({"preset": "diloco", "quorum": 4})      the whole plan, checked
-phase_of(plan, version, tokens, slope)       what holds now
+phase_index(plan, version, tokens, losses)   which phase holds
+in_phase(plan, index)                        the plan of that phase
 ready(plan, pending)                         is it time to merge
 weigh(plan, terms, live_workers)             who counts how much
 """
@@ -20,6 +21,7 @@ from coordinator.merge.plan_checks import check, convert, known_preset
 from coordinator.merge.presets import PRESETS
 from shared.decoding import decode
 from shared.errors import InvalidPlan
+from shared.protocol import TRIES_MAX
 
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 CountOrOff = Annotated[int, Meta(ge=0, le=1 << 53)]
@@ -34,7 +36,9 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     until_versions: Annotated[int, Meta(ge=1)] | None = None  # from this version on it is over
     until_tokens: Annotated[int, Meta(ge=1)] | None = None  # merged since the run began
-    until_slope: NotNegative | None = None  # held-out loss falls by less than this a version, nats
+    # The held-out loss has fallen by less than this share over the last `slope_window` evaluations of this phase.
+    until_slope: NotNegative | None = None
+    slope_window: Annotated[int, Meta(ge=2, le=1000)] = 5
     overrides: dict[str, Any] = {}
 
 
@@ -44,8 +48,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     preset: str = "fedavg"
     update: Literal["delta", "gradient"] = "delta"
     local_steps: CountOrOff = 0  # 0 = as `[task]` says
-    gradient_every: Count = 1  # mini-batches in one gradient (async-sgd's n)
-    pull_every: Count = 1  # mini-batches between two looks for a newer version (async-sgd's m)
+    gradient_every: CountOrOff = (
+        0  # mini-batches in one gradient (async-sgd's n); 0 = all of a task
+    )
+    # Mini-batches between two looks for a newer version (async-sgd's m); 0 = only when a task begins.
+    pull_every: CountOrOff = 0
     codec: Literal["float32", "bf16", "int8", "int4", "topk-int4"] = "int8"
     # What volunteers get of a version: the exact weights, or a chain of quantised differences with a bfloat16 snapshot of
     # every so many versions. The server keeps the exact weights either way.
@@ -63,7 +70,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # Whether a worker may begin its next task before its last contribution is merged. Without it every task begins from a
     # model that its own last work is part of; with it no device waits, and all work is a version late.
     overlap: bool = False
-    redo_limit: Annotated[int, Meta(ge=0, le=100)] = 3  # recomputations of one mini-batch
+    # Recomputations of one gradient that came too late for its version, where in_flight = "redo"; then its task fails.
+    redo_limit: Annotated[int, Meta(ge=0, lt=TRIES_MAX)] = 3
 
     # What a late contribution counts. Staleness is in versions.
     max_staleness: Annotated[int, Meta(ge=0, le=100_000)] = 10
@@ -125,11 +133,6 @@ def _overridden(whole: Plan, phase: Phase, where: str) -> Plan:
         raise InvalidPlan(
             f"{where} never ends: give it until_versions, until_tokens or until_slope"
         )
-    if (phase.until_versions, phase.until_tokens) == (None, None):
-        raise InvalidPlan(
-            f"{where} may never end: a loss that is not measured has no slope; give it until_versions "
-            "or until_tokens beside until_slope"
-        )
     for key in ("preset", "phases", "shards", "shard_by", "downlink", "snapshot_every"):
         if key in phase.overrides:
             raise InvalidPlan(f'{where} cannot override "{key}": it holds for the whole run')
@@ -137,28 +140,39 @@ def _overridden(whole: Plan, phase: Phase, where: str) -> Plan:
     return convert(table, Plan, f"{where} of [plan]")
 
 
+def improvement(losses: Sequence[float], window: int) -> float | None:
+    """By which share the loss fell from the first to the last of its last `window` evaluations; None while there are fewer.
+
+    Below zero where it rose.
+    """
+    if len(losses) < window:
+        return None
+    first, last = losses[-window], losses[-1]
+    return (first - last) / max(abs(first), 1e-12)
+
+
 def phase_index(
-    whole: Plan, version: int, tokens: int, slope: float | None, reached: int = 0
+    whole: Plan, version: int, tokens: int, losses: Sequence[float] = (), reached: int = 0
 ) -> int:
     """Which phase holds (`len(phases)` = the plan itself), never before the one already reached.
 
-    `slope` is the fall of the held-out loss a version in nats, None while unknown. It wavers, so keep what was reached.
+    `losses` are the held-out losses measured since phase `reached` began, the oldest first: of a later phase there are none.
     """
     for index in range(reached, len(whole.phases)):
         phase = whole.phases[index]
+        fell = improvement(losses if index == reached else (), phase.slope_window)
         over = (
             (phase.until_versions is not None and version >= phase.until_versions)
             or (phase.until_tokens is not None and tokens >= phase.until_tokens)
-            or (phase.until_slope is not None and slope is not None and slope < phase.until_slope)
+            or (phase.until_slope is not None and fell is not None and fell < phase.until_slope)
         )
         if not over:
             return index
     return max(reached, len(whole.phases))
 
 
-def phase_of(whole: Plan, version: int, tokens: int, slope: float | None, reached: int = 0) -> Plan:
-    """The plan that holds now, with the overrides of its phase and no phases of its own."""
-    index = phase_index(whole, version, tokens, slope, reached)
+def in_phase(whole: Plan, index: int) -> Plan:
+    """The plan with the overrides of one of its phases, and no phases of its own."""
     if not whole.phases:
         return whole
     return _phase(msgspec.json.encode(whole), index)

@@ -13,6 +13,7 @@ import msgspec
 
 from shared import decoding
 from shared.errors import InvalidPlan
+from shared.protocol import PARTS_MAX
 
 if TYPE_CHECKING:
     from coordinator.merge.plan import Plan
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=msgspec.Struct)
 
 SHOWN_CHARS_MAX = 60
+BATCH_MAX = 1024  # contributions of one merge
 COORDINATE_RULES = ("trimmed-mean", "median")
 
 
@@ -56,6 +58,40 @@ def check(plan: Plan, where: str = "") -> None:
             raise InvalidPlan(where + sentence)
 
 
+def check_steps(plan: Plan, local_steps: int, max_steps: int, where: str = "") -> None:
+    """Raise InvalidPlan when tasks of so many steps do not come out even in gradients, or in too many of them.
+
+    `max_steps` is 0 where every task has `local_steps`.
+    """
+    every = plan.gradient_every
+    if plan.update != "gradient" or not every:
+        return
+    steps = plan.local_steps or local_steps
+    pull = plan.pull_every or steps
+    own = -(-pull // every) - 1
+    rules = (
+        (
+            not max_steps and steps % every > 0,
+            f"local_steps = {steps} is no multiple of gradient_every = {every}, so the last gradient of a task would "
+            f"hold fewer mini-batches: set local_steps = {-(-steps // every) * every}, or another gradient_every",
+        ),
+        (
+            max(steps, max_steps) > PARTS_MAX * every,
+            f"a task of {max(steps, max_steps)} steps with gradient_every = {every} would hand in more than "
+            f"{PARTS_MAX} gradients: raise gradient_every, or lower local_steps (max_steps)",
+        ),
+        (
+            own > plan.max_staleness,
+            f"with pull_every = {pull} and gradient_every = {every} a volunteer's own gradients make a gradient up to "
+            f"{own} versions old, more than max_staleness = {plan.max_staleness}: lower pull_every to "
+            f"{(plan.max_staleness + 1) * every} or less, or raise max_staleness",
+        ),
+    )
+    for applies, sentence in rules:
+        if applies:
+            raise InvalidPlan(where + sentence)
+
+
 def _timing_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
     endless = plan.quorum > 1 and not plan.deadline_seconds and not plan.work_target
     alone = plan.quorum == 1 and not plan.quorum_share
@@ -64,6 +100,12 @@ def _timing_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
             plan.min_contributions > plan.quorum and not plan.quorum_share,
             f"min_contributions = {plan.min_contributions} is above quorum = {plan.quorum}, so the "
             "deadline could never merge with fewer: lower min_contributions or raise quorum",
+        ),
+        (
+            plan.quorum > BATCH_MAX * (plan.max_staleness + 1),
+            f"quorum = {plan.quorum} is above what the allowed staleness lets wait: a merge takes {BATCH_MAX} contributions, "
+            f"and with max_staleness = {plan.max_staleness} the rest would be too old before its turn: set quorum to "
+            f"{BATCH_MAX * (plan.max_staleness + 1)} or less, or raise max_staleness",
         ),
         (
             plan.max_staleness == 0 and plan.in_flight == "continue",
@@ -108,14 +150,9 @@ def _update_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
             'set update = "delta"',
         ),
         (
-            not gradient and (plan.gradient_every > 1 or plan.pull_every > 1),
-            "gradient_every and pull_every are for gradients; with deltas set [task] local_steps "
-            'instead, or update = "gradient"',
-        ),
-        (
-            gradient and (plan.gradient_every > 1 or plan.pull_every > 1),
-            "volunteers hand in one gradient a task and look for a newer version before each: leave "
-            "gradient_every and pull_every at 1",
+            not gradient and (plan.gradient_every > 0 or plan.pull_every > 0),
+            "gradient_every and pull_every are for gradients; with deltas leave both at 0 and set [task] "
+            'local_steps instead, or update = "gradient"',
         ),
         (
             momentum and plan.momentum == 0,

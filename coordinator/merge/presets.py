@@ -46,6 +46,7 @@ _GRADIENT: dict[str, Any] = {
     "bias_correction": True,
 }
 _SAME_VERSION: dict[str, Any] = {"max_staleness": 0, "table": "constant", "overlap": True}
+_EVERY_BATCH: dict[str, Any] = {"gradient_every": 1, "pull_every": 1}
 _EVERY_ARRIVAL: dict[str, Any] = {
     "quorum": 1,
     "deadline_seconds": 0.0,
@@ -89,8 +90,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "phases": [ASYNC_WARM_UP],
     },
     "gradient-average": _GRADIENT | _SAME_VERSION | {"in_flight": "cancel"},
-    "sync-sgd": _GRADIENT | _SAME_VERSION | {"deadline_seconds": 60.0, "in_flight": "redo"},
-    "async-sgd": _GRADIENT | _EVERY_ARRIVAL | {"table": "inverse", "max_staleness": 50},
+    "sync-sgd": _GRADIENT
+    | _SAME_VERSION
+    | _EVERY_BATCH
+    | {"deadline_seconds": 60.0, "in_flight": "redo"},
+    "async-sgd": _GRADIENT
+    | _EVERY_ARRIVAL
+    | _EVERY_BATCH
+    | {"table": "inverse", "max_staleness": 50},
     "self-play": _AVERAGING
     | {
         "quorum": 1,

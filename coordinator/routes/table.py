@@ -20,6 +20,7 @@ from coordinator.routes.endpoint import Call, Endpoint, Query, Reply, json_reply
 from shared.protocol import (
     API,
     BeginReply,
+    BeginRequest,
     BenchmarkRequest,
     ClaimReply,
     ClaimRequest,
@@ -122,7 +123,7 @@ _WORK = (
         path=f"{API}/tasks/{{task}}/begin",
         handler=tasks.begin,
         summary="Begin a task: its base version is bound now",
-        request=tasks.BeginRequest,
+        request=BeginRequest,
         reply=BeginReply,
     ),
     Endpoint(

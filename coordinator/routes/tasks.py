@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-import msgspec
-
 from coordinator.limits import ClientGone, Receive
 from coordinator.routes.endpoint import Call
 from coordinator.space import RETRY_S
 from shared.errors import Unavailable
 from shared.protocol import (
     BeginReply,
+    BeginRequest,
     ClaimReply,
     ClaimRequest,
     Idle,
@@ -26,12 +25,6 @@ from shared.protocol import (
 T = TypeVar("T")
 
 STOPPING_S = 3.0  # a restart takes about this long
-
-
-class BeginRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Work on a lease begins."""
-
-    attempt: int
 
 
 async def claim(call: Call[ClaimRequest]) -> ClaimReply:
@@ -69,13 +62,17 @@ async def _hung_up(receive: Receive) -> None:
 
 
 async def begin(call: Call[BeginRequest]) -> BeginReply:
-    coordinator = call.coordinator
-    begun = await coordinator.queue.begin(call.principal, call.number("task"), call.body.attempt)
+    coordinator, body = call.coordinator, call.body
+    task = call.number("task")
+    begun = await coordinator.queue.begin(call.principal, task, body.attempt, newest=body.newest)
+    known = body.known == begun.version
     return BeginReply(
         version=begun.version,
         global_step=begun.global_step,
         finish_by=begun.finish_by,
-        manifest=await coordinator.runs.manifest(begun.run, begun.version),
+        manifest=None if known else await coordinator.runs.manifest(begun.run, begun.version),
+        part=begun.part,
+        tries=begun.tries,
     )
 
 

@@ -76,6 +76,15 @@ class World:
     step_flops: float
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Which update of a lease is handed in."""
+
+    part: int = 0
+    tries: int = 0
+    last: bool = True
+
+
 class Machine:
     """Runs until the simulation cancels it or its time has come."""
 
@@ -90,7 +99,7 @@ class Machine:
         self._held: dict[int, int] = {}  # task -> attempt
         self._halts: dict[int, asyncio.Event] = {}  # by task: the coordinator says to stop
         self._cached: set[str] = set()
-        self._uploads: set[asyncio.Task[None]] = set()
+        self._uploads: set[asyncio.Task[Verdict | None]] = set()
 
     # --- time ---
 
@@ -226,6 +235,9 @@ class Machine:
         begun = await self._world.coordinator.queue.begin(self._who, lease.task, lease.attempt)
         manifest = await self._manifest(begun)
         await self._fetch(manifest.weights, self._world.scale)
+        if lease.part_steps or lease.redo:
+            await self._parts(lease, begun, manifest)
+            return
         made = await self._train(lease, begun, manifest)
         sending = asyncio.create_task(self._hand_in(lease, begun, made))
         self._uploads.add(sending)
@@ -233,6 +245,33 @@ class Machine:
         if lease.in_step:  # nothing else to do meanwhile
             self._enter("up")
             await asyncio.wait([sending])
+
+    async def _parts(self, lease: Lease, begun: Begun, manifest: VersionManifest) -> None:
+        """Several gradients of one lease, each handed in before the next; refused ones are computed again."""
+        job, every = lease.job, lease.part_steps or lease.job.steps
+        part = tries = pulled_at = 0
+        while part * every < job.steps:
+            first, end = part * every, min(job.steps, (part + 1) * every)
+            if tries or (lease.pull_every and first - pulled_at >= lease.pull_every):
+                await self._request()
+                begun = await self._world.coordinator.queue.begin(
+                    self._who, lease.task, lease.attempt, newest=True
+                )
+                manifest, pulled_at = await self._manifest(begun), first
+                await self._fetch(manifest.weights, self._world.scale)
+            stop = job.stop if end == job.steps else job.start + end * job.batch_size
+            piece = msgspec.structs.replace(
+                job, start=job.start + first * job.batch_size, stop=stop, steps=end - first
+            )
+            some = msgspec.structs.replace(lease, job=piece)
+            made = await self._train(some, begun, manifest)
+            self._enter("up")
+            verdict = await self._hand_in(some, begun, made, Turn(part, tries, end == job.steps))
+            if verdict is None or (verdict.state == "rejected" and not verdict.redo):
+                break
+            part, tries = (part, tries + 1) if verdict.redo else (part + 1, 0)
+        self._held.pop(lease.task, None)
+        self._halts.pop(lease.task, None)
 
     async def _manifest(self, begun: Begun) -> VersionManifest:
         signed = await self._world.coordinator.runs.manifest(begun.run, begun.version)
@@ -282,32 +321,38 @@ class Machine:
         weights = await self._world.coordinator.blobs.local(manifest.weights.sha256)
         return self.labour.do(lease.task, job, weights, lease.grant.codec)
 
-    async def _hand_in(self, lease: Lease, begun: Begun, made: Handed) -> None:
+    async def _hand_in(
+        self, lease: Lease, begun: Begun, made: Handed, turn: Turn | None = None
+    ) -> Verdict | None:
         """Upload and submit. A lease that somebody else holds by now is work in vain."""
+        whole, turn = turn is None, turn or Turn()
         try:
-            verdict = await self._submit(lease, begun, made)
+            verdict = await self._submit(lease, begun, made, turn)
         except GONE:
             self.trace.verdicts["gone"] += 1
         except VolunteerError as error:
             self.trace.verdicts[error.code] += 1
         else:
-            self.trace.tasks += 1
+            self.trace.tasks += turn.last and not verdict.redo
             self.trace.verdicts[verdict.reason or verdict.state] += 1
             assert self.labour is not None
             self.labour.judged(lease.task, verdict)
+            return verdict
         finally:
             made.path.unlink(missing_ok=True)
-            self._held.pop(lease.task, None)
-            self._halts.pop(lease.task, None)
+            if whole:
+                self._held.pop(lease.task, None)
+                self._halts.pop(lease.task, None)
+        return None
 
-    async def _submit(self, lease: Lease, begun: Begun, made: Handed) -> Verdict:
+    async def _submit(self, lease: Lease, begun: Begun, made: Handed, turn: Turn) -> Verdict:
         coordinator, who = self._world.coordinator, self._who
         await self._request()
         announced = UploadRequest(
             task=lease.task,
             attempt=lease.attempt,
-            part=0,
-            tries=0,
+            part=turn.part,
+            tries=turn.tries,
             sha256=made.sha256,
             size=made.size,
         )
@@ -317,6 +362,8 @@ class Machine:
         await self._request()
         request = SubmitRequest(
             attempt=lease.attempt,
+            part=turn.part,
+            tries=turn.tries,
             base_version=begun.version,
             codec=lease.grant.codec,
             sha256=made.sha256,

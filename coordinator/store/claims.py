@@ -35,6 +35,7 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
     head: int
     global_step: int
     tokens: int
+    phase: int
     pass_no: int
     cursor: int
     samples_total: int

@@ -70,16 +70,16 @@ def _row(mapping: Any) -> ContributionRow:
     return ContributionRow(**mapping)
 
 
-def add(conn: Connection, values: dict[str, Any]) -> ContributionRow:
-    """Insert as `checking`; its task no longer expires, it waits for the verdict."""
+def add(conn: Connection, values: dict[str, Any], *, last: bool = True) -> ContributionRow:
+    """Insert as `checking`; with the last part its task no longer expires, it waits for the verdict."""
     row = (
         conn.execute(insert(contributions).values(**values).returning(*contributions.c))
         .mappings()
         .one()
     )
-    conn.execute(
-        update(tasks).where(tasks.c.id == values["task_id"]).values(renew_by=None, finish_by=None)
-    )
+    if last:
+        its = tasks.c.id == values["task_id"]
+        conn.execute(update(tasks).where(its).values(renew_by=None, finish_by=None))
     return _row(row)
 
 
@@ -213,13 +213,12 @@ def is_waiting(conn: Connection, run_id: int, worker_id: str) -> bool:
     return conn.execute(query).first() is not None
 
 
-def seen_before(conn: Connection, run_id: int, sha256: str, task_id: int) -> bool:
-    """Whether the same bytes were handed in for another task."""
+def seen_before(conn: Connection, row: ContributionRow) -> bool:
+    """Whether the same bytes were handed in for another task, or for another part of it."""
     c = contributions.c
-    query = (
-        select(c.id).where(c.sha256 == sha256, c.run_id == run_id, c.task_id != task_id).limit(1)
-    )
-    return conn.execute(query).first() is not None
+    other = (c.task_id != row.task_id) | ((c.attempt == row.attempt) & (c.part != row.part))
+    query = select(c.id).where(c.sha256 == row.sha256, c.run_id == row.run_id, other)
+    return conn.execute(query.limit(1)).first() is not None
 
 
 def decide(

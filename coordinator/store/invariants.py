@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, and_, func, or_, select
 
 from coordinator.store.tables import contributions, runs, tasks, versions
 from coordinator.store.tasks import BESIDE
@@ -67,10 +67,9 @@ def _holders(conn: Connection) -> Iterator[str]:
 
 def _done(conn: Connection) -> Iterator[str]:
     """What is done has a contribution that was found good."""
-    good = select(contributions.c.task_id).where(
-        contributions.c.task_id == tasks.c.id,
-        contributions.c.state.in_(("accepted", "merged", "superseded")),
-    )
+    c, t = contributions.c, tasks.c
+    its = or_(and_(t.contribution_id.is_(None), c.task_id == t.id), and_(c.id == t.contribution_id))
+    good = select(c.id).where(its, c.state.in_(("accepted", "merged", "superseded")))
     query = select(tasks.c.id).where(tasks.c.state == "done", ~good.exists())
     for task_id in conn.execute(query).scalars():
         yield f"task {task_id} is done without a good contribution"
@@ -90,13 +89,16 @@ def _versions(conn: Connection) -> Iterator[str]:
 def _merged(conn: Connection) -> Iterator[str]:
     """A contribution says it is merged exactly when one version lists it, and no task is merged twice."""
     said: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
-    per_task: defaultdict[tuple[int, int, int], int] = defaultdict(int)
-    c = contributions.c
-    query = select(c.id, c.run_id, c.version, c.task_id, c.part, c.tries).where(c.state == "merged")
-    for number, run_id, version, task_id, part, tries in conn.execute(query):
+    per_task: defaultdict[int, int] = defaultdict(int)
+    c, t = contributions.c, tasks.c
+    own = func.coalesce(t.id, c.task_id)  # a part has a task of its own
+    query = select(c.id, c.run_id, c.version, own).select_from(
+        contributions.outerjoin(tasks, t.contribution_id == c.id)
+    )
+    for number, run_id, version, task_id in conn.execute(query.where(c.state == "merged")):
         said[run_id, version].add(number)
-        per_task[task_id, part, tries] += 1
-    for (task_id, *_), count in per_task.items():
+        per_task[task_id] += 1
+    for task_id, count in per_task.items():
         if count > 1:
             yield f"task {task_id} was merged {count} times"
     rows = conn.execute(select(versions.c.run_id, versions.c.version, versions.c.contributions))

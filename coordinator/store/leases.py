@@ -37,6 +37,8 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     assignment: Assignment
     waiter: Waiter
     kind: str
+    update_kind: str
+    part_steps: int
     batch_size: int
     options: str
     run_seed: int
@@ -67,6 +69,8 @@ def _reissued(given: CTE) -> ClauseElement:
             stop=given.c.stop,
             steps=given.c.steps,
             price_micro=given.c.price_micro,
+            update_kind=given.c.update_kind,
+            part_steps=given.c.part_steps,
             claimed_at=now,
             begun_at=None,
             base_version=None,
@@ -90,10 +94,12 @@ _REISSUE = Lines(
         "stop": BigInteger(),
         "steps": Integer(),
         "price_micro": BigInteger(),
+        "update_kind": String(),
+        "part_steps": Integer(),
         "allowance_s": Double(),
     },
     _reissued,
-    blank=(-1, "", "", "", "", 0, 0, 0, 0.0),
+    blank=(-1, "", "", "", "", 0, 0, 0, "", 0, 0.0),
 )
 
 
@@ -118,6 +124,8 @@ def _line(item: Taken) -> tuple[Any, ...]:
         one.stop,
         one.steps,
         one.price_micro,
+        item.update_kind,
+        item.part_steps,
         one.allowance_s,
     )
 
@@ -175,13 +183,17 @@ _FRESH: dict[str, TypeEngine[Any]] = {
     "batch_size": Integer(),
     "price_micro": BigInteger(),
     "options": String(),
+    "update_kind": String(),
+    "part_steps": Integer(),
     "claim_id": String(),
     "worker_id": String(),
     "volunteer_id": String(),
     "device": String(),
     "allowance_s": Double(),
 }
-_INSERT = Lines("given", _FRESH, _new, blank=(0, "", 0, 0, 0, 0, 0, 0, 0, "", "", "", "", "", 0.0))
+_INSERT = Lines(
+    "given", _FRESH, _new, blank=(0, "", 0, 0, 0, 0, 0, 0, 0, "", "", 0, "", "", "", "", 0.0)
+)
 
 
 def _insert(conn: Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
@@ -204,6 +216,8 @@ def _fresh(item: Taken) -> tuple[Any, ...]:
         item.batch_size,
         one.price_micro,
         item.options,
+        item.update_kind,
+        item.part_steps,
         who.claim_id,
         who.worker_id,
         who.volunteer_id,

@@ -44,6 +44,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     best: int | None
     global_step: int
     tokens: int
+    phase: int
     parameters: int
     samples_total: int
     samples_per_chunk: str

@@ -141,6 +141,8 @@ runs = Table(
     Column("best", Integer, nullable=True),
     Column("global_step", BigInteger, nullable=False),
     Column("tokens", BigInteger, nullable=False),
+    # index of the phase of the plan that holds at the head
+    Column("phase", Integer, nullable=False, server_default="0"),
     Column("parameters", BigInteger, nullable=False),
     Column("samples_total", BigInteger, nullable=False),  # in one pass
     Column("samples_per_chunk", Text, nullable=False),  # JSON list, for the order of the pass
@@ -192,6 +194,12 @@ tasks = Table(
     Column("created_at", Double, nullable=False),
     Column("ended_at", Double, nullable=True),
     Column("options", Text, nullable=False),  # workload's own, JSON
+    # What its lease asks for: the kind of update ("" = by the kind of task), and after how many steps one is handed in
+    # (0 = at the end).
+    Column("update_kind", String(16), nullable=False, server_default=""),
+    Column("part_steps", Integer, nullable=False, server_default="0"),
+    # Of a part that was split off when it was accepted: its contribution, whose own task is the rest.
+    Column("contribution_id", Key, nullable=True, index=True),
     CheckConstraint("stop > start", name="range"),
 )
 Index("ix_tasks_pick", tasks.c.run_id, tasks.c.state, tasks.c.id)
@@ -317,6 +325,8 @@ versions = Table(
     Column("contributions", Text, nullable=False),  # JSON list of ids, in merge order
     Column("global_step", BigInteger, nullable=False),
     Column("tokens", BigInteger, nullable=False),
+    # index of the phase that holds from it to the next version
+    Column("phase", Integer, nullable=False, server_default="0"),
     Column("update_norm", Double, nullable=True),
     Column("merge_s", Double, nullable=False),
     Column("created_at", Double, nullable=False),

@@ -68,6 +68,9 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     ended_at: float | None
     options: str
+    update_kind: str = ""
+    part_steps: int = 0
+    contribution_id: int | None = None
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +81,8 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     global_step: int
     finish_by: float
+    part: int = 0  # the next that is wanted
+    tries: int = 0  # how often that was refused as too late
 
 
 class FailedTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,16 +137,30 @@ def grant_bytes(conn: Connection, row: TaskRow) -> int:
     return upload_bytes_max(int(found))
 
 
-def begin(conn: Connection, task_id: int, worker_id: str, attempt: int, now: float) -> Begun:
-    """Bind the newest version as the base; the same again for the same attempt. Raises NotFound, Gone, Cancelled."""
+def begin(
+    conn: Connection,
+    task_id: int,
+    worker_id: str,
+    attempt: int,
+    now: float,
+    *,
+    newest: bool = False,
+) -> Begun:
+    """Bind the newest version as the base; the same again for the same attempt, unless `newest` is asked for.
+
+    Raises NotFound, Gone, Cancelled.
+    """
     row = holder(conn, task_id)
     may_submit(row, worker_id, attempt)
+    head = select(runs.c.head).where(runs.c.id == row.run_id).scalar_subquery()
+    if newest and row.begun_at is not None:
+        later = update(tasks).where(tasks.c.id == task_id).values(base_version=head)
+        row = row_of(conn.execute(later.returning(*tasks.c)).mappings().one())
     if row.begun_at is None:
         if row.state != "doing" or row.finish_limit is None or row.claimed_at is None:
             raise Gone(f"the time of task {task_id} ran out before it began")
         allowance = (row.finish_limit - row.claimed_at) / 2
         bound = {"begun_at": now, "finish_by": now + allowance, "finish_limit": now + 2 * allowance}
-        head = select(runs.c.head).where(runs.c.id == row.run_id).scalar_subquery()
         changed = update(tasks).where(tasks.c.id == task_id).values(base_version=head, **bound)
         row = row_of(conn.execute(changed.returning(*tasks.c)).mappings().one())
     of_run = select(runs.c.name, versions.c.global_step).join_from(
@@ -276,7 +295,7 @@ def _take_back(conn: Connection, run_id: int, based: ColumnElement[bool]) -> int
 
 
 def _unsubmitted() -> ColumnElement[bool]:
-    held = and_(tasks.c.state == "doing", tasks.c.renew_by.is_not(None))
+    held = and_(tasks.c.state == "doing", tasks.c.renew_by.is_not(None), ~awaits_verdict())
     late = and_(tasks.c.state == "todo", tasks.c.returned, ~awaits_verdict())
     return held | late
 

@@ -29,6 +29,7 @@ class VersionRow(msgspec.Struct, frozen=True, kw_only=True):
     contributions: str
     global_step: int
     tokens: int
+    phase: int
     update_norm: float | None
     merge_s: float
     created_at: float
@@ -193,6 +194,19 @@ def measured(conn: Connection, run_id: int) -> list[EvaluationRow]:
         .order_by(e.version)
     )
     return [EvaluationRow(**row) for row in conn.execute(query).mappings()]
+
+
+def losses_in_phase(conn: Connection, run_id: int, phase: int, limit: int) -> list[float]:
+    """The newest losses measured of versions in a phase, at most `limit`, the oldest first."""
+    e, v = evaluations.c, versions.c
+    query = select(e.loss).join_from(
+        evaluations, versions, (v.run_id == e.run_id) & (v.version == e.version)
+    )
+    query = query.where(
+        e.run_id == run_id, v.phase == phase, e.state == "done", e.loss.is_not(None)
+    )
+    found = conn.execute(query.order_by(e.version.desc()).limit(limit)).scalars().all()
+    return [float(loss) for loss in reversed(found)]
 
 
 def samples(conn: Connection, run_id: int, version: int | None = None) -> list[EvaluationRow]:

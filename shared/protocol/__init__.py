@@ -66,6 +66,7 @@ from shared.protocol.pulse import (
 )
 from shared.protocol.work import (
     BeginReply,
+    BeginRequest,
     BlobRef,
     ClaimReply,
     ClaimRequest,
@@ -107,6 +108,7 @@ __all__ = [
     "UPLOAD_BYTES_MAX",
     "UPLOAD_PIECE_BYTES",
     "BeginReply",
+    "BeginRequest",
     "Benchmark",
     "BenchmarkRequest",
     "BlobRef",

@@ -46,6 +46,11 @@ class Lease(Message):
     price_micro: int  # what an accepted contribution of this task earns
     now: float
     in_step: bool = False  # begin only after this worker's last contribution is handed in
+    part_steps: int = 0  # hand in after every so many steps; 0 = once, at the end
+    pull_every: int = 0  # look for a newer version after so many steps; 0 = only when work begins
+    redo: bool = (
+        False  # wait for the verdict on each part: one that came too late is computed again
+    )
     data: DatasetManifest | None = (
         None  # what this task alone reads (games, an opponent), in place of a dataset
     )
@@ -63,13 +68,23 @@ class ClaimReply(Message):
     idle: Idle | None = None
 
 
+class BeginRequest(Message):
+    """Work on a lease begins. With `newest`, work that has begun goes on from the newest version."""
+
+    attempt: int
+    newest: bool = False
+    known: int | None = None  # the version whose manifest is here: it is not sent again
+
+
 class BeginReply(Message):
-    """Work begins: the base version is bound now."""
+    """Work begins, or goes on: the base version is bound now."""
 
     version: int
     global_step: int
     finish_by: float
-    manifest: SignedManifest
+    manifest: SignedManifest | None = None  # None where the version is the one that is known
+    part: int = 0  # the next one that is wanted of this lease
+    tries: int = 0  # how often that one came too late
 
 
 class ReleaseRequest(Message):
@@ -211,3 +226,4 @@ class Verdict(Message):
     version: int | None = None  # merged into
     credits_micro: int = 0  # pending or earned by now
     at: float = 0.0
+    redo: bool = False  # it came too late; the lease goes on: compute this part again from the newest version

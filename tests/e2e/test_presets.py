@@ -17,12 +17,20 @@ async def test_two_volunteers_alone_make_versions_by_a_preset(tmp_path: Path, pr
     async with house(tmp_path) as home:
         await home.start_run(text)
         crew = [await home.join(name) for name in ("Ann", "Bob")]
+        parts = 1
         for number, worker in enumerate(crew):
-            assert (await worker.work(number)).state == "accepted"
+            lease = await worker.claim()
+            parts = lease.grant.parts
+            begun = await worker.begin(lease)
+            if parts == 1:
+                assert (await worker.hand_in(lease, begun, number)).state == "accepted"
+                continue
+            for part in range(parts):
+                assert (await worker.part(lease, begun, part)).state == "accepted"
         merges = 0
         while await home.coordinator.merger.merge_if_due(1):
             merges += 1
         assert merges == 1
         states = await home.coordinator.db.read(lambda conn: contributions.counts(conn, 1))
-        assert states == {"merged": 2}
+        assert states == {"merged": 2 * parts}
         assert (await home.coordinator.checks.run()).breaches == ()

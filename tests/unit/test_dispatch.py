@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator import runfile
 from coordinator.dispatch import Assignment, Holding, Load, Outcome, Todo, Waiter, dispatch
+from coordinator.merge.plan import plan
 from coordinator.runfile import TaskSettings
 from coordinator.shares import HALF_LIFE_S, Shares
 from coordinator.sizing import (
@@ -319,6 +320,9 @@ def test_only_chosen_runs_are_given() -> None:
 # --- what failed ---
 
 
+SHORT = {"overrides": {"local_steps": 10}}
+
+
 @pytest.mark.parametrize(
     ("tables", "samples", "steps"),
     [
@@ -332,11 +336,27 @@ def test_only_chosen_runs_are_given() -> None:
         ({"stop": {"passes": 2}}, 0, 0),  # it makes its own data, without an end
         ({"stop": {"passes": 2, "versions": 1}}, 1000, 50),
         ({"stop": {"versions": 7}, "train": {"decay_steps": 90}}, 1000, 90),
+        ({"stop": {"tokens": 24_000}}, 1000, 94),  # 3,000 samples of 8
+        ({"stop": {"tokens": 24_000}}, 0, 0),
+        ({"stop": {"versions": 7}, "plan": {"local_steps": 20}}, 1000, 140),
+        # Phases with local steps of their own, by versions, by tokens (400 samples are 2 versions), by a loss nobody knows.
+        ({"stop": {"versions": 7}, "plan": {"phases": [SHORT | {"until_versions": 3}]}}, 1000, 230),
+        ({"stop": {"versions": 2}, "plan": {"phases": [SHORT | {"until_versions": 3}]}}, 1000, 20),
+        ({"stop": {"passes": 1}, "plan": {"phases": [SHORT | {"until_versions": 3}]}}, 1000, 32),
+        (
+            {"stop": {"versions": 7}, "plan": {"phases": [SHORT | {"until_tokens": 5120}]}},
+            10**4,
+            270,
+        ),
+        ({"stop": {"versions": 7}, "plan": {"phases": [SHORT | {"until_slope": 0.01}]}}, 1000, 350),
+        ({"stop": {"versions": 7}, "plan": {"preset": "gradient-average"}}, 1000, 350),
+        ({"stop": {"versions": 7}, "plan": {"preset": "async-sgd", "gradient_every": 5}}, 1000, 35),
     ],
 )
 def test_how_long_a_run_will_be(tables: dict[str, Any], samples: int, steps: int) -> None:
     file = runfile.from_table({"name": "r", "workload": "gpt", **tables})
-    assert total_steps(file, 2, samples) == steps
+    whole = plan({"quorum": 2} | file.plan)
+    assert total_steps(file, whole, samples, sample_size=8) == steps
 
 
 def test_a_failed_task_goes_to_somebody_else() -> None:

@@ -29,7 +29,7 @@ from coordinator.merge.optimizer import (
     server_optimizer,
     state_schema,
 )
-from coordinator.merge.plan import phase_of, plan
+from coordinator.merge.plan import in_phase, plan
 from coordinator.merge.presets import PRESETS
 from shared.tensors.spec import Schema, TensorSpec
 
@@ -254,7 +254,7 @@ def test_every_preset_has_its_optimizer() -> None:
     assert found["gradient-average"] == Adaptive(
         1e-3, (0.9, 0.999), 1e-8, bias_correction=True, additive=False
     )
-    warm = phase_of(plan({"preset": "diloco"}), version=0, tokens=0, slope=None)
+    warm = in_phase(plan({"preset": "diloco"}), 0)
     assert server_optimizer(warm) == Sgd(1.0)
 
 

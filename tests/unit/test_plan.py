@@ -17,8 +17,8 @@ from coordinator.merge.plan import (
     Plan,
     Ready,
     Term,
+    in_phase,
     phase_index,
-    phase_of,
     plan,
     quorum_of,
     ready,
@@ -47,7 +47,7 @@ def test_a_preset_works_as_it_is_and_survives_storage(name: str) -> None:
     assert plan(msgspec.to_builtins(found)) == found
     assert msgspec.json.decode(msgspec.json.encode(found), type=Plan) == found
     for version in (0, 59, 60, 10_000):
-        assert phase_of(found, version, tokens=0, slope=None).phases == ()
+        assert in_phase(found, phase_index(found, version, 0)).phases == ()
 
 
 def test_an_empty_table_is_fedavg() -> None:
@@ -100,8 +100,11 @@ def test_s4s_table_brings_its_own_window() -> None:
         ({"damping": True, "table": "constant"}, 'set table = "polynomial"'),
         ({"in_flight": "redo"}, 'set in_flight = "continue"'),
         ({"preset": "sync-sgd", "prox_mu": 0.1}, "leave it out"),
-        ({"pull_every": 4}, "set [task] local_steps instead"),
-        ({"preset": "async-sgd", "pull_every": 4}, "leave gradient_every and pull_every at 1"),
+        ({"pull_every": 4}, "leave both at 0 and set [task] local_steps instead"),
+        (
+            {"quorum": 3000, "max_staleness": 1},
+            "set quorum to 2048 or less, or raise max_staleness",
+        ),
         ({"window": 4}, 'belongs to optimizer = "delayed-nesterov"'),
         ({"aggregate": "krum"}, "needs quorum >= 5 to leave out a bad one, not 3"),
         ({"aggregate": "median", "quorum": 2}, 'set aggregate = "norm-clip"'),
@@ -112,7 +115,6 @@ def test_s4s_table_brings_its_own_window() -> None:
         ({"phases": [3]}, "[plan] phases[0]: expected object"),
         ({"phases": [{"until_version": 3}]}, 'did you mean "until_versions"?'),
         ({"phases": [{"overrides": {"lr": 0.1}}]}, "phase 1 never ends: give it until_versions"),
-        ({"phases": [{"until_slope": 0.01}]}, "phase 1 may never end: a loss that is not measured"),
         (
             {"phases": [{"until_versions": 3, "overrides": {"lrr": 0.1}}]},
             'unknown key "lrr" in phase 1 of [plan]: did you mean "lr"?',
@@ -171,7 +173,7 @@ def test_any_table_is_a_plan_or_a_sentence(raw: dict[str, Any]) -> None:
 
 def test_diloco_begins_with_plain_averaging_at_few_local_steps() -> None:
     whole = plan({"preset": "diloco"})
-    warm, later = (phase_of(whole, version, 0, None) for version in (59, 60))
+    warm, later = (in_phase(whole, phase_index(whole, v, 0)) for v in (59, 60))
     assert (warm.optimizer, warm.lr, warm.momentum, warm.local_steps) == ("sgd", 1.0, 0.0, 10)
     assert (later.optimizer, later.lr, later.momentum, later.local_steps) == (
         "nesterov",
@@ -185,40 +187,70 @@ PHASES = plan(
     {
         "phases": [
             {"until_versions": 10, "overrides": {"quorum": 5}},
-            {"until_tokens": 1000, "until_slope": 0.01, "overrides": {"quorum": 6}},
+            {
+                "until_tokens": 1000,
+                "until_slope": 0.01,
+                "slope_window": 3,
+                "overrides": {"quorum": 6},
+            },
         ]
     }
 )
 
 
+FLAT, FALLING = (
+    (9.0, 2.0, 1.99, 1.981),
+    (9.0, 2.0, 1.99, 1.98),
+)  # by 0.95 % and by 1 % over the last three
+
+
 @pytest.mark.parametrize(
-    ("version", "tokens", "slope", "quorum"),
+    ("version", "tokens", "losses", "quorum"),
     [
-        (0, 0, None, 5),
-        (9, 10**9, 0.0, 5),  # conditions of a later phase do not end an earlier one
-        (10, 999, None, 6),
-        (10, 999, 0.01, 6),
-        (10, 999, 0.0099, 3),
-        (10, 1000, 0.5, 3),
+        (0, 0, (), 5),
+        (9, 10**9, FLAT, 5),  # conditions of a later phase do not end an earlier one
+        (10, 999, (), 6),
+        (10, 999, FLAT, 6),  # measured before it began
+        (10, 1000, (), 3),
     ],
 )
 def test_a_phase_ends_at_the_first_of_its_conditions(
-    version: int, tokens: int, slope: float | None, quorum: int
+    version: int, tokens: int, losses: tuple[float, ...], quorum: int
 ) -> None:
-    assert phase_of(PHASES, version, tokens, slope).quorum == quorum
+    index = phase_index(PHASES, version, tokens, losses)
+    assert in_phase(PHASES, index).quorum == quorum
 
 
-def test_a_phase_that_is_over_does_not_come_back_when_the_slope_wavers() -> None:
-    reached = phase_index(PHASES, 20, 0, slope=0.001)
-    assert reached == 2
-    assert phase_index(PHASES, 21, 0, slope=0.5) == 1
-    assert phase_index(PHASES, 21, 0, slope=0.5, reached=reached) == 2
-    assert phase_of(PHASES, 21, 0, slope=0.5, reached=reached).quorum == 3
+@pytest.mark.parametrize(
+    ("losses", "index"),
+    [((), 1), (FLAT[:2], 1), (FLAT, 2), (FALLING, 1), ((1.0, 1.0, 1.5), 2), ((0.0, 0.0, 0.0), 2)],
+)
+def test_a_phase_ends_when_the_loss_hardly_falls_over_its_last_evaluations(
+    losses: tuple[float, ...], index: int
+) -> None:
+    assert phase_index(PHASES, 12, 0, losses, reached=1) == index
 
 
-@given(st.integers(0, 30), st.integers(0, 2000), st.none() | st.floats(-1, 1), st.integers(0, 2))
-def test_phases_only_go_on(version: int, tokens: int, slope: float | None, reached: int) -> None:
-    assert phase_index(PHASES, version, tokens, slope, reached) >= reached
+def test_a_phase_that_is_over_does_not_come_back() -> None:
+    assert phase_index(PHASES, 21, 0, FALLING) == 1
+    assert phase_index(PHASES, 21, 0, FALLING, reached=2) == 2
+    assert phase_index(PHASES, 5, 0, FALLING, reached=2) == 2
+    assert in_phase(PHASES, 2).quorum == 3
+
+
+def test_a_phase_may_end_by_its_loss_alone() -> None:
+    found = plan({"phases": [{"until_slope": 0.01, "overrides": {"quorum": 5}}]})
+    assert [phase_index(found, 99, 10**9, [2.0] * count) for count in (4, 5)] == [0, 1]
+
+
+@given(
+    st.integers(0, 30),
+    st.integers(0, 2000),
+    st.lists(st.floats(-9, 9), max_size=6),
+    st.integers(0, 2),
+)
+def test_phases_only_go_on(version: int, tokens: int, losses: list[float], reached: int) -> None:
+    assert phase_index(PHASES, version, tokens, losses, reached) >= reached
 
 
 def test_a_phase_may_change_the_kind_of_update() -> None:
@@ -229,8 +261,8 @@ def test_a_phase_may_change_the_kind_of_update() -> None:
             "phases": [{"until_tokens": 10**6, "overrides": gradients | {"momentum": 0}}],
         }
     )
-    assert phase_of(whole, 0, 0, None).update == "gradient"
-    assert phase_of(whole, 0, 10**6, None).update == "delta"
+    assert in_phase(whole, phase_index(whole, 0, 0)).update == "gradient"
+    assert in_phase(whole, phase_index(whole, 0, 10**6)).update == "delta"
 
 
 def test_a_phase_is_a_plain_value() -> None:
@@ -292,7 +324,7 @@ def test_fedbuff_fills_a_buffer_of_half_the_workers() -> None:
 
 @pytest.mark.parametrize("name", ["fedasync", "async-diloco", "async-sgd"])
 def test_async_plans_merge_every_arrival(name: str) -> None:
-    wants = phase_of(plan({"preset": name}), 10_000, 0, None)
+    wants = in_phase(plan({"preset": name}), 99)
     assert ready(wants, Pending(count=1, live_workers=100)).now
 
 
@@ -362,7 +394,7 @@ def test_fedbuff_divides_by_the_work_and_not_by_the_damped_weights() -> None:
 @pytest.mark.parametrize("name", ["fedbuff", "fedasync", "async-diloco"])
 def test_async_plans_begin_in_step_with_most_of_the_workers(name: str) -> None:
     """From nothing they ended no better than one worker alone (docs/experiments.md)."""
-    warm = phase_of(plan({"preset": name}), 0, 0, None)
+    warm = in_phase(plan({"preset": name}), 0)
     assert [quorum_of(warm, live) for live in (1, 2, 4, 8)] == [1, 2, 3, 4]
     assert not warm.overlap
     assert weigh(warm, [Term(work=9, gap=1)], live_workers=4).scale == 1

@@ -12,7 +12,7 @@ import pytest
 from coordinator import runfile
 from coordinator.definition import of_file
 from coordinator.merge.optimizer import Push
-from coordinator.merge.plan import phase_of, plan
+from coordinator.merge.plan import in_phase, plan
 from coordinator.merge.presets import PRESETS
 from coordinator.merge.step import Input, Order, run
 from shared.errors import InvalidPlan
@@ -82,6 +82,35 @@ def test_each_key_of_a_preset_is_overridden_alone_or_refused_with_a_sentence(pre
     assert all(":" in message for message in refused)  # what is wrong: what to do
 
 
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (
+            "gradient_every = 3\n[task]\nlocal_steps = 50",
+            "local_steps = 50 is no multiple of gradient_every = 3, .*: set local_steps = 51,",
+        ),
+        ("local_steps = 7\ngradient_every = 5", "local_steps = 7 is no multiple of gradient_every"),
+        ("[task]\nlocal_steps = 5000", "more than 1024 gradients: raise gradient_every"),
+        (
+            "[task]\ntarget_seconds = 60\nmax_steps = 2000",
+            "a task of 2000 steps with gradient_every = 1 .* raise gradient_every, or lower",
+        ),
+        (
+            "pull_every = 80\nlocal_steps = 100",
+            "up to 79 versions old, more than max_staleness = 50: lower pull_every to 51 or less",
+        ),
+        (
+            "phases = [{ until_versions = 2, overrides = { gradient_every = 4 } }]",
+            "phase 1 of .plan.: local_steps = 50 is no multiple of gradient_every = 4",
+        ),
+    ],
+)
+def test_gradients_that_do_not_go_with_their_tasks_are_refused(lines: str, says: str) -> None:
+    text = FILE.format(preset="async-sgd") + lines + "\n"
+    with pytest.raises(InvalidPlan, match=says):
+        of_file(runfile.encode(runfile.parse(text)))
+
+
 def test_more_shards_than_the_model_has_pieces_are_refused_with_its_run_file() -> None:
     text = FILE.format(preset="fedavg") + "shards = 500\n"
     stored = runfile.encode(runfile.parse(text))
@@ -116,9 +145,8 @@ def test_pushes_of_async_diloco_amount_to_one_diloco_merge_of_their_work(tmp_pat
         with FrameWriter(tmp_path / name, SCHEMA, {}) as writer:
             for spec in SCHEMA:
                 writer.write(spec.name, np.ones(spec.shape, np.float32))
-    whole = {"version": 10_000, "tokens": 0, "slope": None}
-    pushed = phase_of(plan({"preset": "async-diloco", "window": 4}), **whole)  # type: ignore[arg-type]
-    merged = phase_of(plan({"preset": "diloco"}), **whole)  # type: ignore[arg-type]
+    pushed = in_phase(plan({"preset": "async-diloco", "window": 4}), 1)
+    merged = in_phase(plan({"preset": "diloco"}), 1)
     for window in range(3):
         works = {10 * window + n: work for n, work in enumerate((1.0, 0.25, 2.0, 0.75))}
         for seed, work in works.items():
