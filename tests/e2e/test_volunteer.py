@@ -196,7 +196,7 @@ def test_training_goes_on_while_the_coordinator_is_away(server: Process, tmp_pat
         assert server.stop() == 0
         away = work.until("Connection", online=False, queued=1)
         assert away["retry_at"] > away["at"]
-        assert "1 results wait" in machine.run("status").stdout
+        assert "1 result waits" in machine.run("status").stdout
         with Process(tmp_path / "coordinator", "--port", str(server.port)):
             machine.retry()
             work.until("Submitted")
