@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
@@ -48,7 +47,7 @@ def convert(table: Mapping[str, Any], kind: type[T], where: str) -> T:
     try:
         return decoding.convert(dict(table), kind)
     except msgspec.ValidationError as error:
-        raise InvalidPlan(_sentence(str(error), where)) from error
+        raise InvalidPlan(decoding.complaint(error, where)) from error
 
 
 def check(plan: Plan, where: str = "") -> None:
@@ -231,11 +230,3 @@ def _hint(word: object, known: Iterable[str]) -> str:
 def _shown(value: object) -> str:
     text = str(value)
     return f'"{text[:SHOWN_CHARS_MAX]}{"…" if len(text) > SHOWN_CHARS_MAX else ""}"'
-
-
-def _sentence(message: str, where: str) -> str:
-    """msgspec says "Expected `int` >= 1 - at `$.quorum`"; a person wants "quorum: expected int >= 1"."""
-    found = re.fullmatch(r"(.*?)(?: - at `\$\.?(.*)`)?", message, re.DOTALL)
-    what, key = (found[1], found[2]) if found else (message, None)
-    what = what.replace("`", "")
-    return f"{where} {key}: {what[:1].lower()}{what[1:]}" if key else f"{where}: {what}"

@@ -39,7 +39,7 @@ from volunteer.tui.widgets.panel import Scene
 TICK_S = 0.5
 # How long a thread of pure Python (self-play) keeps the interpreter while a key waits; Python's 5 ms, several times a key, made
 # half of the latency that was measured.
-SWITCH_S = 0.0002
+SWITCH_S = 0.001
 BLURRED_TICKS = 4  # without focus every fourth tick is drawn
 # Classes that a screen of at least this size has.
 WIDTHS = [(0, "-tiny"), (60, "-narrow"), (80, "-normal"), (116, "-wide")]
