@@ -35,14 +35,17 @@ class Sender:
                 continue
             change.close()
             for entry in entries:
-                if not self._behind(entry):
+                if entry.name in self._parts.outbox and not self._behind(entry):
                     await self._hand_in(entry)
 
     def _behind(self, entry: Entry) -> bool:
         """Whether an earlier part of the same lease has not been handed in yet."""
-        key, part = (entry.task, entry.submit.attempt), entry.submit.part
-        others = self._parts.outbox.entries()
-        return any((e.task, e.submit.attempt) == key and e.submit.part < part for e in others)
+        return any(e.submit.part < entry.submit.part for e in self._same_lease(entry))
+
+    def _same_lease(self, entry: Entry) -> list[Entry]:
+        """What waits of the lease of an entry."""
+        key = (entry.task, entry.submit.attempt)
+        return [e for e in self._parts.outbox.entries() if (e.task, e.submit.attempt) == key]
 
     async def _hand_in(self, entry: Entry) -> None:
         """One result, tried until there is an answer or others have waited long enough."""
@@ -113,7 +116,9 @@ class Sender:
         parts.residuals.judged(verdict, (entry.device,))
         self._drop(entry)
         if refused and not verdict.redo:
-            self._end(entry, "gone", verdict.message)
+            done = self._end(entry, "gone", verdict.message)
+            if done and not entry.last:
+                self._tell_lost(entry, "gone", verdict.message)
         parts.desk.answered(entry.name, verdict)
 
     def _refused(self, entry: Entry, error: VolunteerError) -> None:
@@ -121,18 +126,30 @@ class Sender:
         how = "refused"
         if isinstance(error, Gone):
             how = "cancelled" if isinstance(error, Cancelled) else "gone"
-        self._parts.hub.emit(events.TaskEnded(task=entry.task, how=how, message=error.message))
         self._parts.residuals.lost(entry.run, entry.task, (entry.device,))
-        self._parts.desk.lost((entry.task, entry.submit.attempt))
         self._drop(entry)
-        self._end(entry, how, error.message)
+        if self._end(entry, how, error.message):
+            self._tell_lost(entry, how, error.message)
         self._parts.desk.answered(entry.name, error)
 
-    def _end(self, entry: Entry, how: str, message: str) -> None:
-        """Nothing more of this lease is wanted: give up what is still being worked on."""
+    def _end(self, entry: Entry, how: str, message: str) -> bool:
+        """Nothing more of this lease is wanted: drop what waits of it, and end what is still worked on.
+
+        Returns whether all of it was done here already. If not, whoever works on it, or did, tells of its end.
+        """
+        later = self._same_lease(entry)
+        for other in later:
+            self._drop(other)
         held = self._parts.desk.held.get((entry.task, entry.submit.attempt))
         if held is not None:
             held.end("cancelled" if how == "cancelled" else "gone", message)
+            return False
+        return any(each.last for each in (entry, *later))
+
+    def _tell_lost(self, entry: Entry, how: str, message: str) -> None:
+        """A lease that was done here brings nothing."""
+        self._parts.desk.lost((entry.task, entry.submit.attempt))
+        self._parts.hub.emit(events.TaskEnded(task=entry.task, how=how, message=message))
 
     def _drop(self, entry: Entry) -> None:
         self._parts.outbox.drop(entry)
