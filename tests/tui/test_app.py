@@ -180,6 +180,17 @@ async def test_curves_are_drawn_at_most_once_a_second(engine: FakeEngine) -> Non
         assert plot._drawn_at == engine.clock.now()
 
 
+async def test_a_key_does_not_wait_for_a_curve(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        plot, state = app.screen.query_one("#task-curve", TaskPlot), app.screen.query_one(StateBar)
+        drawn = plot._drawn_at
+        await engine.clock.advance(0.5)
+        await pilot.press("space")
+        await pilot.pause()
+        assert "‖ paused" in screen_text(app)
+        assert (plot._drawn_at, state._drawn_at) == (drawn, engine.clock.now())
+
+
 async def test_nothing_is_drawn_on_a_page_that_is_hidden(engine: FakeEngine) -> None:
     async with opened(engine, scenes.filled()) as (app, pilot):
         state = app.screen.query_one(StateBar)

@@ -206,9 +206,9 @@ class VolunteerApp(App[int]):
             self.call_later(self._hurry)
 
     def _hurry(self) -> None:
-        """Draw what a person waits for; events that come together are drawn together."""
+        """Draw what a person waits for; events that come together are drawn together, curves when they are due."""
         self._hurried = False
-        self.redraw()
+        self._show(hurried=True)
 
     def tell(self, message: str, level: str = "info") -> None:
         """A sentence at the corner of the screen, for a few seconds."""
@@ -244,9 +244,12 @@ class VolunteerApp(App[int]):
 
     def redraw(self) -> None:
         """Draw all panels of this page anew."""
+        self._show(at_once=True)
+
+    def _show(self, *, at_once: bool = False, hurried: bool = False) -> None:
         self.view = self._latest
         if isinstance(self.screen, Page):
-            self.screen.show(self.scene(), at_once=True)
+            self.screen.show(self.scene(), at_once=at_once, hurried=hurried)
 
     def _tick(self) -> None:
         self._ticks += 1

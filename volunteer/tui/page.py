@@ -63,10 +63,11 @@ class Page(Screen[None]):
     def shown(self, scene: Scene) -> None:
         """Called with each new scene while the page can be seen, at most twice a second: fill tables and the like."""
 
-    def show(self, scene: Scene, *, at_once: bool = False) -> None:
-        """Draw a scene on all panels."""
+    def show(self, scene: Scene, *, at_once: bool = False, hurried: bool = False) -> None:
+        """Draw a scene on the panels that are due, with `at_once` on all of them, with `hurried` on those that take no time."""
         for panel in panels(self):
-            panel.show(scene, at_once=at_once)
+            if panel.quick or not hurried:
+                panel.show(scene, at_once=at_once or hurried)
         self.shown(scene)
 
     def on_screen_resume(self) -> None:

@@ -43,6 +43,7 @@ class Panel(Widget):
 
     ALLOW_SELECT = False
     pace_s: ClassVar[float] = 0.5  # at most one redraw in this time
+    quick: ClassVar[bool] = True  # may be drawn while a person waits for what a key does
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)

@@ -46,6 +46,7 @@ class Plot(Panel):
     """A panel with a chart, drawn at most once a second."""
 
     pace_s = 1.0
+    quick = False  # a curve takes four times as long as all other panels of the dashboard
 
     @abstractmethod
     def chart(self, scene: Scene) -> Chart:
