@@ -5,7 +5,9 @@
 Every game has a block of rows, one row a node. A row holds for each move: `q`, its mean value for whoever is to move there;
 `n`, its visits; `u`, its prior / (1 + n); and the row that it leads to. A move is chosen by q + c sqrt(N + 1) u (Silver et
 al. 2017). A move that nobody visited has for its q the network's value of the position, less `fpu` times the root of the
-priors that were visited: the more of the likely moves were tried, the less the rest promises.
+priors that were visited: the more of the likely moves were tried, the less the rest promises. Only a visit changes what
+would be chosen next, so each row knows its best move and the row below it: they are found once after a visit, for all
+rows of all paths together, and the way down is one look-up a level.
 
 A simulation under way counts as a lost visit until its value arrives (virtual loss), so that several leaves of one game can
 be asked for in one batch. The search of a game depends on nothing but its own position, noise and evaluator: the others in
@@ -28,6 +30,7 @@ Rows = NDArray[np.intp]
 ROW_BYTES = 17  # of memory for each cell of each row
 _NONE = -1
 _PENDING, _OPEN, _ENDED = 0, 1, 2  # states of a row
+_SCORED = 256  # rows whose moves are compared at once: they fit into the cache of a core
 
 
 class Evaluator(Protocol):
@@ -74,14 +77,18 @@ class Search:
         self._u = np.empty((rows, cells), np.float32)
         self._n = np.empty((rows, cells), np.int32)
         self._next = np.empty((rows, cells), np.int32)
-        self._total = np.empty(rows, np.int32)  # N
+        self._total = np.empty(rows, np.float32)  # N
         self._tried = np.empty(rows, np.float32)  # sum of the priors that were visited
         self._value = np.empty(rows, np.float32)  # of the position, for whoever is to move
-        self._state = np.empty(rows, np.int8)
+        self._end = rows  # one row more, which stands for none
+        self._best = np.empty(rows, np.intp)  # the move with the highest score
+        self._below = np.full(rows + 1, self._end, np.intp)  # where it leads, if that is open
+        self._state = np.full(rows + 1, _PENDING, np.int8)
         self._mover = np.empty(rows, np.int8)
         self._stones = np.empty(rows, np.int32)
         self._boards = empty(rules, rows)
         self._used = np.zeros(games, np.intp)  # rows of each game
+        self._scores = np.empty((2, _SCORED, cells), np.float32)
         self._roots: Rows = np.empty(0, np.intp)
         self._noise: Floats | None = None
         self._waiting: Rows = np.empty(0, np.intp)
@@ -160,6 +167,7 @@ class Search:
         self._tried[rows] = 0
         self._value[rows] = values
         self._state[rows] = _OPEN
+        self._choose(rows)
 
     def _stir(self, noise: Floats) -> None:
         """Mix the noise into the priors of the roots."""
@@ -168,11 +176,30 @@ class Search:
         noise = np.where(legal, noise, np.float32(0))
         noise /= np.maximum(noise.sum(axis=1, keepdims=True), np.float32(1e-12))
         self._u[self._roots] = (1 - share) * self._u[self._roots] + share * noise
+        self._choose(self._roots)
+
+    def _choose(self, rows: Rows) -> None:
+        """Find the best move of each row again."""
+        c = np.float32(self.settings.exploration)
+        for start in range(0, len(rows), _SCORED):
+            some = rows[start : start + _SCORED]
+            scores, q = self._scores[:, : len(some)]
+            # "clip" spares a check of the bounds, and a copy: these rows are all there.
+            np.take(self._u, some, axis=0, out=scores, mode="clip")
+            np.take(self._q, some, axis=0, out=q, mode="clip")
+            scores *= c * np.sqrt(self._total[some, None] + np.float32(1))
+            scores += q
+            best = scores.argmax(axis=1)
+            below = self._next[some, best]  # _NONE is the last row: never open
+            self._best[some] = best
+            self._below[some] = np.where(self._state[below] == _OPEN, below, self._end)
 
     def _descend(self) -> None:
         """One leaf of each game, `leaves` times; what must be evaluated stands in `_waiting`."""
         self._paths = []
         for _ in range(min(self.settings.leaves, self.settings.simulations - self.simulated)):
+            if self._paths:
+                self._choose(self._paths[-1].rows)
             path = self._select()
             self._lose(path)
             self._paths.append(path)
@@ -180,41 +207,31 @@ class Search:
 
     def _select(self) -> _Paths:
         """Walk from each root to a position that is new or over, and make it if it is new."""
-        rows = self._roots
-        games = np.arange(len(rows))
-        steps: list[tuple[Rows, Rows, Rows]] = []  # rows, moves, games
-        leaves = rows.copy()
-        fresh = [np.empty(0, np.intp)]
-        while len(rows):
-            score = self._u[rows]
-            score *= self._reach(rows)
-            score += self._q[rows]
-            moves = score.argmax(axis=1)
-            steps.append((rows, moves, games))
-            following = self._next[rows, moves].astype(np.intp)
-            new = following == _NONE
-            if new.any():
-                made = self._make(games[new], rows[new], moves[new])
-                following[new] = made
-                fresh.append(made[self._state[made] == _PENDING])
-            leaves[games] = following
-            go_on = self._state[following] == _OPEN
-            rows, games = following[go_on], games[go_on]
-        at = np.concatenate([step[2] for step in steps])
-        depth = np.concatenate([np.full(len(step[0]), level) for level, step in enumerate(steps)])
-        below = np.bincount(at, minlength=len(leaves))[at] - depth  # steps down to the leaf
+        levels, rows = list[Rows](), self._roots
+        while int(rows.min()) < self._end:
+            levels.append(rows)
+            rows = self._below.take(rows)
+        way = np.stack(levels)  # (levels, G)
+        level, game = np.nonzero(way < self._end)
+        steps = np.bincount(game)
+        leaves, fresh = self._leaves(way[steps - 1, np.arange(len(steps))])
+        rows = way[level, game]
         return _Paths(
-            rows=np.concatenate([step[0] for step in steps]),
-            moves=np.concatenate([step[1] for step in steps]),
-            leaves=leaves[at],
-            signs=np.where(below % 2 == 0, np.float32(1), np.float32(-1)),
-            fresh=np.concatenate(fresh),
+            rows=rows,
+            moves=self._best[rows],
+            leaves=leaves[game],
+            signs=np.where((steps[game] - level) % 2 == 0, np.float32(1), np.float32(-1)),
+            fresh=fresh,
         )
 
-    def _reach(self, rows: Rows) -> Floats:
-        c = np.float32(self.settings.exploration)
-        found: Floats = c * np.sqrt(self._total[rows, None] + np.float32(1))
-        return found
+    def _leaves(self, last: Rows) -> tuple[Rows, Rows]:
+        """Below the last row of each game; those that are new, and not the end of a game."""
+        moves = self._best[last]
+        leaves = self._next[last, moves].astype(np.intp)
+        new = np.flatnonzero(leaves == _NONE)
+        made = self._make(new, last[new], moves[new])
+        leaves[new] = made
+        return leaves, made[self._state[made] == _PENDING]
 
     def _make(self, games: Rows, parents: Rows, moves: Rows) -> Rows:
         """New rows for the positions after `moves`; those that end a game get their value at once."""
@@ -239,6 +256,7 @@ class Search:
             gain = self._value[path.leaves] * path.signs + 1
             self._q[path.rows, path.moves] += gain / self._n[path.rows, path.moves]
             self.simulated += 1
+        self._choose(np.concatenate([path.rows for path in self._paths]))
         self._paths = []
 
     def _lose(self, path: _Paths) -> None:
