@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.config import Settings
-    from coordinator.signals import Signals, Watch
+    from coordinator.signals import Signals
     from coordinator.store.database import Database
     from coordinator.volunteers import Principal
     from shared.clock import Clock
@@ -103,15 +103,15 @@ class Queue:
                 return None
             return row.run_id, plan.deadline_seconds or LONG_POLL_S_MAX
 
-        until: float | None = None
-        watch: Watch | None = None
-        while (found := await self._db.read(run_to_wait_for)) is not None:
-            run_id, patience = found
-            if watch is None:
-                watch = self._signals.watch(f"run:{run_id}")
-                until = self._clock.monotonic() + min(patience, LONG_POLL_S_MAX)
-                continue  # look again: the merge may have come before the watch
-            left = (until or 0.0) - self._clock.monotonic()
+        found = await self._db.read(run_to_wait_for)
+        if found is None:
+            return
+        run_id, patience = found
+        watch = self._signals.watch(f"run:{run_id}")
+        until = self._clock.monotonic() + min(patience, LONG_POLL_S_MAX)
+        # Looked at again before the first wait: the merge may have come before the watch.
+        while await self._db.read(run_to_wait_for) is not None:
+            left = until - self._clock.monotonic()
             if left <= 0:
                 return
             await watch.wait(left)

@@ -58,6 +58,7 @@ class Replay:
         self._blobs = blobs
         self._threads = threads
         self._rated: dict[int, int] = {}  # run -> matches that its ratings come from
+        self._specs: dict[int, Spec] = {}  # what does not change of a run, read once
 
     async def run(self, stop: asyncio.Event) -> None:
         """Tend every running run until `stop` is set."""
@@ -72,7 +73,10 @@ class Replay:
 
     async def tend(self, run_id: int) -> bool:
         """Seal what is due, make the tasks that are due, rate new matches. True when there is something new to do."""
-        spec = await self._db.read(lambda conn: leasing.read_spec(conn, run_id))
+        spec = self._specs.get(run_id)
+        if spec is None:
+            spec = await self._db.read(lambda conn: leasing.read_spec(conn, run_id))
+            self._specs[run_id] = spec
         play = spec.play
         if play is None:
             return False

@@ -15,6 +15,7 @@ import msgspec
 from sqlalchemy import (
     Connection,
     and_,
+    bindparam,
     case,
     func,
     literal_column,
@@ -23,6 +24,7 @@ from sqlalchemy import (
 
 from coordinator.dispatch import Holding, Load, Todo, Waiter
 from coordinator.store import passes
+from coordinator.store.prepared import among, its
 from coordinator.store.tables import failures, runs, tasks, volunteers, workers
 from coordinator.store.tasks import BESIDE, TaskRow, awaits_verdict, row_of
 from shared.decoding import decode
@@ -72,14 +74,15 @@ _LOADS = (
 )
 _MINE = select(
     tasks.c.id, tasks.c.claim_id, tasks.c.volunteer_id, tasks.c.worker_id, tasks.c.device
-).where(_DOING)
+).where(_DOING, among(tasks.c.volunteer_id, "volunteers"))
+_LIVE = select(tasks).where(among(tasks.c.id, "ids"))
 
 
 def view(conn: Connection, waiters: Sequence[Waiter], todo_max: int) -> View:
     """What there is, locked where it may be given out: at most `todo_max` waiting tasks a run."""
     lines = tuple(RunLine(**row) for row in conn.execute(_RUNS).mappings())
-    theirs = _MINE.where(tasks.c.volunteer_id.in_({waiter.volunteer_id for waiter in waiters}))
-    mine = conn.execute(theirs).all()
+    asking = sorted({waiter.volunteer_id for waiter in waiters})
+    mine = conn.execute(_MINE, {"volunteers": asking}).all()
     asked = {waiter.claim_id for waiter in waiters}
     again = [row.id for row in mine if row.claim_id in asked]
     counts = Counter((row.volunteer_id, row.worker_id, row.device) for row in mine)
@@ -108,24 +111,28 @@ def view(conn: Connection, waiters: Sequence[Waiter], todo_max: int) -> View:
 
 
 def _live(conn: Connection, ids: Sequence[int]) -> dict[str, TaskRow]:
-    rows = conn.execute(select(tasks).where(tasks.c.id.in_(ids))).mappings()
+    rows = conn.execute(_LIVE, {"ids": ids}).mappings()
     return {row["claim_id"]: row_of(row) for row in rows}
+
+
+_ABLE = select(workers.c.id, workers.c.workloads).where(among(workers.c.id, "workers"))
+_SHUT_OUT = (
+    select(workers.c.id, workers.c.revoked_at.is_(None))
+    .join_from(workers, volunteers, volunteers.c.id == workers.c.volunteer_id)
+    .where(among(workers.c.id, "workers"))
+    .where((volunteers.c.state != "active") | workers.c.revoked_at.is_not(None))
+)
 
 
 def workloads(conn: Connection, worker_ids: Iterable[str]) -> dict[str, frozenset[str]]:
     """What the machines of some workers can train, as they said when they registered."""
-    able = select(workers.c.id, workers.c.workloads).where(workers.c.id.in_(set(worker_ids)))
-    return {worker: _names(stored) for worker, stored in conn.execute(able)}
+    able = conn.execute(_ABLE, {"workers": sorted(set(worker_ids))})
+    return {worker: _names(stored) for worker, stored in able}
 
 
 def shut_out(conn: Connection, worker_ids: Iterable[str]) -> dict[str, bool]:
     """Those of some workers that may have no work any more, and whether the account is banned (else the secret withdrawn)."""
-    banned = volunteers.c.state != "active"
-    query = select(workers.c.id, workers.c.revoked_at.is_(None)).join_from(
-        workers, volunteers, volunteers.c.id == workers.c.volunteer_id
-    )
-    query = query.where(workers.c.id.in_(set(worker_ids)))
-    found = conn.execute(query.where(banned | workers.c.revoked_at.is_not(None)))
+    found = conn.execute(_SHUT_OUT, {"workers": sorted(set(worker_ids))})
     return {worker: bool(unrevoked) for worker, unrevoked in found}
 
 
@@ -140,25 +147,22 @@ def _holders(conn: Connection, run_id: int) -> frozenset[str]:
     return frozenset(conn.execute(query.distinct()).scalars())
 
 
+_T = tasks.c
+_TODO = (
+    select(_T.id, _T.run_id, _T.pass_no, _T.start, _T.stop, _T.failures, _T.steps, _T.price_micro)
+    .add_columns(case((_T.kind.in_(BESIDE), _T.kind), else_="").label("beside"))
+    .where(its(_T.run_id), _T.state == "todo", ~and_(_T.returned, awaits_verdict()))
+    .order_by(_T.failures, _T.id)
+    .limit(bindparam("most"))
+    .with_for_update(skip_locked=True)
+)
+
+
 def _todo(conn: Connection, run_ids: Sequence[int], limit: int) -> tuple[Todo, ...]:
     """Waiting tasks in the order to take them: what never failed first, the oldest first."""
-    t = tasks.c
     found: list[dict[str, Any]] = []
     for run_id in run_ids:
-        free = and_(t.run_id == run_id, t.state == "todo", ~and_(t.returned, awaits_verdict()))
-        query = select(
-            t.id,
-            t.run_id,
-            t.pass_no,
-            t.start,
-            t.stop,
-            t.failures,
-            t.steps,
-            t.price_micro,
-            case((t.kind.in_(BESIDE), t.kind), else_="").label("beside"),
-        ).where(free)
-        query = query.order_by(t.failures, t.id).limit(limit)
-        rows = conn.execute(query.with_for_update(skip_locked=True)).mappings()
+        rows = conn.execute(_TODO, {"its_run_id": run_id, "most": limit}).mappings()
         found += [dict(row) for row in rows]
     failed = [row["id"] for row in found if row.pop("failures")]
     by: dict[int, set[str]] = {}

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, and_, case, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, case, func, insert, or_, select, update
 
+from coordinator.store.prepared import among, its
 from coordinator.store.tables import contributions, runs, tasks, verdicts, versions
 from shared.errors import Conflict, NotFound
 from shared.protocol import ContributionState, Verdict
@@ -70,34 +71,36 @@ def _row(mapping: Any) -> ContributionRow:
     return ContributionRow(**mapping)
 
 
+_C = contributions.c
+_ADD = insert(contributions).returning(*_C)
+_KEEP = update(tasks).where(its(tasks.c.id)).values(renew_by=None, finish_by=None)
+_BY_KEY = select(contributions).where(its(_C.task_id), its(_C.attempt), its(_C.part), its(_C.tries))
+_BY_ID = select(contributions).where(its(_C.id))
+_MERGE_ORDER = (_C.task_id, _C.part, _C.tries)
+_BY_IDS = select(contributions).where(among(_C.id, "ids")).order_by(*_MERGE_ORDER)
+_IS_UPDATE = _C.kind.in_(UPDATES)
+_TO_MERGE = and_(its(_C.run_id), _C.state == "accepted", _IS_UPDATE)
+_MERGEABLE = select(contributions).where(_TO_MERGE).order_by(*_MERGE_ORDER).limit(bindparam("most"))
+_LEFT_BEHIND = (
+    select(contributions)
+    .where(_TO_MERGE, (_C.base_version < bindparam("base")) | (_C.kind != bindparam("kind")))
+    .order_by(_C.task_id, _C.part)
+)
+
+
 def add(conn: Connection, values: dict[str, Any], *, last: bool = True) -> ContributionRow:
     """Insert as `checking`; with the last part its task no longer expires, it waits for the verdict."""
-    row = (
-        conn.execute(insert(contributions).values(**values).returning(*contributions.c))
-        .mappings()
-        .one()
-    )
+    row = conn.execute(_ADD, values).mappings().one()
     if last:
-        its = tasks.c.id == values["task_id"]
-        conn.execute(update(tasks).where(its).values(renew_by=None, finish_by=None))
+        conn.execute(_KEEP, {"its_id": values["task_id"]})
     return _row(row)
 
 
 def by_key(
     conn: Connection, task_id: int, attempt: int, part: int, tries: int
 ) -> ContributionRow | None:
-    row = (
-        conn.execute(
-            select(contributions).where(
-                contributions.c.task_id == task_id,
-                contributions.c.attempt == attempt,
-                contributions.c.part == part,
-                contributions.c.tries == tries,
-            )
-        )
-        .mappings()
-        .first()
-    )
+    key = {"its_task_id": task_id, "its_attempt": attempt, "its_part": part, "its_tries": tries}
+    row = conn.execute(_BY_KEY, key).mappings().first()
     return None if row is None else _row(row)
 
 
@@ -105,22 +108,16 @@ def by_id(
     conn: Connection, contribution_id: int, volunteer_id: str | None = None, *, lock: bool = False
 ) -> ContributionRow:
     """Raises NotFound, also when it belongs to somebody else."""
-    query = select(contributions).where(contributions.c.id == contribution_id)
-    if lock:
-        query = query.with_for_update()
-    if volunteer_id is not None:
-        query = query.where(contributions.c.volunteer_id == volunteer_id)
-    row = conn.execute(query).mappings().first()
-    if row is None:
+    query = _BY_ID.with_for_update() if lock else _BY_ID
+    row = conn.execute(query, {"its_id": contribution_id}).mappings().first()
+    if row is None or volunteer_id not in (None, row["volunteer_id"]):
         raise NotFound(f"there is no contribution {contribution_id} of yours")
     return _row(row)
 
 
 def by_ids(conn: Connection, ids: Sequence[int]) -> list[ContributionRow]:
     """In the order of the task, then part: the order of a merge."""
-    query = select(contributions).where(contributions.c.id.in_(ids))
-    query = query.order_by(contributions.c.task_id, contributions.c.part, contributions.c.tries)
-    return [_row(row) for row in conn.execute(query).mappings()]
+    return [_row(row) for row in conn.execute(_BY_IDS, {"ids": ids}).mappings()]
 
 
 def in_state(
@@ -137,24 +134,14 @@ def in_state(
 
 def mergeable(conn: Connection, run_id: int, limit: int = 1000) -> list[ContributionRow]:
     """Accepted updates in the order of a merge."""
-    c = contributions.c
-    query = select(contributions).where(
-        c.run_id == run_id, c.state == "accepted", c.kind.in_(UPDATES)
-    )
-    rows = conn.execute(query.order_by(c.task_id, c.part, c.tries).limit(limit)).mappings()
+    rows = conn.execute(_MERGEABLE, {"its_run_id": run_id, "most": limit}).mappings()
     return [_row(row) for row in rows]
 
 
 def left_behind(conn: Connection, run_id: int, base: int, kind: str) -> list[ContributionRow]:
     """Updates that wait for a merge though they began below version `base`, or are not of the kind that is merged now."""
-    c = contributions.c
-    query = select(contributions).where(
-        c.run_id == run_id,
-        c.state == "accepted",
-        c.kind.in_(UPDATES),
-        (c.base_version < base) | (c.kind != kind),
-    )
-    return [_row(row) for row in conn.execute(query.order_by(c.task_id, c.part)).mappings()]
+    given = {"its_run_id": run_id, "base": base, "kind": kind}
+    return [_row(row) for row in conn.execute(_LEFT_BEHIND, given).mappings()]
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,16 +154,26 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
 
 
+_ANY = select(_C.id).where(_TO_MERGE).limit(1)
+
+
+def any_to_merge(conn: Connection, run_id: int) -> bool:
+    """Whether anything at all waits for the next merge of a run."""
+    return conn.execute(_ANY, {"its_run_id": run_id}).first() is not None
+
+
+_PENDING = select(
+    func.count(),
+    func.coalesce(func.sum(_C.steps), 0),
+    func.coalesce(func.sum(_C.samples), 0),
+    func.min(_C.decided_at),
+    func.count(func.distinct(_C.worker_id)),
+).where(_TO_MERGE)
+
+
 def pending(conn: Connection, run_id: int) -> Pending:
-    c = contributions.c
-    query = select(
-        func.count(),
-        func.coalesce(func.sum(c.steps), 0),
-        func.coalesce(func.sum(c.samples), 0),
-        func.min(c.decided_at),
-        func.count(func.distinct(c.worker_id)),
-    ).where(c.run_id == run_id, c.state == "accepted", c.kind.in_(UPDATES))
-    count, steps, samples, oldest, workers = conn.execute(query).one()
+    given = {"its_run_id": run_id}
+    count, steps, samples, oldest, workers = conn.execute(_PENDING, given).one()
     return Pending(
         count=count, steps=int(steps), samples=int(samples), oldest_at=oldest, workers=workers
     )
@@ -190,35 +187,51 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     global_step: int  # of its base version
 
 
+_V = versions.c
+_COHORT = (
+    select(_C.norm, _C.steps, _V.global_step)
+    .join_from(contributions, versions, and_(_V.run_id == _C.run_id, _V.version == _C.base_version))
+    .where(its(_C.run_id), its(_C.kind), _C.norm.is_not(None))
+    .where(_C.state.in_(("accepted", "merged", "superseded")))
+    .order_by(_C.id.desc())
+    .limit(bindparam("most"))
+)
+
+
 def cohort(conn: Connection, run_id: int, kind: str, limit: int) -> list[Peer]:
     """The newest accepted contributions of a kind."""
-    c, v = contributions.c, versions.c
-    based = and_(v.run_id == c.run_id, v.version == c.base_version)
-    query = select(c.norm, c.steps, v.global_step).join_from(contributions, versions, based)
-    query = query.where(
-        c.run_id == run_id,
-        c.kind == kind,
-        c.norm.is_not(None),
-        c.state.in_(("accepted", "merged", "superseded")),
-    )
-    rows = conn.execute(query.order_by(c.id.desc()).limit(limit))
+    rows = conn.execute(_COHORT, {"its_run_id": run_id, "its_kind": kind, "most": limit})
     return [Peer(norm=norm, steps=steps, global_step=at) for norm, steps, at in rows]
+
+
+_IS_WAITING = (
+    select(_C.id)
+    .where(its(_C.run_id), its(_C.worker_id), _IS_UPDATE)
+    .where(_C.state.in_(("received", "checking", "accepted")))
+    .limit(1)
+)
 
 
 def is_waiting(conn: Connection, run_id: int, worker_id: str) -> bool:
     """Whether something of a worker waits to be merged into a run."""
-    c = contributions.c
-    waiting = c.state.in_(("received", "checking", "accepted")) & c.kind.in_(UPDATES)
-    query = select(c.id).where(c.run_id == run_id, c.worker_id == worker_id, waiting).limit(1)
-    return conn.execute(query).first() is not None
+    given = {"its_run_id": run_id, "its_worker_id": worker_id}
+    return conn.execute(_IS_WAITING, given).first() is not None
+
+
+_ELSEWHERE = (_C.task_id != bindparam("task")) | (
+    (_C.attempt == bindparam("attempt")) & (_C.part != bindparam("part"))
+)
+_SEEN_BEFORE = select(_C.id).where(its(_C.sha256), its(_C.run_id), _ELSEWHERE).limit(1)
 
 
 def seen_before(conn: Connection, row: ContributionRow) -> bool:
     """Whether the same bytes were handed in for another task, or for another part of it."""
-    c = contributions.c
-    other = (c.task_id != row.task_id) | ((c.attempt == row.attempt) & (c.part != row.part))
-    query = select(c.id).where(c.sha256 == row.sha256, c.run_id == row.run_id, other)
-    return conn.execute(query.limit(1)).first() is not None
+    given = {"its_sha256": row.sha256, "its_run_id": row.run_id}
+    given |= {"task": row.task_id, "attempt": row.attempt, "part": row.part}
+    return conn.execute(_SEEN_BEFORE, given).first() is not None
+
+
+_DECIDE = update(contributions).where(its(_C.id), its(_C.state))
 
 
 def decide(
@@ -227,11 +240,8 @@ def decide(
     """Change the state and record the verdict. Raises Conflict when it is no longer where `row` says."""
     if (row.state, state) not in TRANSITIONS:
         raise Conflict(f"contribution {row.id} is {row.state}, so it cannot become {state}")
-    changed = conn.execute(
-        update(contributions)
-        .where(contributions.c.id == row.id, contributions.c.state == row.state)
-        .values(state=state, decided_at=now, **values)
-    )
+    where = {"its_id": row.id, "its_state": row.state}
+    changed = conn.execute(_DECIDE, where | {"state": state, "decided_at": now} | values)
     if changed.rowcount != 1:
         raise Conflict(f"contribution {row.id} has just been decided")
     ruling = Ruling(
@@ -243,15 +253,17 @@ def decide(
     record(conn, [row], ruling, now)
 
 
+_MERGE_ALL = (
+    update(contributions)
+    .where(among(_C.id, "ids"), _C.state == "accepted")
+    .values(state="merged", version=bindparam("into"), merged_at=bindparam("now"))
+)
+
+
 def merge_all(conn: Connection, rows: Sequence[ContributionRow], version: int, now: float) -> bool:
     """Mark every one merged into `version`: all of them, or False."""
-    changed = conn.execute(
-        update(contributions)
-        .where(
-            contributions.c.id.in_([row.id for row in rows]), contributions.c.state == "accepted"
-        )
-        .values(state="merged", version=version, merged_at=now)
-    )
+    ids = [row.id for row in rows]
+    changed = conn.execute(_MERGE_ALL, {"ids": ids, "into": version, "now": now})
     if changed.rowcount != len(rows):
         return False
     message = f"merged into version {version}"
@@ -268,10 +280,13 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
     version: int | None = None
 
 
+_RECORD = insert(verdicts)
+
+
 def record(conn: Connection, rows: Iterable[ContributionRow], ruling: Ruling, now: float) -> None:
     """Append to the history that volunteers read."""
     conn.execute(
-        insert(verdicts),
+        _RECORD,
         [
             {
                 "contribution_id": row.id,
@@ -343,13 +358,14 @@ def news(
     return [_verdict(row) for row in rows], max([since, *(row["id"] for row in rows)])
 
 
+_LATEST_VERDICT = (
+    _VERDICT.where(its(verdicts.c.contribution_id)).order_by(verdicts.c.id.desc()).limit(1)
+)
+
+
 def latest_verdict(conn: Connection, contribution_id: int) -> Verdict | None:
-    query = (
-        _VERDICT.where(verdicts.c.contribution_id == contribution_id)
-        .order_by(verdicts.c.id.desc())
-        .limit(1)
-    )
-    row = conn.execute(query).mappings().first()
+    given = {"its_contribution_id": contribution_id}
+    row = conn.execute(_LATEST_VERDICT, given).mappings().first()
     return None if row is None else _verdict(row)
 
 

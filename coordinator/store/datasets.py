@@ -10,6 +10,7 @@ from sqlalchemy import Connection, delete, insert, select, union
 
 from coordinator.store import meta
 from coordinator.store.contributions import UPDATES
+from coordinator.store.prepared import among, its
 from coordinator.store.tables import blobs, contributions, dataset_blobs, datasets, runs
 from shared.decoding import decode
 from shared.errors import Conflict, NotFound
@@ -86,10 +87,11 @@ def by_name(conn: Connection, name: str) -> DatasetRow:
     return _row(dict(row))
 
 
+_BY_ID = select(datasets).where(its(datasets.c.id))
+
+
 def by_id(conn: Connection, dataset_id: int) -> DatasetRow:
-    return _row(
-        dict(conn.execute(select(datasets).where(datasets.c.id == dataset_id)).mappings().one())
-    )
+    return _row(dict(conn.execute(_BY_ID, {"its_id": dataset_id}).mappings().one()))
 
 
 def every(conn: Connection) -> list[DatasetRow]:
@@ -111,21 +113,23 @@ def is_served(conn: Connection, sha256: str) -> bool:
 # --- the register of blobs ---
 
 
+_KNOWN = select(blobs.c.sha256).where(among(blobs.c.sha256, "names"))
+_REGISTER = insert(blobs)
+
+
 def register(conn: Connection, rows: Iterable[tuple[str, int, str]], now: float) -> None:
     """Note blobs (sha256, size, kind) that lie in the store; those already noted stay as they are."""
     wanted = {sha: (size, kind) for sha, size, kind in rows}
     if not wanted:
         return
-    known = set(
-        conn.execute(select(blobs.c.sha256).where(blobs.c.sha256.in_(list(wanted)))).scalars()
-    )
+    known = set(conn.execute(_KNOWN, {"names": list(wanted)}).scalars())
     fresh = [
         {"sha256": sha, "size": size, "kind": kind, "created_at": now}
         for sha, (size, kind) in wanted.items()
         if sha not in known
     ]
     if fresh:
-        conn.execute(insert(blobs), fresh)
+        conn.execute(_REGISTER, fresh)
 
 
 def blob_sizes(conn: Connection, sha256s: Sequence[str]) -> dict[str, int]:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from coordinator.sizing import first_part
 from coordinator.store.contributions import ContributionRow
+from coordinator.store.prepared import its
 from coordinator.store.tables import contributions, tasks
 from coordinator.store.tasks import FREE, TaskRow, finish, holder
 from shared.errors import Conflict
@@ -29,23 +30,25 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     last: bool
 
 
+_C = contributions.c
+_MINE = its(_C.task_id) & its(_C.attempt)
+_PARTS = select(func.count()).where(_MINE, _C.state.in_(GOOD))
+_LATE = select(func.count()).where(_MINE, its(_C.part), _C.state == "rejected")
+_CHECKED = select(_C.id).where(_MINE, _C.state.in_(WAITING)).limit(1)
+
+
 def wanted(conn: Connection, task: TaskRow) -> tuple[int, int]:
     """The number of the part that the current attempt hands in next, and how often that part was refused as too late."""
-    c = contributions.c
-    mine = (c.task_id == task.id) & (c.attempt == task.attempt)
-    number = conn.execute(select(func.count()).where(mine, c.state.in_(GOOD))).scalar_one()
-    late = select(func.count()).where(mine, c.part == number, c.state == "rejected")
-    return int(number), int(conn.execute(late).scalar_one())
+    mine = {"its_task_id": task.id, "its_attempt": task.attempt}
+    number = int(conn.execute(_PARTS, mine).scalar_one())
+    return number, int(conn.execute(_LATE, mine | {"its_part": number}).scalar_one())
 
 
 def expect(conn: Connection, task: TaskRow, request: SubmitRequest) -> Part:
     """What this submission has to be. Raises Conflict for a part, or a recomputation, whose turn it is not."""
     number, tries = wanted(conn, task)
-    c = contributions.c
-    waiting = select(c.id).where(
-        c.task_id == task.id, c.attempt == task.attempt, c.state.in_(WAITING)
-    )
-    if conn.execute(waiting.limit(1)).first() is not None:
+    mine = {"its_task_id": task.id, "its_attempt": task.attempt}
+    if conn.execute(_CHECKED, mine).first() is not None:
         raise Conflict(f"something else of task {task.id} is still being checked")
     if (request.part, request.tries) != (number, tries):
         raise Conflict(

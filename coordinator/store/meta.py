@@ -6,13 +6,17 @@ from sqlalchemy import Connection, select, update
 
 from coordinator.store.ledger_tables import meta
 from coordinator.store.postings import insert_new
+from coordinator.store.prepared import its
 
 ADDRESS = "address"  # where the server was last reached, for join links
 ACCOUNTS = "accounts"  # another text whenever somebody was shut out, let in again or renamed
 
 
+_GET = select(meta.c.value).where(its(meta.c.key))
+
+
 def get(conn: Connection, key: str) -> str | None:
-    return conn.execute(select(meta.c.value).where(meta.c.key == key)).scalar()
+    return conn.execute(_GET, {"its_key": key}).scalar()
 
 
 def put(conn: Connection, key: str, value: str) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from coordinator.store.merge_tables import merge_parts, state_parts
+from coordinator.store.prepared import its
 from coordinator.store.tables import merges
 from shared.decoding import decode
 
@@ -63,9 +64,12 @@ def begin(conn: Connection, merge_id: int, phases: Sequence[Phase], shards: Sequ
     conn.execute(insert(merge_parts), rows)
 
 
+_DROP = delete(merge_parts).where(its(merge_parts.c.merge_id))
+
+
 def drop(conn: Connection, merge_id: int) -> None:
     """The merge is over, one way or the other."""
-    conn.execute(delete(merge_parts).where(merge_parts.c.merge_id == merge_id))
+    conn.execute(_DROP, {"its_merge_id": merge_id})
 
 
 def of_merge(conn: Connection, merge_id: int) -> list[PartRow]:

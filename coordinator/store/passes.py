@@ -8,6 +8,7 @@ import msgspec
 from sqlalchemy import Connection, case, func, select, update
 
 from coordinator.sizing import Pace, pass_seed
+from coordinator.store.prepared import its
 from coordinator.store.tables import runs, tasks, workers
 from coordinator.store.tasks import BESIDE
 from shared.errors import NotFound
@@ -35,10 +36,13 @@ def open_pass(conn: Connection, run_id: int, now: float) -> int:
     return int(row.pass_no) + 1
 
 
+_MOVE = update(runs).where(its(runs.c.id))
+
+
 def move(conn: Connection, run_id: int, seed: int, pass_no: int, cursor: int) -> None:
     """Set the pass and the next uncut position of a run whose row is locked."""
     values = {"pass_no": pass_no, "pass_seed": pass_seed(seed, pass_no), "cursor": cursor}
-    conn.execute(update(runs).where(runs.c.id == run_id).values(**values))
+    conn.execute(_MOVE, {"its_id": run_id} | values)
 
 
 def pass_state(conn: Connection, run_id: int) -> PassState:

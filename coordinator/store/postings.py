@@ -13,15 +13,27 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import BigInteger, Connection, Table, and_, column, insert, select, update, values
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    ClauseElement,
+    Connection,
+    Table,
+    and_,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 
 from coordinator.store.ledger_tables import accounts, events, postings
-from coordinator.store.tables import Key
+from coordinator.store.lines import Lines
+from coordinator.store.prepared import among
 from shared.errors import BadRequest, Conflict, Forbidden
 
 SYSTEM = "system"
@@ -62,6 +74,16 @@ def digest(draft: Draft) -> str:
     return hashlib.sha256(msgspec.json.encode(said)).hexdigest()
 
 
+_POST = insert(postings)
+_DIGESTS = select(events.c.key, events.c.digest).where(among(events.c.key, "keys"))
+_ACCOUNTS = (
+    select(accounts.c.owner, accounts.c.kind, accounts.c.id)
+    .where(among(accounts.c.owner, "owners"), among(accounts.c.kind, "kinds"))
+    .order_by(accounts.c.owner == SYSTEM, accounts.c.owner, accounts.c.kind)
+    .with_for_update(key_share=True)  # readers of foreign keys need not wait; SQLite leaves it out
+)
+
+
 def post(
     conn: Connection,
     drafts: Sequence[Draft],
@@ -96,21 +118,25 @@ def post(
         for d in new
         for m in d.moves
     ]
-    conn.execute(insert(postings), rows)
+    conn.execute(_POST, rows)
 
 
 def digests(conn: Connection, keys: Iterable[str]) -> dict[str, str]:
     """What was posted under these keys, by key; keys that were never used are left out."""
     found: dict[str, str] = {}
     for part in _parts(sorted(keys)):
-        query = select(events.c.key, events.c.digest).where(events.c.key.in_(part))
-        found |= {row.key: row.digest for row in conn.execute(query)}
+        found |= {row.key: row.digest for row in conn.execute(_DIGESTS, {"keys": part})}
     return found
 
 
 def insert_new(conn: Connection, table: Table, conflict: str) -> Any:
     """INSERT that leaves out what would collide in the columns `conflict` (separated by commas; none = in any)."""
-    new = insert_postgresql if conn.dialect.name == "postgresql" else insert_sqlite
+    return _insert_new(conn.dialect.name, table, conflict)
+
+
+@cache
+def _insert_new(dialect: str, table: Table, conflict: str) -> Any:
+    new = insert_postgresql if dialect == "postgresql" else insert_sqlite
     return new(table).on_conflict_do_nothing(
         index_elements=conflict.split(",") if conflict else None
     )
@@ -138,6 +164,11 @@ def _check(draft: Draft) -> None:
         raise BadRequest(f'the two sides of the event "{draft.key}" are not equal')
 
 
+@cache
+def _new_events(dialect: str) -> Any:
+    return _insert_new(dialect, events, "key").returning(events.c.key, events.c.id)
+
+
 def _add_events(conn: Connection, by_key: Mapping[str, Draft], now: float) -> dict[str, int]:
     """Write the events that are new: their numbers by key. Raises Conflict for a key used otherwise."""
     stored = {key: digest(draft) for key, draft in sorted(by_key.items())}
@@ -155,8 +186,7 @@ def _add_events(conn: Connection, by_key: Mapping[str, Draft], now: float) -> di
     ]
     if not rows:
         return {}
-    statement = insert_new(conn, events, "key").returning(events.c.key, events.c.id)
-    ids = {row.key: row.id for row in conn.execute(statement, rows)}
+    ids = {row.key: row.id for row in conn.execute(_new_events(conn.dialect.name), rows)}
     for key, before in digests(conn, stored.keys() - ids.keys()).items():
         if before != stored[key]:
             raise Conflict(f'"{key}" was posted before with other content')
@@ -183,40 +213,31 @@ def _find(conn: Connection, wanted: Sequence[AccountName]) -> dict[AccountName, 
     names = set(wanted)
     found: dict[AccountName, int] = {}
     owners = list(dict.fromkeys(owner for owner, _ in wanted))
+    kinds = sorted({kind for _, kind in wanted})
     for part in _parts(owners):
-        query = (
-            select(accounts.c.owner, accounts.c.kind, accounts.c.id)
-            .where(
-                accounts.c.owner.in_(part),
-                accounts.c.kind.in_(sorted({kind for _, kind in wanted})),
-            )
-            .order_by(accounts.c.owner == SYSTEM, accounts.c.owner, accounts.c.kind)
-            .with_for_update(
-                key_share=True
-            )  # readers of foreign keys need not wait; SQLite leaves it out
-        )
-        found |= {
-            (row.owner, row.kind): row.id
-            for row in conn.execute(query)
-            if (row.owner, row.kind) in names
-        }
+        rows = conn.execute(_ACCOUNTS, {"owners": part, "kinds": kinds})
+        found |= {(row.owner, row.kind): row.id for row in rows if (row.owner, row.kind) in names}
     return found
+
+
+def _moved(change: CTE) -> ClauseElement:
+    after = accounts.c.balance_micro + change.c.delta
+    enough = (after >= 0) | and_(accounts.c.kind == MINT, after >= -BALANCE_MAX)
+    return (
+        update(accounts)
+        .where(accounts.c.id == change.c.id, enough, after <= BALANCE_MAX)
+        .values(balance_micro=after)
+        .returning(accounts.c.id)
+    )
+
+
+_MOVED = Lines("change", {"id": BigInteger(), "delta": BigInteger()}, _moved, blank=(-1, 0))
 
 
 def _move(conn: Connection, deltas: Mapping[int, tuple[AccountName, int]]) -> None:
     """Add to balances. Raises Forbidden where one would fall below zero."""
     for part in _parts(sorted(deltas)):
-        data = [(number, deltas[number][1]) for number in part]
-        v = values(column("id", Key), column("delta", BigInteger), name="v").data(data).cte("v")
-        after = accounts.c.balance_micro + v.c.delta
-        enough = (after >= 0) | and_(accounts.c.kind == MINT, after >= -BALANCE_MAX)
-        statement = (
-            update(accounts)
-            .where(accounts.c.id == v.c.id, enough, after <= BALANCE_MAX)
-            .values(balance_micro=after)
-            .returning(accounts.c.id)
-        )
-        moved = {row.id for row in conn.execute(statement)}
+        moved = {row.id for row in _MOVED.execute(conn, [(n, deltas[n][1]) for n in part])}
         if short := [number for number in part if number not in moved]:
             (owner, kind), delta = deltas[short[0]]
             raise Forbidden(f"the {kind} account of {owner} does not hold {-delta} micro-credits")

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, func, insert, select, union, update
+from sqlalchemy import Connection, Select, bindparam, func, insert, select, union, update
 
 from coordinator.store.contributions import UPDATES
+from coordinator.store.prepared import among, its
 from coordinator.store.tables import contributions, runs, tasks, workers
 from shared.errors import Conflict, NotFound
 from shared.protocol import RunState
@@ -74,9 +75,16 @@ def add(conn: Connection, values: dict[str, Any]) -> int:
     return int(conn.execute(insert(runs).values(**values).returning(runs.c.id)).scalar_one())
 
 
+_BY_NAME = select(runs).where(its(runs.c.name))
+_BY_ID = select(runs).where(its(runs.c.id))
+_BY_ID_LOCKED = _BY_ID.with_for_update()
+_EVERY = select(runs).order_by(runs.c.id)
+_IN_STATES = _EVERY.where(among(runs.c.state, "states"))
+
+
 def by_name(conn: Connection, name: str) -> RunRow:
     """Raises NotFound, naming the runs that exist."""
-    row = conn.execute(select(runs).where(runs.c.name == name)).mappings().first()
+    row = conn.execute(_BY_NAME, {"its_name": name}).mappings().first()
     if row is None:
         known = (
             conn.execute(select(runs.c.name).order_by(runs.c.id.desc()).limit(5)).scalars().all()
@@ -87,8 +95,8 @@ def by_name(conn: Connection, name: str) -> RunRow:
 
 def by_id(conn: Connection, run_id: int, *, lock: bool = False) -> RunRow:
     """Raises NotFound."""
-    query = select(runs).where(runs.c.id == run_id)
-    row = conn.execute(query.with_for_update() if lock else query).mappings().first()
+    query = _BY_ID_LOCKED if lock else _BY_ID
+    row = conn.execute(query, {"its_id": run_id}).mappings().first()
     if row is None:
         raise NotFound(f"there is no run {run_id}")
     return _row(row)
@@ -96,10 +104,8 @@ def by_id(conn: Connection, run_id: int, *, lock: bool = False) -> RunRow:
 
 def every(conn: Connection, states: Sequence[RunState] = ()) -> list[RunRow]:
     """All runs, oldest first, or those in the given states."""
-    query = select(runs).order_by(runs.c.id)
-    if states:
-        query = query.where(runs.c.state.in_(states))
-    return [_row(row) for row in conn.execute(query).mappings()]
+    found = conn.execute(_IN_STATES, {"states": states}) if states else conn.execute(_EVERY)
+    return [_row(row) for row in found.mappings()]
 
 
 def move(conn: Connection, run: RunRow, state: RunState, **values: Any) -> None:
@@ -115,27 +121,37 @@ def move(conn: Connection, run: RunRow, state: RunState, **values: Any) -> None:
         raise Conflict(f'the run "{run.name}" has just changed; look again and retry')
 
 
+_SET = update(runs).where(its(runs.c.id))
+_SET_HEAD = _SET.where(its(runs.c.head))
+
+
 def set_head(conn: Connection, run_id: int, base: int, **values: Any) -> bool:
     """Compare-and-set of the head: False when somebody else has moved it."""
-    changed = conn.execute(
-        update(runs).where(runs.c.id == run_id, runs.c.head == base).values(head=base + 1, **values)
-    )
-    return changed.rowcount == 1
+    given = {"its_id": run_id, "its_head": base, "head": base + 1}
+    return conn.execute(_SET_HEAD, given | values).rowcount == 1
 
 
 def set_values(conn: Connection, run_id: int, **values: Any) -> None:
-    conn.execute(update(runs).where(runs.c.id == run_id).values(**values))
+    conn.execute(_SET, {"its_id": run_id} | values)
+
+
+def _live_workers() -> Select[tuple[int]]:
+    holding = select(tasks.c.worker_id).where(its(tasks.c.run_id), tasks.c.state == "doing")
+    c = contributions.c
+    to_merge = (c.state == "accepted") & c.kind.in_(UPDATES)
+    waiting = select(c.worker_id).where(its(c.run_id), (c.state == "checking") | to_merge)
+    query = select(func.count()).select_from(workers)
+    since = workers.c.last_seen_at > bindparam("since")
+    return query.where(since, workers.c.id.in_(union(holding, waiting)))
+
+
+_LIVE_WORKERS = _live_workers()
 
 
 def live_workers(conn: Connection, run_id: int, since: float) -> int:
     """Workers that were heard of since an instant and hold a task of the run or wait for its next merge."""
-    holding = select(tasks.c.worker_id).where(tasks.c.run_id == run_id, tasks.c.state == "doing")
-    c = contributions.c
-    to_merge = (c.state == "accepted") & c.kind.in_(UPDATES)
-    waiting = select(c.worker_id).where(c.run_id == run_id, (c.state == "checking") | to_merge)
-    query = select(func.count()).select_from(workers)
-    query = query.where(workers.c.last_seen_at > since, workers.c.id.in_(union(holding, waiting)))
-    return int(conn.execute(query).scalar_one())
+    given = {"its_run_id": run_id, "since": since}
+    return int(conn.execute(_LIVE_WORKERS, given).scalar_one())
 
 
 def workers_of(conn: Connection, run_id: int) -> list[dict[str, Any]]:

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, and_, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, insert, select, update
 
 from coordinator.runfile import TaskSettings
 from coordinator.sizing import games_bytes_max, upload_bytes_max
+from coordinator.store.prepared import its
 from coordinator.store.tables import contributions, failures, runs, tasks, versions
 from shared.errors import Cancelled, Gone, NotFound, Unavailable
 from shared.protocol import TaskState
@@ -104,10 +105,14 @@ def row_of(mapping: Any) -> TaskRow:
     return TaskRow(**{**mapping, "returned": bool(mapping["returned"])})
 
 
+_BY_ID = select(tasks).where(its(tasks.c.id))
+_BY_ID_LOCKED = _BY_ID.with_for_update()
+
+
 def holder(conn: Connection, task_id: int, *, for_update: bool = True) -> TaskRow:
     """A task and who holds it, locked until the transaction ends. Raises NotFound."""
-    query = select(tasks).where(tasks.c.id == task_id)
-    row = conn.execute(query.with_for_update() if for_update else query).mappings().first()
+    query = _BY_ID_LOCKED if for_update else _BY_ID
+    row = conn.execute(query, {"its_id": task_id}).mappings().first()
     if row is None:
         raise NotFound(f"there is no task {task_id} of yours")
     return row_of(row)
@@ -129,12 +134,29 @@ def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:
         raise Gone(f"task {row.id} is no longer yours")
 
 
+_PARAMETERS = select(runs.c.parameters).where(its(runs.c.id))
+
+
 def grant_bytes(conn: Connection, row: TaskRow) -> int:
     """The most bytes that one update for this task may have."""
     if row.kind in GAMES:
         return games_bytes_max(row.stop - row.start)
-    found = conn.execute(select(runs.c.parameters).where(runs.c.id == row.run_id)).scalar_one()
+    found = conn.execute(_PARAMETERS, {"its_id": row.run_id}).scalar_one()
     return upload_bytes_max(int(found))
+
+
+_HEAD = select(runs.c.head).where(runs.c.id == tasks.c.run_id).scalar_subquery()
+_REBASE = update(tasks).where(its(tasks.c.id)).values(base_version=_HEAD).returning(*tasks.c)
+_BEGIN = _REBASE.values(
+    begun_at=bindparam("now"),
+    finish_by=bindparam("soft"),
+    finish_limit=bindparam("hard"),
+)
+_OF_RUN = (
+    select(runs.c.name, versions.c.global_step)
+    .join_from(runs, versions, versions.c.run_id == runs.c.id)
+    .where(its(runs.c.id), its(versions.c.version))
+)
 
 
 def begin(
@@ -152,21 +174,15 @@ def begin(
     """
     row = holder(conn, task_id)
     may_submit(row, worker_id, attempt)
-    head = select(runs.c.head).where(runs.c.id == row.run_id).scalar_subquery()
     if newest and row.begun_at is not None:
-        later = update(tasks).where(tasks.c.id == task_id).values(base_version=head)
-        row = row_of(conn.execute(later.returning(*tasks.c)).mappings().one())
+        row = row_of(conn.execute(_REBASE, {"its_id": task_id}).mappings().one())
     if row.begun_at is None:
         if row.state != "doing" or row.finish_limit is None or row.claimed_at is None:
             raise Gone(f"the time of task {task_id} ran out before it began")
         allowance = (row.finish_limit - row.claimed_at) / 2
-        bound = {"begun_at": now, "finish_by": now + allowance, "finish_limit": now + 2 * allowance}
-        changed = update(tasks).where(tasks.c.id == task_id).values(base_version=head, **bound)
-        row = row_of(conn.execute(changed.returning(*tasks.c)).mappings().one())
-    of_run = select(runs.c.name, versions.c.global_step).join_from(
-        runs, versions, and_(versions.c.run_id == runs.c.id, versions.c.version == row.base_version)
-    )
-    found = conn.execute(of_run.where(runs.c.id == row.run_id)).first()
+        bound = {"now": now, "soft": now + allowance, "hard": now + 2 * allowance}
+        row = row_of(conn.execute(_BEGIN, {"its_id": task_id} | bound).mappings().one())
+    found = conn.execute(_OF_RUN, {"its_id": row.run_id, "its_version": row.base_version}).first()
     if found is None or row.base_version is None:
         raise Unavailable(f"the run of task {task_id} has no version yet", retry_after_s=10)
     return Begun(
@@ -178,12 +194,15 @@ def begin(
     )
 
 
+_FINISH = update(tasks).where(
+    its(tasks.c.id), (tasks.c.state == "doing") | and_(tasks.c.state == "todo", tasks.c.returned)
+)
+_DONE: dict[str, Any] = {"state": "done", "returned": False, **FREE}
+
+
 def finish(conn: Connection, task_id: int, now: float) -> bool:
     """doing (or returned) -> done: its contribution was accepted. False when the task had ended already."""
-    late = and_(tasks.c.state == "todo", tasks.c.returned)
-    live = and_(tasks.c.id == task_id, (tasks.c.state == "doing") | late)
-    changed = update(tasks).where(live).values(state="done", returned=False, ended_at=now, **FREE)
-    return conn.execute(changed).rowcount == 1
+    return conn.execute(_FINISH, {"its_id": task_id, "ended_at": now} | _DONE).rowcount == 1
 
 
 def put_back(  # noqa: PLR0913 - each is a word of the verdict

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, select, update
 
+from coordinator.store.prepared import its
 from coordinator.store.tables import contributions, uploads
 
 
@@ -26,64 +27,65 @@ class UploadRow(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float
 
 
+def _handed_in() -> ColumnElement[bool]:
+    """Whether a contribution of the worker refers to an upload."""
+    c = contributions.c
+    return exists().where(c.sha256 == uploads.c.sha256, c.worker_id == uploads.c.worker_id)
+
+
+_U = uploads.c
+_ADD = insert(uploads)
+_GET = select(uploads).where(its(_U.id), its(_U.worker_id))
+_SAME = select(uploads).where(
+    its(_U.task_id), its(_U.attempt), its(_U.part), its(_U.tries), its(_U.sha256)
+)
+_FINISH = update(uploads).where(its(_U.id)).values(complete=True)
+_COMPLETE = (
+    select(_U.id)
+    .where(its(_U.task_id), its(_U.attempt), its(_U.worker_id), its(_U.sha256), its(_U.size))
+    .where(_U.complete)
+    .limit(1)
+)
+_WAITING = select(func.count(), func.coalesce(func.sum(_U.size), 0)).where(
+    its(_U.worker_id), ~_handed_in()
+)
+
+
 def add(conn: Connection, row: UploadRow) -> None:
-    conn.execute(insert(uploads).values(**msgspec.structs.asdict(row)))
+    conn.execute(_ADD, msgspec.structs.asdict(row))
 
 
 def get(conn: Connection, upload_id: str, worker_id: str) -> UploadRow | None:
     """The upload, if it belongs to this worker."""
-    query = select(uploads).where(uploads.c.id == upload_id, uploads.c.worker_id == worker_id)
-    row = conn.execute(query).mappings().first()
+    row = conn.execute(_GET, {"its_id": upload_id, "its_worker_id": worker_id}).mappings().first()
     return None if row is None else UploadRow(**row)
 
 
 def same(conn: Connection, row: UploadRow) -> UploadRow | None:
     """The upload of the same bytes for the same place that was begun before."""
-    u = uploads.c
-    found = conn.execute(
-        select(uploads).where(
-            u.task_id == row.task_id,
-            u.attempt == row.attempt,
-            u.part == row.part,
-            u.tries == row.tries,
-            u.sha256 == row.sha256,
-        )
-    )
-    known = found.mappings().first()
+    place = ("task_id", "attempt", "part", "tries", "sha256")
+    given = {f"its_{name}": getattr(row, name) for name in place}
+    known = conn.execute(_SAME, given).mappings().first()
     return None if known is None else UploadRow(**known)
 
 
 def finish(conn: Connection, upload_id: str) -> None:
-    conn.execute(update(uploads).where(uploads.c.id == upload_id).values(complete=True))
+    conn.execute(_FINISH, {"its_id": upload_id})
 
 
 def is_complete(
     conn: Connection, task_id: int, attempt: int, worker_id: str, sha256: str, size: int
 ) -> bool:
     """Whether these bytes arrived for this lease from its holder."""
-    u = uploads.c
-    query = select(u.id).where(
-        u.task_id == task_id,
-        u.attempt == attempt,
-        u.worker_id == worker_id,
-        u.sha256 == sha256,
-        u.size == size,
-        u.complete,
-    )
-    return conn.execute(query.limit(1)).first() is not None
+    given = {"its_task_id": task_id, "its_attempt": attempt, "its_worker_id": worker_id}
+    given |= {"its_sha256": sha256, "its_size": size}
+    return conn.execute(_COMPLETE, given).first() is not None
 
 
 def waiting(conn: Connection, worker_id: str) -> tuple[int, int]:
     """How many uploads, and how many bytes, of a worker no contribution refers to yet."""
-    query = select(func.count(), func.coalesce(func.sum(uploads.c.size), 0))
-    row = conn.execute(query.where(uploads.c.worker_id == worker_id, ~_handed_in())).one()
+    row = conn.execute(_WAITING, {"its_worker_id": worker_id}).one()
     return int(row[0]), int(row[1])
-
-
-def _handed_in() -> ColumnElement[bool]:
-    """Whether a contribution of the worker refers to an upload."""
-    c = contributions.c
-    return exists().where(c.sha256 == uploads.c.sha256, c.worker_id == uploads.c.worker_id)
 
 
 def arrived(conn: Connection) -> set[str]:

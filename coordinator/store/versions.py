@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 from sqlalchemy import LABEL_STYLE_TABLENAME_PLUS_COL, Connection, func, insert, or_, select, update
 
+from coordinator.store.prepared import its
 from coordinator.store.tables import evaluations, merges, versions
 from coordinator.store.version_tables import version_blobs
 from shared.errors import NotFound
@@ -69,39 +70,31 @@ class MergeRow(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float | None
 
 
+_ADD = insert(versions)
+_ADD_EVALUATION = insert(evaluations)
+
+
 def add(
     conn: Connection, values: dict[str, Any], *, evaluate: bool = True, ways: Sequence[str] = ()
 ) -> None:
     """Insert a version, the blobs of shorter ways to its weights, and the place for its evaluation."""
-    conn.execute(insert(versions).values(**values))
+    conn.execute(_ADD, values)
     if ways:
         key = {"run_id": values["run_id"], "version": values["version"]}
         conn.execute(insert(version_blobs), [key | {"sha256": sha256} for sha256 in set(ways)])
-    conn.execute(
-        insert(evaluations).values(
-            run_id=values["run_id"],
-            version=values["version"],
-            state="waiting" if evaluate else "skipped",
-            loss=None,
-            metrics="{}",
-            sample="",
-            sample_sha256=None,
-            message="",
-            at=None,
-            pruned=False,
-        )
-    )
+    blank = {"loss": None, "metrics": "{}", "sample": "", "sample_sha256": None, "message": ""}
+    blank |= {"at": None, "pruned": False, "state": "waiting" if evaluate else "skipped"}
+    key = {"run_id": values["run_id"], "version": values["version"]}
+    conn.execute(_ADD_EVALUATION, key | blank)
+
+
+_GET = select(versions).where(its(versions.c.run_id), its(versions.c.version))
 
 
 def get(conn: Connection, run_id: int, version: int) -> VersionRow:
     """Raises NotFound."""
-    row = (
-        conn.execute(
-            select(versions).where(versions.c.run_id == run_id, versions.c.version == version)
-        )
-        .mappings()
-        .first()
-    )
+    given = {"its_run_id": run_id, "its_version": version}
+    row = conn.execute(_GET, given).mappings().first()
     if row is None:
         raise NotFound(f"this run has no version {version}")
     return VersionRow(**row)
@@ -137,19 +130,21 @@ def _pair(row: Any) -> tuple[VersionRow, EvaluationRow]:
 # --- evaluations ---
 
 
+_E = evaluations.c
+_NEXT_EVALUATION = (
+    select(evaluations)
+    .where(_E.state == "waiting", ~_E.pruned)
+    .order_by((_E.version == 0).desc(), _E.version.desc())
+    .limit(1)
+)
+_MEASURED = select(_E.loss).where(its(_E.run_id), _E.state == "done", _E.loss.is_not(None))
+_NEWEST_LOSS = _MEASURED.order_by(_E.version.desc()).limit(1)
+_FIRST_LOSS = _MEASURED.order_by(_E.version).limit(1)
+
+
 def next_evaluation(conn: Connection) -> EvaluationRow | None:
     """The newest waiting version of the run that waits longest; version 0 goes before all others of its run."""
-    e = evaluations.c
-    first = select(evaluations).where(e.state == "waiting", e.version == 0, ~e.pruned).limit(1)
-    row = conn.execute(first).mappings().first()
-    if row is None:
-        newest = (
-            select(evaluations)
-            .where(e.state == "waiting", ~e.pruned)
-            .order_by(e.version.desc())
-            .limit(1)
-        )
-        row = conn.execute(newest).mappings().first()
+    row = conn.execute(_NEXT_EVALUATION).mappings().first()
     return None if row is None else EvaluationRow(**row)
 
 
@@ -220,15 +215,11 @@ def samples(conn: Connection, run_id: int, version: int | None = None) -> list[E
 
 
 def newest_loss(conn: Connection, run_id: int) -> float | None:
-    e = evaluations.c
-    query = select(e.loss).where(e.run_id == run_id, e.state == "done", e.loss.is_not(None))
-    return conn.execute(query.order_by(e.version.desc()).limit(1)).scalar()
+    return conn.execute(_NEWEST_LOSS, {"its_run_id": run_id}).scalar()
 
 
 def first_loss(conn: Connection, run_id: int) -> float | None:
-    e = evaluations.c
-    query = select(e.loss).where(e.run_id == run_id, e.state == "done", e.loss.is_not(None))
-    return conn.execute(query.order_by(e.version).limit(1)).scalar()
+    return conn.execute(_FIRST_LOSS, {"its_run_id": run_id}).scalar()
 
 
 def best(conn: Connection, run_id: int) -> int | None:
@@ -326,28 +317,34 @@ class Bid(msgspec.Struct, frozen=True, kw_only=True):
     lease_until: float
 
 
+_M = merges.c
+_MERGE = select(merges).where(its(_M.run_id), its(_M.base), its(_M.shard))
+_MERGE_LOCKED = _MERGE.with_for_update()
+_ADD_MERGE = insert(merges).returning(*_M)
+_TAKE_OVER = update(merges).where(its(_M.run_id), its(_M.base), its(_M.shard)).returning(*_M)
+_END_MERGE = update(merges).where(its(_M.id), its(_M.fence), _M.state == "leased")
+
+
 def take_merge(conn: Connection, bid: Bid, now: float) -> MergeRow | None:
     """Lease the merge of `base`, or take it over when its owner is gone. None when somebody else is at it."""
-    m = merges.c
-    key = (m.run_id == bid.run_id) & (m.base == bid.base) & (m.shard == bid.shard)
-    row = conn.execute(select(merges).where(key).with_for_update()).mappings().first()
+    key = {"its_run_id": bid.run_id, "its_base": bid.base, "its_shard": bid.shard}
+    row = conn.execute(_MERGE_LOCKED, key).mappings().first()
     values = msgspec.structs.asdict(bid) | {"state": "leased", "ended_at": None}
     if row is None:
-        made = insert(merges).values(fence=1, failures=0, message="", created_at=now, **values)
-        return MergeRow(**conn.execute(made.returning(*merges.c)).mappings().one())
+        fresh = {"fence": 1, "failures": 0, "message": "", "created_at": now}
+        return MergeRow(**conn.execute(_ADD_MERGE, fresh | values).mappings().one())
     if row["state"] == "committed" or (
         row["state"] == "leased" and row["lease_until"] > now and row["owner"] != bid.owner
     ):
         return None
-    taken = update(merges).where(key).values(fence=row["fence"] + 1, **values)
-    return MergeRow(**conn.execute(taken.returning(*merges.c)).mappings().one())
+    taken = {"fence": row["fence"] + 1} | values
+    return MergeRow(**conn.execute(_TAKE_OVER, key | taken).mappings().one())
 
 
 def merge_of(conn: Connection, run_id: int, base: int) -> MergeRow | None:
     """The merge from a version to the next, whatever became of it."""
-    m = merges.c
-    query = select(merges).where(m.run_id == run_id, m.base == base, m.shard == 0)
-    row = conn.execute(query).mappings().first()
+    key = {"its_run_id": run_id, "its_base": base, "its_shard": 0}
+    row = conn.execute(_MERGE, key).mappings().first()
     return None if row is None else MergeRow(**row)
 
 
@@ -368,9 +365,8 @@ def renew_merge(conn: Connection, merge: MergeRow, until: float) -> bool:
 
 def end_merge(conn: Connection, merge: MergeRow, state: str, now: float, **values: Any) -> bool:
     """Close a merge that is still ours: False when its fence has moved."""
-    m = merges.c
-    query = update(merges).where(m.id == merge.id, m.fence == merge.fence, m.state == "leased")
-    return conn.execute(query.values(state=state, ended_at=now, **values)).rowcount == 1
+    given = {"its_id": merge.id, "its_fence": merge.fence, "state": state, "ended_at": now}
+    return conn.execute(_END_MERGE, given | values).rowcount == 1
 
 
 def abandon_merges(conn: Connection, now: float) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import Connection, delete, exists, func, insert, select, update
 
 from coordinator.store.postings import insert_new
+from coordinator.store.prepared import its
 from coordinator.store.tables import codes, consents, failures, volunteers, workers
 from shared.errors import NotFound
 from shared.protocol import RENEW_S
@@ -101,10 +102,12 @@ def credentials(conn: Connection, worker_id: str) -> Credentials | None:
     )
 
 
+_BY_ID = select(volunteers).where(its(volunteers.c.id))
+
+
 def by_id(conn: Connection, volunteer_id: str) -> VolunteerRow | None:
     """None when there is no such account."""
-    query = select(volunteers).where(volunteers.c.id == volunteer_id)
-    row = conn.execute(query).mappings().first()
+    row = conn.execute(_BY_ID, {"its_id": volunteer_id}).mappings().first()
     return None if row is None else VolunteerRow(**row)
 
 
@@ -153,14 +156,18 @@ def live_machines(conn: Connection, volunteer_id: str) -> int:
     return int(conn.execute(query.where(workers.c.revoked_at.is_(None))).scalar_one())
 
 
+_SET_WORKER = update(workers).where(its(workers.c.id))
+_SET_VOLUNTEER = update(volunteers).where(its(volunteers.c.id))
+
+
 def set_worker(conn: Connection, worker_id: str, **values: Any) -> None:
     """Change what is known of a machine."""
-    conn.execute(update(workers).where(workers.c.id == worker_id).values(**values))
+    conn.execute(_SET_WORKER, {"its_id": worker_id} | values)
 
 
 def set_volunteer(conn: Connection, volunteer_id: str, **values: Any) -> None:
     """Change an account."""
-    conn.execute(update(volunteers).where(volunteers.c.id == volunteer_id).values(**values))
+    conn.execute(_SET_VOLUNTEER, {"its_id": volunteer_id} | values)
 
 
 def rename(conn: Connection, volunteer_id: str, nickname: str, key: str) -> bool:
@@ -228,6 +235,10 @@ def trust_of(conn: Connection, volunteer_id: str) -> float:
     return row.trust
 
 
+_TRUST = select(volunteers.c.trust).where(its(volunteers.c.id)).with_for_update(key_share=True)
+_STREAK = select(workers.c.streak).where(its(workers.c.id)).with_for_update(key_share=True)
+
+
 def set_trust(
     conn: Connection,
     volunteer_id: str,
@@ -238,10 +249,8 @@ def set_trust(
 
     `move` is a rule of trust.py. Both rows are locked, so that of two verdicts at one moment none is lost.
     """
-    query = select(volunteers.c.trust).where(volunteers.c.id == volunteer_id)
-    before = conn.execute(query.with_for_update(key_share=True)).scalar_one()
-    machine = select(workers.c.streak).where(workers.c.id == worker_id)
-    streak = conn.execute(machine.with_for_update(key_share=True)).scalar() or 0
+    before = conn.execute(_TRUST, {"its_id": volunteer_id}).scalar_one()
+    streak = conn.execute(_STREAK, {"its_id": worker_id}).scalar() or 0
     trust, streak = move(float(before), streak)
     set_volunteer(conn, volunteer_id, trust=trust)
     if worker_id:
