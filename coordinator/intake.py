@@ -73,6 +73,7 @@ class Intake:
         self._blobs = blobs
         self._threads = threads
         self._harvest = Harvest(db, clock, blobs)
+        self._abouts: dict[int, Definition] = {}  # what does not change of a run, read once
 
     async def submit(self, principal: Principal, task_id: int, request: SubmitRequest) -> Verdict:
         """Take in one contribution and answer with its verdict.
@@ -134,10 +135,12 @@ class Intake:
         self._signals.notify("queue")
 
     async def _measure(self, row: ContributionRow) -> None:
-        run = await self._db.read(lambda conn: runs.by_id(conn, row.run_id))
+        about = self._abouts.get(row.run_id)
+        if about is None:
+            run = await self._db.read(lambda conn: runs.by_id(conn, row.run_id))
+            about = self._abouts[row.run_id] = definition(run)
         path = await self._blobs.local(row.sha256)
         loop = asyncio.get_running_loop()
-        about = definition(run)
         measured = await loop.run_in_executor(
             self._threads, validation.measure, path, about.schema, row.codec
         )

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 BATCH_BYTES = 2 << 20
+SMALL_BYTES = 256 << 10  # an upload, or the rest of one, that is received before it is written
 WAITING_MAX = 256  # uploads of one worker that were not handed in yet
 HASHES_MAX = (
     512  # hash states kept between two requests; an older one is computed again from the file
@@ -127,10 +128,13 @@ class Uploads:
         if not 0 < request.size <= UPLOAD_BYTES_MAX:
             raise TooLarge(f"an upload has between 1 and {UPLOAD_BYTES_MAX} bytes")
         await in_pool(self._check_space, request.size)
-        row = await self._db.write(lambda conn: self._begin(conn, principal, request))
-        return await self._info(row)
+        row, fresh = await self._db.write(lambda conn: self._begin(conn, principal, request))
+        return self._view(row, 0) if fresh else await self._info(row)
 
-    def _begin(self, conn: Connection, principal: Principal, request: UploadRequest) -> UploadRow:
+    def _begin(
+        self, conn: Connection, principal: Principal, request: UploadRequest
+    ) -> tuple[UploadRow, bool]:
+        """The upload, and whether it was not there before."""
         now = self._clock.now()
         row = UploadRow(
             id=secrets.token_hex(16),
@@ -153,7 +157,7 @@ class Uploads:
                 raise NotFound(f"there is no task {request.task} of yours")
             if known.size != request.size:
                 raise Conflict("these bytes were announced before with another size")
-            return known
+            return known, False
         granted = tasks.grant_bytes(conn, task)
         if request.size > granted:
             raise TooLarge(
@@ -165,7 +169,7 @@ class Uploads:
                 "too much was uploaded and not handed in; submit it first", retry_after_s=60.0
             )
         uploads.add(conn, row)
-        return row
+        return row, True
 
     def _check_space(self, size: int) -> None:
         stat = os.statvfs(self._directory) if hasattr(os, "statvfs") else None
@@ -223,16 +227,12 @@ class Uploads:
             row = await self._row(principal, upload_id)
             if row.complete:
                 return self._view(row, row.size)
-            part = await open_in_pool(self._open, row, offset)
-            try:
-                await self._receive(row, part, stream)
-            finally:
-                await asyncio.shield(in_pool(part.close))
-                self._remember(row.id, part.offset, part.digest)
-            if part.offset == row.size:
+            receive = self._receive_small if row.size - offset <= SMALL_BYTES else self._receive
+            there = await receive(row, offset, stream)
+            if there == row.size:
                 writer.storing = True
                 return await self._finish(row)
-            return self._view(row, part.offset)
+            return self._view(row, there)
 
     @asynccontextmanager
     async def _alone(self, upload_id: str) -> AsyncIterator[_Writer]:
@@ -260,7 +260,40 @@ class Uploads:
             return _Part(path, offset, known[1])
         return _Part(path, offset, _hash_file(path, offset))
 
-    async def _receive(self, row: UploadRow, part: _Part, stream: AsyncIterator[bytes]) -> None:
+    async def _receive(self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]) -> int:
+        """Append what comes while it comes. Gives how many bytes are there."""
+        part = await open_in_pool(self._open, row, offset)
+        try:
+            await self._fill(row, part, stream)
+        finally:
+            await asyncio.shield(in_pool(part.close))
+            self._remember(row.id, part.offset, part.digest)
+        return part.offset
+
+    async def _receive_small(
+        self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]
+    ) -> int:
+        """The same with one change of threads, not three, which of a small upload is most of the work."""
+        received = bytearray()
+        try:
+            async for data in stream:
+                if offset + len(received) + len(data) > row.size:
+                    raise TooLarge(f"more bytes came than the {row.size} announced")
+                received += data
+        finally:
+            part = await asyncio.shield(in_pool(self._append, row, offset, received))
+            self._remember(row.id, part.offset, part.digest)
+        return part.offset
+
+    def _append(self, row: UploadRow, offset: int, data: bytearray) -> _Part:
+        part = self._open(row, offset)
+        try:
+            part.append(memoryview(data))
+        finally:
+            part.close()
+        return part
+
+    async def _fill(self, row: UploadRow, part: _Part, stream: AsyncIterator[bytes]) -> None:
         """Fill one buffer while the other is written. What came before a broken connection is kept.
 
         The buffers are made once: megabytes allocated anew for each batch cost more system time than the disk.

@@ -135,7 +135,7 @@ def set_values(conn: Connection, run_id: int, **values: Any) -> None:
     conn.execute(_SET, {"its_id": run_id} | values)
 
 
-def _live_workers() -> Select[tuple[int]]:
+def _live_workers() -> Select[int]:
     holding = select(tasks.c.worker_id).where(its(tasks.c.run_id), tasks.c.state == "doing")
     c = contributions.c
     to_merge = (c.state == "accepted") & c.kind.in_(UPDATES)

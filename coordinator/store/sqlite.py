@@ -71,7 +71,8 @@ def engine(path: Path, *, begin: str, readers: int = 0) -> Engine:
 
     @event.listens_for(made, "begin")
     def _begin(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
+        driver: Any = connection.connection.driver_connection
+        driver.execute(begin).close()  # SQLAlchemy's own way takes ten times as long
 
     return made
 
@@ -171,7 +172,7 @@ class SqliteRunner:
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._readers, run)
-        except DBAPIError as error:
+        except (DBAPIError, sqlite3.Error) as error:
             raise translate(error) from error
 
     async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:

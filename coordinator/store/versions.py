@@ -82,7 +82,13 @@ def add(
     if ways:
         key = {"run_id": values["run_id"], "version": values["version"]}
         conn.execute(insert(version_blobs), [key | {"sha256": sha256} for sha256 in set(ways)])
-    blank = {"loss": None, "metrics": "{}", "sample": "", "sample_sha256": None, "message": ""}
+    blank: dict[str, Any] = {
+        "loss": None,
+        "metrics": "{}",
+        "sample": "",
+        "sample_sha256": None,
+        "message": "",
+    }
     blank |= {"at": None, "pruned": False, "state": "waiting" if evaluate else "skipped"}
     key = {"run_id": values["run_id"], "version": values["version"]}
     conn.execute(_ADD_EVALUATION, key | blank)

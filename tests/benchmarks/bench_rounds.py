@@ -4,7 +4,8 @@
     python -m tests.benchmarks.bench_rounds --rounds 40 --volunteers 4
 
 A real `coordinator serve` on SQLite with every commit synced; each volunteer claims, begins (which waits for the merge it has a
-part in), uploads a pseudo-random delta and hands it in, through the volunteer's own client. A round is a version.
+part in), uploads a pseudo-random delta and hands it in, through the volunteer's own client. A round is a version. Version 0 is
+evaluated before the server starts: it would import PyTorch meanwhile.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ async def prepare(base: Path, volunteers: int) -> Schema:
         await services.datasets.add(lambda put: build_text("text", [text], put, vocab_size=257))
         await services.runs.create(RUN.format(volunteers=volunteers))
         await services.runs.start("tiny")
+        while await services.evaluation.evaluate_next():
+            pass
         row = await services.db.read(lambda conn: runs.by_name(conn, "tiny"))
         return of_file(row.file).schema
 
