@@ -85,6 +85,12 @@ class Cache:
     def used_bytes(self) -> int:
         return sum(size for _, size, _ in self._blobs())
 
+    def fits(self, need: int) -> bool:
+        """Whether `need` bytes have room beside what is in use."""
+        with self._guard:
+            used = sum(size for _, size, path in self._blobs() if self._held[path.name] > 0)
+        return used + need <= self.limit_bytes
+
     def trim(self, need: int = 0) -> None:
         """Make room for `need` bytes: what was used longest ago goes first."""
         with self._guard:

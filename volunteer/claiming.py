@@ -27,23 +27,21 @@ class Claimer:
         self._desk = parts.desk
         self._memory_bytes = memory_bytes
         self._benchmark = benchmark
-        self._busy = False  # the device has other work: being without a next task is no news
+        self.busy = False  # the device has other work: being without a next task is no news
         self._untold: events.Idle | None = None
 
     def at_work(self, busy: bool) -> None:
         """The device began or ended a task; why there is no next one is told when it ends."""
-        self._busy = busy
+        self.busy = busy
         if not busy and self._untold is not None:
             self._parts.hub.emit(self._untold)
         self._untold = None
 
     async def take(self) -> Held | None:
         """The next lease; None when nothing may be claimed now."""
-        if not self._busy and not self._parts.hub.status.idle:
+        if not self.busy and not self._parts.hub.status.idle:
             self.idle("asking", "asking the coordinator for work")
-        known = (
-            self._busy
-        )  # why there is no work; a person at an idle machine is not to wait for it
+        known = self.busy  # why there is no work; a person at an idle machine is not to wait for it
         while self._desk.may_claim(self.device.id):
             if self._parts.outbox.full:
                 self.idle("outbox_full", "many results wait to be handed in: no new work")
@@ -118,7 +116,7 @@ class Claimer:
         until = self._parts.clock.now() + wait if wait is not None else None
         event = events.Idle(reason=reason, message=message, until=until)
         said = self._parts.hub.status
-        if self._busy:
+        if self.busy:
             self._untold = event
         elif until is not None or (said.idle, said.idle_message) != (reason, message):
             self._parts.hub.emit(event)

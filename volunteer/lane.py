@@ -39,7 +39,8 @@ class Lane:
         self._pipeline = Pipeline(parts, device, trainer)
         self._claimer = Claimer(parts, device, self._pipeline.memory_bytes, benchmark)
         self._failures = Backoff(parts.rng, FAILURE_WAIT_S, FAILURE_WAIT_S_MAX)
-        self._near_end = asyncio.Event()
+        self._near_end = asyncio.Event()  # time to claim the next task
+        self._at_end = asyncio.Event()  # time to fetch the weights it will begin with
 
     async def run(self, revived: Sequence[HeldLease]) -> None:
         """Work until the agent closes, or all tasks that were asked for are done."""
@@ -70,7 +71,7 @@ class Lane:
                 await self._ended(left, left.ended or "released", left.message or ENDING)
 
     async def _take_ahead(self) -> Held | None:
-        """Claim the next task near the end of this one, and fetch its data meanwhile."""
+        """Claim the next task near the end of this one, and fetch its data and weights meanwhile."""
         await self._near_end.wait()
         if self._desk.late:
             return None  # claiming it again would take it away from ourselves
@@ -78,9 +79,19 @@ class Lane:
         if held is not None:
             try:
                 await self._pipeline.prefetch(held)
+                await self._desk.unless(self._winding_up, self._fetch_weights(held))
             except VolunteerError:
                 pass  # it comes up again when the task is done
         return held
+
+    async def _fetch_weights(self, held: Held) -> None:
+        """As late as still brings them in time: a version published after that has to be fetched as well."""
+        await self._at_end.wait()
+        if self._claimer.busy:
+            await self._pipeline.prefetch_weights(held)
+
+    def _winding_up(self) -> bool:
+        return self._desk.ending or self._desk.finishing
 
     async def _next(self) -> Held | None:
         """Claim a task, when that is allowed. None when the program ends or all that were asked for are handed in."""
@@ -110,13 +121,15 @@ class Lane:
         if self._desk.finishing and held.stored.begun is None:
             held.end("released", "no more work is wanted")
         self._near_end.clear()
+        self._at_end.clear()
         self._claimer.at_work(True)
         held.work = asyncio.create_task(self._work(held))
         try:
             await asyncio.wait({held.work})
         finally:
-            self._near_end.set()
             self._claimer.at_work(False)
+            self._near_end.set()
+            self._at_end.set()
             if not held.work.done():  # this lane was cancelled
                 held.work.cancel()
                 await asyncio.gather(held.work, return_exceptions=True)
@@ -143,6 +156,8 @@ class Lane:
     def _watch_end(self, report: Report) -> None:
         if report.eta_s is not None and report.eta_s <= AHEAD_S:
             self._near_end.set()
+            if report.eta_s <= self._pipeline.lead_s:
+                self._at_end.set()
 
     def _finished(self, held: Held, outcome: Finished[Entry]) -> None:
         entry, said = outcome.value, outcome.value.submit

@@ -28,8 +28,11 @@ from volunteer.training import LocalTask, TaskFiles
 
 FETCH_AT_ONCE = 4
 FOLLOW_S = 30.0  # before the next try to fetch a newer version
+LEAD_S = 3.0  # before the end of a task the next one's weights are fetched, at least
+MOVED_S = 0.1  # what took less was here already
 EVENT_S = 0.25  # progress of a transfer is told at most this often
 GIB = 1 << 30
+NEWEST = ("train", "selfplay", "learn")  # kinds that begin with the newest version
 NO_DATA = DatasetManifest(name="", kind="", licence="", source="", chunks=())
 
 T = TypeVar("T")
@@ -43,6 +46,7 @@ class Pipeline:
         self._device = device
         self._trainer = trainer
         self._datasets: dict[str, DatasetManifest] = {}
+        self._fetch_s = 0.0  # what the last weights took to come
 
     @property
     def memory_bytes(self) -> int:
@@ -54,6 +58,24 @@ class Pipeline:
         """Bring the data of a task that has not begun into the cache."""
         with ExitStack() as stack:
             await self._fetch_data(held, stack)
+
+    @property
+    def lead_s(self) -> float:
+        """How long before the end of a task to `prefetch_weights`."""
+        return LEAD_S + 2 * self._fetch_s
+
+    async def prefetch_weights(self, held: Held) -> None:
+        """Bring the newest version into the cache for a task that has not begun, where there is room beside what is in use.
+
+        The base is bound when the task begins: if a newer version was published by then, only what leads there is left to fetch.
+        """
+        lease = held.stored.lease
+        if lease.in_step or lease.job.kind not in NEWEST:
+            return
+        manifest = self._checked(await self._parts.api.latest(lease.run), lease)
+        need = 2 * manifest.weights.size  # with what it is made from
+        if await asyncio.to_thread(self._parts.cache.fits, need):
+            await self._fetch_weights(held, manifest)
 
     async def run(
         self, held: Held, on_report: Callable[[Report], None]
@@ -147,9 +169,16 @@ class Pipeline:
         with_begin(held, begun=begun, lease=_bound(lease, begun, manifest))
         self._parts.leases.keep(held.stored)
         stack.enter_context(self._parts.cache.hold([manifest.weights.sha256]))
-        teller = partial(self._teller, held, "weights")
-        weights = await self._parts.weights.fetch(manifest, teller)
+        weights = await self._fetch_weights(held, manifest)
         return Base(begun=begun, manifest=manifest, weights=weights)
+
+    async def _fetch_weights(self, held: Held, manifest: VersionManifest) -> Path:
+        began = self._parts.clock.monotonic()
+        teller = partial(self._teller, held, "weights")
+        path = await self._parts.weights.fetch(manifest, teller)
+        spent = self._parts.clock.monotonic() - began
+        self._fetch_s = spent if spent >= MOVED_S else self._fetch_s
+        return path
 
     async def _handed_in(self, run: str) -> None:
         """Wait until the last result for this run has left: the next base is to hold it."""

@@ -95,6 +95,15 @@ def test_what_is_in_use_is_never_thrown_away(tmp_path: Path) -> None:
     assert cache.used_bytes() <= 100
 
 
+def test_what_comes_ahead_of_its_time_has_room_only_beside_what_is_in_use(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, 100)
+    stored(cache, b"a" * 60)
+    assert cache.fits(100)  # it would make way
+    with cache.hold([named(b"a" * 60)]):
+        assert cache.fits(40)
+        assert not cache.fits(41)
+
+
 def test_a_hash_that_is_none_never_becomes_a_path(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache", 1000)
     for name in ("../" * 8 + "etc/passwd", "a" * 63, "A" * 64, ""):
