@@ -94,6 +94,7 @@ class Numbers:
         self.name = name
         self.diary = diary
         self.stopping = False
+        self._trouble = ""  # why the last try had no answer
         self._rng = random.Random(name)
         self._schema = schema
         self._scratch = scratch
@@ -116,7 +117,7 @@ class Numbers:
         loop = asyncio.get_running_loop()
         until, tries = loop.time() + ANSWER_S, 1
         while (reply := await self._try(method, path, **content)) is None:
-            assert loop.time() < until, f"{method} {path} had no answer"
+            assert loop.time() < until, f"{method} {path} had no answer: {self._trouble}"
             await asyncio.sleep(AGAIN_S)
             tries += 1
         self.diary.answers += 1
@@ -131,8 +132,10 @@ class Numbers:
         """None while the coordinator is away, or says so itself."""
         try:
             reply = await self.http.request(method, path, **content)
-        except httpx.TransportError:
+        except httpx.TransportError as error:
+            self._trouble = repr(error)
             return None
+        self._trouble = reply.text
         return reply if reply.status_code != 503 else None
 
     async def post(self, path: str, kind: type[T], body: Any, *, done: int = 0) -> T | None:

@@ -16,7 +16,7 @@ from volunteer.cache import Cache, Partial
 from volunteer.client import Reply
 
 WRITE_BYTES = 2 << 20  # written and hashed at once
-SEND_BYTES = 256 << 10
+SEND_BYTES = 512 << 10  # a piece of half the size takes a third more CPU
 MEASURED_BYTES = 256 << 10  # a smaller file says nothing about the connection
 DAMAGED_MAX = 3  # downloads of one blob with a wrong hash
 

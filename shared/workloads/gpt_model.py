@@ -82,13 +82,18 @@ class Block(nn.Module):
         return x
 
 
+def _embedding(count: int, width: int) -> nn.Embedding:
+    """Without first values, which `build` brings: to draw them on the meta device imports PyTorch's compiler, for 2 s."""
+    return nn.Embedding(count, width, _weight=torch.empty(count, width))
+
+
 class Gpt(nn.Module):
     """Tokens (B, T) to logits (B, T, V)."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
-        self.tok_emb = nn.Embedding(config.vocab_size, config.n_embd)
-        self.pos_emb = nn.Embedding(config.block_size, config.n_embd)
+        self.tok_emb = _embedding(config.vocab_size, config.n_embd)
+        self.pos_emb = _embedding(config.block_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)

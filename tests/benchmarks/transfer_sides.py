@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpcore
 import httpx
 
 from shared.clock import SystemClock
@@ -31,6 +32,7 @@ from volunteer.tls import Address
 from volunteer.transfer import SEND_BYTES, Transfers
 
 API = "/api/v1"
+HTTPCORE_BYTES = 64 << 10  # what httpcore reads at once as it comes; our own client reads more
 OWN_BYTES = 64  # at the end of each upload, so that the store does not have it yet
 
 
@@ -218,6 +220,7 @@ class VolunteerSides:
 
     def _with_httpx(self, work: Callable[[httpx.AsyncClient], Any]) -> float:
         async def run() -> float:
+            httpcore.AsyncHTTP11Connection.READ_NUM_BYTES = HTTPCORE_BYTES
             head = {"Authorization": f"Bearer {self.lease.token}"}
             url = self.server.url
             async with httpx.AsyncClient(base_url=url, headers=head, timeout=120) as client:

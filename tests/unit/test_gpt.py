@@ -215,3 +215,24 @@ def test_generating_with_kept_keys_is_generating_without(data: Folder) -> None:
         context.append(expected[-1])
     assert found[:29] == expected
     assert len(set(expected)) > 5
+
+
+def test_a_model_is_built_without_importing_the_compiler() -> None:
+    """It takes 2 s, and 5 in a server that answers others meanwhile; only an optimiser may bring it."""
+    code = """
+import sys
+import torch
+from shared.workloads.gpt import GptWorkload
+from shared.workloads.gpt_config import GptConfig
+from shared.workloads.gpt_model import build
+model = {"block_size": 8, "n_layer": 1, "n_head": 1, "n_embd": 4, "vocab_size": 300}
+built = build(GptConfig.from_dict(model), GptWorkload().init(model, 0), "cpu")
+with torch.no_grad():
+    built(torch.zeros(1, 8, dtype=torch.long), torch.zeros(1, 8, dtype=torch.long))
+assert all(parameter.requires_grad for parameter in built.parameters())
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.strip() == "False"
