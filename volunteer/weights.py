@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from shared.errors import BadRequest, InvalidFrame, NotFound
-from shared.protocol import BlobRef, Link, Snapshot, VersionManifest
+from shared.protocol import VersionManifest
+from shared.routes import Route, routes
 from shared.tensors.downlink import follow_link, schema_of_link
 from shared.tensors.frame import Written
 from shared.tensors.quantize import codec
@@ -24,39 +24,8 @@ from shared.tensors.snapshot import unpack_snapshot
 from volunteer.cache import Cache
 from volunteer.transfer import OnBytes, Transfers
 
-LINK_CODECS = frozenset({"int8", "int4"})  # what a link may be written in
-
 Teller: TypeAlias = Callable[[int], OnBytes]  # from the bytes in all to who hears of those done
 Notice: TypeAlias = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """From a base or a snapshot over links to the weights that are wanted."""
-
-    base: str = ""  # SHA-256 of weights that are here
-    snapshot: Snapshot | None = None
-    links: tuple[Link, ...] = ()  # in the order in which they are followed
-
-    @property
-    def blobs(self) -> tuple[BlobRef, ...]:
-        packed = (self.snapshot.blob,) if self.snapshot else ()
-        return (*packed, *(link.blob for link in self.links))
-
-    @property
-    def hashes(self) -> tuple[str, ...]:
-        """All that is needed or made on the way."""
-        made = (self.snapshot.weights,) if self.snapshot else (self.base,)
-        return (
-            *made,
-            *(blob.sha256 for blob in self.blobs),
-            *(link.weights for link in self.links),
-        )
-
-    @property
-    def size(self) -> int:
-        """Bytes that travel."""
-        return sum(blob.size for blob in self.blobs)
 
 
 class Weights:
@@ -86,23 +55,8 @@ class Weights:
         return await asyncio.to_thread(self._cache.find, sha256, size) is not None
 
     async def _routes(self, manifest: VersionManifest) -> list[Route]:
-        """Every way that is fewer bytes than the whole file, the fewest first."""
-        links = {link.weights: link for link in manifest.downlink.links}
-        packed = {each.weights: each for each in manifest.downlink.snapshots}
-        size = manifest.weights.size
-        at = manifest.weights.sha256
-        steps: tuple[Link, ...] = ()
-        found: list[Route] = []
-        while True:
-            if steps and await self._held(at, size):
-                found.append(Route(base=at, links=steps))
-            if at in packed:
-                found.append(Route(snapshot=packed[at], links=steps))
-            link = links.pop(at, None)
-            if link is None or link.codec not in LINK_CODECS:
-                break
-            at, steps = link.base, (link, *steps)
-        return sorted((route for route in found if route.size < size), key=lambda route: route.size)
+        bases, size = {link.base for link in manifest.downlink.links}, manifest.weights.size
+        return routes(manifest, [base for base in bases if await self._held(base, size)])
 
     async def _follow(self, route: Route, manifest: VersionManifest, on_bytes: OnBytes) -> Path:
         with self._cache.hold(route.hashes):

@@ -57,6 +57,16 @@ def test_a_model_too_large_to_move_about_is_played_by_a_small_one_and_its_bytes_
     assert found.parameters == 10_000_000
 
 
+@pytest.mark.parametrize(("downlink", "megabytes"), [("float32", 40.0), ("chain", 10.1)])
+def test_new_versions_come_down_by_the_way_that_is_the_fewest_bytes(
+    downlink: str, megabytes: float
+) -> None:
+    run = RUN | {"plan": RUN["plan"] | {"downlink": downlink}}
+    fast = {"up_mbit": 1e6, "down_mbit": 1e6}
+    found = predicted(hours=0.5, run=run, model={"parameters": 10_000_000}, server=fast)
+    assert found.down_mb_per_hour / found.versions_per_hour == pytest.approx(megabytes, rel=0.15)
+
+
 def test_a_thin_uplink_is_named_as_what_limits_the_run() -> None:
     thin = {"count": 2, **QUICK, "up_mbit": 1.0, "down_mbit": 1000.0}
     found = predicted(model={"parameters": 10_000_000}, workers=[thin])
