@@ -24,6 +24,7 @@ class Report:
     eta_s: float | None
     train_s: float
     preview: str = ""
+    counted: str = ""  # see `Progress`
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 

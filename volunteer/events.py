@@ -96,6 +96,8 @@ class Training(Event):
     version: int
     preview: str = ""
     metrics: dict[str, float] = {}
+    items: str = "tokens"  # what `tokens_per_s` counts
+    counted: str = ""  # what steps and samples are where nothing is learnt: "games"
 
 
 class Halved(Event):

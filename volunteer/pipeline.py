@@ -307,6 +307,8 @@ class Pipeline:
                 version=begun.version if begun else 0,
                 preview=report.preview,
                 metrics=dict(report.metrics),
+                items=local.items,
+                counted=report.counted,
             )
         )
         on_report(report)

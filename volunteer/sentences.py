@@ -53,7 +53,10 @@ def _claimed(e: events.Claimed) -> str:
 
 def _training(e: events.Training) -> str:
     left = f", {duration(e.eta_s)} left" if e.eta_s is not None else ""
-    return f"task {e.task} step {e.step}/{e.steps}  loss {loss(e.loss)}  {e.tokens_per_s:,.0f} tokens/s{left}"
+    if e.counted:
+        return f"task {e.task}  {e.step} of {e.steps} {e.counted}{left}"
+    rate = f"{e.tokens_per_s:,.0f} {e.items}/s"
+    return f"task {e.task} step {e.step}/{e.steps}  loss {loss(e.loss)}  {rate}{left}"
 
 
 def _halved(e: events.Halved) -> str:

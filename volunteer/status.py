@@ -41,6 +41,8 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     preview: str = ""
     metrics: dict[str, float] = {}
+    items: str = "tokens"  # what `tokens_per_s` counts
+    counted: str = ""  # what steps and samples are where nothing is learnt: "games"
 
 
 class PauseStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,6 +250,8 @@ def _progress(
                 version=event.version,
                 preview=event.preview,
                 metrics=event.metrics,
+                items=event.items,
+                counted=event.counted,
             )
 
 

@@ -311,6 +311,7 @@ class _Session(Generic[T]):
             eta_s=max(0, total - progress.samples) / rate if rate > 0 else None,
             train_s=spent.train_s,
             preview=progress.preview,
+            counted=progress.counted,
             metrics=progress.metrics,
         )
         self._handle.latest = report

@@ -17,7 +17,7 @@ from shared.tensors.frame import open_frame
 from shared.tensors.quantize import EncodedUpdate, codec, residual_schema
 from shared.tensors.spec import Schema, nbytes
 from shared.tensors.update import delta
-from shared.workloads.base import Result, Work, Workload
+from shared.workloads.base import Result, Traits, Work, Workload
 from shared.workloads.games import Actor
 from volunteer.assignment import Report, Spent
 from volunteer.data import LocalData
@@ -67,7 +67,8 @@ class LocalTask:
     def __init__(self, files: TaskFiles) -> None:
         self.files = self._files = files
         self._schema: Schema = ()
-        self.items_per_sample = 1.0  # tokens, for a rate that people know
+        self.items = Traits().items
+        self.items_per_sample = 1.0  # for a rate that people know
 
     def begin(self) -> Work:
         """The work, gone on with where a snapshot ends. Raises what the workload or the files complain about."""
@@ -79,6 +80,7 @@ class LocalTask:
             raise InvalidFrame(f"the model of {job.run} is not laid out here as on the coordinator")
         samples = sum(workload.samples(job.config, files.data.manifest))
         items = sum(chunk.items for chunk in files.data.manifest.chunks)
+        self.items = workload.traits.items
         self.items_per_sample = items / samples if samples else 1.0
         need = nbytes(self._schema) * MODEL_COPIES
         if 0 < files.memory_bytes < need:

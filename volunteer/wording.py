@@ -67,3 +67,9 @@ def credit(micro: int) -> str:
 
 def loss(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def measured(measure: str) -> str:
+    """What the loss of a run is, as a heading begins: Loss, Fréchet distance."""
+    what = printable(measure.removeprefix("held-out ") or "loss", 24)
+    return what[:1].upper() + what[1:]

@@ -122,6 +122,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     )
     metrics: dict[str, float] = {}  # e.g. loss_g, loss_d
     preview: str = ""  # something a person can look at: text, a board
+    counted: str = ""  # what steps and samples are where nothing is learnt: "games"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,6 +55,7 @@ class PlayWork(ABC):
             samples=len(self._records),
             metrics=self._metrics(),
             preview=self._preview(),
+            counted="games",
         )
 
     def result(self) -> tuple[Result, dict[str, Tensor]]:

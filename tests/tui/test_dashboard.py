@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from shared.protocol import Verdict
@@ -315,12 +316,30 @@ def test_a_board_is_shown_as_it_is_with_its_numbers() -> None:
     assert text_of(sample_lines(scene_of(told), 6, 8)).splitlines()[1] == ". x o"
 
 
+async def test_figures_are_called_what_the_workload_calls_them(engine: FakeEngine) -> None:
+    run = replace(scenes.RUN, items="images", measure="Fréchet distance", dataset="")
+    step = events.Training(
+        task=4711, run=run.name, device="cpu", step=1, steps=2, samples=1, loss=1.0,
+        steps_per_s=1.0, tokens_per_s=64.0, eta_s=None, version=1, items="images",
+    )  # fmt: skip
+    told = [*scenes.started(), events.RunsListed(runs=(run,)), *scenes.claimed(), step]
+    async with opened(engine, told, size=(120, 36)) as (app, pilot):
+        text = screen_text(app)
+        assert "64 images/s" in text
+        assert "Fréchet distance of the model" in text
+        await pilot.press("2")
+        await pilot.pause()
+        text = screen_text(app)
+        assert f"Fréchet distance of {run.name}" in text
+        assert "none: it makes its own" in text
+
+
 async def test_work_without_a_loss_shows_its_board_instead(engine: FakeEngine) -> None:
     board = "\n".join(["1 . X .", "2 O x .", "3 . . ."])
     move = events.Training(
         task=4711, run="stdlib-gpt", device="cpu", step=1, steps=2, samples=1, loss=None,
         steps_per_s=1.0, tokens_per_s=0.0, eta_s=None, version=1, preview=board,
-        metrics={"games_per_hour": 1320.0},
+        metrics={"games_per_hour": 1320.0}, counted="games",
     )  # fmt: skip
     told = [*scenes.started(), *scenes.claimed(), move]
     async with opened(engine, told, size=(120, 36)) as (app, _):
@@ -328,6 +347,9 @@ async def test_work_without_a_loss_shows_its_board_instead(engine: FakeEngine) -
         assert "This task now" in text
         assert "2 O x ." in text
         assert "1.32 k games per hour" in text  # in the place of the loss
+        assert "1 of 50 games" in text
+        assert "steps/s" not in text
+        assert "tokens/s" not in text
 
 
 def test_drawn_samples_stand_side_by_side_where_there_is_room() -> None:

@@ -116,6 +116,7 @@ def test_progress_says_how_far_and_shows_a_board(tmp_path: Path) -> None:
     assert (first.steps, first.samples) == (3, first.step)
     assert first.metrics["positions_per_s"] > 0
     assert "a b c d e f" in first.preview or work.done
+    assert first.counted == "games"
     report, tensors = finish(work)
     assert (report.steps, report.samples, tensors) == (3, 3, {})
     with pytest.raises(RuntimeError):

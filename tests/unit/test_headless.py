@@ -117,7 +117,7 @@ async def test_each_event_is_a_sentence_a_person_can_read() -> None:
         "the coordinator answers",
         "cpu EPYC (25.3 GB); nvidia:0 RTX (1 B) cannot be used: pip install torch",
         "idle (no_run): nothing is running; asking again in 30 s",
-        "step 10/50  loss 2.500  1,23",
+        "step 10/50  loss 2.500  1,234 tokens/s",
         "1:05 min left",
         "same batch, same pay",
         "handed in (2.66 MB)",
@@ -130,6 +130,11 @@ async def test_each_event_is_a_sentence_a_person_can_read() -> None:
         "error: three tasks failed",
     ):
         assert phrase in text, phrase
+
+
+async def test_self_play_is_told_in_games() -> None:
+    played = msgspec.structs.replace(training(10, NOW), loss=None, counted="games")
+    assert (await lines(played))[0].endswith("task 7  10 of 50 games, 1:05 min left")
 
 
 async def test_training_does_not_flood_the_log() -> None:

@@ -159,7 +159,8 @@ def _hint(game: Game) -> list[Line]:
     if game.asking:
         return [(), (("the version looks at the board", "dim"),)]
     if game.hint is None:
-        return []
+        choose = "the arrow keys or the mouse choose a field"
+        return [] if game.moves or game.thinking else [(), ((choose, "dim"),)]
     heat = game.hint.heat
     best = sorted(range(len(heat)), key=lambda field: -heat[field])[:BEST]
     told = [f"{cell_name(field, game.size)} {100 * heat[field]:.0f} %" for field in best]

@@ -22,7 +22,7 @@ from volunteer.tui.widgets.drawn import Drawn
 from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
 from volunteer.tui.widgets.panel import Scene
 from volunteer.tui.widgets.plot import Chart, Charted, Series
-from volunteer.wording import loss, printable, size
+from volunteer.wording import loss, measured, printable, size
 
 NAME_CELLS = 10
 BAR_CELLS = 10
@@ -191,7 +191,7 @@ class Runs(AskingPage):
             return "Loss", ""
         mine = len(self._mine(scene, info.name))
         marks = f"{scene.glyphs.mark} mine {count(mine)}" if mine else ""
-        return f"Loss of {info.name} {loss(info.loss)}", marks
+        return f"{measured(info.measure)} of {info.name} {loss(info.loss)}", marks
 
     def _chart(self, scene: Scene) -> Chart:
         info = self._under_cursor()
@@ -342,11 +342,14 @@ def run_detail(info: RunInfo, able: Prospect, scene: Scene, joined: bool, cells:
         helping = "it cannot be helped from here"
     earns = able.credits_per_hour
     when = merging(scene.view, info.name, scene.now).removeprefix("merging ")
+    data = f"{info.dataset}, {info.dataset_licence or 'no licence stated'}"
+    if not info.dataset:
+        data = "none: it makes its own"
     facts = (
         ("earns", f"about {count(earns)} credits an hour" if earns is not None else ""),
         ("you help", helping),
         ("licence", f"{info.licence} (model)"),
-        ("data", f"{info.dataset or 'none'}, {info.dataset_licence or 'no licence stated'}"),
+        ("data", data),
         ("model", f"{count(info.parameters)} weights, needs {size(info.memory_bytes)}"),
         (
             "so far",

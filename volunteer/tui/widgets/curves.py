@@ -10,6 +10,7 @@ from volunteer.tui.widgets.panel import Scene
 from volunteer.tui.widgets.picture import drawn, picture
 from volunteer.tui.widgets.plot import Chart, Plot, Series, last_value, recent
 from volunteer.tui.widgets.raster import average
+from volunteer.wording import measured
 
 RECENT = 500  # points of the shorter window
 
@@ -78,7 +79,9 @@ class ModelPlot(LossPlot):
         newest = last_value(model.points) if model else None
         value = f" {newest:.3f}" if newest is not None and abs(newest) < 1e6 else ""
         mine = f"{scene.glyphs.mark} mine {count(len(model.mine))}" if model and model.mine else ""
-        return f"Loss of the model{value}", " ".join(part for part in (mine, _how(self)) if part)
+        info = scene.view.info(scene.view.run())
+        what = measured(info.measure if info else "")
+        return f"{what} of the model{value}", " ".join(part for part in (mine, _how(self)) if part)
 
     def chart(self, scene: Scene) -> Chart:
         model = scene.view.models.get(scene.view.run())

@@ -100,6 +100,8 @@ def progress(scene: Scene, task: TaskStatus, cells: int) -> Line:
         done = "the coordinator checks it"
     elif task.phase == "claimed":
         done = f"{task.steps} steps, {count(task.samples)} samples"
+    elif task.counted:
+        done = f"{task.step} of {task.steps} {task.counted}"
     else:
         done = f"step {task.step} of {task.steps}"
     tail = f"  {right(percent(share(task)), 5)}  {done}"
@@ -124,17 +126,17 @@ def _numbers(scene: Scene, task: TaskStatus, cells: int) -> list[Line]:
             *(("", count(value), name.replace("_", " ")) for name, value in told),
             *([] if told else [("loss", loss(task.loss), "")]),
             ("to go", eta, ""),
-            ("", count(task.steps_per_s), "steps/s"),
+            ("", count(task.steps_per_s), f"{task.counted or 'steps'}/s"),
         ]
-        if task.tokens_per_s > 0:
-            facts.append(("", count(task.tokens_per_s), "tokens/s"))
+        if task.tokens_per_s > 0 and not task.counted:
+            facts.append(("", count(task.tokens_per_s), f"{task.items}/s"))
         first = _row(facts, cells)
     lease = countdown(left_s) if left_s > 0 else "over"
     second = [
         ("lease", lease, "left" if left_s > 0 else "but taken while nobody else has it"),
         ("worth", credit(task.price_micro), ""),
         ("version", str(task.version) if task.version or task.phase == "train" else "-", ""),
-        ("", count(task.samples), "samples"),
+        ("", count(task.samples), task.counted or "samples"),
     ]
     return [first, _row(second, cells)]
 
