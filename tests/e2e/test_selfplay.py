@@ -12,15 +12,19 @@ import pytest
 from sqlalchemy import Connection, select
 
 from coordinator.demo_report import strength
+from coordinator.pulse import SHARED_S
 from coordinator.store import games, runs
+from coordinator.store.game_tables import harvests
 from coordinator.store.tables import tasks
 from shared.protocol import Verdict, VersionInfo
 from shared.workloads.gomoku import GomokuWorkload
 from shared.workloads.gomoku_games import GameRecord
+from shared.workloads.gomoku_games import decode as read_games
 from tests.faults import fail, faults
 from tests.house import House, decode, house
 from tests.players import Player
 from tests.volunteering import Lent
+from volunteer import events
 
 RUN = """
 name = "gomoku"
@@ -101,6 +105,47 @@ async def test_a_volunteer_plays_learns_and_measures(tmp_path: Path) -> None:
         assert found.sealed >= 4
         assert found.positions > found.sealed
         assert await sound(home)
+
+
+async def test_a_version_that_a_heartbeat_announces_plays_the_games_that_begin_after_it(
+    tmp_path: Path,
+) -> None:
+    one_by_one = {
+        "\ngames = 4": "\ngames = 16",
+        "slots = 4": "slots = 1",
+        "queue = 16": "queue = 64",
+    }
+    run = RUN
+    for old, new in one_by_one.items():
+        run = run.replace(old, new)
+    async with lent(tmp_path, run) as machine:
+        home = machine.home
+        teacher = await player(home, "Ben")
+        await teacher.do(await teacher.claim("selfplay"))
+        await home.coordinator.replay.tend(1)
+        lesson = await teacher.claim("learn")
+        begun = await teacher.worker.begin(lesson)
+        learnt = await teacher.result(lesson, begun)
+        async with machine.working() as process:
+            playing = await process.until(events.Training, lambda event: event.counted == "games")
+            await teacher.hand_in(lesson, begun, learnt)
+            while len(await history(home)) < 2:
+                await process.tick()
+            await home.clock.advance(SHARED_S + 1)  # what heartbeats say of runs is read again
+            judged = await process.until(
+                events.Judged, lambda event: event.verdict.task == playing.task, 120
+            )
+        assert judged.verdict.state == "accepted"
+        versions = [game.version for game in await harvested(home)]
+        assert versions == sorted(versions)
+        assert set(versions) == {0, 1}
+
+
+async def harvested(home: House) -> list[GameRecord]:
+    """The good games of the newest contribution with games."""
+    newest = select(harvests.c.sha256).order_by(harvests.c.contribution_id.desc()).limit(1)
+    sha256 = await home.coordinator.db.read(lambda conn: str(conn.execute(newest).scalar_one()))
+    return read_games((await home.coordinator.blobs.local(sha256)).read_bytes())
 
 
 # ----------------------------------------------------------------------- one request after another
