@@ -137,6 +137,7 @@ class Lane:
             await self._ended(held, held.ended or "released", held.message or ENDING)
         elif (error := held.work.exception()) is not None:
             await self._failed(held, error)
+        self._near_end.set()  # after the wait that follows a failure: others may do the next task meanwhile
 
     async def _work(self, held: Held) -> None:
         if held.ended:

@@ -26,6 +26,7 @@ from volunteer import events
 from volunteer.client import Client
 from volunteer.files import write_whole
 from volunteer.joining import probe
+from volunteer.lane import DISK_WAIT_S
 from volunteer.memory import device_lost
 from volunteer.wording import clock_words
 
@@ -128,6 +129,9 @@ async def test_a_full_disk_gives_the_task_back_and_says_so(tmp_path: Path) -> No
         idle = await process.until(events.Idle, lambda event: event.reason == "disk_full")
         assert idle.message == "no space is left for result.bin: free some and try again"
         assert {event.how for event in process.all(events.TaskEnded)} == {"released"}
+        released = process.all(events.TaskEnded)[0].at
+        more = await process.until(events.Claimed, lambda event: event.at > released)
+        assert more.at - released >= DISK_WAIT_S  # none is held meanwhile, that others could do
 
 
 def test_a_file_for_which_there_is_no_space_is_not_half_written(
