@@ -149,20 +149,24 @@ def settings(*, json: Json = False, profile: Profile = "") -> int:
     if json:
         return _print_json(rows)
     for row in rows:
-        print(f"{row.name:<18} {row.value!s:<16} {row.source:<12} {row.help}")
+        print(f"{row.name:<18} {_plain(row.value):<18} {row.source:<12} {row.help}")
     return 0
 
 
 @app.command
 def pause(device: Device = "", *, profile: Profile = "") -> int:
     """Free the device and keep its task."""
-    return _run(_with_control(profile, lambda control: control.pause(device))) or 0
+    _run(_with_control(profile, lambda control: control.pause(device)))
+    print(f"{device} paused" if device else "paused", end="; `volunteer resume` goes on\n")
+    return 0
 
 
 @app.command
 def resume(device: Device = "", *, profile: Profile = "") -> int:
     """Go on after pause or finish."""
-    return _run(_with_control(profile, lambda control: control.resume(device))) or 0
+    _run(_with_control(profile, lambda control: control.resume(device)))
+    print("told to go on; `volunteer status` says what it does")
+    return 0
 
 
 @app.command
@@ -178,7 +182,10 @@ def finish(
     async def act(control: Any) -> None:
         await (control.stop("finish") if then_stop else control.finish())
 
-    return _run(_with_control(profile, act)) or 0
+    _run(_with_control(profile, act))
+    more = "then it ends" if then_stop else "no more are taken until `volunteer resume`"
+    print(f"the task in hand is completed; {more}")
+    return 0
 
 
 @app.command
@@ -191,7 +198,12 @@ def stop(
 ) -> int:
     """End the running volunteer; its task is given back unless it needs only seconds more."""
     how = "save" if save else "release"
-    return _run(_with_control(profile, lambda control: control.stop(how))) or 0
+    _run(_with_control(profile, lambda control: control.stop(how)))
+    print(
+        "ending; a task in hand is",
+        "kept for the next start" if save else "given back, or done within seconds",
+    )
+    return 0
 
 
 @app.command
@@ -274,6 +286,17 @@ def _pair(text: str) -> tuple[str, Any]:
     if not equals:
         raise BadRequest(f'--set takes NAME=VALUE, not "{text}"')
     return name.strip(), listed(name.strip(), value)
+
+
+def _plain(value: Any) -> str:
+    """A setting as people read it; nothing is "-"."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={item}" for name, item in value.items()) or "-"
+    if isinstance(value, tuple | list):
+        return ", ".join(str(item) for item in value) or "-"
+    return f"{value:g}" if isinstance(value, float) else str(value) or "-"
 
 
 def _print_json(value: Any) -> int:

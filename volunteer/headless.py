@@ -17,8 +17,8 @@ from volunteer import events
 from volunteer.aside import Aside
 from volunteer.control import Control
 from volunteer.events import AnyEvent
-from volunteer.sentences import credits_words, words
-from volunteer.status import Status
+from volunteer.sentences import YOU, credits_words, words
+from volunteer.status import PauseStatus, Status, TaskStatus
 from volunteer.wording import counted, duration, loss, printable, size
 
 TRAINING_S = 10.0  # a plain line of progress this often
@@ -113,18 +113,10 @@ def status_lines(status: Status) -> list[str]:
     if status.queued:
         waits = "waits" if status.queued == 1 else "wait"
         lines.append(f"{counted(status.queued, 'result')} {waits} to be handed in")
-    lines += [
-        f"paused: {pause.device or 'everything'} by {pause.by}: {pause.message}; until {pause.until}"
-        for pause in status.pauses
-    ]
+    lines += [pause_line(pause) for pause in status.pauses]
     if status.finishing:
         lines.append("finishing: no new work is taken")
-    for task in status.tasks:
-        left = f", {duration(task.eta_s)} left" if task.eta_s is not None else ""
-        lines.append(
-            f"task {task.task} of {task.run} on {task.device}: {task.phase}, step {task.step}/{task.steps}, "
-            f"loss {loss(task.loss)}{left}"
-        )
+    lines += [task_line(task) for task in status.tasks]
     if not status.tasks and status.idle:
         lines.append(f"idle ({status.idle}): {status.idle_message}")
     if status.me is not None:
@@ -133,6 +125,28 @@ def status_lines(status: Status) -> list[str]:
         f"{beat.run}: version {beat.version}, loss {loss(beat.loss)}" for beat in status.beats
     ]
     return [printable(line) for line in lines]
+
+
+def pause_line(pause: PauseStatus) -> str:
+    """Who paused what, and what ends it."""
+    said = words(
+        events.Paused(device=pause.device, by=pause.by, message=pause.message, until=pause.until)
+    )
+    return f"{said}; `volunteer resume` goes on" if pause.by == YOU else str(said)
+
+
+def task_line(task: TaskStatus) -> str:
+    """Where a task stands."""
+    left = f", {duration(task.eta_s)} left" if task.eta_s is not None else ""
+    bytes_ = f" {size(task.done_bytes)} of {size(task.total_bytes)}" if task.total_bytes else ""
+    stand = {
+        "claimed": "claimed",
+        "fetch": f"download{bytes_}",
+        "train": f"step {task.step}/{task.steps}, loss {loss(task.loss)}{left}",
+        "upload": f"upload{bytes_}",
+        "checking": "the coordinator checks it",
+    }[task.phase]
+    return f"task {task.task} of {task.run} on {task.device}: {stand}"
 
 
 def _time(at: float) -> str:

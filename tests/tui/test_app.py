@@ -133,7 +133,7 @@ async def test_help_names_every_action_and_closes(engine: FakeEngine) -> None:
 async def test_the_palette_has_every_action_and_every_page(engine: FakeEngine) -> None:
     async with opened(engine) as (app, _):
         offered = {command.title for command in app.get_system_commands(app.screen)}
-        wanted = {c.short.capitalize() for c in (*keys.COMMANDS, *Dashboard.ACTIONS)}
+        wanted = {c.short[:1].upper() + c.short[1:] for c in (*keys.COMMANDS, *Dashboard.ACTIONS)}
         wanted |= {page.title for page in keys.PAGES}
         assert wanted - {"All actions"} <= offered
         assert {"Theme", "Stop", "Screenshot"} <= offered
@@ -255,7 +255,7 @@ async def test_no_color_leaves_words_and_signs(
     monkeypatch.setenv("NO_COLOR", "1")
     async with opened(engine, scenes.paused()) as (app, _):
         assert app.no_color
-        assert "‖ paused  on battery (64 %) until it is plugged in" in screen_text(app)
+        assert "‖ paused  on battery (64 %), until it is plugged in" in screen_text(app)
 
 
 @pytest.mark.parametrize("theme", [theme.name for theme in themes.THEMES])

@@ -167,7 +167,7 @@ async def test_v_goes_through_the_cards_where_there_is_no_room_for_all(engine: F
 async def test_a_paused_task_says_why_and_what_ends_it(engine: FakeEngine) -> None:
     async with opened(engine, scenes.paused()) as (app, _):
         text = screen_text(app)
-        assert text.count("on battery (64 %) until it is plugged in") == 2  # state and task
+        assert text.count("on battery (64 %), until it is plugged in") == 2  # state and task
         assert "‖ train" in text
 
 
@@ -232,6 +232,16 @@ async def test_the_curve_of_the_last_task_stays_until_the_next_one_trains(
         await engine.play(scenes.claimed(4712))
         app.redraw()
         assert value in screen_text(app)
+
+
+async def test_a_loss_that_is_still_to_come_is_not_said_to_be_none(engine: FakeEngine) -> None:
+    first = next(event for event in scenes.training(1) if isinstance(event, events.Training))
+    begun = [*scenes.started(), *scenes.claimed(), replace(first, step=0, loss=None)]
+    async with opened(engine, begun, size=(120, 36)) as (app, _):
+        assert "its loss appears here" in screen_text(app)
+        await engine.play([replace(first, step=3, loss=None)])
+        app.redraw()
+        assert "no loss is measured in this task" in screen_text(app)
 
 
 async def test_tasks_of_several_devices_can_be_looked_at(engine: FakeEngine) -> None:

@@ -27,7 +27,7 @@ async def test_a_task_that_was_only_fetched_ahead_is_not_promised(engine: FakeEn
         await pilot.pause()
         text = screen_text(app)
         assert "Task 4711 of stdlib-gpt is 68 % done." in text
-        assert "complete it and end in about 1:26; earns 50.00 credits" in text
+        assert "complete it, end in about 1:26, earn 50.00 credits" in text
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ async def test_with_a_task_q_asks_what_to_do_with_it(
         await pilot.pause()
         assert isinstance(app.screen, Quit)
         assert "Task 4711 of stdlib-gpt is 68 % done." in screen_text(app)
-        assert "end in about 1:26; earns 50.00 credits" in screen_text(app)
+        assert "end in about 1:26, earn 50.00 credits" in screen_text(app)
         await pilot.press(key)
         await pilot.pause()
         await pilot.pause()
@@ -67,6 +67,7 @@ async def test_while_a_task_is_finished_the_screen_says_so_and_q_ends_at_once() 
         await pilot.press("q", "f")
         await pilot.pause()
         assert "ending  the task in hand is completed first; q again" in screen_text(app)
+        assert "space" not in screen_text(app).splitlines()[-1]  # nothing can be changed any more
         assert app.return_value is None
         await pilot.press("q")
         await pilot.pause()

@@ -258,6 +258,7 @@ async def test_without_a_link_one_can_practise(engine: FakeEngine) -> None:
         await pilot.press("tab", "enter")
         await settle(app, pilot)
         assert "What shall we call you?" in screen_text(app)
+        assert "nothing leaves this machine" in screen_text(app)
         assert isinstance(engine.asked[-1], commands.Probe)
 
 

@@ -171,7 +171,7 @@ def words(view: AgentView, now: float = NOW) -> tuple[str, str]:
 def test_the_state_always_says_why() -> None:
     assert words(AgentView())[0] == "starting"
     assert words(seen(scenes.filled())) == ("training", "stdlib-gpt · task 4711")
-    assert words(seen(scenes.paused())) == ("paused", "on battery (64 %) until it is plugged in")
+    assert words(seen(scenes.paused())) == ("paused", "on battery (64 %), until it is plugged in")
     assert words(seen(scenes.empty())) == (
         "waiting",
         "all tasks of stdlib-gpt are being done by others (0:12)",
@@ -181,6 +181,37 @@ def test_the_state_always_says_why() -> None:
     measuring = events.BenchmarkProgress(stage="matrix products", done=0.3)
     assert words(seen([measuring])) == ("measuring", "matrix products")
     assert words(seen([measuring, events.Benchmarked(benchmark=scenes.BENCHMARK)]))[0] == "starting"
+
+
+def test_a_result_that_cannot_be_sent_waits_and_no_address_takes_the_room_of_the_reason() -> None:
+    away = events.Connection(
+        online=False,
+        message="https://train.example.org cannot be reached: nothing listens there; is the coordinator running?",
+        retry_at=NOW + 30,
+        queued=1,
+    )
+    sent = events.Uploading(task=4711, done_bytes=5, total_bytes=5)
+    view = seen([*scenes.filled(), sent, away])
+    assert words(view)[0] == "waiting"
+    assert banner(view, NOW, 80) == (
+        "cannot be reached: nothing listens there; next try in 0:30; 1 result queued"
+    )
+
+
+def test_a_task_that_waits_for_its_turn_does_not_hide_why() -> None:
+    full = events.Idle(reason="disk_full", message="no space is left", until=NOW + 60)
+    view = seen([*scenes.started(), *scenes.claimed(7, "cpu"), full])
+    assert words(view) == ("waiting", "no space is left (1:00)")
+
+
+def test_an_end_without_a_reason_says_how_to_leave() -> None:
+    ended = events.Stopped(
+        code=0, message="ended", tasks=0, credits_micro=0, sent_bytes=0, received_bytes=0, seconds=1
+    )
+    assert words(seen([*scenes.filled(), ended])) == (
+        "stopped",
+        "the volunteer has ended; q leaves",
+    )
 
 
 def test_a_pause_by_hand_names_the_key_that_ends_it() -> None:

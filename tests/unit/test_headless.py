@@ -8,6 +8,7 @@ import os
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from shared.protocol import Benchmark, Device, Me, Verdict
 from tests.tui.engine import FakeEngine
@@ -15,7 +16,7 @@ from volunteer import commands, events
 from volunteer.events import AnyEvent
 from volunteer.headless import Headless, status_lines
 from volunteer.sentences import words
-from volunteer.status import Status, fold
+from volunteer.status import PauseStatus, Status, TaskStatus, fold
 
 NOW = 1_700_000_000.0
 
@@ -181,11 +182,33 @@ def test_the_status_says_what_is_done_and_why_nothing_is() -> None:
     for phrase in (
         '"Ann" at home',
         "online",
-        "paused: everything by battery",
+        "everything paused by battery: on battery; until it is plugged in",
         "idle (no_run)",
         "finishing",
     ):
         assert phrase in text, phrase
+
+
+def test_the_status_says_where_each_task_stands_and_how_a_pause_of_yours_ends() -> None:
+    working = TaskStatus(
+        task=2,
+        run="r",
+        workload="gpt",
+        device="cpu",
+        phase="train",
+        step=40,
+        steps=50,
+        samples=800,
+        price_micro=1,
+        finish_by=NOW,
+        loss=5.62,
+    )
+    next_one = replace(working, task=3, phase="fetch", step=0, loss=None)
+    pause = PauseStatus(device="", by="you", message="paused", until="you resume")
+    text = status_lines(Status(tasks=(working, next_one), pauses=(pause,)))
+    assert "paused by you; `volunteer resume` goes on" in text
+    assert "task 2 of r on cpu: step 40/50, loss 5.620" in text
+    assert "task 3 of r on cpu: download" in text
 
 
 @pytest.mark.parametrize("event", STORY)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shared.errors import BadRequest, Configuration
 from volunteer import config
+from volunteer.cli import run_command
 from volunteer.config import Settings
 
 
@@ -20,6 +21,12 @@ def load(path: Path, flags: dict[str, Any] | None = None, **environ: str) -> con
 
 def write(path: Path, text: str) -> None:
     (path / "config.toml").write_text(text, encoding="utf-8")
+
+
+def test_settings_are_listed_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["settings"]) == 0
+    words = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()}
+    assert (words["schedule"], words["ascii"], words["idle_minutes"]) == ("-", "false", "5")
 
 
 def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> A
     status = view.status
     if view.ended is not None or status.stopped:
         code, said = (view.ended.code, view.ended.message) if view.ended else (0, "")
+        said = "the volunteer has ended; q leaves" if said in ("", "ended") else said
         sign, role = (glyphs.cross, "bad") if code else (glyphs.off, "dim")
         return Activity(sign=sign, word="stopped", role=role, sentence=said)
     if pause := status.paused(device):
@@ -62,7 +63,10 @@ def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> A
             sign=glyphs.run, word="measuring", role="info", sentence=stage_words(view.benchmark)
         )
     task = view.task(device)
-    if task is not None:
+    sentence = f"{task.run} {glyphs.dot} task {task.task}" if task is not None else ""
+    if task is not None and task.phase == "upload" and not status.online and status.connection:
+        return Activity(sign=glyphs.wait, word="waiting", role="info", sentence=sentence)
+    if task is not None and not (task.phase == "claimed" and status.idle):
         word = (
             "finishing"
             if status.finishing
@@ -71,7 +75,6 @@ def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> A
             else _PHASES[task.phase]
         )
         role = "info" if task.phase in ("checking", "claimed") else "good"
-        sentence = f"{task.run} {glyphs.dot} task {task.task}"
         return Activity(sign=glyphs.on, word=word, role=role, sentence=sentence)
     if status.finishing:
         return Activity(
@@ -100,7 +103,7 @@ def why_paused(pause: PauseStatus) -> str:
     if pause.by == YOU:
         own = pause.message if pause.message not in ("", "paused") else "by you"
         return own if "space" in own else f"{own}; press space to go on"
-    return f"{pause.message} until {pause.until}" if pause.until else pause.message
+    return f"{pause.message}, until {pause.until}" if pause.until else pause.message
 
 
 def connection(view: AgentView, now: float, glyphs: Glyphs) -> Activity:
@@ -146,13 +149,14 @@ def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> st
     status = view.status
     if status.online or not status.connection or status.stopped:
         return ""
-    said = fit(status.connection.rstrip("."), min(cells, REASON_CELLS), ellipsis)
+    reason = status.connection.removeprefix(status.coordinator).strip()  # its name stands above
+    said = fit(reason.partition("; ")[0].rstrip("."), min(cells, REASON_CELLS), ellipsis)
     parts = []
     if status.retry_at:
         parts.append(f"next try in {countdown(status.retry_at - now)}")
     if status.queued:
         parts.append(f"{status.queued} result{'' if status.queued == 1 else 's'} queued")
-    if status.tasks:
+    if any(task.phase == "train" for task in status.tasks):
         parts.append("training goes on")
     for part in parts:
         if cell_len(said) + 2 + len(part) <= cells:

@@ -268,7 +268,7 @@ class VolunteerApp(App[int]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether an action would do anything now."""
         if action in ("pause", "finish"):
-            return self.control is not None and not self.ended
+            return self.control is not None and not self.ended and self.leaving is None
         if action == "retry":
             status = self._latest.status
             return not status.online and bool(status.connection) and not self.ended

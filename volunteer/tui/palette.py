@@ -38,4 +38,9 @@ def _entry(
     def run() -> None:
         app.run_worker(target.run_action(command.action), group="palette")
 
-    return SystemCommand(command.short.capitalize(), command.help, run)
+    return SystemCommand(_titled(command.short), command.help, run)
+
+
+def _titled(short: str) -> str:
+    """The word of a key with a capital letter, names such as CSV as they are."""
+    return short[:1].upper() + short[1:]

@@ -40,9 +40,9 @@ def consequences(view: AgentView) -> dict[How, str]:
     it = "it" if len(tasks) == 1 else "them"
     time = f"in about {countdown(longest)}" if longest is not None else "when it is done"
     return {
-        "finish": f"complete {it} and end {time}; earns {credit(paid)} credits",
-        "save": "end now; it goes on at the next start while its lease lives",
-        "release": "end now; somebody else does it, what is done is lost",
+        "finish": f"complete {it}, end {time}, earn {credit(paid)} credits",
+        "save": "end now; go on at the next start while leased",
+        "release": "end now; somebody else does it, yours is lost",
     }
 
 

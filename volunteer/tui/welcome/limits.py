@@ -88,6 +88,6 @@ class LimitsStep(Step):
             if row is not None
             else "The defaults are gentle: low priority, one core left free."
         )
-        lines = said(text, width, max(1, height - 1))
+        lines = said(text, width, height)
         more = "All of it can be changed later, with more besides, on the settings page."
         return [*lines, *said(more, width, 1, "dim")][:height]

@@ -20,6 +20,7 @@ SENT = (
     "how fast your devices are",
     "what training makes; never a file of yours",
 )
+PRACTICE = "This is practice: nothing leaves this machine."
 
 
 class NameStep(Step):
@@ -77,6 +78,8 @@ class NameStep(Step):
         )[:height]
 
     def _sent(self, scene: Scene, width: int, height: int) -> list[Line]:
+        if self.choice.practice:
+            return said(PRACTICE, width, height)
         lines: list[Line] = []
         for text in SENT:
             lines += said(text, width, 2, "dim", scene.glyphs.dot)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.app import ComposeResult
 
-from volunteer.tui.text import Line
+from volunteer.tui.text import Line, wrap
 from volunteer.tui.welcome.step import BACK, Step
 from volunteer.tui.widgets.drawn import Drawn
 from volunteer.tui.widgets.panel import Scene
@@ -53,5 +53,8 @@ class ReadyStep(Step):
             notes = ("this is practice: its credits are worth nothing", *notes)
         dot = scene.glyphs.dot
         column = max(0, (width - max(len(n) for n in notes) - 2) // 2)
-        lines += [((" " * column, "text"), (f"{dot} ", "info"), (n, "dim")) for n in notes]
+        for note in notes:
+            for row, text in enumerate(wrap(note, width - column - 2, 2)):
+                sign = "  " if row else f"{dot} "
+                lines.append(((" " * column, "text"), (sign, "info"), (text, "dim")))
         return lines[:height]

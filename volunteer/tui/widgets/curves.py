@@ -60,7 +60,10 @@ class TaskPlot(LossPlot):
         if curve is None:
             return Chart(empty="the loss of your first task appears here while it trains")
         if not curve.points:
-            return Chart(empty="no loss is measured in this task")
+            begun = any(t.task == curve.task and t.step == 0 for t in scene.view.status.tasks)
+            return Chart(
+                empty="its loss appears here" if begun else "no loss is measured in this task"
+            )
         points = recent(curve.points, self.window)
         series = [Series(points=points, role="raw")]
         if curve.second:

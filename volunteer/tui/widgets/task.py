@@ -23,6 +23,7 @@ from volunteer.tui.widgets.panel import Panel, Scene
 from volunteer.wording import credit, loss, size
 
 STAGES = ("claim", "download", "train", "upload", "check", "credit")
+BY_THEMSELVES = ("temperature", "disk")  # pauses that no key can lift
 _AT = {"claimed": 0, "fetch": 1, "train": 2, "upload": 3, "checking": 4}
 
 
@@ -166,8 +167,9 @@ def nothing_to_do(scene: Scene, cells: int, height: int) -> list[Line]:
     state = activity(scene.view, scene.now, scene.glyphs, scene.device)
     status = scene.view.status
     sentence = state.sentence
-    if status.paused(scene.device):
-        hint = "" if "space" in sentence else "press space to go on"
+    if pause := status.paused(scene.device):
+        own = "space" in sentence or pause.by in BY_THEMSELVES
+        hint = "" if own else "press space to go on"
     elif status.finishing:
         hint = "press f to take tasks again, q to quit"
     elif not status.online and status.connection:
