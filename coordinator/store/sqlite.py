@@ -275,15 +275,16 @@ class SqliteRunner:
 
     def _run_joined(self, connection: Connection, done: list[_Job]) -> None:
         until = time.monotonic() + JOINED_S
+        driver: Any = connection.connection.driver_connection
         job: _Job | None = done[0]
         while job is not None:
-            connection.exec_driver_sql("SAVEPOINT job")
+            driver.execute("SAVEPOINT job").close()
             job.run(connection)
             if job.error is not None:
                 if not _in_transaction(connection):  # a full disk, say, undoes all of it at once
                     raise job.error
-                connection.exec_driver_sql("ROLLBACK TO job")
-            connection.exec_driver_sql("RELEASE job")
+                driver.execute("ROLLBACK TO job").close()
+            driver.execute("RELEASE job").close()
             job = None
             if len(done) < JOINED_MAX and time.monotonic() < until:
                 try:
