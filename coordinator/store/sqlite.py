@@ -138,6 +138,8 @@ class SqliteRunner:
         self._writer = engine(path, begin="BEGIN IMMEDIATE")
         self._reading = engine(path, begin="BEGIN", readers=READERS)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="db-read")
+        self._mine = threading.local()
+        self._views: list[Connection] = []
         self._jobs: queue.Queue[_Job | None] = queue.Queue(QUEUED_MAX)
         self._failed = ""  # why nothing may be written any more
         self._closing = False
@@ -167,13 +169,22 @@ class SqliteRunner:
             raise Unavailable("the coordinator is shutting down")
 
         def run() -> T:
-            with self._reading.connect() as connection, connection.begin():
+            connection = self._reader()
+            with connection.begin():
                 return fn(connection)
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._readers, run)
         except (DBAPIError, sqlite3.Error) as error:
             raise translate(error) from error
+
+    def _reader(self) -> Connection:
+        """The connection of this thread, kept: to take one out of a pool and back took longer than a short look."""
+        connection: Connection | None = getattr(self._mine, "connection", None)
+        if connection is None or connection.invalidated:
+            connection = self._mine.connection = self._reading.connect()
+            self._views.append(connection)
+        return connection
 
     async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
         loop = asyncio.get_running_loop()
@@ -187,6 +198,8 @@ class SqliteRunner:
         self._jobs.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
         self._readers.shutdown(wait=True)
+        for connection in self._views:
+            connection.close()
         self._reading.dispose()
         self._writer.dispose()
 
