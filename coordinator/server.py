@@ -13,10 +13,11 @@ import errno
 import gc
 import ipaddress
 import os
+import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,6 +30,8 @@ from coordinator.app import create_app
 from coordinator.config import Settings, without_password
 from coordinator.log import configure
 from coordinator.receipt import Guard, protocol
+from coordinator.store import runs
+from coordinator.store.runs import RunRow
 from coordinator.wiring import Address, Coordinator, opened
 from shared.errors import Configuration, Internal, why
 from shared.links import format_link, is_loopback
@@ -198,7 +201,9 @@ class _Server(uvicorn.Server):
             for listener in sockets or ()
         ]
         self.started = True
-        for line in welcome(self._coordinator):  # it listens: who reads the link may use it at once
+        for line in await welcome(
+            self._coordinator
+        ):  # it listens: who reads the link may use it at once
             self._say(line)
 
     def _connection(self) -> asyncio.Protocol:
@@ -232,7 +237,7 @@ class _Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._coordinator.stopping.set)
 
 
-def welcome(coordinator: Coordinator) -> list[str]:
+async def welcome(coordinator: Coordinator) -> list[str]:
     """What the organiser reads first: where it listens, the join link, and what to do next."""
     settings, where = coordinator.settings, coordinator.address
     link = format_link(coordinator.link())
@@ -249,8 +254,21 @@ def welcome(coordinator: Coordinator) -> list[str]:
         lines.append(f"  join    volunteer join '{link}'")
     if is_loopback(_host(where.url)):
         lines.append("  other machines: coordinator serve --host 0.0.0.0")
-    lines.append("  next    coordinator run create --example")
+    lines.append(f"  next    {_next(await coordinator.db.read(runs.every), settings)}")
     return lines
+
+
+def _next(known: Sequence[RunRow], settings: Settings) -> str:
+    """The command that brings the newest run on: to make one, to start it, or to look at it."""
+    newest = known[-1] if known else None
+    if newest is None or newest.state in ("completed", "failed"):
+        step = "run create --example"
+    elif newest.state == "draft":
+        step = f"run start {shlex.quote(newest.name)}"
+    else:
+        step = f"run show {shlex.quote(newest.name)}"
+    where = f" --data-dir {shlex.quote(settings.data_dir)}" if settings.data_dir else ""
+    return f"coordinator {step}{where}"
 
 
 def _host(url: str) -> str:

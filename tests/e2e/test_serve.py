@@ -21,10 +21,16 @@ import structlog
 from coordinator.cli import main
 from coordinator.commands import COMMANDS
 from coordinator.commands.registry import Nothing
+from coordinator.config import Settings
 from coordinator.remote import Remote
+from coordinator.server import welcome
+from coordinator.wiring import Address, opened
 from shared.errors import Configuration, Unauthorized
 from shared.links import parse_link
+from shared.workloads.documents import Document
+from shared.workloads.text import build_text
 from tests.e2e.processes import Process, command
+from tests.house import RUN
 
 SOON_S = 20.0
 
@@ -97,6 +103,24 @@ def test_commands_work_while_it_serves(server: Process) -> None:
     made = command("invite", "create", "--data-dir", str(server.data_dir), "--json")
     link = parse_link(json.loads(made.stdout)[0]["link"])
     assert (link.url, bool(link.code)) == (server.url, True)
+
+
+async def test_it_names_the_command_that_brings_the_newest_run_on(tmp_path: Path) -> None:
+    folder = tmp_path / "my data"
+    documents = [Document(str(n), f"{n} plus {n} is {n + n};\n" * 40) for n in range(40)]
+    async with opened(Settings(data_dir=str(folder))) as coordinator:
+        await coordinator.set_address(Address(url="http://127.0.0.1:1"))
+        there = f"--data-dir '{folder}'"
+        assert (await welcome(coordinator))[-1].endswith(
+            f"coordinator run create --example {there}"
+        )
+        await coordinator.datasets.add(
+            lambda put: build_text("sums", documents, put, vocab_size=300, chunk_tokens=2048)
+        )
+        run = await coordinator.runs.create(RUN)
+        assert (await welcome(coordinator))[-1].endswith(f"run start {run.name} {there}")
+        await coordinator.runs.start(run.name)
+        assert (await welcome(coordinator))[-1].endswith(f"run show {run.name} {there}")
 
 
 def test_drip_feeding_connections_are_closed(server: Process) -> None:
