@@ -66,6 +66,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     volunteer_id: str = ""
     joined: bool = False  # whether there is a coordinator to work for
     online: bool = False
+    away_since: float | None = None  # since when the coordinator does not answer
     connection: str = ""
     retry_at: float | None = None
     queued: int = 0
@@ -122,6 +123,7 @@ def fold(status: Status, event: AnyEvent) -> Status:
             return PLAIN(
                 status,
                 online=event.online,
+                away_since=None if event.online else status.away_since or event.at,
                 connection=event.message,
                 retry_at=event.retry_at,
                 queued=event.queued,

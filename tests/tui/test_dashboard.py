@@ -22,6 +22,7 @@ from volunteer.tui.screens.dashboard import NARROW, SHORT, Dashboard, arrange
 from volunteer.tui.text import UNICODE
 from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.brief import brief
+from volunteer.tui.widgets.cards import CreditsCard, RunCard
 from volunteer.tui.widgets.panel import Scene
 from volunteer.tui.widgets.records import sample_lines, verdict_lines
 
@@ -185,6 +186,27 @@ async def test_offline_the_training_goes_on_and_results_wait(engine: FakeEngine)
         for said in ("○ offline", "next try in 0:42", "2 results queued", "training goes on",
                      "2 waiting to be sent", "step 34 of 50"):  # fmt: skip
             assert said in text
+
+
+async def test_what_was_known_before_the_coordinator_went_away_is_dim_and_has_its_age(
+    engine: FakeEngine,
+) -> None:
+    async with opened(engine, scenes.filled(), size=(120, 36)) as (app, pilot):
+        cards = [app.screen.query_one(CreditsCard), app.screen.query_one(RunCard)]
+        before = screen_text(app)
+        assert "as of" not in before
+        await engine.play([events.Connection(online=False, message="connection refused")])
+        await engine.clock.advance(180)
+        app.redraw()
+        await pilot.pause()
+        assert screen_text(app).count("as of 3 min ago") == 2
+        for card in cards:
+            roles = {role for line in card.lines(app.scene(), 36, 9) for text, role in line if text}
+            assert roles == {"dim"}
+        await engine.play([events.Connection(online=True)])
+        app.redraw()
+        await pilot.pause()
+        assert "as of" not in screen_text(app)
 
 
 async def test_every_phase_of_a_task_has_its_numbers(engine: FakeEngine) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from shared.errors import VolunteerError
 from volunteer.control import Control
 from volunteer.tui.page import Page
-from volunteer.tui.text import Line, ago, wrap
+from volunteer.tui.text import Line, as_of, wrap
 from volunteer.tui.widgets.panel import Scene
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     def note(self, scene: Scene) -> str:
         """What a border says of it."""
         if self.value is not None and self.old(scene):
-            return f"as of {ago(scene.now - self.at)} ago"
+            return as_of(scene.now - self.at)
         return "asking" if self.asking and self.value is None else ""
 
     def instead(self, scene: Scene, width: int, height: int, empty: str) -> list[Line]:
@@ -52,13 +52,6 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         if self.value is None and not scene.view.status.online:
             return [((text, "dim"),) for text in wrap(OFFLINE, width, height)]
         return [((text, "dim"),) for text in wrap(empty, width, height)]
-
-
-def aged(lines: list[Line], scene: Scene) -> list[Line]:
-    """Lines of what was known before the coordinator went away, drawn as such."""
-    if scene.view.status.online:
-        return lines
-    return [tuple((text, "dim") for text, _ in line) for line in lines]
 
 
 OFFLINE = "this is shown as soon as the coordinator answers"

@@ -247,6 +247,11 @@ def ago(seconds: float) -> str:
     return f"{int(seconds / 86_400)} d"
 
 
+def as_of(seconds: float) -> str:
+    """What is said of something that was known so long ago."""
+    return "as of now" if seconds < 2 else f"as of {ago(seconds)} ago"
+
+
 def clock_time(at: float) -> str:
     """Time of day on this machine."""
     return time.strftime("%H:%M", time.localtime(at)) if 0 < at < 4e9 else "--:--"

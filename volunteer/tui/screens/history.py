@@ -18,13 +18,13 @@ from volunteer.commands import History as Page
 from volunteer.files import write_whole
 from volunteer.milestones import week
 from volunteer.tui import keys
-from volunteer.tui.asking import Answer, AskingPage, Question, aged
+from volunteer.tui.asking import Answer, AskingPage, Question
 from volunteer.tui.text import Line, ago, clock_time, fit, left, spark, wrap
 from volunteer.tui.widgets.choices import Choices
 from volunteer.tui.widgets.drawn import Drawn
 from volunteer.tui.widgets.finder import Finder
 from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
-from volunteer.tui.widgets.panel import Scene
+from volunteer.tui.widgets.panel import Scene, aged
 from volunteer.tui.widgets.records import VERDICTS
 from volunteer.wording import credit, printable
 

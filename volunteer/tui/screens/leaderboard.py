@@ -17,12 +17,12 @@ from volunteer.deeds import deeds
 from volunteer.files import write_whole
 from volunteer.milestones import Milestone, Week, milestones, week
 from volunteer.tui import keys
-from volunteer.tui.asking import Answer, AskingPage, Question, aged
+from volunteer.tui.asking import Answer, AskingPage, Question
 from volunteer.tui.text import Line, bar, count, fit, left, spark, spread, wrap
 from volunteer.tui.widgets.choices import Choices
 from volunteer.tui.widgets.drawn import Drawn
 from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
-from volunteer.tui.widgets.panel import Scene
+from volunteer.tui.widgets.panel import Scene, aged
 from volunteer.wording import counted, credit, duration, printable
 
 WINDOWS = (("7", "7 days"), ("30", "30 days"), ("0", "all time"))

@@ -14,13 +14,13 @@ from shared.workloads.base import installed
 from volunteer.commands import SettingRow
 from volunteer.tui import keys
 from volunteer.tui.activity import merging
-from volunteer.tui.asking import Answer, AskingPage, Question, aged
+from volunteer.tui.asking import Answer, AskingPage, Question
 from volunteer.tui.prospect import Prospect, prospect
 from volunteer.tui.screens.told import Told
 from volunteer.tui.text import Line, bar, count, left, percent, wrap
 from volunteer.tui.widgets.drawn import Drawn
 from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
-from volunteer.tui.widgets.panel import Scene
+from volunteer.tui.widgets.panel import Scene, aged
 from volunteer.tui.widgets.plot import Chart, Charted, Series
 from volunteer.wording import loss, measured, printable, size
 

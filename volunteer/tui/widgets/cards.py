@@ -21,7 +21,7 @@ from volunteer.tui.text import (
     spark,
     wrap,
 )
-from volunteer.tui.widgets.panel import Panel, Scene
+from volunteer.tui.widgets.panel import Panel, Scene, age, aged
 from volunteer.wording import credit, duration, loss, size
 
 NAME_CELLS = 9
@@ -140,10 +140,11 @@ class CreditsCard(Panel):
     def heading(self, scene: Scene) -> tuple[str, str]:
         status = scene.view.status
         whose = f" {scene.glyphs.dot} {status.nickname}" if status.nickname else ""
-        return f"Credits{whose}", WORTH["practice" if status.practice else "run"]
+        known = age(scene) if status.me is not None else ""
+        return f"Credits{whose}", known or WORTH["practice" if status.practice else "run"]
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        return credit_lines(scene, width, height)
+        return aged(credit_lines(scene, width, height), scene)
 
 
 def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
@@ -186,10 +187,10 @@ class RunCard(Panel):
     def heading(self, scene: Scene) -> tuple[str, str]:
         run = scene.view.run()
         info = scene.view.info(run)
-        return (run or "Run"), (info.workload if info else "")
+        return (run or "Run"), (age(scene) or info.workload) if info else ""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        return run_lines(scene, width, height)
+        return aged(run_lines(scene, width, height), scene)
 
 
 def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:

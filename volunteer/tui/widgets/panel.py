@@ -21,7 +21,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from volunteer.commands import How
-from volunteer.tui.text import ROLES, UNICODE, Glyphs, Line
+from volunteer.tui.text import ROLES, UNICODE, Glyphs, Line, as_of
 from volunteer.tui.view import AgentView
 from volunteer.wording import printable
 
@@ -36,6 +36,19 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     keys: dict[str, str] = {}  # changed keys by action
     power_price: float = 0.0  # of a kilowatt-hour; 0 = unknown
     leaving: How | None = None  # how the volunteer was asked to end
+
+
+def aged(lines: list[Line], scene: Scene) -> list[Line]:
+    """Lines of what was known before the coordinator went away, drawn as such."""
+    if scene.view.status.online:
+        return lines
+    return [tuple((text, "dim") for text, _ in line) for line in lines]
+
+
+def age(scene: Scene) -> str:
+    """How old what the coordinator told is, while it is away; else nothing."""
+    since = scene.view.status.away_since
+    return "" if since is None else as_of(scene.now - since)
 
 
 class Panel(Widget):
