@@ -37,7 +37,7 @@ from volunteer.practice import Practice
 from volunteer.profile import Identity, Profile
 from volunteer.public import public_runs
 from volunteer.residuals import Residuals
-from volunteer.status import Status
+from volunteer.status import VERDICTS_MAX, Status
 from volunteer.tls import Address
 from volunteer.trainer import Trainer
 from volunteer.transfer import Transfers
@@ -82,7 +82,12 @@ class Engine:
         self._ended = False
         self._agent: Agent | None = None
         joined = self.profile.joined
-        status = Status(profile=directories.profile.name, pid=os.getpid(), joined=joined)
+        status = Status(
+            profile=directories.profile.name,
+            pid=os.getpid(),
+            joined=joined,
+            verdicts=self.profile.verdicts()[-VERDICTS_MAX:],
+        )
         self._hub = Hub(self.world.clock, status)
         self._looks = Looks()
         self._alerts = Alerts(self._hub, lambda: self._looks, self.world.ways)

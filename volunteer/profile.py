@@ -142,6 +142,14 @@ class Profile:
         write_record(home / "identity.json", identity, durable=True)
         write_whole(self.path / "current", slug.encode(), durable=True)
 
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """What was heard of earlier contributions, newest last; nothing where the account cannot be read."""
+        try:
+            identity = self.current()
+        except Configuration:
+            return ()  # said when the work is to begin
+        return self.home(identity).memory.verdicts if identity is not None else ()
+
     def home(self, identity: Identity) -> Home:
         return Home(self.path / _slug(identity.public_key))
 

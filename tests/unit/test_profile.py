@@ -14,7 +14,10 @@ from shared.errors import BadRequest, BadSignature, Configuration, Forbidden, In
 from shared.protocol import ServerInfo, Verdict
 from tests.house import house
 from tests.volunteering import Lent, Network
+from volunteer.config import directories
+from volunteer.engine import Engine
 from volunteer.profile import VERDICTS_KEPT, Home, Identity, Profile, new_identity
+from volunteer.tui.view import begin
 
 
 def server(key: str = "ab" * 32, name: str = "home") -> ServerInfo:
@@ -177,3 +180,17 @@ async def test_without_an_invite_the_door_stays_shut(tmp_path: Path) -> None:
     async with house(tmp_path / "house", invite_only=True) as home:
         with pytest.raises(Forbidden, match="invitation"):
             await Lent(tmp_path / "machine", home).join("Ann")
+
+
+def test_a_restarted_volunteer_still_knows_what_became_of_its_contributions(tmp_path: Path) -> None:
+    places = directories({"VOLUNTEER_HOME": str(tmp_path)})
+    profile, made = Profile(places.profile), identity()
+    assert Engine(places).control.status.verdicts == ()
+    profile.use(made)
+    merged = Verdict(contribution=1, task=2, run="r", state="merged", version=3, at=5.0)
+    profile.home(made).remember_verdicts((merged,), 1)
+    status = Engine(places).control.status
+    assert status.verdicts == (merged,)
+    assert begin(status).models["r"].mine == {3}  # marked on the curve
+    (places.profile / "current").write_text("../elsewhere")
+    assert Engine(places).control.status.verdicts == ()  # `run` says what is wrong
