@@ -32,7 +32,8 @@ class FakeEngine:
         self.hub = Hub(self.clock)
         self.control = Control(self.hub, self._execute)
         self.asked: list[Command] = []
-        self.answers: dict[type[Any], Any] = {}
+        self.answers: dict[type[Any], Any] = {commands.GetVersions: ()}
+        self.recalled: list[str] = []  # runs whose past was asked for
         self.refuses: VolunteerError | None = None
 
     async def play(self, told: Iterable[AnyEvent]) -> None:
@@ -43,6 +44,9 @@ class FakeEngine:
         await asyncio.sleep(0)
 
     async def _execute(self, command: Command) -> Any:
+        if isinstance(command, commands.GetVersions):  # the program's own wish, not a person's
+            self.recalled.append(command.run)
+            return self.answers[commands.GetVersions]
         self.asked.append(command)
         if self.refuses is not None:
             raise self.refuses

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from textual.pilot import Pilot
 
-from shared.protocol import Verdict
+from shared.protocol import Verdict, VersionInfo
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app, opened, screen_text
-from volunteer import events
+from volunteer import commands, events
 from volunteer.events import AnyEvent
 from volunteer.status import Status
 from volunteer.tui.app import Look, VolunteerApp
@@ -207,6 +207,28 @@ async def test_what_was_known_before_the_coordinator_went_away_is_dim_and_has_it
         app.redraw()
         await pilot.pause()
         assert "as of" not in screen_text(app)
+
+
+async def test_the_curve_goes_back_to_before_the_program_was_started(engine: FakeEngine) -> None:
+    past = VersionInfo(
+        version=7,
+        kind="merge",
+        created_at=scenes.NOW - 900,
+        contributions=2,
+        global_step=70,
+        tokens=0,
+        published_sha256="",
+        loss=4.5,
+        mine=1,
+    )
+    engine.answers[commands.GetVersions] = (past,)
+    async with opened(engine, scenes.started(), size=(120, 36)) as (app, pilot):
+        await pilot.pause()
+        app.redraw()
+        curve = app.view.models["stdlib-gpt"]
+        assert (7.0, 4.5) in curve.points
+        assert 7 in curve.mine
+        assert engine.recalled == ["stdlib-gpt"]
 
 
 async def test_every_phase_of_a_task_has_its_numbers(engine: FakeEngine) -> None:

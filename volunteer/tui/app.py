@@ -175,12 +175,6 @@ class VolunteerApp(App[int]):
         )
         self._feed = Feed(control, self.clock, listener)
         self.publish()
-        if control.remote and (run := self._latest.run()):
-            self.run_worker(self._recall(self._feed, run), group="commands")
-
-    async def _recall(self, feed: Feed, run: str) -> None:
-        await feed.recall(run)
-        self.publish()
 
     @property
     def control(self) -> Control | None:

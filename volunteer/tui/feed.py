@@ -44,6 +44,8 @@ class Feed:
         self.expected = False  # the end was asked for here
         self._clock = clock
         self._listener = listener
+        self._recalled: set[str] = set()  # runs whose past was asked for
+        self._recalling: set[asyncio.Task[None]] = set()
         self._task = asyncio.create_task(self._follow(), name="follow-events")
         self._task.add_done_callback(self._over)
 
@@ -54,10 +56,20 @@ class Feed:
 
     def close(self) -> None:
         """Look away."""
-        self._task.cancel()
+        for task in (self._task, *self._recalling):
+            task.cancel()
 
-    async def recall(self, run: str) -> None:
-        """Add the versions that were made before we attached; without an answer the curve begins with what comes now."""
+    def _remember(self) -> None:
+        """Ask once for the past of the run that is helped."""
+        run = self.view.run()
+        if run and run not in self._recalled and self.view.status.online:
+            self._recalled.add(run)
+            task = asyncio.create_task(self._recall(run), name="recall-versions")
+            self._recalling.add(task)
+            task.add_done_callback(self._recalling.discard)
+
+    async def _recall(self, run: str) -> None:
+        """Add the versions made before we looked; without an answer the curve begins with what comes now."""
         try:
             versions = await self.control.versions(run)
         except VolunteerError:
@@ -68,8 +80,10 @@ class Feed:
 
     async def _follow(self) -> None:
         with self.control.subscribe() as stream:
+            self._remember()
             async for event in stream:
                 self.view = reduce(self.view, event)
+                self._remember()
                 if isinstance(event, URGENT):
                     self._listener.urgent()
                 if isinstance(event, events.Alerted) and event.bell:

@@ -131,6 +131,11 @@ def _used(sensed: Sensed, price: float) -> str:
     return f", {kwh:.3f} kWh" + (f" = {kwh * price:.2f}" if price > 0 else "")
 
 
+def _told(lines: list[Line], scene: Scene) -> list[Line]:
+    """What the coordinator told: dim while it is away, as it was when we have ended."""
+    return lines if scene.view.status.away_since is None else aged(lines, scene)
+
+
 WORTH = {"run": "they buy nothing yet", "practice": "practice: worth nothing"}
 
 
@@ -144,7 +149,7 @@ class CreditsCard(Panel):
         return f"Credits{whose}", known or WORTH["practice" if status.practice else "run"]
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        return aged(credit_lines(scene, width, height), scene)
+        return _told(credit_lines(scene, width, height), scene)
 
 
 def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
@@ -190,7 +195,7 @@ class RunCard(Panel):
         return (run or "Run"), (age(scene) or info.workload) if info else ""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        return aged(run_lines(scene, width, height), scene)
+        return _told(run_lines(scene, width, height), scene)
 
 
 def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
