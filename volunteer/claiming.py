@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from shared.errors import Gone, Unavailable, VolunteerError
 from shared.protocol import Benchmark, ClaimRequest, Device, Idle, Lease, ReleaseRequest
 from shared.tensors.quantize import CODECS
@@ -29,6 +32,20 @@ class Claimer:
         self._benchmark = benchmark
         self.busy = False  # the device has other work: being without a next task is no news
         self._untold: events.Idle | None = None
+        self._resting = False
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Take nothing meanwhile, and give up a claim that is under way: others may do the task."""
+        self._resting = True
+        self._desk.notify()
+        try:
+            yield
+        finally:
+            self._resting = False
+
+    def _open(self) -> bool:
+        return not self._resting and self._desk.may_claim(self.device.id)
 
     def at_work(self, busy: bool) -> None:
         """The device began or ended a task; why there is no next one is told when it ends."""
@@ -42,7 +59,7 @@ class Claimer:
         if not self.busy and not self._parts.hub.status.idle:
             self.idle("asking", "asking the coordinator for work")
         known = self.busy  # why there is no work; a person at an idle machine is not to wait for it
-        while self._desk.may_claim(self.device.id):
+        while self._open():
             if self._parts.outbox.full:
                 self.idle("outbox_full", "many results wait to be handed in: no new work")
                 return None
@@ -124,7 +141,7 @@ class Claimer:
     async def _unless_unwanted(self, runs: tuple[str, ...], wait_s: float) -> Lease | Idle | None:
         """Claim, but give it up when claiming ends or other runs are chosen meanwhile."""
         return await self._desk.unless(
-            lambda: not self._desk.may_claim(self.device.id) or self._runs() != runs,
+            lambda: not self._open() or self._runs() != runs,
             self._claim(runs, wait_s),
         )
 

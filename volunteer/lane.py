@@ -128,7 +128,6 @@ class Lane:
             await asyncio.wait({held.work})
         finally:
             self._claimer.at_work(False)
-            self._near_end.set()
             self._at_end.set()
             if not held.work.done():  # this lane was cancelled
                 held.work.cancel()
@@ -192,9 +191,10 @@ class Lane:
             how = "cancelled" if isinstance(error, Cancelled) else "gone"
             await self._ended(held, how, message)
         elif isinstance(error, StorageFull):
-            await self._ended(held, "released", message)
-            self._claimer.idle("disk_full", message, wait=DISK_WAIT_S)
-            await self._claimer.pause(DISK_WAIT_S)
+            with self._claimer.resting():
+                await self._ended(held, "released", message)
+                self._claimer.idle("disk_full", message, wait=DISK_WAIT_S)
+                await self._claimer.pause(DISK_WAIT_S)
         elif isinstance(error, ThreadDied):
             await self._ended(held, "released", message)
             self._desk.give_up(error)
@@ -202,8 +202,9 @@ class Lane:
             self._desk.put_down(held, counted=False)
             self._desk.give_up(error)
         else:
-            await self._ended(held, "failed", message)
-            await self._calm_down(message)
+            with self._claimer.resting():
+                await self._ended(held, "failed", message)
+                await self._calm_down(message)
 
     async def _calm_down(self, message: str) -> None:
         """After a failure wait, longer each time: this device may be the reason."""
