@@ -40,7 +40,7 @@ from shared.tensors.spec import Schema
 T = TypeVar("T")
 
 AGAIN_S = 0.01  # before the next try while nobody listens
-ANSWER_S = 120.0  # no coordinator may be away for longer
+ANSWER_S = 900.0  # no coordinator may be away for longer, whatever else its machine does
 GONE = 410  # to a lease that was given back and is somebody else's by now
 GOOD = ("accepted", "merged", "superseded")
 
