@@ -13,6 +13,7 @@ import msgspec
 from coordinator import publishing, runfile
 from coordinator.definition import Definition, definition, of_file, step_price_micro
 from coordinator.export import imported
+from coordinator.memory import check_model
 from coordinator.reading import Reading
 from coordinator.signals import Signals
 from coordinator.store import audit, datasets, passes, runs, tasks, versions
@@ -68,6 +69,7 @@ class Runs(Reading):
         task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
         stored = runfile.encode(msgspec.structs.replace(file, model=model, task=task))
         about = of_file(stored)  # checks the plan too
+        check_model(about.parameters)
         counts = list(workload.samples(model, manifest)) if manifest else []
         if manifest and sum(counts) < file.task.batch_size:
             raise InvalidRunFile(
@@ -136,6 +138,7 @@ class Runs(Reading):
         if run.state != "draft":
             raise Conflict(f'the run "{name}" is {run.state}; a run is started once')
         about = definition(run)
+        check_model(about.parameters)
         loop = asyncio.get_running_loop()
         content = await self._store_initial(run, about, loop)
 
