@@ -30,7 +30,10 @@ class TaskSettings(Settings):
     """`[task]`: how the pass is cut into leases."""
 
     local_steps: int = 50  # optimiser steps of one task
-    target_seconds: float = 0.0  # if > 0, sized to each worker's measured speed instead
+    by_speed: bool = True  # a worker much slower than the median gets as many as take the same time
+    target_seconds: float = (
+        0.0  # if > 0, every task is sized to its worker's measured speed instead
+    )
     batch_size: int = 16
     min_steps: int = 5
     max_steps: int = 5000

@@ -14,6 +14,7 @@ LEASE_MAX_S = 86_400.0
 UNKNOWN_FACTOR = 10  # x the floor, while nobody knows how long a task takes
 OPTIMISM = 2.0  # a benchmark knows nothing of downloads, evaluation, other programs
 LATE_FACTOR = 3.0  # x the expected time, then the lease ends
+SLOWER = 0.75  # of the median speed: only below it is a task made smaller, for a benchmark is no better than that
 SPLIT_FACTOR = 2.0  # a range that came back and would take longer than this many targets is split
 MEMORY_FACTOR = 18  # bytes a parameter: weights, gradients, two Adam moments, the base, activations
 UPLOAD_SLACK_BYTES = 1 << 20
@@ -117,13 +118,31 @@ def allowance_beside_s(run: Run, price: int, flops: float) -> float:
     return min(LEASE_MAX_S, max(floor, LATE_FACTOR * OPTIMISM * work / flops))
 
 
-def steps_for(run: Run, flops: float) -> int:
-    """How many steps a new task for a worker of this speed has."""
+def target_s(run: Run) -> float:
+    """How long a task should take: as `[task]` says, or as long as the median worker needs for `local_steps`; 0 = unknown."""
     settings = run.settings
-    one = estimate_s(run, 1, flops) if settings.target_seconds > 0 else None
+    if settings.target_seconds > 0 or not settings.by_speed:
+        return settings.target_seconds
+    known = run.pace is not None and run.pace.flops > 0
+    return run.local_steps * run.pace.step_s if run.pace is not None and known else 0.0
+
+
+def steps_for(run: Run, flops: float) -> int:
+    """How many steps a new task for a worker of this speed has.
+
+    Without `target_seconds` nobody gets more than `local_steps`, and who is much slower than the median gets as many as take
+    the same time: a merge that waits for all is then not kept by one of them.
+    """
+    settings, wanted_s = run.settings, target_s(run)
+    one = estimate_s(run, 1, flops) if wanted_s > 0 else None
     if not one:
         return run.local_steps
-    return max(settings.min_steps, min(settings.max_steps, int(settings.target_seconds / one)))
+    fitting = int(wanted_s / one)
+    if settings.target_seconds > 0:
+        return max(settings.min_steps, min(settings.max_steps, fitting))
+    if flops <= 0 or fitting >= SLOWER * run.local_steps:
+        return run.local_steps
+    return min(run.local_steps, max(settings.min_steps, fitting))
 
 
 def steps_of_update(plan: Plan, local_steps: int) -> int:
@@ -188,7 +207,7 @@ def split_at(run: Run, start: int, stop: int, flops: float) -> int:
     steps = steps_in(stop - start, settings.batch_size)
     fitting = steps_for(run, flops)
     expected = estimate_s(run, steps, flops)
-    limit_s = SPLIT_FACTOR * settings.target_seconds
+    limit_s = SPLIT_FACTOR * target_s(run)
     slow = limit_s > 0 and expected is not None and expected > limit_s
     if not (slow or steps > settings.max_steps) or fitting >= steps:
         return stop

@@ -26,7 +26,7 @@ BUSY_ENOUGH = 0.9  # of the time online: then nothing but the devices limits the
 WORST: dict[State, tuple[str, str]] = {
     "wait": (
         "the wait for slower volunteers before each merge",
-        "size tasks by speed ([run.task] target_seconds), lower [run.plan] quorum, or set overlap = true",
+        "size tasks by speed ([run.task] by_speed or target_seconds), lower [run.plan] quorum, or set overlap = true",
     ),
     "down": (
         "the download of new versions",

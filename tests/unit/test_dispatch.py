@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -159,8 +160,29 @@ def test_tasks_are_sized_to_the_worker() -> None:
     assert steps_for(seen, 0) == 30
 
 
-def test_without_a_target_everybody_gets_the_same() -> None:
-    assert {steps_for(run_of(), flops) for flops in (0, 1e6, 1e15)} == {10}
+def test_without_a_target_only_the_slow_get_less() -> None:
+    task = {"local_steps": 50, "batch_size": 4}
+    run = run_of(task=task, pace=Pace(step_s=1.0, flops=1e9))
+    found = {flops: steps_for(run, flops) for flops in (0, 1e7, 2e8, 8e8, 1e9, 1e15)}
+    assert found == {0: 50, 1e7: 5, 2e8: 10, 8e8: 50, 1e9: 50, 1e15: 50}
+    short = run_of(task={"local_steps": 3}, pace=run.pace)
+    assert steps_for(short, 1e7) == 3  # min_steps asks nobody for more than a task has
+    back = ask(
+        [waiter(1, flops=2e8)],
+        [msgspec.structs.replace(run, cursor=1000)],
+        todo=[todo_of(9, 100, 300)],
+    )
+    assert (back.assignments[0].stop, back.assignments[0].rest_stop) == (140, 300)
+
+
+def test_without_a_measured_pace_or_by_wish_everybody_gets_the_same() -> None:
+    fixed = {"local_steps": 10, "by_speed": False}
+    for run in (
+        run_of(),
+        run_of(pace=Pace(step_s=1.0, flops=0.0)),
+        run_of(task=fixed, pace=Pace(step_s=1.0, flops=1e9)),
+    ):
+        assert {steps_for(run, flops) for flops in (0, 1e6, 1e15)} == {10}
 
 
 def test_a_lease_lasts_three_times_what_the_work_takes() -> None:
