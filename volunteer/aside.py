@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+YIELDING = 15  # nice; not the lowest, since such a thread may hold what the others wait for
+
 T = TypeVar("T")
 
 
 class Aside:
-    """One daemon thread. It does not keep the process alive: a call that never comes back is left behind."""
+    """One daemon thread. It does not keep the process alive: a call that never comes back is left behind.
 
-    def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+    With `yields` what else this process does comes first, where the system knows priorities of threads.
+    """
+
+    def __init__(self, name: str, *, yields: bool = False) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._yields = yields
         threading.Thread(target=self._main, name=name, daemon=True).start()
 
     async def do(self, call: Callable[[], T]) -> T:
@@ -25,12 +35,20 @@ class Aside:
         self._jobs.put((call, future))
         return await asyncio.wrap_future(future)
 
+    def close(self) -> None:
+        """End the thread after what was asked for; nothing may be asked for from here on."""
+        self._jobs.put(None)
+
     def _main(self) -> None:
-        while True:
-            call, future = self._jobs.get()
+        if self._yields and sys.platform == "linux":  # elsewhere a priority is the process's
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), YIELDING)
+        while (job := self._jobs.get()) is not None:
+            call, future = job
+            del job
             if not future.set_running_or_notify_cancel():
                 continue
             try:
                 future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
+            del call, future  # they may hold a model

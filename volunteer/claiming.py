@@ -16,6 +16,7 @@ from volunteer.wording import printable
 
 WAIT_S = 30.0  # how long one claim may wait at the coordinator
 REFUSED_WAIT_S = 60.0
+HAND_IN_S = 5.0  # for the parts of a lease that is given back: afterwards nobody takes them
 KINDS = ("train", "selfplay", "learn", "evaluate")
 
 
@@ -88,8 +89,12 @@ class Claimer:
         return None
 
     async def give_back(self, held: Held, reason: str, *, failed: bool) -> None:
-        """Return a lease; `failed` counts it against the task."""
+        """Return a lease, after what waits of it to be handed in; `failed` counts it against the task."""
         task, attempt = held.key
+        await self._desk.unless(
+            lambda: not self._parts.outbox.holds(task, attempt),
+            self._parts.clock.sleep(HAND_IN_S),
+        )
         request = ReleaseRequest(attempt=attempt, reason=reason[:200], failed=failed)
         try:
             await self._parts.api.release(task, request)

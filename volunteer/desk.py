@@ -47,6 +47,11 @@ class Held:
         self.ended = ""  # "cancelled", "gone", "released", "saved": why it is given up
         self.message = ""
         self.ordered_pause = False
+        self.freed = asyncio.Event()  # its device may do something else
+
+    def free(self) -> None:
+        """Nothing is left of it that needs the device."""
+        self.freed.set()
 
     @property
     def key(self) -> tuple[int, int]:

@@ -177,7 +177,7 @@ class Engine:
             home=home,
             outbox=Outbox(home.outbox, lambda message: self._hub.notice(message, "warning")),
             leases=Leases(home.tasks),
-            residuals=Residuals(home.inner),
+            residuals=Residuals(home.inner, self._hub.notice),
             hub=self._hub,
             desk=Desk(settings.max_tasks, settings.runs),
             clock=world.clock,

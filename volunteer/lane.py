@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from shared.errors import Cancelled, Gone, StorageFull, VolunteerError
 from shared.protocol import Benchmark, Device
@@ -39,6 +40,9 @@ class Lane:
         self._pipeline = Pipeline(parts, device, trainer)
         self._claimer = Claimer(parts, device, self._pipeline.memory_bytes, benchmark)
         self._failures = Backoff(parts.rng, FAILURE_WAIT_S, FAILURE_WAIT_S_MAX)
+        self._behind: asyncio.Task[None] | None = (
+            None  # the end of the task before, as it is encoded
+        )
         self._near_end = asyncio.Event()  # time to claim the next task
         self._at_end = asyncio.Event()  # time to fetch the weights it will begin with
 
@@ -57,18 +61,20 @@ class Lane:
                 held_next = await ahead if ahead is not None else None
                 ahead = None
                 if held_next is None:
+                    await self._settle()
                     held_next = await self._next()
                 if held_next is None:
                     return
                 if self._parts.settings.prefetch:
                     ahead = asyncio.create_task(self._take_ahead())
                 await self._perform(held_next)
+            await self._settle()
         finally:
-            if ahead is not None:
-                ahead.cancel()
-                await asyncio.gather(ahead, return_exceptions=True)
+            await _cancelled(ahead, self._behind)
             for left in [h for h in self._desk.held.values() if self._mine(h)]:
+                await _cancelled(left.work)
                 await self._ended(left, left.ended or "released", left.message or ENDING)
+            self._pipeline.close()
 
     async def _take_ahead(self) -> Held | None:
         """Claim the next task near the end of this one, and fetch its data and weights meanwhile."""
@@ -117,26 +123,38 @@ class Lane:
         return held.stored.device == self.device.id
 
     async def _perform(self, held: Held) -> None:
-        """Do a task to its end, whatever the end is."""
+        """Do a task to its end, whatever the end is, or until the device can do the next one beside its encoding."""
         if self._desk.finishing and held.stored.begun is None:
             held.end("released", "no more work is wanted")
         self._near_end.clear()
         self._at_end.clear()
         self._claimer.at_work(True)
         held.work = asyncio.create_task(self._work(held))
+        freed = asyncio.create_task(held.freed.wait())
         try:
-            await asyncio.wait({held.work})
+            await asyncio.wait({held.work, freed}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            freed.cancel()
             self._claimer.at_work(False)
             self._at_end.set()
-            if not held.work.done():  # this lane was cancelled
-                held.work.cancel()
-                await asyncio.gather(held.work, return_exceptions=True)
-        if held.work.cancelled():
-            await self._ended(held, held.ended or "released", held.message or ENDING)
-        elif (error := held.work.exception()) is not None:
-            await self._failed(held, error)
+        await self._settle()  # one model more in memory, not two
+        self._behind = asyncio.create_task(self._conclude(held, held.work))
+        if held.work.done():
+            await self._settle()
         self._near_end.set()  # after the wait that follows a failure: others may do the next task meanwhile
+
+    async def _settle(self) -> None:
+        """Wait until the task before has come to its end."""
+        if self._behind is not None:
+            await self._behind
+            self._behind = None
+
+    async def _conclude(self, held: Held, work: asyncio.Task[None]) -> None:
+        await asyncio.wait({work})
+        if work.cancelled():
+            await self._ended(held, held.ended or "released", held.message or ENDING)
+        elif (error := work.exception()) is not None:
+            await self._failed(held, error)
 
     async def _work(self, held: Held) -> None:
         if held.ended:
@@ -225,6 +243,14 @@ class Lane:
             self._parts.leases.drop(held.stored.lease)
         self._desk.put_down(held, counted=False)
         self._parts.hub.emit(events.TaskEnded(task=held.key[0], how=how, message=message))
+
+
+async def _cancelled(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel those that are there, and wait for their end."""
+    given = [task for task in tasks if task is not None]
+    for task in given:
+        task.cancel()
+    await asyncio.gather(*given, return_exceptions=True)
 
 
 async def _forever() -> None:

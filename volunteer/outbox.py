@@ -39,6 +39,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.task}-{said.attempt}-{said.part}-{said.tries}"
 
 
+def task_of(name: str) -> int:
+    """The task of the result with this name."""
+    return int(name.partition("-")[0])
+
+
 class Outbox:
     """The directory of entries. Its calls block on the disk."""
 

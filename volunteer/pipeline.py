@@ -15,6 +15,7 @@ from shared.errors import InvalidFrame, VolunteerError
 from shared.protocol import BeginReply, BlobRef, Device, Lease, SignedManifest, VersionManifest
 from shared.workloads.base import DatasetManifest, Work
 from volunteer import events
+from volunteer.aside import Aside
 from volunteer.assignment import Assignment, Finished, Interrupted, Report, Spent
 from volunteer.data import LocalData, blob_of, wanted
 from volunteer.desk import Held, with_begin
@@ -47,6 +48,7 @@ class Pipeline:
         self._trainer = trainer
         self._datasets: dict[str, DatasetManifest] = {}
         self._fetch_s = 0.0  # what the last weights took to come
+        self._encoder = Aside(f"encoder {device.id}", yields=True)
 
     @property
     def memory_bytes(self) -> int:
@@ -93,13 +95,30 @@ class Pipeline:
             base = await self.begin(held, stack)
             assert base is not None
             local = LocalTask(self._files(held, base, data))
-            return await self._train(held, local, local.finish, on_report)
+            outcome = await self._train(held, local, local.finish, on_report)
+            if isinstance(outcome, Interrupted):
+                return outcome
+            held.phase = "encode"
+            if local.roomy:
+                held.free()
+            entry = await self._encoder.do(partial(local.hand_in, outcome.value))
+            return Finished(value=entry, spent=outcome.spent)
 
     async def train(
         self, held: Held, task: StretchTask, on_report: Callable[[Report], None]
     ) -> Finished[Entry | None] | Interrupted:
         """One stretch of a series."""
-        return await self._train(held, task, task.finish_stretch, on_report)
+        outcome = await self._train(held, task, task.finish_stretch, on_report)
+        if isinstance(outcome, Interrupted):
+            return outcome
+        made, entry = outcome.value, None
+        if made is not None:
+            entry = await self._encoder.do(partial(task.hand_in, made))
+        return Finished(value=entry, spent=outcome.spent)
+
+    def close(self) -> None:
+        """Nothing more is done here."""
+        self._encoder.close()
 
     async def _fetch_data(self, held: Held, stack: ExitStack) -> LocalData:
         lease = held.stored.lease
@@ -183,13 +202,21 @@ class Pipeline:
     async def _handed_in(self, run: str) -> None:
         """Wait until the last result for this run has left: the next base is to hold it."""
         told = False
-        while any(entry.run == run for entry in self._parts.outbox.entries()):
+        while self._unsent(run):
             change = self._parts.desk.change()
             if not told:
                 told = True
                 message = "handing in the last result; the next task begins with the next version"
                 self._parts.hub.emit(events.Idle(reason="merging", message=message))
             await change
+
+    def _unsent(self, run: str) -> bool:
+        """Whether a result for this run is being encoded, or waits to be handed in."""
+        encoding = any(
+            held.phase == "encode" and held.stored.lease.run == run
+            for held in self._parts.desk.held.values()
+        )
+        return encoding or any(entry.run == run for entry in self._parts.outbox.entries())
 
     def _checked(self, signed: SignedManifest, lease: Lease) -> VersionManifest:
         """The manifest, once it is known to be the coordinator's own word. Raises BadSignature, InvalidFrame."""

@@ -113,7 +113,7 @@ class Sender:
             )
         )
         parts.hub.emit(events.Judged(verdict=verdict))
-        parts.residuals.judged(verdict, (entry.device,))
+        parts.residuals.judged(verdict, (entry.device,), entry.name)
         self._drop(entry)
         if refused and not verdict.redo:
             done = self._end(entry, "gone", verdict.message)
@@ -126,8 +126,7 @@ class Sender:
         how = "refused"
         if isinstance(error, Gone):
             how = "cancelled" if isinstance(error, Cancelled) else "gone"
-        self._parts.residuals.lost(entry.run, entry.task, (entry.device,))
-        self._drop(entry)
+        self._lose(entry)
         if self._end(entry, how, error.message):
             self._tell_lost(entry, how, error.message)
         self._parts.desk.answered(entry.name, error)
@@ -139,7 +138,7 @@ class Sender:
         """
         later = self._same_lease(entry)
         for other in later:
-            self._drop(other)
+            self._lose(other)
         held = self._parts.desk.held.get((entry.task, entry.submit.attempt))
         if held is not None:
             held.end("cancelled" if how == "cancelled" else "gone", message)
@@ -150,6 +149,11 @@ class Sender:
         """A lease that was done here brings nothing."""
         self._parts.desk.lost((entry.task, entry.submit.attempt))
         self._parts.hub.emit(events.TaskEnded(task=entry.task, how=how, message=message))
+
+    def _lose(self, entry: Entry) -> None:
+        """It is as if this result had never been made."""
+        self._parts.residuals.lost(entry.run, entry.task, (entry.device,), entry.name)
+        self._drop(entry)
 
     def _drop(self, entry: Entry) -> None:
         self._parts.outbox.drop(entry)

@@ -10,8 +10,7 @@ import msgspec
 
 from shared.workloads.base import Result, Work
 from volunteer.assignment import Report, Spent
-from volunteer.outbox import Entry
-from volunteer.training import LocalTask, Place, TaskFiles
+from volunteer.training import LocalTask, Made, Place, TaskFiles
 
 if TYPE_CHECKING:
     import torch
@@ -95,17 +94,17 @@ class StretchTask(LocalTask):
     def told(self, report: Report) -> Report:
         return self._tell(report)
 
-    def finish_stretch(self, work: Work, spent: Spent) -> Entry | None:
-        """Add what was trained; with the last stretch the entry in the outbox."""
+    def finish_stretch(self, work: Work, spent: Spent) -> Made | None:
+        """Add what was trained; with the last stretch what is to be handed in."""
         result, tensors = work.result()
         self._summed.add(result, tensors, spent, self._files.manifest.version)
-        self._files.snapshot.unlink(missing_ok=True)
         if not self._ends_part:
+            self._files.snapshot.unlink(missing_ok=True)
             return None
         whole = self._summed.whole
-        return self._hand_in(
-            whole.result,
-            whole.tensors,
-            whole.spent,
-            msgspec.structs.replace(self._place, base_version=whole.base_version),
+        return Made(
+            result=whole.result,
+            tensors=whole.tensors,
+            spent=whole.spent,
+            place=msgspec.structs.replace(self._place, base_version=whole.base_version),
         )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from volunteer.files import write_whole
 from volunteer.leases import HeldLease
 from volunteer.outbox import Entry, Outbox
 from volunteer.residuals import Carried
+from volunteer.tensors import load, store
 from volunteer.wording import size as bytes_in_words
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ EXACT = "float32"  # what a result says that is no update
 EXACT_CODECS = frozenset({EXACT, "bf16"})  # what they lose is not worth carrying over
 PLAYED = ("games", "evaluation")  # results that are files of games
 MODEL_COPIES = 4  # weights, gradient and two moments, at least
+LEFT_COPIES = 3  # weights and two moments of a task that is being encoded
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +44,17 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     part: int = 0
     tries: int = 0
     last: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What training left in memory, on the CPU: all that is needed to hand it in while the device does something else."""
+
+    result: Result
+    tensors: Mapping[str, torch.Tensor]
+    spent: Spent
+    place: Place
+    inner: Mapping[str, torch.Tensor] = field(default_factory=dict)  # the optimiser's state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +74,7 @@ class TaskFiles:
 
 
 class LocalTask:
-    """Begin, save and finish of one task. Lives on the training thread."""
+    """Begin, save and finish of one task, on the training thread; handing in, on one that runs no torch."""
 
     def __init__(self, files: TaskFiles) -> None:
         self.files = self._files = files
@@ -89,8 +101,8 @@ class LocalTask:
                 f"more than the {bytes_in_words(files.memory_bytes)} this device may use"
             )
         files.carried.drop_if_behind(files.manifest.global_step)
-        inner = None if job.reset_inner else _load(files.carried.optimizer)
-        snapshot = _load(files.snapshot)
+        inner = None if job.reset_inner else files.carried.inner()
+        snapshot = load(files.snapshot)
         device = files.held.device
         work = workload.begin(job, self._weights(), files.data, device, inner)
         if snapshot is not None:
@@ -113,29 +125,44 @@ class LocalTask:
 
     def save(self, work: Work) -> None:
         try:
-            _store(self._files.snapshot, work.snapshot())
-        except (OSError, StorageFull):
+            store(self._files.snapshot, work.snapshot())
+        except StorageFull:
             self._files.snapshot.unlink(missing_ok=True)  # training is worth more than a snapshot
 
-    def finish(self, work: Work, spent: Spent) -> Entry:
-        """Encode the update and put it into the outbox. Raises InvalidFrame when the training diverged."""
-        files, lease = self._files, self._files.held.lease
-        result, tensors = work.result()
-        place = Place(base_version=files.manifest.version)
-        entry = self._hand_in(result, tensors, spent, place)
-        if not lease.job.reset_inner and (state := work.state()):
-            _store(files.carried.optimizer, state)
-        files.snapshot.unlink(missing_ok=True)
-        return entry
-
-    def _hand_in(
-        self, result: Result, tensors: Mapping[str, torch.Tensor], spent: Spent, place: Place
-    ) -> Entry:
+    @property
+    def roomy(self) -> bool:
+        """Whether the next task has room on this device beside what is left of this one until it is encoded."""
         files = self._files
-        entry = self._entry(result, tensors, spent, place)
-        files.outbox.put(entry)
-        if entry.submit.codec not in EXACT_CODECS:
-            files.carried.advance(entry.task, files.manifest.global_step)
+        need = nbytes(self._schema) * (MODEL_COPIES + LEFT_COPIES)
+        return files.held.device != "cpu" or not files.memory_bytes or need <= files.memory_bytes
+
+    def finish(self, work: Work, spent: Spent) -> Made:
+        """What is to be handed in. Raises InvalidFrame when the training diverged."""
+        files, job = self._files, self._files.held.lease.job
+        result, tensors = work.result()
+        _refuse_diverged(tensors)
+        inner = {} if job.reset_inner else work.state()
+        if inner:
+            files.carried.lend(inner, files.manifest.global_step)
+        place = Place(base_version=files.manifest.version)
+        return Made(result=result, tensors=tensors, spent=spent, place=place, inner=inner)
+
+    def hand_in(self, made: Made) -> Entry:
+        """Encode what was made and put it into the outbox; only then nothing of the task is needed any more.
+
+        Calls for one device must follow each other in the order of its tasks: each takes over what the one before left.
+        Raises InvalidFrame, TooLarge, StorageFull, OSError.
+        """
+        files = self._files
+        try:
+            entry = self._entry(made)
+            files.outbox.put(entry)
+            if entry.submit.codec not in EXACT_CODECS:
+                files.carried.advance(entry.name, files.manifest.global_step)
+            files.carried.keep_inner(made.inner)
+        finally:
+            files.carried.end_lending(made.inner)
+        files.snapshot.unlink(missing_ok=True)
         return entry
 
     def _check(self, workload: Workload) -> None:
@@ -153,10 +180,9 @@ class LocalTask:
         frame = open_frame(path or self._files.weights, self._schema, copy_on_write=True)
         return {name: torch.from_numpy(frame.array(name)) for name in frame}
 
-    def _entry(
-        self, result: Result, tensors: Mapping[str, torch.Tensor], spent: Spent, place: Place
-    ) -> Entry:
+    def _entry(self, made: Made) -> Entry:
         files, lease = self._files, self._files.held.lease
+        result, spent, place = made.result, made.spent, made.place
         name = f"{lease.task}-{lease.attempt}-{place.part}-{place.tries}"
         payload = files.outbox.payload(name)
         played = lease.job.update in PLAYED
@@ -164,7 +190,7 @@ class LocalTask:
             write_whole(payload, result.games, durable=True)
             sha256, size = digest(result.games), len(result.games)
         else:
-            encoded = self._encode(tensors, payload)
+            encoded = self._encode(made.tensors, payload)
             sha256, size = encoded.sha256, encoded.size
         if size > lease.grant.bytes_max:
             payload.unlink(missing_ok=True)
@@ -212,28 +238,15 @@ class LocalTask:
                 raise InvalidFrame(f"this version cannot hand in {lease.job.update}")
             if chosen.name in EXACT_CODECS:
                 return chosen.encode(update, schema, path)
-            residual = files.carried.residual(residual_schema(schema))
+            steps = files.manifest.global_step
+            residual = files.carried.residual(residual_schema(schema), steps)
             return chosen.encode(update, schema, path, residual, files.carried.next)
 
 
-def _store(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    from safetensors.torch import save_file
-
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        save_file({name: value.contiguous() for name, value in tensors.items()}, temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _load(path: Path) -> dict[str, torch.Tensor] | None:
-    """The tensors of a file of our own; None when it is missing or damaged."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError):
-        path.unlink(missing_ok=True)
-        return None
+def _refuse_diverged(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises InvalidFrame before anything goes on from numbers that are none."""
+    for name, value in tensors.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise InvalidFrame(
+                f"{name!r} holds NaN or infinite values: the training diverged, so nothing is sent"
+            )

@@ -1,0 +1,41 @@
+"""Tensors in files of the volunteer's own: snapshots and inner optimiser states."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shared.errors import StorageFull
+from volunteer.files import PARTIAL_SUFFIX
+
+if TYPE_CHECKING:
+    import torch
+
+
+def store(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Replace `path` by tensors of the CPU in one step. Raises StorageFull for whatever the disk refuses."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+    try:
+        save_file({name: value.contiguous() for name, value in tensors.items()}, temporary)
+        temporary.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise StorageFull(f"{path} cannot be written: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load(path: Path) -> dict[str, torch.Tensor] | None:
+    """The tensors of a file; None when it is missing or damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError):
+        path.unlink(missing_ok=True)
+        return None
