@@ -63,7 +63,9 @@ class ImageSettings(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     size: int = 64  # pixels, both sides
     channels: int = 3  # 1 = grey
-    chunk_images: int = 256
+    chunk_images: int = (
+        64  # images are shuffled as a whole, so a task is as well off with small chunks
+    )
     heldout_share: float = 0.05
     seed: int = 0
 
