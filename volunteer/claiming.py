@@ -91,6 +91,8 @@ class Claimer:
     async def give_back(self, held: Held, reason: str, *, failed: bool) -> None:
         """Return a lease, after what waits of it to be handed in; `failed` counts it against the task."""
         task, attempt = held.key
+        if self._parts.outbox.holds(task, attempt):
+            self._parts.api.client.hurry()
         await self._desk.unless(
             lambda: not self._parts.outbox.holds(task, attempt),
             self._parts.clock.sleep(HAND_IN_S),

@@ -68,6 +68,36 @@ async def test_over_a_kill_no_part_is_lost_and_none_handed_in_twice(tmp_path: Pa
         assert await machine.home.coordinator.check_ledger() == []
 
 
+async def test_what_waits_of_a_lease_is_handed_in_before_it_is_given_back(tmp_path: Path) -> None:
+    run = PARTS.replace("local_steps = 2", "local_steps = 400")
+    async with lent(tmp_path, run) as machine:
+        machine.speed = 1.0  # seconds that are waited are seconds in which something is done
+        async with machine.working(quit_seconds=0) as process:
+            process.network.refuse("/uploads")
+            claimed = await process.until(events.Claimed)
+            await until_waiting(process, machine, 2)
+            process.network.heal()
+            await process.control.stop()
+            assert await process.ended() == 0
+        assert [event.how for event in process.all(events.TaskEnded)] == ["released"]
+        done = await parts_of(machine, claimed.task)
+        assert len(done) >= 2
+        assert {row.state for row in done} <= {"accepted", "merged"}
+        assert waiting(machine) == 0
+
+
+async def test_giving_back_does_not_wait_for_a_coordinator_that_is_away(tmp_path: Path) -> None:
+    run = PARTS.replace("local_steps = 2", "local_steps = 400")
+    async with lent(tmp_path, run) as machine, machine.working(quit_seconds=0) as process:
+        process.network.refuse("/uploads")
+        await until_waiting(process, machine, 2)
+        process.network.cut = True
+        began = process.engine.world.clock.monotonic()
+        await process.control.stop()
+        assert await process.ended() == 0
+        assert process.engine.world.clock.monotonic() - began < 60.0
+
+
 async def parts_of(machine: Lent, task: int) -> list[Any]:
     c = tables.contributions.c
 
