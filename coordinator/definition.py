@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 CREDIT_FLOPS = 1e10  # one credit by default: equal device time earns alike on every workload
 MICRO = 1_000_000
+CHAIN_BYTES_MIN = (
+    1 << 20
+)  # of a model whose versions travel as a chain by default: a smaller one is here at once
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +88,16 @@ def _check_with_tasks(whole: Plan, file: RunFile) -> None:
                 f"{where}until_slope looks at the held-out loss, and [evaluation] every = 0 measures none: set "
                 "every = 1, or give the phase until_versions or until_tokens"
             )
+
+
+def with_downlink(plan: Mapping[str, Any], model_bytes: int) -> dict[str, Any]:
+    """A `[plan]` table that says how versions travel: "auto", and no word, become what suits a model of so many bytes.
+
+    Settled when a run is created and stored with it: one without a word is from before, and goes on with "float32".
+    """
+    if plan.get("downlink", "auto") != "auto":
+        return dict(plan)
+    return {**plan, "downlink": "chain" if model_bytes >= CHAIN_BYTES_MIN else "float32"}
 
 
 def definition(run: RunRow) -> Definition:

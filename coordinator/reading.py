@@ -9,7 +9,7 @@ import msgspec
 
 from coordinator import phases
 from coordinator.definition import Definition, definition
-from coordinator.merge.plan import Pending, Ready, ready
+from coordinator.merge.plan import Pending, Plan, Ready, ready
 from coordinator.sizing import memory_bytes
 from coordinator.store import contributions, datasets, games, runs, versions
 from coordinator.store.runs import RunRow
@@ -52,6 +52,11 @@ class Reading:
     async def info(self, name: str) -> RunInfo:
         """One run. Raises NotFound."""
         return await self.describe(await self._db.read(lambda conn: runs.by_name(conn, name)))
+
+    async def plan(self, name: str) -> Plan:
+        """The whole plan of a run. Raises NotFound."""
+        row = await self._db.read(lambda conn: runs.by_name(conn, name))
+        return definition(row).plan
 
     async def describe(self, run: RunRow) -> RunInfo:
         return await self._db.read(lambda conn: self._info(conn, run))

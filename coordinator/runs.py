@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coordinator import publishing, runfile
-from coordinator.definition import Definition, definition, of_file, step_price_micro
+from coordinator.definition import (
+    Definition,
+    definition,
+    of_file,
+    step_price_micro,
+    with_downlink,
+)
 from coordinator.export import imported
 from coordinator.memory import check_model
 from coordinator.reading import Reading
@@ -24,6 +30,7 @@ from coordinator.versions import sign as sign_version
 from shared.clock import Clock
 from shared.errors import Conflict, InvalidRunFile, NotFound
 from shared.protocol import RunInfo, RunState, SignedManifest
+from shared.tensors.spec import nbytes
 from shared.workloads.base import Workload, load
 
 if TYPE_CHECKING:
@@ -67,7 +74,8 @@ class Runs(Reading):
         loop = asyncio.get_running_loop()
         model = await loop.run_in_executor(self._threads, workload.config, file.model, manifest)
         task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
-        stored = runfile.encode(msgspec.structs.replace(file, model=model, task=task))
+        plan = with_downlink(file.plan, nbytes(workload.schema(model)))
+        stored = runfile.encode(msgspec.structs.replace(file, model=model, task=task, plan=plan))
         about = of_file(stored)  # checks the plan too
         check_model(about.parameters)
         counts = list(workload.samples(model, manifest)) if manifest else []

@@ -19,6 +19,11 @@ Run = Annotated[str, Parameter(help="Name of the run.")]
 REPORT = ("nickname", "label", "state", "first_seen", "last_seen", "accepted", "merged", "rejected")
 TOTALS = ("device_seconds", "credits_earned", "credits_pending")
 
+DOWNLINKS = {
+    "chain": "chain: quantised links and packed snapshots",
+    "float32": "float32: whole files",
+}
+
 app = App(name="run", help="Runs: create, start, pause, roll back, export.")
 
 
@@ -132,7 +137,8 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
     shown = call(where, "run.show", name=name)
     run = shown.run
     if json:
-        as_json({"run": _plain(run), "versions": shown.versions})
+        ways = {"codec": shown.codec, "downlink": shown.downlink}
+        as_json({"run": _plain(run), "versions": shown.versions, **ways})
         return
     facts(
         [
@@ -149,6 +155,8 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             ("tokens", run.tokens),
             ("credits", f"{run.credits_per_step:g} a step"),
             ("merge", run.merging),
+            ("up", shown.codec),
+            ("down", DOWNLINKS.get(shown.downlink, shown.downlink)),
         ]
     )
     columns = {

@@ -62,6 +62,8 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
 
     run: RunInfo
     versions: tuple[VersionInfo, ...]
+    codec: str = ""  # of updates on their way up
+    downlink: str = ""  # how versions travel down
 
 
 async def create(coordinator: Coordinator, ask: CreateRun) -> RunInfo:
@@ -83,7 +85,8 @@ async def listing(coordinator: Coordinator, ask: Nothing) -> tuple[RunInfo, ...]
 async def show(coordinator: Coordinator, ask: Named) -> RunShown:
     run = await coordinator.runs.info(ask.name)
     versions = await coordinator.runs.versions(ask.name, after=run.version - SHOWN_VERSIONS)
-    return RunShown(run=run, versions=versions)
+    plan = await coordinator.runs.plan(ask.name)
+    return RunShown(run=run, versions=versions, codec=plan.codec, downlink=plan.downlink)
 
 
 async def pause(coordinator: Coordinator, ask: Named) -> RunInfo:

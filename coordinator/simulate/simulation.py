@@ -17,7 +17,7 @@ from typing import Any
 
 from coordinator.config import Settings
 from coordinator.datasets import LocalData
-from coordinator.definition import Definition, definition, of_file
+from coordinator.definition import Definition, definition, of_file, with_downlink
 from coordinator.simulate.labour import Labour, Pretended
 from coordinator.simulate.loop import LoopClock
 from coordinator.simulate.machine import Machine, Net, World
@@ -42,6 +42,7 @@ STAND_INS: Mapping[str, Mapping[str, Any]] = {
 }
 JOBS = ("queue", "merger", "upkeep")
 LISTING_MAX = 100_000
+PARAMETER_BYTES = 4
 
 Blobs = Mapping[str, bytes]
 Dataset = tuple[DatasetManifest, Blobs]
@@ -150,6 +151,9 @@ class _Simulation:
             table["dataset"] = dataset.name
         model = workload.config(table.get("model", {}), dataset)
         real = scenario.model.parameters or _parameters(workload.schema(model))
+        if isinstance(plan := table.get("plan", {}), dict):  # by the real model, not its stand-in
+            plan = {**workload.defaults(plan).get("plan", {}), **plan}
+            table["plan"] = with_downlink(plan, real * PARAMETER_BYTES)
         if real > PARAMETERS_MAX and table["workload"] in STAND_INS:
             table["model"] = {**table.get("model", {}), **STAND_INS[table["workload"]]}
         table.setdefault("seed", scenario.seed)

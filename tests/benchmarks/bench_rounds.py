@@ -57,6 +57,7 @@ batch_size = 1
 [plan]
 quorum = {volunteers}
 codec = "float32"
+downlink = "float32"
 [evaluation]
 every = 0
 """

@@ -7,11 +7,15 @@ import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from coordinator.definition import definition
+from coordinator import runfile
+from coordinator.commands import runs as run_commands
+from coordinator.commands.registry import Named
+from coordinator.definition import definition, of_file
 from coordinator.store import datasets, runs, versions
 from coordinator.store.versions import VersionRow
 from shared.clock import SystemClock
@@ -92,6 +96,40 @@ def downloads(worker: Worker, path: Path) -> Weights:
 
 async def fetched(getting: Weights, wanted: VersionManifest) -> bytes:
     return (await getting.fetch(wanted, lambda total: lambda done: None)).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "stored"),
+    [
+        ("n_embd = 8", "", "float32"),
+        ("n_embd = 8", 'downlink = "auto"', "float32"),
+        ("n_embd = 8", 'downlink = "chain"', "chain"),
+        ("n_embd = 160", "", "chain"),  # 1.4 MiB
+        ("n_embd = 160", 'downlink = "auto"', "chain"),
+        ("n_embd = 160", 'downlink = "float32"', "float32"),
+    ],
+)
+async def test_how_versions_travel_is_settled_by_the_size_of_the_model_and_shown(
+    home: House, model: str, plan: str, stored: str
+) -> None:
+    await home.start_run()
+    text = RUN.replace('"tiny"', '"other"').replace("n_embd = 8", model)
+    await home.coordinator.runs.create(text.replace("quorum = 2", f"quorum = 2\n{plan}"))
+    row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "other"))
+    assert definition(row).file.plan["downlink"] == stored
+    shown = await run_commands.show(home.coordinator, Named(name="other"))
+    assert (shown.codec, shown.downlink) == ("float32", stored)
+
+
+async def test_a_run_from_before_goes_on_as_it_began(home: House) -> None:
+    await home.start_run()
+    text = RUN.replace('"tiny"', '"other"').replace("n_embd = 8", "n_embd = 160")
+    await home.coordinator.runs.create(text)
+    row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "other"))
+    file = runfile.decode(row.file)
+    without = {key: value for key, value in file.plan.items() if key != "downlink"}
+    before = runfile.encode(msgspec.structs.replace(file, plan=without))
+    assert of_file(before).plan.downlink == "float32"
 
 
 async def test_whoever_follows_holds_the_published_bits_and_the_master_stays_exact(

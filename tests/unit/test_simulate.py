@@ -57,7 +57,9 @@ def test_a_model_too_large_to_move_about_is_played_by_a_small_one_and_its_bytes_
     assert found.parameters == 10_000_000
 
 
-@pytest.mark.parametrize(("downlink", "megabytes"), [("float32", 40.0), ("chain", 10.1)])
+@pytest.mark.parametrize(
+    ("downlink", "megabytes"), [("float32", 40.0), ("chain", 10.1), ("auto", 10.1)]
+)
 def test_new_versions_come_down_by_the_way_that_is_the_fewest_bytes(
     downlink: str, megabytes: float
 ) -> None:
