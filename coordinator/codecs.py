@@ -7,6 +7,7 @@ from collections.abc import Collection
 import structlog
 
 FALLBACKS = ("int8", "bf16", "float32")  # the fewest bytes first; every volunteer speaks the last
+PACKED = {"float32": "float32-zstd", "bf16": "bf16-zstd"}  # the same numbers in fewer bytes
 TOLD_MAX = 10_000  # pairs that are remembered
 
 log = structlog.get_logger("codecs")
@@ -15,11 +16,13 @@ log = structlog.get_logger("codecs")
 def agreed(wanted: str, spoken: Collection[str]) -> str:
     """The codec for an update: the run's own, or the next best that the worker speaks; "" when there is none.
 
-    A worker that names no codec is believed to speak them all.
+    Floats travel packed where the worker can. One that names no codec is believed to speak all that were there at first.
     """
-    if not spoken or wanted in spoken:
+    if not spoken:
         return wanted
-    return next((name for name in FALLBACKS if name in spoken), "")
+    found = next((name for name in (wanted, *FALLBACKS) if name in spoken), "")
+    packed = PACKED.get(found, "")
+    return packed if packed in spoken else found
 
 
 class Agreements:
@@ -30,7 +33,7 @@ class Agreements:
 
     def note(self, worker_id: str, run: str, wanted: str, granted: str) -> None:
         """A lease was given with this codec."""
-        if wanted == granted or (worker_id, run) in self._told:
+        if granted in (wanted, PACKED.get(wanted)) or (worker_id, run) in self._told:
             return
         if len(self._told) >= TOLD_MAX:
             self._told.clear()

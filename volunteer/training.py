@@ -13,7 +13,7 @@ from shared.errors import InvalidFrame, NotFound, StorageFull, TooLarge, Volunte
 from shared.protocol import SubmitRequest, VersionManifest
 from shared.signing import canonical, digest
 from shared.tensors.frame import open_frame
-from shared.tensors.quantize import EncodedUpdate, codec, residual_schema
+from shared.tensors.quantize import EXACT_CODECS, EncodedUpdate, codec, residual_schema
 from shared.tensors.spec import Schema, nbytes
 from shared.tensors.update import delta
 from shared.workloads.base import Result, Traits, Work, Workload
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import torch
 
 EXACT = "float32"  # what a result says that is no update
-EXACT_CODECS = frozenset({EXACT, "bf16"})  # what they lose is not worth carrying over
 PLAYED = ("games", "evaluation")  # results that are files of games
 MODEL_COPIES = 4  # weights, gradient and two moments, at least
 LEFT_COPIES = 3  # weights and two moments of a task that is being encoded

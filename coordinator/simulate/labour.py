@@ -13,14 +13,13 @@ import numpy as np
 from coordinator.definition import Definition
 from shared.protocol import Verdict
 from shared.tensors.frame import open_frame
-from shared.tensors.quantize import EncodedUpdate, Residual, codec
+from shared.tensors.quantize import EXACT_CODECS, EncodedUpdate, Residual, codec
 from shared.tensors.update import delta
 from shared.workloads.base import Data, Job
 
 if TYPE_CHECKING:
     import torch
 
-EXACT_CODECS = frozenset({"float32", "bf16"})  # what they lose is not worth carrying over
 SETTLED = ("accepted", "merged")
 STEP_SHARE = 0.3  # of lr that an element moves in a step of pretended work
 

@@ -6,6 +6,7 @@ int64 whatever the codec, first in the file so that they stay aligned.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ import numpy as np
 from shared.errors import BadRequest, InvalidFrame
 from shared.tensors.blocks import SPAN, Bfloat16, Blocks, Float32, Kernel
 from shared.tensors.frame import Frame, FrameWriter, open_frame
+from shared.tensors.packed import beside, pack, unpack
 from shared.tensors.slices import F32, Array, ArrayReader, SliceReader
 from shared.tensors.sparse import TopK
 from shared.tensors.spec import INTEGERS, Schema, TensorSpec, by_name, grid
@@ -119,10 +121,11 @@ class DecodedUpdate(Mapping[str, Array]):
 
 @dataclass(frozen=True, slots=True)
 class FrameCodec:
-    """Every codec there is: the common file around a kernel."""
+    """The common file around a kernel."""
 
     name: str
     kernel: Kernel
+    durable: bool = True  # what is written survives a power cut
 
     def wire_schema(self, schema: Schema) -> Schema:
         carried = [_carried(spec) for spec in schema if spec.role != "parameter"]
@@ -144,7 +147,8 @@ class FrameCodec:
     ) -> EncodedUpdate:
         wire, source = self.wire_schema(schema), _reader(tensors, schema)
         with ExitStack() as stack:
-            writer = stack.enter_context(FrameWriter(path, wire, {"codec": self.name}))
+            about = {"codec": self.name}
+            writer = stack.enter_context(FrameWriter(path, wire, about, sync=self.durable))
             feedback = (
                 _Feedback(schema, residual, residual_path, stack) if residual is not None else None
             )
@@ -182,6 +186,59 @@ class FrameCodec:
         for name, pieces in zip(names[1:], zip(*behind, strict=True), strict=False):
             for piece in pieces:
                 writer.write(name, piece)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCodec:
+    """A codec whose file is packed after it was written, and unpacked beside itself for as long as it is read."""
+
+    name: str
+    inner: FrameCodec
+
+    def wire_schema(self, schema: Schema) -> Schema:
+        """Of what is packed."""
+        return self.inner.wire_schema(schema)
+
+    def encode(
+        self,
+        tensors: Tensors,
+        schema: Schema,
+        path: Path,
+        residual: Residual | None = None,
+        residual_path: Path | None = None,
+    ) -> EncodedUpdate:
+        raw = beside(path)
+        try:
+            made = self.inner.encode(tensors, schema, raw, residual, residual_path)
+            with open_frame(raw, self.wire_schema(schema)) as frame:
+                written = pack(frame, path)
+        finally:
+            raw.unlink(missing_ok=True)
+        return EncodedUpdate(sha256=written.sha256, size=written.size, residual=made.residual)
+
+    def decode(self, path: Path, schema: Schema) -> DecodedUpdate:
+        raw = beside(path)
+        try:
+            unpack(path, self.wire_schema(schema), raw)
+            frame = open_frame(raw, self.wire_schema(schema))
+        except BaseException:
+            raw.unlink(missing_ok=True)
+            raise
+        with contextlib.suppress(PermissionError):  # Windows: only when it is closed
+            raw.unlink()
+        return _Unpacked(frame, schema, self.inner, raw)
+
+
+class _Unpacked(DecodedUpdate):
+    """An update whose file goes when it is closed."""
+
+    def __init__(self, frame: Frame, schema: Schema, inner: FrameCodec, raw: Path) -> None:
+        super().__init__(frame, schema, inner.kernel)
+        self._raw = raw
+
+    def close(self) -> None:
+        super().close()
+        self._raw.unlink(missing_ok=True)
 
 
 class _Feedback:
@@ -253,12 +310,17 @@ CODECS: Mapping[str, Codec] = {
     found.name: found
     for found in (
         FrameCodec("float32", Float32()),
+        PackedCodec("float32-zstd", FrameCodec("float32", Float32(), durable=False)),
         FrameCodec("bf16", Bfloat16()),
+        PackedCodec("bf16-zstd", FrameCodec("bf16", Bfloat16(), durable=False)),
         FrameCodec("int8", Blocks(limit=127, block=256)),
         FrameCodec("int4", Blocks(limit=7, block=64)),
         FrameCodec("topk-int4", TopK()),
     )
 }
+
+# What they lose is not worth carrying over.
+EXACT_CODECS = frozenset({"float32", "float32-zstd", "bf16", "bf16-zstd"})
 
 
 def codec(name: str) -> Codec:

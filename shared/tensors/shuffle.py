@@ -5,9 +5,10 @@ Worth it for float32 and bfloat16 (weights to 0.68 - 0.84 of their size, measure
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ else:
 
 LEVEL = 1  # level 3 costs 1.2 - 3.3 times the time for no useful gain (measured)
 WINDOW_LOG_MAX = 27  # 128 MiB: what a decoder may be asked to hold
+LENGTH = struct.Struct("<I")  # stands before each piece of a packed file
+SLACK_BYTES = 1 << 16  # by which a packed piece may exceed what it unpacks to
 
 
 def pack_floats(array: npt.NDArray[Any], level: int = LEVEL) -> bytes:
@@ -73,3 +76,17 @@ def unpack_bytes(data: bytes, size_max: int) -> bytes:
     if len(found) > size_max or not decoder.eof or decoder.unused_data:
         raise InvalidFrame(f"compressed tensor data does not end after {size_max} bytes")
     return found
+
+
+def read_piece(file: BinaryIO, unpacked: int, what: str) -> bytes:
+    """The next piece of a packed file, which unpacks to so many bytes at most. Raises InvalidFrame; `what` names the file."""
+    head = file.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        raise InvalidFrame(f"{what} ends too early")
+    (length,) = LENGTH.unpack(head)
+    if length > unpacked + SLACK_BYTES:
+        raise InvalidFrame(f"{what} holds a piece that is longer than its tensor")
+    data = file.read(length)
+    if len(data) < length:
+        raise InvalidFrame(f"{what} ends too early")
+    return data

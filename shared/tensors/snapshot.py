@@ -11,11 +11,9 @@ unpack without any other file; it is held against the hash that the signed manif
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -25,13 +23,19 @@ from shared.errors import InvalidFrame
 from shared.signing import canonical, digest
 from shared.tensors.frame import NUMPY, FrameWriter, Written
 from shared.tensors.header import HEADER_BYTES_MAX
-from shared.tensors.shuffle import byte_planes, from_planes, pack_bytes, unpack_bytes
+from shared.tensors.shuffle import (
+    LENGTH,
+    byte_planes,
+    from_planes,
+    pack_bytes,
+    read_piece,
+    unpack_bytes,
+)
 from shared.tensors.slices import Array, bf16_from_float, float_from_bf16
 from shared.tensors.spec import Schema, TensorSpec, grid
 
 MAGIC = b"VSNAP\x00\x00\x01"
-_LENGTH = struct.Struct("<I")
-_SLACK_BYTES = 1 << 16  # by which a packed piece may exceed what it unpacks to
+WHAT = "a snapshot"
 
 
 def write_snapshot(weights: Mapping[str, Array], schema: Schema, path: Path) -> Written:
@@ -41,7 +45,7 @@ def write_snapshot(weights: Mapping[str, Array], schema: Schema, path: Path) -> 
 
         def put(data: bytes) -> None:
             nonlocal size
-            for piece in (_LENGTH.pack(len(data)), data):
+            for piece in (LENGTH.pack(len(data)), data):
                 file.write(piece)
                 sha256.update(piece)
                 size += len(piece)
@@ -64,13 +68,16 @@ def unpack_snapshot(path: Path, schema_sha256: str, weights: Path) -> Written:
         file = files.enter_context(path.open("rb"))
         if file.read(len(MAGIC)) != MAGIC:
             raise InvalidFrame("this is no snapshot of weights")
-        schema = _schema(_record(file, HEADER_BYTES_MAX), schema_sha256)
+        schema = _schema(read_piece(file, HEADER_BYTES_MAX, WHAT), schema_sha256)
         writer = files.enter_context(FrameWriter(weights, schema, sync=False))
         for spec in schema:
             stored = NUMPY["BF16"] if _rounded(spec) else NUMPY[spec.dtype]
             for start, stop in grid(spec.count):
                 count = stop - start
-                planes = [unpack_bytes(_record(file, count), count) for _ in range(stored.itemsize)]
+                planes = [
+                    unpack_bytes(read_piece(file, count, WHAT), count)
+                    for _ in range(stored.itemsize)
+                ]
                 values = from_planes(planes, stored, count)
                 writer.write(spec.name, float_from_bf16(values) if _rounded(spec) else values)
         if file.read(1):
@@ -90,20 +97,6 @@ def _packed(spec: TensorSpec, values: Array) -> Array:
     if not np.array_equal(float_from_bf16(bits).view(np.uint32), values.view(np.uint32)):
         raise InvalidFrame(f"{spec.name!r} holds numbers that are not bfloat16: no snapshot of it")
     return bits
-
-
-def _record(file: BinaryIO, unpacked: int) -> bytes:
-    """The next record, which unpacks to so many bytes at most."""
-    head = file.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        raise InvalidFrame("a snapshot ends too early")
-    (length,) = _LENGTH.unpack(head)
-    if length > unpacked + _SLACK_BYTES:
-        raise InvalidFrame("a snapshot holds a piece that is longer than its tensor")
-    data = file.read(length)
-    if len(data) < length:
-        raise InvalidFrame("a snapshot ends too early")
-    return data
 
 
 def _schema(packed: bytes, sha256: str) -> Schema:

@@ -57,7 +57,7 @@ class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
     norms: dict[str, float]  # L2 of each parameter and buffer
     finite: bool
     nonfinite: str  # names the tensor and the place when not finite, else empty
-    sha256: str
+    sha256: str  # of the file, unpacked where it was packed
     size: int  # bytes
 
     @property

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from shared.tensors.frame import parse_frame
-from shared.tensors.quantize import CODECS, codec
+from shared.tensors.quantize import CODECS, EXACT_CODECS, codec
 from shared.tensors.slices import Array
 from shared.tensors.spec import Schema, count
 from shared.tensors.update import delta
@@ -130,7 +130,7 @@ class Training:
         update, path = delta(base, local, self.schema), self.path / "update"
         wanted = CODECS if number == 1 and worker == 0 else {up}
         for name in {*wanted, up}:
-            residual: dict[str, Array] | None = None if name in ("float32", "bf16") else {}
+            residual: dict[str, Array] | None = None if name in EXACT_CODECS else {}
             self.sizes[name] = (
                 codec(name).encode(update, self.schema, path.with_name(name), residual).size
             )

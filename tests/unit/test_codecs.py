@@ -18,6 +18,11 @@ from coordinator.codecs import Agreements, agreed
         ("int8", {"float32"}, "float32"),
         ("int8", {"ternary"}, ""),
         ("int8", set(), "int8"),
+        ("float32", {"float32", "float32-zstd"}, "float32-zstd"),
+        ("bf16", {"float32", "bf16", "bf16-zstd"}, "bf16-zstd"),
+        ("bf16", {"float32", "bf16"}, "bf16"),  # of an earlier version
+        ("bf16", {"float32", "float32-zstd"}, "float32-zstd"),
+        ("float32", set(), "float32"),
     ],
 )
 def test_the_best_codec_that_both_speak_is_agreed_on(
@@ -37,6 +42,7 @@ def test_another_codec_is_said_once_for_each_worker_and_run(
             agreements.note("ann", "r", "int4", "bf16")
             agreements.note("ann", "s", "int4", "bf16")
             agreements.note("bob", "r", "int8", "int8")
+            agreements.note("bob", "s", "bf16", "bf16-zstd")
     assert [(line["worker"], line["run"], line["granted"]) for line in said] == [
         ("ann", "r", "bf16"),
         ("ann", "s", "bf16"),
