@@ -48,15 +48,15 @@ class Lane:
 
     async def run(self, revived: Sequence[HeldLease]) -> None:
         """Work until the agent closes, or all tasks that were asked for are done."""
-        for stored in revived:
-            if self._desk.ending:
-                return
-            held = Held(stored)
-            self._desk.take(held)
-            self._claimer.tell(held)
-            await self._perform(held)
         ahead: asyncio.Task[Held | None] | None = None
         try:
+            for stored in revived:
+                if self._desk.ending:
+                    break
+                held = Held(stored)
+                self._desk.take(held)
+                self._claimer.tell(held)
+                await self._perform(held)
             while not self._desk.ending:
                 held_next = await ahead if ahead is not None else None
                 ahead = None
