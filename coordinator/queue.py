@@ -11,11 +11,11 @@ import msgspec
 import structlog
 
 from coordinator.claiming import Claims
-from coordinator.merge.plan import in_phase
+from coordinator.merge.plan import in_phase, no_base
 from coordinator.renewals import Renewals
-from coordinator.store import contributions, handover, runs, tasks
+from coordinator.store import bases, contributions, handover, runs, tasks
 from coordinator.store.tasks import Begun, FailedTask, TaskRow
-from shared.errors import VolunteerError
+from shared.errors import Gone, VolunteerError
 from shared.protocol import (
     LONG_POLL_S_MAX,
     RENEW_S,
@@ -70,18 +70,32 @@ class Queue:
         return await self._claims.claim(principal, request)
 
     async def begin(
-        self, principal: Principal, task_id: int, attempt: int, *, newest: bool = False
+        self,
+        principal: Principal,
+        task_id: int,
+        attempt: int,
+        *,
+        newest: bool = False,
+        base: int | None = None,
     ) -> Begun:
         """Bind the newest version as the base of a lease; the same again when asked again without `newest`.
 
         Unless the plan lets work overlap, this waits until the worker's last contribution is merged, within bounds.
+        `base` is told late: work began from that version while nobody could be asked. It is bound if work that began from
+        it could still be merged; otherwise the task goes back to the queue, with nothing counted, and this raises Gone.
         Raises NotFound for a task of somebody else, Gone when it was taken away, Cancelled when the run has ended.
         """
-        await self._in_step(principal, task_id)
+        if base is None:
+            await self._in_step(principal, task_id)
+        else:
+            await self._still_good(principal, task_id, attempt, base)
         who, now = principal.worker_id, self._clock.now()
 
         def bind(conn: Connection) -> Begun:
-            begun = tasks.begin(conn, task_id, who, attempt, now, newest=newest)
+            if base is None:
+                begun = tasks.begin(conn, task_id, who, attempt, now, newest=newest)
+            else:
+                begun = bases.tell(conn, task_id, who, attempt, base, now)
             part, tries = handover.wanted(conn, begun.task)
             return msgspec.structs.replace(begun, part=part, tries=tries)
 
@@ -115,6 +129,30 @@ class Queue:
             if left <= 0:
                 return
             await watch.wait(left)
+
+    async def _still_good(
+        self, principal: Principal, task_id: int, attempt: int, base: int
+    ) -> None:
+        """Raises Gone for a base that comes too late; the task is then given back."""
+
+        def refusal(conn: Connection) -> str:
+            row = tasks.holder(conn, task_id, for_update=False)
+            tasks.may_submit(row, principal.worker_id, attempt)
+            if row.base_version == base:
+                return ""  # told before: from then on it ages like any other
+            run = runs.by_id(conn, row.run_id)
+            plan = in_phase(self._claims.spec(conn, run.id).plan, run.phase)
+            return no_base(plan, run.head, base) or (
+                f"version {base} was taken back meanwhile"
+                if bases.taken_back(conn, run.id, base)
+                else ""
+            )
+
+        why = await self._db.read(refusal)
+        if why:
+            message = f"task {task_id} began while nobody could be asked, but {why}: nothing is counted against you"
+            await self.release(principal, task_id, ReleaseRequest(attempt=attempt, reason=message))
+            raise Gone(message)
 
     async def release(self, principal: Principal, task_id: int, request: ReleaseRequest) -> None:
         """Give a lease back: nothing is counted, unless the task itself failed. Giving back twice is once."""

@@ -23,13 +23,15 @@ WORKLOAD = "gpt"
 _numbers = itertools.count(1)
 
 
-def add_version(conn: Connection, run_id: int, version: int, global_step: int = 0) -> None:
+def add_version(
+    conn: Connection, run_id: int, version: int, global_step: int = 0, kind: str = ""
+) -> None:
     """A version without files, and the head moved to it."""
     conn.execute(
         insert(tables.versions).values(
             run_id=run_id,
             version=version,
-            kind="merge" if version else "initial",
+            kind=kind or ("merge" if version else "initial"),
             parent=version - 1 if version else None,
             master_sha256="0" * 64,
             published_sha256="0" * 64,

@@ -63,7 +63,7 @@ class Network(httpx.AsyncBaseTransport):
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self.cut = False
         self.seen: list[str] = []  # "METHOD path" of everything that arrived
-        self._inner = inner
+        self.inner = inner
         self._lose: list[str] = []
         self._refuse: list[str] = []
 
@@ -84,7 +84,7 @@ class Network(httpx.AsyncBaseTransport):
         if self.cut or any(part in path for part in self._refuse):
             raise httpx.ConnectError("the network is down")
         self.seen.append(f"{request.method} {path}")
-        response = await self._inner.handle_async_request(request)
+        response = await self.inner.handle_async_request(request)
         for part in self._lose:
             if part in path:
                 self._lose.remove(part)

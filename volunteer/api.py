@@ -105,18 +105,27 @@ class Api:
         )
         return await self.client.call(call)
 
-    async def begin(self, task: int, attempt: int, known: int | None = None) -> BeginReply:
+    async def begin(
+        self,
+        task: int,
+        attempt: int,
+        known: int | None = None,
+        *,
+        base: int | None = None,
+        patience_s: float = FOREVER,
+    ) -> BeginReply:
         """Held open while the merge that this worker waits for is not done.
 
-        With the version `known` here, work that has begun goes on from the newest one.
+        With the version `known` here, work that has begun goes on from the newest one. `base` is told late: see early.py.
         """
-        request = BeginRequest(attempt=attempt, newest=known is not None, known=known)
+        request = BeginRequest(attempt=attempt, newest=known is not None, known=known, base=base)
         call = Call(
             method="POST",
             path=f"/tasks/{task}/begin",
             reply=BeginReply,
             body=request,
             timeout_s=LONG_POLL_S_MAX + 20.0,
+            patience_s=patience_s,
         )
         return await self.client.call(call)
 

@@ -32,6 +32,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     price_micro: int
     at: float
     last: bool = True  # nothing more of its lease comes
+    early: bool = False  # see `HeldLease`
 
     @property
     def name(self) -> str:

@@ -19,6 +19,7 @@ from volunteer.aside import Aside
 from volunteer.assignment import Assignment, Finished, Interrupted, Report, Spent
 from volunteer.data import LocalData, blob_of, wanted
 from volunteer.desk import Held, with_begin
+from volunteer.early import NEWEST, Early
 from volunteer.manifests import checked
 from volunteer.outbox import Entry
 from volunteer.parts import Parts
@@ -33,7 +34,6 @@ LEAD_S = 3.0  # before the end of a task the next one's weights are fetched, at 
 MOVED_S = 0.1  # what took less was here already
 EVENT_S = 0.25  # progress of a transfer is told at most this often
 GIB = 1 << 30
-NEWEST = ("train", "selfplay", "learn")  # kinds that begin with the newest version
 NO_DATA = DatasetManifest(name="", kind="", licence="", source="", chunks=())
 
 T = TypeVar("T")
@@ -46,6 +46,7 @@ class Pipeline:
         self._parts = parts
         self._device = device
         self._trainer = trainer
+        self._early = Early(parts)
         self._datasets: dict[str, DatasetManifest] = {}
         self._fetch_s = 0.0  # what the last weights took to come
         self._encoder = Aside(f"encoder {device.id}", yields=True)
@@ -74,10 +75,12 @@ class Pipeline:
         lease = held.stored.lease
         if lease.in_step or lease.job.kind not in NEWEST:
             return
-        manifest = self._checked(await self._parts.api.latest(lease.run), lease)
+        signed = await self._parts.api.latest(lease.run)
+        manifest = self._checked(signed, lease)
         need = 2 * manifest.weights.size  # with what it is made from
         if await asyncio.to_thread(self._parts.cache.fits, need):
             await self._fetch_weights(held, manifest)
+            self._early.brought(manifest, signed)
 
     async def run(
         self, held: Held, on_report: Callable[[Report], None]
@@ -95,7 +98,12 @@ class Pipeline:
             base = await self.begin(held, stack)
             assert base is not None
             local = LocalTask(self._files(held, base, data))
-            outcome = await self._train(held, local, local.finish, on_report)
+            telling = asyncio.ensure_future(self._early.tell(held))
+            try:
+                outcome = await self._train(held, local, local.finish, on_report)
+            finally:
+                telling.cancel()
+                await asyncio.gather(telling, return_exceptions=True)
             if isinstance(outcome, Interrupted):
                 return outcome
             held.phase = "encode"
@@ -176,10 +184,12 @@ class Pipeline:
         lease, before = held.stored.lease, held.stored.begun
         if lease.in_step and before is None:
             await self._handed_in(lease.run)
-        version = None if known is None else known.version
-        begun = await self._parts.api.begin(lease.task, lease.attempt, version)
-        if begun.version == version:
-            return None
+        if known is None:
+            begun = await self._early.begin(held)
+        else:
+            begun = await self._parts.api.begin(lease.task, lease.attempt, known.version)
+            if begun.version == known.version:
+                return None
         if begun.manifest is None:
             raise InvalidFrame("the coordinator sent no manifest of the version to begin from")
         manifest = self._checked(begun.manifest, lease)
@@ -189,6 +199,7 @@ class Pipeline:
         self._parts.leases.keep(held.stored)
         stack.enter_context(self._parts.cache.hold([manifest.weights.sha256]))
         weights = await self._fetch_weights(held, manifest)
+        self._early.brought(manifest, begun.manifest)
         return Base(begun=begun, manifest=manifest, weights=weights)
 
     async def _fetch_weights(self, held: Held, manifest: VersionManifest) -> Path:

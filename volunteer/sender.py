@@ -8,6 +8,7 @@ from shared.errors import Cancelled, Gone, NotFound, VolunteerError
 from shared.protocol import UploadRequest, Verdict
 from volunteer import events
 from volunteer.desk import FATAL
+from volunteer.early import tell
 from volunteer.outbox import Entry
 from volunteer.parts import Parts
 from volunteer.retry import passing
@@ -82,6 +83,8 @@ class Sender:
 
     async def _send(self, entry: Entry) -> Verdict:
         said = entry.submit
+        if entry.early:
+            await tell(self._parts.api, entry.task, said.attempt, said.base_version, patience_s=0)
         request = UploadRequest(
             task=entry.task,
             attempt=said.attempt,

@@ -221,6 +221,7 @@ class LocalTask:
             price_micro=lease.price_micro,
             at=files.now(),
             last=place.last,
+            early=files.held.early,
         )
 
     def _encode(self, tensors: Mapping[str, torch.Tensor], path: Path) -> EncodedUpdate:

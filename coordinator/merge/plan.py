@@ -222,6 +222,18 @@ def ready(plan: Plan, pending: Pending) -> Ready:
     return Ready(now=needs == 0 or enough_work or left_s == 0, needs=needs, deadline_in_s=left_s)
 
 
+def no_base(plan: Plan, head: int, base: int) -> str:
+    """Why work may not have begun from a version without asking, while `head` is the newest; empty where it may."""
+    gap = head - base
+    if not 0 <= base <= head:
+        return f"there is no version {base}"
+    if not plan.overlap or plan.in_flight == "redo":
+        return "every task of this run begins with the newest version"
+    if (gap and plan.in_flight == "cancel") or staleness_weight(plan, gap) <= 0:
+        return f"{gap} {'version was' if gap == 1 else 'versions were'} merged since version {base}, from which it began"
+    return ""
+
+
 def staleness_weight(plan: Plan, gap: int) -> float:
     """What a contribution counts whose base is `gap` versions old; 0 = too old. Raises ValueError for a base to come."""
     if gap < 0:

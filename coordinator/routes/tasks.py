@@ -64,8 +64,10 @@ async def _hung_up(receive: Receive) -> None:
 async def begin(call: Call[BeginRequest]) -> BeginReply:
     coordinator, body = call.coordinator, call.body
     task = call.number("task")
-    begun = await coordinator.queue.begin(call.principal, task, body.attempt, newest=body.newest)
-    known = body.known == begun.version
+    begun = await coordinator.queue.begin(
+        call.principal, task, body.attempt, newest=body.newest, base=body.base
+    )
+    known = begun.version in (body.known, body.base)
     return BeginReply(
         version=begun.version,
         global_step=begun.global_step,

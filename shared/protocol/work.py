@@ -69,11 +69,15 @@ class ClaimReply(Message):
 
 
 class BeginRequest(Message):
-    """Work on a lease begins. With `newest`, work that has begun goes on from the newest version."""
+    """Work on a lease begins. With `newest`, work that has begun goes on from the newest version.
+
+    With `base` it began before the coordinator could be asked, from that version: refused where the plan does not let it.
+    """
 
     attempt: int
     newest: bool = False
     known: int | None = None  # the version whose manifest is here: it is not sent again
+    base: int | None = None
 
 
 class BeginReply(Message):
