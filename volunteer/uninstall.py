@@ -46,8 +46,10 @@ def belongings(
     profile = directories.profile
     practice = profile / "practice"
     found.append(_belonging("the practice run", practice, goes=True))
-    inside = _size(profile) - _size(practice)
-    what = "account, results not yet handed in, half-done tasks"
+    half_done = _half_done(profile)
+    found += half_done
+    inside = _size(profile) - _size(practice) - sum(item.size for item in half_done)
+    what = "account, results not yet handed in"
     found.append(Belonging(what=what, path=profile, size=inside, goes=everything))
     settings = directories.config / "config.toml"
     alone = not other_profiles(directories)
@@ -60,6 +62,13 @@ def other_profiles(directories: Directories) -> tuple[str, ...]:
     beside = directories.profile.parent
     names = (path.name for path in beside.iterdir() if path.is_dir() and path.name.count("@") == 1)
     return tuple(sorted(name for name in names if name != directories.profile.name))
+
+
+def _half_done(profile: Path) -> list[Belonging]:
+    """Snapshots of tasks, which are given back, and the state that one task leaves to the next, of every coordinator."""
+    places = (home / name for home in sorted(profile.glob("*/")) for name in ("inner", "tasks"))
+    listed = [_belonging("half-done training", place, goes=True) for place in places]
+    return [item for item in listed if item.size]
 
 
 async def hand_back(profile: Profile, connect: Connect, clock: Clock) -> str:
@@ -114,6 +123,8 @@ async def _release(profile: Profile, identity: Identity, connect: Connect) -> st
         )
     finally:
         await client.close()
+    if not given:
+        return "no task was left to give back"
     return f"{given} task{'' if given == 1 else 's'} given back"
 
 

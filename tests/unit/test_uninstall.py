@@ -34,6 +34,9 @@ def home(path: Path, profile: str = "") -> Directories:
     (places.profile / "abc").mkdir()
     (places.profile / "abc" / "identity.json").write_text("secret")
     (places.profile / "abc" / "identity.json").chmod(0o600)
+    for name, size in (("inner", 300), ("tasks", 40), ("outbox", 7)):
+        (places.profile / "abc" / name).mkdir()
+        (places.profile / "abc" / name / "some.safetensors").write_bytes(b"x" * size)
     return places
 
 
@@ -44,14 +47,15 @@ def test_the_account_and_the_settings_stay_unless_all_is_to_go(tmp_path: Path) -
     places = home(tmp_path / "volunteer")
     unit = tmp_path / "volunteer.service"
     unit.write_text("[Unit]\n")
-    listed = {
-        item.what: (item.size, item.goes) for item in belongings(places, (unit,), everything=False)
-    }
+    found = belongings(places, (unit,), everything=False)
+    sizes = {item.what: sum(i.size for i in found if i.what == item.what) for item in found}
+    listed = {item.what: (sizes[item.what], item.goes) for item in found}
     assert listed == {
         "service": (7, True),
         "downloads that can be made again": (5000, True),
         "the practice run": (2, True),
-        "account, results not yet handed in, half-done tasks": (9, False),
+        "half-done training": (340, True),
+        "account, results not yet handed in": (16, False),
         "settings": (12, False),
     }
     assert all(item.goes for item in belongings(places, (unit,), everything=True))
@@ -62,7 +66,7 @@ def test_what_is_not_there_is_not_listed(tmp_path: Path) -> None:
     listed = [item.what for item in belongings(places, (), everything=True)]
     assert listed == [
         "downloads that can be made again",
-        "account, results not yet handed in, half-done tasks",
+        "account, results not yet handed in",
     ]
 
 
@@ -72,6 +76,8 @@ def test_removing_keeps_the_account_and_all_leaves_nothing(tmp_path: Path) -> No
     assert not places.cache.exists()
     assert not (places.profile / "practice").exists()
     assert (places.profile / "abc" / "identity.json").read_text() == "secret"
+    assert not list(places.profile.rglob("inner/*")) + list(places.profile.rglob("tasks/*"))
+    assert list(places.profile.rglob("outbox/*"))
     assert (places.config / "config.toml").exists()
     assert remove(belongings(places, (), everything=True)) == []
     assert list(tmp_path.iterdir()) == []
@@ -121,7 +127,8 @@ async def test_a_task_of_an_earlier_process_goes_back_and_the_machine_leaves(
         left, machines = await states(machine.home)
         assert "doing" not in left
         assert machines == ["left"]
-        assert await hand_back(profile, connect_of(machine), FastClock()) == "0 tasks given back"
+        again = await hand_back(profile, connect_of(machine), FastClock())
+        assert again == "no task was left to give back"
 
 
 async def test_a_coordinator_that_is_away_does_not_keep_anybody(tmp_path: Path) -> None:
