@@ -108,7 +108,8 @@ class Agent:
         self._apply_pauses()
         left = self._desk.paused(device)
         said = f"no longer paused by {by}, still by {left.by}: {left.message}" if left else ""
-        self._hub.emit(events.Resumed(device=device, by=by, message=said))
+        if was or left is None:
+            self._hub.emit(events.Resumed(device=device, by=by, message=said))
         if by == YOU and not was:
             self._guard.go_on()  # nobody but the rules held it back
 

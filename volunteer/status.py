@@ -176,7 +176,9 @@ def _fold_work(status: Status, event: AnyEvent) -> Status:
         case events.Claimed():
             return _claimed(status, event)
         case events.Submitted(task=task):
-            return PLAIN(_change(status, task, phase="checking"), done=status.done + 1)
+            queued = max(0, status.queued - 1)
+            checking = _change(status, task, phase="checking")
+            return PLAIN(checking, done=status.done + 1, queued=queued)
         case events.Fetching() | events.Training() | events.Uploading() | events.Trained():
             return _progress(status, event)
         case _:

@@ -9,6 +9,7 @@ from coordinator.store import tables
 from shared.workloads.gpt import GptWorkload
 from tests.volunteering import LONG, Lent, Network, Process, lent
 from volunteer import events
+from volunteer.policy import Facts
 
 
 async def tasks(machine: Lent) -> list[dict[str, Any]]:
@@ -247,3 +248,16 @@ async def test_a_second_machine_of_the_same_account_may_come_by_a_link_code(tmp_
         )
         assert joined.nickname == "Ann"
         assert await process.ended() == 0
+
+
+async def test_going_on_says_once_what_still_holds_it_back(tmp_path: Path) -> None:
+    async with lent(tmp_path, LONG) as machine:
+        machine.read = lambda rules, devices: Facts(disk_free_bytes=0)
+        async with machine.working() as process:
+            await process.until(events.Paused, lambda event: event.by == "disk")
+            await process.control.resume()
+            said = await process.until(events.Notice, lambda e: e.message.startswith("still"))
+            assert (
+                said.message == "still paused: only 0.0 GiB of disk are free, until 1 GiB are free"
+            )
+            assert process.all(events.Resumed) == []

@@ -74,6 +74,15 @@ def told(*seen: Any) -> Status:
     return status
 
 
+def test_results_that_were_handed_in_do_not_wait_any_more() -> None:
+    status = told(events.Connection(online=False, message="it is away", queued=2))
+    assert status.queued == 2
+    status = fold(status, events.Connection(online=True, queued=2))
+    for left in (1, 0, 0):
+        status = fold(status, events.Submitted(task=1, contribution=1, bytes=9))
+        assert status.queued == left
+
+
 def test_a_task_is_followed_through_its_phases() -> None:
     status = told(events.Idle(reason="no_run", message="nothing runs"), claimed())
     assert (status.tasks[0].phase, status.idle) == ("claimed", "")
