@@ -76,10 +76,6 @@ class Frame(Mapping[str, Array]):
         begin, end = self._header.entries[name].data_offsets
         return self._header.data_start + begin, self._header.data_start + end
 
-    def raw(self, start: int, stop: int) -> memoryview:
-        """Bytes of the file, for hashing."""
-        return memoryview(self._buffer)[start:stop]
-
     def close(self) -> None:
         """Unmap the file, now or when the last array that was handed out is gone."""
         if isinstance(self._buffer, mmap.mmap):

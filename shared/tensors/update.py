@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -57,8 +56,6 @@ class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
     norms: dict[str, float]  # L2 of each parameter and buffer
     finite: bool
     nonfinite: str  # names the tensor and the place when not finite, else empty
-    sha256: str  # of the file, unpacked where it was packed
-    size: int  # bytes
 
     @property
     def empty(self) -> bool:
@@ -67,30 +64,31 @@ class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect(path: Path, schema: Schema, codec: Codec) -> UpdateStats:
-    """Hash, norm and finiteness of an update file in one pass over it. Raises InvalidFrame when it cannot be read."""
+    """Norm and finiteness of an update file, whose hash was checked when it came, in one pass over it.
+
+    Raises InvalidFrame when it cannot be read.
+    """
     with codec.decode(path, schema) as update:
-        frame = update.frame
-        digest, hashed, squares = hashlib.sha256(), 0, dict.fromkeys(update, 0.0)
-        # In the order of the file, so that what is hashed is what was just read and still in the page cache.
-        for spec in sorted(schema, key=lambda found: frame.span(found.name)):
-            first, last = frame.span(spec.name)
-            for start, stop in grid(spec.count):
-                if spec.dtype not in INTEGERS:
-                    squares[spec.name] += sum_squares(update.read(spec.name, start, stop))
-                behind = first + (last - first) * stop // spec.count
-                digest.update(frame.raw(hashed, max(hashed, behind)))
-                hashed = max(hashed, behind)
-        digest.update(frame.raw(hashed, frame.size))
+        squares = dict.fromkeys(update, 0.0)
         floats = [spec for spec in schema if spec.dtype not in INTEGERS]
+        for spec in floats:
+            for start, stop in grid(spec.count):
+                squares[spec.name] += _squares(update, spec.name, start, stop)
         bad = next((spec for spec in floats if not math.isfinite(squares[spec.name])), None)
         return UpdateStats(
             norm=math.sqrt(sum(squares[spec.name] for spec in floats if spec.role == "parameter")),
             norms={spec.name: math.sqrt(squares[spec.name]) for spec in floats},
             finite=bad is None,
             nonfinite=_where(update, bad) if bad else "",
-            sha256=digest.hexdigest(),
-            size=frame.size,
         )
+
+
+def _squares(update: DecodedUpdate, name: str, start: int, stop: int) -> float:
+    """As `sum_squares` of the slice, without ever holding all of it decoded."""
+    total = 0.0
+    for first in range(start, stop, SPAN):
+        total += sum_squares(update.read(name, first, min(first + SPAN, stop)))
+    return total
 
 
 def sum_squares(numbers: Array) -> float:

@@ -18,49 +18,30 @@ import argparse
 import asyncio
 import itertools
 import json
-import secrets
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
+import psutil
 
 from coordinator.config import Settings
 from coordinator.definition import of_file
 from coordinator.store import runs
 from coordinator.wiring import opened
-from shared.clock import SystemClock
-from shared.decoding import decode
-from shared.protocol import (
-    ClaimRequest,
-    RegisterRequest,
-    SubmitRequest,
-    UploadRequest,
-    VersionManifest,
-)
-from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
 from shared.workloads.text import build_text
 from tests.benchmarks.peers.table import HEAD, joined, line, told
+from tests.benchmarks.resident import STAGES, WARM
 from tests.benchmarks.wire import Memory, until_idle
 from tests.e2e.processes import Process
-from volunteer.api import Api
-from volunteer.cache import Cache
-from volunteer.client import Client
-from volunteer.tls import Address
-from volunteer.transfer import Transfers
-from volunteer.weights import Weights
 
 PEERS = Path(__file__).parent / "peers"
 LIMIT_S = 900.0  # a cell that takes longer has no figure
-STAGES = ("claim", "begin", "fetch", "encode", "upload", "submit")  # begin waits for the merge
-WARM = 1  # rounds before the clock starts
 FLOWER_ALONE = 100.0  # million parameters: from here on Flower runs with two nodes only
 MODELS = {  # million parameters -> layers and width of a GPT with so many
     0.1: (2, 64),
@@ -89,6 +70,7 @@ downlink = "{downlink}"
 snapshot_every = 1000
 [evaluation]
 every = 0
+budget_seconds = 1.0
 """
 
 
@@ -108,103 +90,10 @@ async def prepare(base: Path, million: float, volunteers: int, chosen: str) -> S
         await services.datasets.add(lambda put: build_text("text", [text], put, vocab_size=257))
         await services.runs.create(file)
         await services.runs.start("peers")
+        while await services.evaluation.evaluate_next():
+            pass  # here and now: in the server it would take the time and memory of the first rounds
         row = await services.db.read(lambda conn: runs.by_name(conn, "peers"))
         return of_file(row.file).schema
-
-
-class Resident:
-    """A volunteer that trains nothing."""
-
-    def __init__(self, options: argparse.Namespace, folder: Path, schema: Schema) -> None:
-        self._worker, secret = secrets.token_hex(16), secrets.token_hex(32)
-        token = f"{self._worker}.{secret}"
-        self.client = Client(Address(url=options.url), clock=SystemClock(), token=token)
-        self._api = Api(self.client)
-        cache = Cache(folder / "cache", 8 << 30)
-        self._transfers = Transfers(self._api, cache)
-        self._weights = Weights(self._transfers, cache, print)
-        self._codec, self._schema, self._file = options.codec, schema, folder / "update"
-        self._register = RegisterRequest(
-            volunteer_id=self._worker,
-            worker_id=self._worker,
-            secret=secret,
-            nickname=f"bench-{options.number}",
-            workloads=("gpt",),
-        )
-        random = np.random.default_rng(options.number)
-        self._delta = {
-            spec.name: (1e-5 * random.standard_normal(spec.shape, np.float32)) for spec in schema
-        }
-
-    async def join(self) -> None:
-        await self._api.register(self._register)
-
-    async def round(self, turn: int) -> list[float]:
-        """One contribution; the seconds that each of `STAGES` took."""
-        times = [time.perf_counter()]
-
-        def done() -> None:
-            times.append(time.perf_counter())
-
-        claim = ClaimRequest(claim_id=secrets.token_hex(16), step_flops=1e9, codecs=(self._codec,))
-        reply = await self._api.claim(claim)
-        lease = reply.lease
-        assert lease is not None, reply.idle
-        done()
-        begun = await self._api.begin(lease.task, lease.attempt)
-        done()
-        assert begun.manifest is not None
-        manifest = decode(begun.manifest.payload, VersionManifest)
-        await self._weights.fetch(manifest, lambda size: lambda count: None)
-        done()
-        next(iter(self._delta.values())).flat[0] = turn * 1e-6  # the same bytes twice are a replay
-        self._file.unlink(missing_ok=True)
-        encoded = await asyncio.to_thread(
-            codec(self._codec).encode, self._delta, self._schema, self._file
-        )
-        done()
-        where: dict[str, Any] = {
-            "attempt": lease.attempt,
-            "part": 0,
-            "tries": 0,
-            "sha256": encoded.sha256,
-            "size": encoded.size,
-        }
-        upload = UploadRequest(task=lease.task, **where)
-        await self._transfers.upload(upload, self._file, lambda count: None)
-        done()
-        submit = SubmitRequest(
-            **where,
-            base_version=begun.version,
-            codec=self._codec,
-            steps=lease.job.steps,
-            samples=lease.job.stop - lease.job.start,
-            loss_first=5.0,
-            loss_last=5.0,
-        )
-        verdict = await self._api.submit(lease.task, submit)
-        assert verdict.state == "accepted", verdict
-        done()
-        return [after - before for before, after in itertools.pairwise(times)]
-
-
-async def reside(options: argparse.Namespace) -> None:
-    """Be one volunteer; print when each of its rounds began, and what it sent and received."""
-    folder = Path(options.folder) / f"volunteer-{options.number}"
-    folder.mkdir()
-    schema = decode((folder.parent / "schema.json").read_bytes(), Schema)
-    resident = Resident(options, folder, schema)
-    await resident.join()
-    sent = received = 0
-    began, stages = [], []
-    for turn in range(options.rounds + WARM + 1):
-        if turn == WARM:
-            sent, received = resident.client.sent_bytes, resident.client.received_bytes
-        began.append(time.time())
-        stages.append(await resident.round(turn))
-    traffic = [resident.client.sent_bytes - sent, resident.client.received_bytes - received]
-    print(json.dumps({"began": began, "traffic": traffic, "stages": stages[WARM:]}))
-    await resident.client.close()
 
 
 def ours(million: float, volunteers: int, rounds: int, chosen: str) -> dict[str, Any]:
@@ -214,10 +103,11 @@ def ours(million: float, volunteers: int, rounds: int, chosen: str) -> dict[str,
         (folder / "schema.json").write_bytes(msgspec.json.encode(schema))
         parameters = sum(spec.count for spec in schema)
         server = Process(folder / "data", "--port", "0").started()
-        command = [sys.executable, "-m", "tests.benchmarks.bench_peers", "--url", server.url]
+        command = [sys.executable, "-m", "tests.benchmarks.resident", "--url", server.url]
         command += ["--rounds", str(rounds), "--codec", chosen, "--folder", directory]
         try:
             until_idle(server.child.pid)
+            before = sum(psutil.Process(server.child.pid).cpu_times()[:2])
             with Memory(server.child.pid) as memory:
                 children = [
                     subprocess.Popen(
@@ -229,6 +119,7 @@ def ours(million: float, volunteers: int, rounds: int, chosen: str) -> dict[str,
                     json.loads(child.communicate(timeout=LIMIT_S)[0].splitlines()[-1])
                     for child in children
                 ]
+            spent = sum(psutil.Process(server.child.pid).cpu_times()[:2]) - before
         finally:
             server.stop()
     starts = [min(times) for times in zip(*(one["began"] for one in said), strict=True)][WARM:]
@@ -238,6 +129,10 @@ def ours(million: float, volunteers: int, rounds: int, chosen: str) -> dict[str,
     return {
         "seconds": statistics.median(seconds),
         "stages": dict(zip(STAGES, map(statistics.median, stages), strict=True)),
+        "cpu": {  # seconds a round
+            "coordinator": spent / (rounds + WARM + 1),
+            "a volunteer": statistics.mean(one["cpu"] for one in said),
+        },
         "up": sum(one["traffic"][0] for one in said) / each,
         "down": sum(one["traffic"][1] for one in said) / each,
         "above_idle_mb": memory.above_mb,
@@ -299,13 +194,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--table", action="store_true", help="print --json as Markdown, run nothing"
     )
-    for hidden in ("--url", "--folder", "--codec"):
-        parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
-    parser.add_argument("--number", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    if options.number:
-        asyncio.run(reside(options))
-        return
     kept = options.add or options.table
     rows = json.loads(options.json.read_text())["rows"] if kept and options.json.exists() else []
     print(line(HEAD), line(["---"] * len(HEAD)), sep="\n")

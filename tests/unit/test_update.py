@@ -75,7 +75,7 @@ def test_a_delta_between_different_models_is_refused() -> None:
 @EACH
 @settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 2**32), scale=st.sampled_from([1e-30, 1e-6, 1.0, 1e18, 1e30]))
-def test_one_pass_finds_hash_and_norms(
+def test_encoding_finds_the_hash_and_one_pass_the_norms(
     tmp_path_factory: pytest.TempPathFactory, name: str, seed: int, scale: float
 ) -> None:
     path = tmp_path_factory.mktemp("u") / "u"
@@ -84,9 +84,8 @@ def test_one_pass_finds_hash_and_norms(
         tensors[found] = (tensors[found] * scale).astype("f4")
     encoded = codec(name).encode(tensors, MODEL, path)
     stats = inspect(path, MODEL, codec(name))
-    if not name.endswith("-zstd"):  # there it is of what was unpacked
-        assert stats.sha256 == encoded.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-        assert stats.size == encoded.size
+    assert encoded.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert encoded.size == path.stat().st_size
     assert (stats.finite, stats.nonfinite) == (True, "")
     with codec(name).decode(path, MODEL) as update:
         expected = {
@@ -147,17 +146,15 @@ def test_any_order_of_the_file_gives_the_same_numbers(tmp_path: Path) -> None:
     ours = inspect(write(tmp_path / "ours", tensors), MODEL, codec("float32"))
     (tmp_path / "theirs").write_bytes(safetensors.numpy.save(tensors))
     theirs = inspect(tmp_path / "theirs", MODEL, codec("float32"))
-    assert theirs.sha256 == hashlib.sha256((tmp_path / "theirs").read_bytes()).hexdigest()
     assert (theirs.norm, theirs.norms) == (ours.norm, ours.norms)
 
 
 def test_a_tensor_longer_than_the_grid_is_measured_whole(tmp_path: Path) -> None:
     schema = (TensorSpec("w", (CHUNK_ELEMENTS + 100_001,)),)
     x = np.random.default_rng(0).standard_normal(CHUNK_ELEMENTS + 100_001, "f4")
-    encoded = codec("float32").encode({"w": x}, schema, tmp_path / "u")
+    codec("float32").encode({"w": x}, schema, tmp_path / "u")
     stats = inspect(tmp_path / "u", schema, codec("float32"))
     assert stats.norm == pytest.approx(np.linalg.norm(x.astype("f8")), rel=1e-13)
-    assert stats.sha256 == encoded.sha256
     data = np.memmap(tmp_path / "u", np.uint8, "r+")
     data[-1:], data[-2:-1] = 0x7F, 0xC0
     data.flush()
