@@ -26,11 +26,13 @@ BLOCK = (
 )  # sum and product of a block (512 KiB each) stay in the cache; 64-256 Ki elements run alike
 RANK_BLOCK = (
     16 * 1024
-)  # 64 KiB rows: K of them share the cache; smaller ones pay more calls, measured
+)  # 64 KiB rows where the scratch of a network leaves the cache room for them; smaller ones pay more calls
+RANK_BYTES = 5 << 18  # 1.25 MiB of scratch: beyond it a network of 32 rows takes a sixth longer
 LANES = 1024
 ROW = 8192  # numpy's BLAS takes a second thread above 10,000 elements
 GEMM_LIMIT = 262_144  # multiplications below which OpenBLAS stays on one thread
 GEMM_COLUMNS = 8  # of the products taken at once; the halves above the diagonal are left out
+GEMM_MANY = 16  # contributions above which twice as many columns are faster, by a fifth with 32
 GEMM_TILE = 512  # elements along which one of them sums
 SCRATCH_BYTES = 1024 * 1024  # of doubles: what the second-level cache holds twice
 ROOM_BYTES = 8 * 1024 * 1024  # that scratch may grow to when contributions are many
@@ -106,8 +108,8 @@ def squared_norms(cohort: Cohort, piece: Piece) -> Doubles:
 def inner_products(cohort: Cohort, piece: Piece) -> Doubles:
     """(K, K) float64 inner products of the contributions."""
     count = len(cohort)
-    tile = 8
-    while tile < GEMM_TILE and 2 * tile * count * (GEMM_COLUMNS + 1) <= GEMM_LIMIT:
+    width, tile = GEMM_COLUMNS if count <= GEMM_MANY else 2 * GEMM_COLUMNS, 8
+    while tile < GEMM_TILE and 2 * tile * count * (width + 1) <= GEMM_LIMIT:
         tile *= 2
     tiles_max = max(1, min(SCRATCH_BYTES // (8 * count * tile), ROOM_BYTES // (8 * count * count)))
     block = tile * tiles_max
@@ -121,8 +123,8 @@ def inner_products(cohort: Cohort, piece: Piece) -> Doubles:
             np.copyto(wide[index, :size], cohort.read(index, piece, start, stop))
         wide[:, size:padded] = 0
         tiles = wide[:, :padded].reshape(count + 1, -1, tile).transpose(1, 0, 2)  # (tiles, K+1, T)
-        for first in range(0, count, GEMM_COLUMNS):
-            last = first + GEMM_COLUMNS
+        for first in range(0, count, width):
+            last = first + width
             # One column more than wanted: of two equal factors numpy takes a routine half as fast, measured.
             columns = tiles[:, first : last + 1].transpose(0, 2, 1)
             products = np.matmul(tiles[:, first:count], columns).sum(axis=0)
@@ -144,7 +146,10 @@ def rank_mean(cohort: Cohort, piece: Piece, out: Floats, *, low: int, high: int)
     """
     count = len(cohort)
     network = rank_network(count, low, high)
-    size = min(RANK_BLOCK, max(512, ROOM_BYTES // (4 * count)), piece.size)
+    size = RANK_BLOCK
+    while size > 512 and 4 * size * (network.rows - count) > RANK_BYTES:
+        size //= 2
+    size = min(size, piece.size)
     width = -(-size * 4 // LINE) * LINE // 4
     scratch = aligned(max(1, network.rows - count), width)
     divisor = np.float32(high - low)
