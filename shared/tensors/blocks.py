@@ -98,18 +98,13 @@ class Blocks:
     def encode(self, numbers: F32) -> tuple[Array, ...]:
         codes = np.empty(numbers.size, np.int8)
         scales = np.empty(-(-numbers.size // self.block), np.uint16)
-        room = np.empty(self._padded(min(SPAN, numbers.size)), np.float32)
         for start, stop in grid(numbers.size, SPAN):
-            size = stop - start
-            blocks = room[: self._padded(size)].reshape(-1, self.block)
-            scaled = room[:size]
-            room[size : blocks.size] = 0  # the last block may be short
-            np.abs(numbers[start:stop], out=scaled)
-            peaks = blocks.max(axis=1)
+            numbers_here = numbers[start:stop]
+            edges = np.arange(0, stop - start, self.block)
+            peaks = np.maximum.reduceat(np.abs(numbers_here), edges)
             first = start // self.block
-            scales[first : first + len(blocks)], inverse = scale_blocks(peaks, self.limit)
-            np.copyto(scaled, numbers[start:stop])
-            np.multiply(blocks, inverse[:, None], out=blocks)
+            scales[first : first + edges.size], inverse = scale_blocks(peaks, self.limit)
+            scaled = numbers_here * np.repeat(inverse, self.block)[: stop - start]
             np.copyto(codes[start:stop], np.rint(scaled, out=scaled), casting="unsafe")
         return pack_nibbles(codes) if self.packed else codes, scales
 
@@ -117,18 +112,12 @@ class Blocks:
         first = start // self.block
         begin, end = first * self.block, min(-(-stop // self.block) * self.block, count)
         scales = read_scales(parts[1][first : -(-end // self.block)])
-        numbers = np.empty(self._padded(end - begin), np.float32)
-        numbers[end - begin :] = 0
+        numbers = np.empty(end - begin, np.float32)
         for low, high in grid(end - begin, SPAN):
-            np.copyto(numbers[low:high], self._codes(parts[0], begin + low, begin + high))
-            blocks = numbers[low : self._padded(high)].reshape(-1, self.block)
+            codes = self._codes(parts[0], begin + low, begin + high)
             here = scales[low // self.block : -(-high // self.block)]
-            np.multiply(blocks, here[:, None], out=blocks)
+            np.multiply(codes, np.repeat(here, self.block)[: high - low], out=numbers[low:high])
         return numbers[start - begin : stop - begin]
-
-    def _padded(self, size: int) -> int:
-        """Elements of so many, filled up to whole blocks."""
-        return -(-size // self.block) * self.block
 
     def _codes(self, stored: Array, start: int, stop: int) -> I8:
         if not self.packed:

@@ -22,7 +22,7 @@ from shared.tensors.blocks import SCALE
 from shared.tensors.frame import NUMPY, FrameWriter, Written, open_frame, schema_of_file
 from shared.tensors.quantize import Codec, EncodedUpdate, refuse_nonfinite
 from shared.tensors.slices import Array, ArrayReader, SliceReader, bf16_from_float, float_from_bf16
-from shared.tensors.spec import INTEGERS, Role, Schema, TensorSpec, grid
+from shared.tensors.spec import INTEGERS, WALK_ELEMENTS, Role, Schema, TensorSpec, grid
 from shared.tensors.update import delta
 
 LINK_CODEC = "int8"
@@ -43,7 +43,7 @@ def follow_link(
         step = files.enter_context(codec.decode(link, schema))
         writer = files.enter_context(FrameWriter(path, schema, sync=False))
         for spec in schema:
-            for start, stop in grid(spec.count):
+            for start, stop in grid(spec.count, WALK_ELEMENTS):
                 values = step.read(spec.name, start, stop)
                 if spec.role == "parameter":
                     with np.errstate(over="ignore", invalid="ignore"):  # looked at next
@@ -61,7 +61,7 @@ def round_weights(master: Path, schema: Schema, path: Path) -> Written:
         source: SliceReader = ArrayReader(files.enter_context(open_frame(master, schema)), schema)
         writer = files.enter_context(FrameWriter(path, schema, sync=False))
         for spec in schema:
-            for start, stop in grid(spec.count):
+            for start, stop in grid(spec.count, WALK_ELEMENTS):
                 _write(writer, spec, source.read(spec.name, start, stop), True)
         return writer.close()
 

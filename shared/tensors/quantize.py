@@ -22,7 +22,7 @@ from shared.tensors.frame import Frame, FrameWriter, open_frame
 from shared.tensors.packed import beside, pack, unpack
 from shared.tensors.slices import F32, Array, ArrayReader, SliceReader
 from shared.tensors.sparse import TopK
-from shared.tensors.spec import INTEGERS, Schema, TensorSpec, by_name, grid
+from shared.tensors.spec import INTEGERS, WALK_ELEMENTS, Schema, TensorSpec, by_name, grid
 
 Residual: TypeAlias = Mapping[str, Array]
 Tensors: TypeAlias = Mapping[str, Any]
@@ -171,7 +171,7 @@ class FrameCodec:
         names = [part.name for part in self.kernel.parts(spec)]
         # Scales and positions are small: they wait in memory until the codes are through.
         behind: list[tuple[Array, ...]] = []
-        for start, stop in grid(spec.count):
+        for start, stop in grid(spec.count, WALK_ELEMENTS):
             numbers = source.read(spec.name, start, stop)
             if feedback:
                 numbers = feedback.add(spec.name, start, numbers)
