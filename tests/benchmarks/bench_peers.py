@@ -7,8 +7,8 @@
 
 Ours is a real `coordinator serve` on SQLite with every commit synced and N resident volunteers as processes over loopback: each
 round a volunteer claims, begins, fetches and checks the new version, encodes a pseudo-random delta, uploads it and hands it in;
-the coordinator checks, merges, signs and publishes. `float32` sends everything raw; `int8` sends quantised blocks up and follows
-the chain of quantised versions down. Each peer lives in an environment of its own (`pip install flwr`; `pip install hivemind
+the coordinator checks, merges, signs and publishes. `float32` sends everything raw, `int8` quantised blocks up and whole files
+down, `chain` quantised blocks both ways. Each peer lives in an environment of its own (`pip install flwr`; `pip install hivemind
 'numpy<2.3'`), named by its Python; one that is not given or does not run is said to be missing.
 """
 
@@ -50,6 +50,11 @@ MODELS = {  # million parameters -> layers and width of a GPT with so many
     50.0: (7, 768),
     124.0: (17, 776),
 }
+WAYS = {  # name -> codec up, downlink
+    "float32": ("float32", "float32"),
+    "int8": ("int8", "float32"),  # what a run file gets that names neither
+    "chain": ("int8", "chain"),
+}
 RUN = """
 name = "peers"
 workload = "gpt"
@@ -83,8 +88,8 @@ async def prepare(base: Path, million: float, volunteers: int, chosen: str) -> S
         layers=layers,
         width=width,
         volunteers=volunteers,
-        codec=chosen,
-        downlink="float32" if chosen == "float32" else "chain",
+        codec=WAYS[chosen][0],
+        downlink=WAYS[chosen][1],
     )
     async with opened(Settings(data_dir=str(base))) as services:
         await services.datasets.add(lambda put: build_text("text", [text], put, vocab_size=257))
@@ -104,7 +109,7 @@ def ours(million: float, volunteers: int, rounds: int, chosen: str) -> dict[str,
         parameters = sum(spec.count for spec in schema)
         server = Process(folder / "data", "--port", "0").started()
         command = [sys.executable, "-m", "tests.benchmarks.resident", "--url", server.url]
-        command += ["--rounds", str(rounds), "--codec", chosen, "--folder", directory]
+        command += ["--rounds", str(rounds), "--codec", WAYS[chosen][0], "--folder", directory]
         try:
             until_idle(server.child.pid)
             before = sum(psutil.Process(server.child.pid).cpu_times()[:2])
@@ -159,7 +164,7 @@ def cells(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for million in options.sizes:
         for volunteers in options.volunteers:
             row: dict[str, Any] = {"million": million, "volunteers": volunteers}
-            for chosen in ("float32", "int8"):
+            for chosen in WAYS:
                 row[chosen] = ours(million, volunteers, options.rounds, chosen)
             size: tuple[str, ...] = ("--parameters", str(row["float32"]["parameters"]))
             size += ("--nodes", str(volunteers))

@@ -12,23 +12,29 @@ HEAD = (
     "volunteers",
     "ours, float32, s",
     "ours, int8, s",
+    "ours, chain, s",
     "Flower, s",
     "hivemind, s",
     "Flower / float32",
     "Flower / int8",
+    "Flower / chain",
     "float32 / hivemind",
     "int8 / hivemind",
+    "chain / hivemind",
     "bytes a parameter up, down: float32",
     "int8",
+    "chain",
     "coordinator above idle, MB: float32, anonymous",
     "int8, anonymous",
+    "chain, anonymous",
     "Flower's server, MB",
 )
 
 
 def told(row: dict[str, Any]) -> tuple[str, ...]:
     """A line of the table, in the order of `HEAD`."""
-    ours, flower, hivemind = (row["float32"], row["int8"]), row["flower"], row["hivemind"]
+    ours = [row[way] for way in ("float32", "int8", "chain")]
+    flower, hivemind = row["flower"], row["hivemind"]
 
     def seconds(found: dict[str, Any] | None) -> str:
         return f"{found['seconds']:.2f}" if found else "missing"
