@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from shared.errors import InvalidFrame
 from shared.signing import canonical, digest
 from shared.tensors.blocks import SCALE, Blocks
 from shared.tensors.downlink import follow_link, round_weights, schema_of_link, write_link
-from shared.tensors.frame import Written, frame_bytes, open_frame
+from shared.tensors.frame import FrameWriter, Written, frame_bytes, open_frame
 from shared.tensors.quantize import Codec, FrameCodec, codec
 from shared.tensors.slices import Array, bf16_from_float, float_from_bf16
 from shared.tensors.snapshot import MAGIC, unpack_snapshot, write_snapshot
 from shared.tensors.spec import Schema, TensorSpec
+from shared.tensors.update import inspect
 
 INT8 = codec("int8")
 MODEL: Schema = (
@@ -243,3 +245,21 @@ def test_a_damaged_snapshot_is_refused_and_leaves_nothing(packed: Path, tmp_path
 def test_a_snapshot_of_another_model_is_refused(packed: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidFrame, match="another model"):
         unpack_snapshot(packed, "0" * 64, tmp_path / "out")
+
+
+def test_writing_and_following_a_link_hold_no_large_part_of_a_tensor(tmp_path: Path) -> None:
+    schema = (TensorSpec("w", (1 << 22,)),)
+    numbers = np.linspace(-1, 1, 1 << 22, dtype="f4")
+    for name, factor in (("base", 1.0), ("master", 1.01)):
+        with FrameWriter(tmp_path / name, schema, sync=False) as writer:
+            writer.write("w", numbers * np.float32(factor))
+    base, link = tmp_path / "base", tmp_path / "link"
+    tracemalloc.start()
+    try:
+        write_link(base, tmp_path / "master", schema, link, INT8)
+        follow_link(base, link, schema, tmp_path / "next", INT8, rounded=False)
+        inspect(link, schema, INT8)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 4 << 20  # the tensor has 16 MiB
