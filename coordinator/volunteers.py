@@ -113,6 +113,9 @@ class Volunteers:
                 "hostname": kept.hostname,
                 "hardware": msgspec.json.encode(kept).decode(),
             }
+        if request.workloads is not None:
+            names = machines.workloads(request.workloads)
+            values["workloads"] = msgspec.json.encode(names).decode()
         await self._db.write(lambda conn: store.set_worker(conn, principal.worker_id, **values))
 
     async def consent(self, principal: Principal, run: str) -> None:

@@ -8,6 +8,7 @@ from shared.protocol import Benchmark, BenchmarkRequest, Device
 from volunteer import events
 from volunteer.benchmark import BenchmarkCancelled, benchmark
 from volunteer.device import hardware
+from volunteer.joining import enabled
 from volunteer.parts import Parts
 from volunteer.trainer import Trainer
 
@@ -71,11 +72,14 @@ class Speeds:
         parts.hub.emit(events.Benchmarked(benchmark=measured))
 
     async def publish(self) -> None:
-        """Tell the coordinator, which sizes tasks by it."""
+        """Tell the coordinator what this machine is, how fast, and what it may run: tasks are chosen and sized by it."""
+        parts = self._parts
         request = BenchmarkRequest(
-            benchmarks=self._remembered(), hardware=hardware(self._parts.hub.status.devices)
+            benchmarks=self._remembered(),
+            hardware=hardware(parts.hub.status.devices),
+            workloads=enabled(parts.settings),
         )
-        await self._parts.api.benchmark(request)
+        await parts.api.benchmark(request)
 
     def _remembered(self) -> tuple[Benchmark, ...]:
         memory = self._parts.home.memory

@@ -151,6 +151,7 @@ class LinkCode(Message):
 class BenchmarkRequest(Message):
     benchmarks: tuple[Benchmark, ...]
     hardware: Hardware | None = None
+    workloads: tuple[str, ...] | None = None  # that may run there now; None: as registered
 
 
 class LeaveRequest(Message):

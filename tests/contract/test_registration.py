@@ -149,6 +149,22 @@ async def test_a_monstrous_hardware_report_is_cut_to_size(
     assert (kept.cores, len(kept.devices)) == (0, machines.DEVICES_MAX)
 
 
+async def test_what_may_run_on_a_machine_follows_its_owner(
+    people: Volunteers, database: Database
+) -> None:
+    principal = await join(people, "Mia", workloads=("gpt",))
+
+    async def told() -> object:
+        (row,) = await database.read(lambda conn: store.workers_of(conn, principal.volunteer_id))
+        return msgspec.json.decode(row.workloads)
+
+    await people.set_benchmark(principal, BenchmarkRequest(benchmarks=()))
+    assert await told() == ["gpt"]
+    changed = BenchmarkRequest(benchmarks=(), workloads=("gomoku", "gpt"))
+    await people.set_benchmark(principal, changed)
+    assert await told() == ["gomoku", "gpt"]
+
+
 async def test_consent_records_the_licence_that_was_shown(
     people: Volunteers, database: Database, clock: VirtualClock
 ) -> None:
