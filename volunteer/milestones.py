@@ -43,10 +43,13 @@ class Milestone(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """How far from the last to the next, 0 to 1."""
-        if self.next is None:
-            return 1.0
-        return min(1.0, max(0.0, (self.have - self.last) / (self.next - self.last)))
+        """How much there is of the next, 0 to 1."""
+        return 1.0 if self.next is None else min(1.0, max(0.0, self.have / self.next))
+
+
+def recap_since(now: float) -> float:
+    """From when on the lines of a ledger make a recap: this week and the one before."""
+    return now - (2 * DAYS + 1) * 86_400.0
 
 
 def week(rows: Sequence[LedgerRow], now: float) -> Week:

@@ -91,6 +91,8 @@ async def test_the_file_goes_home(
     rows = list(csv.DictReader((tmp_path / "volunteer-credits.csv").read_text().splitlines()))
     assert len(rows) == len(LEDGER)
     assert rows[1]["credits"] == "50.000000"
+    assert rows[0]["at"] == "2023-11-14 22:13:20"
+    assert rows[0]["memo"] == ""
 
 
 def test_a_spreadsheet_runs_no_text_of_others() -> None:

@@ -158,7 +158,7 @@ def test_a_streak_lives_until_the_day_is_over() -> None:
 def test_milestones_only_grow_and_name_the_next() -> None:
     merged, hours, money = milestones(replace(scenes.ME, merged=24, device_s=0.0))
     assert (merged.last, merged.next) == (10, 50)
-    assert merged.share == pytest.approx(14 / 40)
+    assert merged.share == pytest.approx(24 / 50)
     assert (hours.last, hours.next, hours.share) == (0, 1, 0.0)
     assert money.next == 2500
     beyond = milestones(replace(scenes.ME, merged=2_000_000))[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,10 +14,13 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Input
 
+from shared.errors import VolunteerError
 from shared.protocol import LedgerRow, Verdict
+from volunteer.books import ledger
 from volunteer.commands import History as Page
+from volunteer.control import Control
 from volunteer.files import write_whole
-from volunteer.milestones import week
+from volunteer.milestones import recap_since, week
 from volunteer.tui import keys
 from volunteer.tui.asking import Answer, AskingPage, Question
 from volunteer.tui.text import Line, ago, clock_time, fit, left, spark, wrap
@@ -125,8 +129,13 @@ class History(AskingPage):
     def questions(self) -> dict[str, Question]:
         return {
             "history": lambda control: control.history(),
-            "ledger": lambda control: control.ledger(),
+            "ledger": self._recent,
         }
+
+    async def _recent(self, control: Control) -> tuple[LedgerRow, ...]:
+        """What the totals draw, of which only the new is asked for."""
+        known: Sequence[LedgerRow] = self.answer("ledger").value or ()
+        return await ledger(control, recap_since(self.volunteer.clock.now()), known)
 
     # Which lines.
 
@@ -220,14 +229,19 @@ class History(AskingPage):
         return aged(total_lines(answer.value or (), scene, width, height), scene)
 
     def action_export(self) -> None:
-        """Write what is known of the ledger into a file."""
-        rows: Sequence[LedgerRow] | None = self.answer("ledger").value
-        if rows is None:
-            self.volunteer.tell("the ledger is not here yet", "warning")
+        """Write the whole ledger into a file."""
+        self.run_worker(self._export(), group="export", exclusive=True)
+
+    async def _export(self) -> None:
+        control = self.volunteer.control
+        if control is None:
             return
         path = Path.home() / "volunteer-credits.csv"
         try:
+            rows = await ledger(control)
             write_whole(path, ledger_csv(rows, self.verdicts()).encode())
+        except VolunteerError as error:
+            self.volunteer.tell(f"the ledger cannot be had: {error.message}", "error")
         except OSError as error:
             self.volunteer.tell(f"{path} cannot be written: {error.strerror}", "error")
         else:
@@ -312,7 +326,7 @@ def detail_lines(
         lines.append(_fact("version", str(verdict.version)))
     if verdict.weight is not None:
         lines.append(_fact("weight", f"{verdict.weight:.3g} of the merge"))
-    for row in rows:
+    for row in reversed(rows):  # newest first, as they are told
         if row.contribution == verdict.contribution:
             amount = f"{'+' if row.amount_micro >= 0 else ''}{credit(row.amount_micro)}"
             line = ((left(clock_time(row.at), 6), "dim"), (left(row.kind, 9), "text"))
@@ -347,7 +361,7 @@ def _fact(name: str, text: str, role: str = "text") -> Line:
 
 
 def ledger_csv(rows: Sequence[LedgerRow], verdicts: Sequence[Verdict]) -> str:
-    """The ledger for a spreadsheet; a cell that would begin a formula there is text."""
+    """The ledger for a spreadsheet, times in UTC; a cell that would begin a formula there is text."""
     by_number = {verdict.contribution: verdict for verdict in verdicts}
     out = io.StringIO()
     writer = csv.writer(out)
@@ -355,7 +369,7 @@ def ledger_csv(rows: Sequence[LedgerRow], verdicts: Sequence[Verdict]) -> str:
     for row in rows:
         verdict = by_number.get(row.contribution or -1)
         cells = (
-            f"{row.at:.0f}",
+            datetime.fromtimestamp(row.at, tz=UTC).strftime("%Y-%m-%d %H:%M:%S"),
             row.run,
             row.kind,
             f"{row.amount_micro / 1e6:.6f}",
@@ -369,8 +383,5 @@ def ledger_csv(rows: Sequence[LedgerRow], verdicts: Sequence[Verdict]) -> str:
 
 
 def _harmless(cell: str) -> str:
-    return (
-        f"'{cell}"
-        if cell[:1] in "=+@\t\r" or (cell[:1] == "-" and not cell[1:2].isdigit())
-        else cell
-    )
+    formula = cell.startswith(("=", "+", "@", "\t", "\r"))
+    return f"'{cell}" if formula or (cell[:1] == "-" and not cell[1:2].isdigit()) else cell

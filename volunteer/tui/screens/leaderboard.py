@@ -12,10 +12,12 @@ from textual.containers import Horizontal, Vertical
 
 from shared.errors import VolunteerError
 from shared.protocol import LeaderRow, LedgerRow
+from volunteer.books import ledger
 from volunteer.card import card, card_facts
+from volunteer.control import Control
 from volunteer.deeds import deeds
 from volunteer.files import write_whole
-from volunteer.milestones import Milestone, Week, milestones, week
+from volunteer.milestones import Milestone, Week, milestones, recap_since, week
 from volunteer.tui import keys
 from volunteer.tui.asking import Answer, AskingPage, Question
 from volunteer.tui.text import Line, bar, count, fit, left, spark, spread, wrap
@@ -123,8 +125,13 @@ class Leaderboard(AskingPage):
         days = int(self.window)
         return {
             f"leaders {self.window}": lambda control: control.leaders(days=days),
-            "ledger": lambda control: control.ledger(),
+            "ledger": self._recent,
         }
+
+    async def _recent(self, control: Control) -> tuple[LedgerRow, ...]:
+        """What the recap is made of, of which only the new is asked for."""
+        known: Sequence[LedgerRow] = self.answer("ledger").value or ()
+        return await ledger(control, recap_since(self.volunteer.clock.now()), known)
 
     def action_window(self) -> None:
         names = [name for name, _ in WINDOWS]

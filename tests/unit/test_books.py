@@ -1,0 +1,69 @@
+"""A ledger longer than one answer of the coordinator."""
+
+from __future__ import annotations
+
+from shared.clock import VirtualClock
+from shared.protocol import LedgerRow
+from volunteer import commands
+from volunteer.books import ledger
+from volunteer.commands import Command
+from volunteer.control import Control
+from volunteer.hub import Hub
+
+PAGE = 100
+
+
+class Books:
+    """A ledger of `lines`, one a second, told a page at a time; `asked` counts the pages."""
+
+    def __init__(self, lines: int) -> None:
+        self.rows = [
+            LedgerRow(
+                id=n, at=float(n), run="r", kind="earned", amount_micro=1, contribution=n, memo=""
+            )
+            for n in range(lines)
+        ]
+        self.asked = 0
+        self.control = Control(Hub(VirtualClock()), self._answer)
+
+    async def _answer(self, command: Command) -> tuple[LedgerRow, ...]:
+        assert isinstance(command, commands.GetLedger)
+        self.asked += 1
+        below = int(command.cursor or len(self.rows))
+        return tuple(reversed(self.rows[max(0, below - PAGE) : below]))
+
+    def grow(self, by: int) -> None:
+        last = len(self.rows)
+        self.rows += [
+            LedgerRow(
+                id=n, at=float(n), run="r", kind="earned", amount_micro=1, contribution=n, memo=""
+            )
+            for n in range(last, last + by)
+        ]
+
+
+async def test_all_lines_come_newest_first_and_each_once() -> None:
+    books = Books(365)
+    found = await ledger(books.control)
+    assert [row.id for row in found] == list(range(364, -1, -1))
+
+
+async def test_what_is_older_is_not_asked_for() -> None:
+    books = Books(1000)
+    found = await ledger(books.control, since=850.0)
+    assert [row.id for row in found] == list(range(999, 849, -1))
+    assert books.asked == 2
+
+
+async def test_what_is_known_is_not_asked_for_again() -> None:
+    books = Books(500)
+    known = await ledger(books.control)
+    books.grow(7)
+    books.asked = 0
+    found = await ledger(books.control, since=100.0, known=known)
+    assert [row.id for row in found] == list(range(506, 99, -1))
+    assert books.asked == 1
+
+
+async def test_an_empty_ledger_is_empty() -> None:
+    assert await ledger(Books(0).control) == ()

@@ -1,0 +1,36 @@
+"""The lines of one's own ledger, further back than one answer of the coordinator goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from shared.protocol import LedgerRow
+
+PAGES_MAX = 10_000  # answers in a row; a hundred lines each
+
+
+class Asks(Protocol):
+    """What is needed of a control."""
+
+    async def ledger(self, cursor: str = "") -> tuple[LedgerRow, ...]: ...
+
+
+async def ledger(
+    control: Asks, since: float = 0.0, known: Sequence[LedgerRow] = ()
+) -> tuple[LedgerRow, ...]:
+    """Lines from `since` (epoch seconds) on, newest first; of those that are known, none is asked for again.
+
+    `known` are all lines since then, as an earlier call gave them. Raises VolunteerError without an answer.
+    """
+    newest = known[0].id if known else -1
+    found: list[LedgerRow] = []
+    below: int | None = None
+    for _ in range(PAGES_MAX):
+        told = await control.ledger("" if below is None else str(below))
+        rows = [row for row in told if below is None or row.id < below]
+        found += [row for row in rows if row.id > newest and row.at >= since]
+        if not rows or rows[-1].id <= newest or rows[-1].at < since:
+            break
+        below = rows[-1].id
+    return (*found, *(row for row in known if row.at >= since))
