@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
@@ -221,7 +220,7 @@ def play(
     from volunteer.work import Match
     from volunteer.work import play as begin
 
-    if not sys.stdout.isatty():
+    if not process.at_terminal():
         return say("this is no terminal: a board needs one", EXIT_USAGE)
     match = Match(run=run, version=version, level=LEVELS.index(level))
     return begin(_directories(profile), match)

@@ -29,6 +29,11 @@ def exit_code(command: Callable[[], object]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def at_terminal() -> bool:
+    """Whether somebody sits there: keys come in from a terminal, and what is drawn goes to one."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+
+
 def say(sentence: str, code: int) -> int:
     """A sentence on standard error. Returns `code`."""
     print(f"volunteer: {sentence}", file=sys.stderr)

@@ -25,6 +25,7 @@ from shared.errors import BadRequest, Configuration, Unreachable
 from volunteer import config
 from volunteer.config import Directories, Settings
 from volunteer.files import set_aside
+from volunteer.process import at_terminal
 from volunteer.profile import Identity, Profile
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Match:
 
 def work(options: Options) -> int:
     """Train until told to end. Returns the exit code; raises Configuration and others before anything began."""
-    if options.screen and not sys.stdout.isatty():
+    if options.screen and not at_terminal():
         raise BadRequest("this is no terminal: use `volunteer --no-ui`")
     directories = config.directories(profile=options.profile)
     settings = _settings(options, directories)
@@ -95,7 +96,7 @@ def _settings(options: Options, directories: Directories) -> Settings:
     try:
         return config.load(options.flags, path=path).settings
     except Configuration as error:
-        if not (options.screen and path.exists() and sys.stdin.isatty()):
+        if not (options.screen and path.exists()):
             raise
         print(f"volunteer: {error.message}", file=sys.stderr)
         question = "Keep the file aside and go on with the defaults? [y/N] "

@@ -12,6 +12,7 @@ import subprocess
 import termios
 import time
 from collections.abc import Sequence
+from typing import IO
 
 WAIT_S = 60.0
 _CODES = re.compile(
@@ -22,18 +23,25 @@ MODES = ("1049", "25", "1000", "1003", "1006", "1004", "2004")
 
 
 class Terminal:
-    """A child on a pseudo-terminal of 80 x 24."""
+    """A child on a pseudo-terminal of 80 x 24, or with another standard input or error."""
 
-    def __init__(self, command: Sequence[str], **environment: str) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        keys: int | None = None,
+        errors: IO[bytes] | None = None,
+        /,
+        **environment: str,
+    ) -> None:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.before = termios.tcgetattr(slave)
         self._slave = slave
         self.child = subprocess.Popen(
             command,
-            stdin=slave,
+            stdin=slave if keys is None else keys,
             stdout=slave,
-            stderr=slave,
+            stderr=slave if errors is None else errors,
             env=os.environ | {"TERM": "xterm-256color"} | environment,
             start_new_session=True,
         )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -49,8 +51,8 @@ asyncio.run(main())
 """
 
 
-def run(way: str = "quick") -> Terminal:
-    return Terminal([sys.executable, "-c", PROGRAM, way], PYTHONPATH=str(ROOT))
+def run(way: str = "quick", errors: IO[bytes] | None = None) -> Terminal:
+    return Terminal([sys.executable, "-c", PROGRAM, way], None, errors, PYTHONPATH=str(ROOT))
 
 
 def test_after_q() -> None:
@@ -60,6 +62,16 @@ def test_after_q() -> None:
         terminal.press("q")
         assert terminal.ended() == 0
         assert terminal.left_as_found()
+
+
+def test_with_standard_error_in_a_file_the_screen_is_drawn_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "errors"
+    with path.open("wb") as errors, run(errors=errors) as terminal:
+        terminal.see("Loss of the model")
+        terminal.press("q")
+        assert terminal.ended() == 0
+        assert terminal.left_as_found()
+    assert path.read_bytes() == b""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -128,6 +140,16 @@ def test_who_wants_to_mend_the_settings_keeps_them_where_they_are(tmp_path: Path
         assert terminal.ended() == 78
         assert terminal.left_as_found()
     assert (tmp_path / "config.toml").read_text() == "threads = \n"
+
+
+def test_where_no_key_can_come_in_there_is_a_sentence_instead_of_a_deaf_screen(
+    tmp_path: Path,
+) -> None:
+    nobody = subprocess.DEVNULL
+    place = {"PYTHONPATH": str(ROOT), "VOLUNTEER_HOME": str(tmp_path)}
+    with Terminal(VOLUNTEER, nobody, **place) as terminal:
+        terminal.see("this is no terminal: use `volunteer --no-ui`")
+        assert terminal.ended() == 2
 
 
 def test_a_second_start_shows_the_first_and_leaves_it_alone(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
-"""Drawing on a terminal that may be taken away: a closed window, a lost connection.
+"""Drawing on a terminal that may be taken away: a closed window, a lost connection; or that only standard output reaches.
 
 Textual writes from a thread of its own, through a queue with a bound. When a write fails, the thread dies, the queue fills up and
 the event loop waits for ever in the next write, deaf to signals. Here what cannot be written is dropped, and the program goes on
 until it is told to end.
+
+Textual draws on standard error: who sends that into a file (`volunteer 2>errors`) would sit before an empty screen. So the
+screen is drawn on standard output where only that is a terminal.
 """
 
 from __future__ import annotations
@@ -36,6 +39,13 @@ class Screenless:
             return
 
 
+def _terminal(errors: IO[str] | None) -> IO[str]:
+    """Where a screen is drawn."""
+    output = sys.__stdout__
+    only = output is not None and output.isatty() and (errors is None or not errors.isatty())
+    return cast("IO[str]", output if only else errors)
+
+
 def lasting_driver() -> type[Driver] | None:
     """The driver for a terminal that may go; None where Textual's own is right, as on Windows."""
     if sys.platform == "win32":
@@ -45,6 +55,6 @@ def lasting_driver() -> type[Driver] | None:
     class LastingDriver(LinuxDriver):
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
-            self._file: Any = Screenless(cast("IO[str]", self._file))
+            self._file: Any = Screenless(_terminal(self._file))
 
     return LastingDriver

@@ -17,6 +17,7 @@ from shared.workloads.games import Look as Position
 from volunteer.tui import themes
 from volunteer.tui.app import HEIGHTS, WIDTHS, Look
 from volunteer.tui.ascii import AsciiFilter
+from volunteer.tui.driver import lasting_driver
 from volunteer.tui.game import ACTIONS, Game, facts, state_line
 from volunteer.tui.text import ASCII, UNICODE, Glyphs, Line
 from volunteer.tui.widgets.bars import Bar, key_line
@@ -101,7 +102,7 @@ class PlayApp(App[int]):
         level: int = 1,
         look: Look | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(driver_class=lasting_driver())
         look = look or Look()
         self.game = Game(run=run, level=level)
         self.glyphs: Glyphs = ASCII if look.ascii else UNICODE
