@@ -113,8 +113,8 @@ class Trained(Event):
     run: str
     steps: int
     samples: int
-    loss_first: float
-    loss_last: float
+    loss_first: float | None  # None: work without a loss, such as self-play
+    loss_last: float | None
     train_s: float
 
 
@@ -164,6 +164,7 @@ class LossMeasured(Event):
     version: int
     loss: float
     mine: int
+    measure: str = ""  # what the loss is; empty: a loss on held-out data
     sample: str = ""
     picture: Picture | None = None  # part of what the version drew; of some versions only
 

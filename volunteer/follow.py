@@ -126,6 +126,8 @@ class Follower:
         after = self._measured.get(run)
         rows = await self._parts.api.versions(run, "" if after is None else str(after))
         pictures = await self._pictures(rows, first=after is None)
+        listed = self._parts.hub.status.runs
+        measure = next((info.measure for info in listed if info.name == run), "")
         for row in rows:
             if row.kind == "rollback" and after is not None:
                 devices = tuple(device.id for device in self._parts.hub.status.devices)
@@ -140,6 +142,7 @@ class Follower:
                     version=row.version,
                     loss=row.loss,
                     mine=row.mine,
+                    measure=measure,
                     sample=row.sample,
                     picture=pictures.get(row.version),
                 )

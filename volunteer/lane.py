@@ -179,6 +179,7 @@ class Lane:
 
     def _finished(self, held: Held, outcome: Finished[Entry]) -> None:
         entry, said = outcome.value, outcome.value.submit
+        measured = bool(said.loss_first or said.loss_last)  # the wire says 0 where there is none
         job = held.stored.lease.job
         self._failures.reset()
         self._parts.leases.drop(held.stored.lease)
@@ -188,8 +189,8 @@ class Lane:
                 run=entry.run,
                 steps=job.steps,
                 samples=job.stop - job.start,
-                loss_first=said.loss_first,
-                loss_last=said.loss_last,
+                loss_first=said.loss_first if measured else None,
+                loss_last=said.loss_last if measured else None,
                 train_s=said.train_s,
             )
         )

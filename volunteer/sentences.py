@@ -67,7 +67,10 @@ def _halved(e: events.Halved) -> str:
 
 
 def _trained(e: events.Trained) -> str:
-    return f"task {e.task} trained in {duration(e.train_s)}: loss {loss(e.loss_first)} -> {loss(e.loss_last)}"
+    said = f"task {e.task} trained in {duration(e.train_s)}"
+    if e.loss_last is None:
+        return said
+    return f"{said}: loss {loss(e.loss_first)} -> {loss(e.loss_last)}"
 
 
 def _judged(e: events.Judged) -> str:
@@ -76,12 +79,14 @@ def _judged(e: events.Judged) -> str:
     into = f" into version {v.version}" if v.version is not None else ""
     said = f"{v.state}{into}"
     why = f": {v.message}" if v.message and v.message not in said else ""
-    return f"task {v.task} {said}{paid}{why}"
+    return f"task {v.task} of {v.run} {said}{paid}{why}"
 
 
 def _measured(e: events.LossMeasured) -> str:
     mine = f", {e.mine} of yours in it" if e.mine else ""
-    return f"{e.run} version {e.version}: loss {loss(e.loss)} on held-out data{mine}"
+    held_out = e.measure.removeprefix("held-out ") in ("", "loss")
+    said = f"loss {loss(e.loss)} on held-out data" if held_out else f"{e.measure} {loss(e.loss)}"
+    return f"{e.run} version {e.version}: {said}{mine}"
 
 
 def credits_words(e: events.Credits) -> str:

@@ -66,10 +66,24 @@ def credit(micro: int) -> str:
 
 
 def loss(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    """Three decimals; what is larger needs fewer: 3.412, 337.2, 2.1e+30."""
+    if value is None:
+        return "-"
+    if abs(value) < 100:
+        return f"{value:.3f}"
+    return f"{value:.1f}" if abs(value) < 1e6 else f"{value:.2g}"
 
 
 def measured(measure: str) -> str:
     """What the loss of a run is, as a heading begins: Loss, Fréchet distance."""
-    what = printable(measure.removeprefix("held-out ") or "loss", 24)
+    what = _measure(measure)
     return what[:1].upper() + what[1:]
+
+
+def measure_word(measure: str) -> str:
+    """The same in one word, for a table: loss, Fréchet."""
+    return _measure(measure).partition(" ")[0]
+
+
+def _measure(measure: str) -> str:
+    return printable(measure.removeprefix("held-out ") or "loss", 24)

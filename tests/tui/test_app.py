@@ -194,15 +194,32 @@ async def test_a_key_does_not_wait_for_a_curve(engine: FakeEngine) -> None:
 async def test_nothing_is_drawn_on_a_page_that_is_hidden(engine: FakeEngine) -> None:
     async with opened(engine, scenes.filled()) as (app, pilot):
         state = app.screen.query_one(StateBar)
-        await pilot.press("question_mark")
+        await pilot.press("7")
         await pilot.pause()
         drawn = state._drawn_at
         await engine.clock.advance(5)
         app.publish()
         assert state._drawn_at == drawn
-        await pilot.press("escape")
+        await pilot.press("1")
         await pilot.pause()
         assert state._drawn_at == engine.clock.now()
+
+
+@pytest.mark.parametrize("key", ["ctrl+p", "question_mark", "q"])
+async def test_what_can_be_seen_behind_a_dialog_is_not_out_of_date(
+    engine: FakeEngine, key: str
+) -> None:
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        page = app.screen
+        await pilot.press(key)
+        await pilot.pause()
+        assert app.screen is not page
+        await engine.play(list(scenes.error())[-1:])
+        engine.hub.close()
+        await pilot.pause()
+        await pilot.pause()
+        told = "".join(text for line in page.query_one(StateBar)._lines for text, _ in line)
+        assert "stopped" in told
 
 
 async def test_without_focus_it_draws_less_often(engine: FakeEngine) -> None:

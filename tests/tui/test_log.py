@@ -94,7 +94,7 @@ async def test_diagnostics_go_into_a_file(
     text = (tmp_path / "volunteer-diagnostics.txt").read_text()
     assert "coordinator: Little Lab" in text
     assert "setting duty_percent = 80 (environment)" in text
-    assert "task 4701 rejected" in text
+    assert "task 4701 of stdlib-gpt rejected" in text
 
 
 def test_diagnostics_hold_no_secret() -> None:

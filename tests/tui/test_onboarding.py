@@ -262,6 +262,22 @@ async def test_without_a_link_one_can_practise(engine: FakeEngine) -> None:
         assert isinstance(engine.asked[-1], commands.Probe)
 
 
+async def test_enter_without_a_link_leads_to_what_can_be_done_without_one(
+    engine: FakeEngine,
+) -> None:
+    prepared(engine)
+    engine.answers[commands.StartPractice] = "http://127.0.0.1:4000/join"
+    async with opened(engine, look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert app.focused is not None
+        assert app.focused.id == "others"
+        await pilot.press("enter")
+        await settle(app, pilot)
+        assert [c for c in engine.asked if isinstance(c, commands.StartPractice)]
+
+
 async def test_practice_that_cannot_be_set_up_says_why(engine: FakeEngine) -> None:
     async with at(engine, "join") as (app, pilot):
         engine.refuses = Configuration("the practice coordinator did not start: disk full")

@@ -71,6 +71,25 @@ async def test_what_does_not_fit_is_refused_with_the_reason(engine: FakeEngine) 
         assert "needs 90 GB of memory" in screen_text(app)
 
 
+async def test_what_is_measured_of_a_run_is_named_where_runs_stand_side_by_side(
+    engine: FakeEngine,
+) -> None:
+    prepared(engine)
+    drawing = replace(
+        RUNS[1], name="digits", measure="Fréchet distance", loss=337.19, loss_first=402.5
+    )
+    engine.answers[commands.GetRuns] = (RUNS[0], drawing)
+    async with opened(engine, scenes.filled(), size=(120, 36), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        text = screen_text(app)
+        assert "loss 3.412" in text
+        assert "Fréchet 337.2" in text
+        assert "8.318 → 3.412" in text
+        await pilot.press("down")
+        await settle(app, pilot)
+        assert "402.5 → 337.2 (Fréchet distance)" in screen_text(app)
+
+
 async def test_the_curve_of_the_run_under_the_cursor_is_asked_for(engine: FakeEngine) -> None:
     prepared(engine)
     engine.answers[commands.GetLoss] = tuple(
@@ -125,6 +144,8 @@ def test_a_prospect_in_words() -> None:
     assert "not measured yet" in prospect(RUNS[0], CPU_ONLY, (), ("gpt",)).sentence
     assert "needs 90 GB" in prospect(RUNS[3], CPU_ONLY, speeds, ("gpt",)).sentence
     assert "not installed" in prospect(RUNS[1], CPU_ONLY, speeds, ("gpt",)).sentence
+    prepared = replace(RUNS[2], state="draft")
+    assert prospect(prepared, CPU_ONLY, speeds, ("gpt",)).sentence == "the run is being prepared"
     assert "paused" in prospect(RUNS[2], CPU_ONLY, speeds, ("gpt",)).sentence
     broken = replace(scenes.CPU, usable=False)
     assert not prospect(RUNS[0], (broken,), speeds, ("gpt",)).fits

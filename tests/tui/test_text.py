@@ -66,6 +66,10 @@ def test_text_of_others_cannot_move_the_cursor() -> None:
     assert wrap("a\x1b[2Jb\tc\x07", 20, 3) == ["a [2Jb c "]
 
 
+def test_a_letter_loses_its_accent_before_it_is_lost() -> None:
+    assert ascii_only("Fréchet, naïve, 平") == "Frechet, naive, ??"
+
+
 @given(words)
 def test_ascii_text_is_as_wide_as_before(text: str) -> None:
     plain = ascii_only(text)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shared.protocol import Verdict
 from tests.tui import scenes
@@ -135,6 +136,13 @@ def test_who_attaches_late_sees_what_the_snapshot_knows() -> None:
     assert late.models["stdlib-gpt"].points == ((0.0, 8.318), (41.0, 3.412))
     assert {36, 38, 40} <= late.models["stdlib-gpt"].mine
     assert [type(e.event) for e in late.entries] == [events.Judged] * 7
+
+
+def test_after_a_restart_the_run_is_the_one_that_was_helped_last() -> None:
+    other = replace(scenes.RUN, name="five-in-a-row")
+    helped = Verdict(contribution=1, task=1, run="five-in-a-row", state="merged", version=1)
+    view = begin(Status(runs=(scenes.RUN, other), verdicts=(helped,)))
+    assert view.run() == "five-in-a-row"
 
 
 def test_what_was_before_is_in_the_curve_and_not_in_the_log() -> None:

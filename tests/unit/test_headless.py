@@ -122,7 +122,7 @@ async def test_each_event_is_a_sentence_a_person_can_read() -> None:
         "1:05 min left",
         "same batch, same pay",
         "handed in (2.66 MB)",
-        "task 7 rejected: too long",
+        "task 7 of r rejected: too long",
         "task 7 gone: somebody else holds it",
         "version 4: loss 2.250 on held-out data, 1 of yours in it",
         "88.58 earned, 0.00 pending, rank 2",
@@ -136,6 +136,15 @@ async def test_each_event_is_a_sentence_a_person_can_read() -> None:
 async def test_self_play_is_told_in_games() -> None:
     played = msgspec.structs.replace(training(10, NOW), loss=None, counted="games")
     assert (await lines(played))[0].endswith("task 7  10 of 50 games, 1:05 min left")
+    over = events.Trained(
+        task=7, run="r", steps=16, samples=16, loss_first=None, loss_last=None, train_s=9.0
+    )
+    assert (await lines(over))[0].endswith("task 7 trained in 9 s")
+
+
+async def test_what_is_measured_has_its_own_name() -> None:
+    drawn = events.LossMeasured(run="r", version=4, loss=337.19, mine=0, measure="Fréchet distance")
+    assert (await lines(drawn))[0].endswith("r version 4: Fréchet distance 337.2")
 
 
 async def test_training_does_not_flood_the_log() -> None:

@@ -232,9 +232,15 @@ class VolunteerApp(App[int]):
         """Make the newest state the one that is seen, and draw it."""
         if self.view is not self._latest:
             self.view = self._latest
-        page = self.screen if self._running and self.screen_stack else None
-        if isinstance(page, Page) and page.is_mounted:
+        page = self._page
+        if page is not None and page.is_mounted:
             page.show(self.scene())
+
+    @property
+    def _page(self) -> Page | None:
+        """The page that can be seen, also behind the palette or a question."""
+        stack = self.screen_stack if self._running else []
+        return next((s for s in reversed(stack) if isinstance(s, Page) and s.is_current), None)
 
     def redraw(self) -> None:
         """Draw all panels of this page anew."""
@@ -242,8 +248,9 @@ class VolunteerApp(App[int]):
 
     def _show(self, *, at_once: bool = False, hurried: bool = False) -> None:
         self.view = self._latest
-        if isinstance(self.screen, Page):
-            self.screen.show(self.scene(), at_once=at_once, hurried=hurried)
+        page = self._page
+        if page is not None:
+            page.show(self.scene(), at_once=at_once, hurried=hurried)
 
     def _tick(self) -> None:
         self._ticks += 1

@@ -9,6 +9,13 @@ import msgspec
 from shared.protocol import Benchmark, Device, RunInfo
 from volunteer.wording import size
 
+STATES = {
+    "draft": "being prepared",
+    "running": "running",
+    "paused": "paused by its organiser",
+    "completed": "completed",
+    "failed": "failed",
+}
 SLOW_STEP_S = 60.0  # a step that takes longer is hardly help
 
 
@@ -29,7 +36,7 @@ def prospect(
 ) -> Prospect:
     """How well the best device here suits a run."""
     if info.state != "running":
-        return Prospect(fits=False, sentence=f"the run is {info.state}")
+        return Prospect(fits=False, sentence=f"the run is {STATES[info.state]}")
     if info.workload not in workloads:
         return Prospect(
             fits=False,

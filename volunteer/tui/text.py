@@ -7,6 +7,7 @@ their colours from the theme, so nothing here knows a colour; state is always a 
 from __future__ import annotations
 
 import time
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
@@ -122,7 +123,14 @@ def ascii_only(text: str) -> str:
     if text.isascii():
         return text
     plain = text.translate(_PLAIN)
-    return "".join(c if c.isascii() else "?" * cell_len(c) for c in plain)
+    return "".join(c if c.isascii() else _bare(c) for c in plain)
+
+
+def _bare(letter: str) -> str:
+    """A letter without its accent, or question marks."""
+    base = unicodedata.normalize("NFKD", letter)[:1]
+    cells = cell_len(letter)
+    return base if base.isascii() and cell_len(base) == cells else "?" * cells
 
 
 # ---------------------------------------------------------------------------------------- spans

@@ -92,6 +92,8 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
             return task.run
         if self.curves:
             return self.curves[-1].run
+        if self.status.verdicts:  # from before a restart
+            return self.status.verdicts[-1].run
         return self.status.runs[0].name if self.status.runs else ""
 
     def info(self, run: str) -> RunInfo | None:

@@ -15,14 +15,14 @@ from volunteer.commands import SettingRow
 from volunteer.tui import keys
 from volunteer.tui.activity import merging
 from volunteer.tui.asking import Answer, AskingPage, Question
-from volunteer.tui.prospect import Prospect, prospect
+from volunteer.tui.prospect import STATES, Prospect, prospect
 from volunteer.tui.screens.told import Told
-from volunteer.tui.text import Line, bar, count, left, percent, wrap
+from volunteer.tui.text import Glyphs, Line, bar, count, left, percent, wrap
 from volunteer.tui.widgets.drawn import Drawn
 from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
 from volunteer.tui.widgets.panel import Scene, aged
 from volunteer.tui.widgets.plot import Chart, Charted, Series
-from volunteer.wording import loss, measured, printable, size
+from volunteer.wording import loss, measure_word, measured, printable, size
 
 NAME_CELLS = 10
 BAR_CELLS = 10
@@ -31,17 +31,10 @@ COLUMNS = (
     Column(title="run"),
     Column(title="workload", cells=9, least=62),
     Column(title="helpers", cells=7, align="right", least=50),
-    Column(title="loss", cells=15, align="right", least=42),
+    Column(title="measure", cells=14, align="right", least=42),
     Column(title="progress", cells=BAR_CELLS + 5, least=68),
     Column(title="for you", cells=18, least=92),
 )
-STATES = {
-    "draft": "being prepared",
-    "running": "running",
-    "paused": "paused by its organiser",
-    "completed": "completed",
-    "failed": "failed",
-}
 
 
 class Runs(AskingPage):
@@ -300,7 +293,8 @@ def run_row(info: RunInfo, able: Prospect, scene: Scene, *, helped: bool, old: b
             if not able.fits and info.state == "running"
             else (glyphs.off, "dim")
         )
-    first = f"{loss(info.loss_first)} {glyphs.right} " if info.loss_first is not None else ""
+    # Losses of different workloads cannot be compared: each says what it is.
+    measure = f"{measure_word(info.measure)} " if info.loss is not None else ""
     done = info.progress
     progress: Line = ((STATES[info.state].partition(" by ")[0], "dim"),)
     if done is not None and info.state == "running":
@@ -316,7 +310,7 @@ def run_row(info: RunInfo, able: Prospect, scene: Scene, *, helped: bool, old: b
             ((printable(info.name, 64), "value" if helped and able.fits else "text"),),
             ((info.workload, "dim"),),
             ((str(info.workers), "text"),),
-            ((first, "dim"), (loss(info.loss), "value")),
+            ((measure, "dim"), (loss(info.loss), "value")),
             progress,
             ((yours, "text" if able.fits else "dim"),),
         ),
@@ -355,12 +349,25 @@ def run_detail(info: RunInfo, able: Prospect, scene: Scene, joined: bool, cells:
             "so far",
             f"version {info.version}, {count(info.steps)} steps, {count(info.tokens)} {info.items}",
         ),
+        (measure_word(info.measure), _course(info, glyphs)),
         ("next", when),
         ("contact", printable(info.contact, 100)),
     )
     for name, text in facts:
         lines += _fact(name, text, room)
     return lines
+
+
+def _course(info: RunInfo, glyphs: Glyphs) -> str:
+    """What was measured of version 0 and of the newest; nothing before that."""
+    if info.loss is None:
+        return ""
+    first = (
+        "" if info.loss_first in (None, info.loss) else f"{loss(info.loss_first)} {glyphs.right} "
+    )
+    what = printable(info.measure, 24)
+    named = f" ({what})" if what != "held-out loss" else ""
+    return f"{first}{loss(info.loss)}{named}"
 
 
 def _fact(name: str, text: str, room: int) -> list[Line]:

@@ -65,7 +65,11 @@ class JoinStep(Step):
         if self.choice.server is not None:
             self.post_message(self.Done())
         elif not self._busy:
-            self._check(self.query_one("#link", Input).value)
+            text = self.query_one("#link", Input).value
+            if text.strip():
+                self._check(text)
+            else:
+                self.query_one("#others", Listing).focus()  # whoever has no link goes on there
 
     # What is typed.
 

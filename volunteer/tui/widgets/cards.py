@@ -22,7 +22,7 @@ from volunteer.tui.text import (
     wrap,
 )
 from volunteer.tui.widgets.panel import Panel, Scene, age, aged
-from volunteer.wording import credit, duration, loss, size
+from volunteer.wording import credit, duration, loss, measure_word, size
 
 NAME_CELLS = 9
 
@@ -131,12 +131,7 @@ def _used(sensed: Sensed, price: float) -> str:
     return f", {kwh:.3f} kWh" + (f" = {kwh * price:.2f}" if price > 0 else "")
 
 
-def _told(lines: list[Line], scene: Scene) -> list[Line]:
-    """What the coordinator told: dim while it is away, as it was when we have ended."""
-    return lines if scene.view.status.away_since is None else aged(lines, scene)
-
-
-WORTH = {"run": "they buy nothing yet", "practice": "practice: worth nothing"}
+WORTH = {"run": "they buy nothing yet", "practice": "practice credits"}
 
 
 class CreditsCard(Panel):
@@ -149,7 +144,7 @@ class CreditsCard(Panel):
         return f"Credits{whose}", known or WORTH["practice" if status.practice else "run"]
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        return _told(credit_lines(scene, width, height), scene)
+        return aged(credit_lines(scene, width, height), scene)
 
 
 def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
@@ -195,7 +190,7 @@ class RunCard(Panel):
         return (run or "Run"), (age(scene) or info.workload) if info else ""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        return _told(run_lines(scene, width, height), scene)
+        return aged(run_lines(scene, width, height), scene)
 
 
 def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
@@ -212,8 +207,9 @@ def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     first = model.points[0][1] if model and model.points else (info.loss_first if info else None)
     if newest is not None:
         better = first is not None and newest < first
+        what = fit(measure_word(info.measure if info else ""), NAME_CELLS - 1)
         arrow = f"{loss(first)} {glyphs.right} " if first not in (None, newest) else ""
-        lines.append(fact("loss", (arrow, "dim"), (loss(newest), "good" if better else "value")))
+        lines.append(fact(what, (arrow, "dim"), (loss(newest), "good" if better else "value")))
     if info is not None and info.progress is not None:
         tail = f" {percent(info.progress)}"
         room = cells - NAME_CELLS - len(tail)

@@ -84,7 +84,8 @@ class ModelPlot(LossPlot):
         mine = f"{scene.glyphs.mark} mine {count(len(model.mine))}" if model and model.mine else ""
         info = scene.view.info(scene.view.run())
         what = measured(info.measure if info else "")
-        return f"{what} of the model{value}", " ".join(part for part in (mine, _how(self)) if part)
+        of = "" if " " in what else " of the model"  # a long name needs the room
+        return f"{what}{of}{value}", " ".join(part for part in (mine, _how(self)) if part)
 
     def chart(self, scene: Scene) -> Chart:
         model = scene.view.models.get(scene.view.run())

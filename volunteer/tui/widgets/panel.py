@@ -39,8 +39,8 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def aged(lines: list[Line], scene: Scene) -> list[Line]:
-    """Lines of what was known before the coordinator went away, drawn as such."""
-    if scene.view.status.online:
+    """Lines of what the coordinator told: dim while it is away, as they were when the volunteer has ended."""
+    if not age(scene):
         return lines
     return [tuple((text, "dim") for text, _ in line) for line in lines]
 

@@ -19,6 +19,7 @@ from volunteer.tui.text import (
     left,
     printable_lines,
     right,
+    width,
     wrap,
 )
 from volunteer.tui.view import Curve
@@ -27,6 +28,7 @@ from volunteer.tui.widgets.panel import Panel, Scene
 from volunteer.tui.widgets.picture import drawn, picture
 from volunteer.wording import credit
 
+ROOMY = 60  # cells that hold the run and the number of the task
 VERDICTS = {
     "received": ("wait", "received", "dim"),
     "checking": ("wait", "checking", "info"),
@@ -43,7 +45,9 @@ class Contributions(Panel):
     def heading(self, scene: Scene) -> tuple[str, str]:
         status = scene.view.status
         waiting = 0 if status.online else status.queued  # as told when the connection changed
-        return "Contributions", f"{waiting} waiting to be sent" if waiting else ""
+        runs = {verdict.run for verdict in status.verdicts}
+        of = next(iter(runs)) if len(runs) == 1 else ""  # else each line says it
+        return "Contributions", f"{waiting} waiting to be sent" if waiting else of
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         verdicts = scene.view.status.verdicts
@@ -53,41 +57,47 @@ class Contributions(Panel):
             )
             return blank(text, width, height)
         lines: list[Line] = []
+        several = len({verdict.run for verdict in verdicts}) > 1
         for verdict in reversed(verdicts[-height:]):
-            lines += verdict_lines(verdict, width, scene.glyphs)
+            lines += verdict_lines(verdict, width, scene.glyphs, named=several)
         return lines[:height]
 
 
-def verdict_lines(verdict: Verdict, cells: int, glyphs: Glyphs) -> list[Line]:
-    """A verdict; the reason of a rejection has a line of its own where it does not fit beside."""
-    line = verdict_line(verdict, cells, glyphs)
+def verdict_lines(
+    verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool = False
+) -> list[Line]:
+    """A verdict, `named` with its run; the reason of a rejection has a line of its own where it does not fit beside."""
+    line = verdict_line(verdict, cells, glyphs, named=named)
     if verdict.state != "rejected" or verdict.message in "".join(text for text, _ in line):
         return [line]
     reason = fit(verdict.message, cells - 8, glyphs.ellipsis)
     return [
-        verdict_line(replace(verdict, message=""), cells, glyphs),
+        verdict_line(replace(verdict, message=""), cells, glyphs, named=named),
         ((" " * 6, "text"), (f"{glyphs.corner} ", "faint"), (reason, "text")),
     ]
 
 
-def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs) -> Line:
-    """Time, task, verdict, credits and reason."""
+def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -> Line:
+    """Time, run or task or both, verdict, credits and reason, as far as there is room."""
     name, word, role = VERDICTS[verdict.state]
     sign: str = getattr(glyphs, name)
     paid = f"+{credit(verdict.credits_micro)}" if verdict.credits_micro else ""
     spans: list[tuple[str, str]] = []
     if cells >= 40:
         spans.append((f"{clock_time(verdict.at)} ", "dim"))
-    if cells >= 30:
+    if cells >= 30 and named:
+        run = 14 if cells >= ROOMY else 9
+        spans.append((f"{left(verdict.run, run, glyphs.ellipsis)} ", "text"))
+    if cells >= (ROOMY if named else 30):
         spans.append((left(f"#{verdict.task}", 7), "dim"))
     spans.append((f"{sign} {left(word, 11)}", role))
     spans.append((right(paid, 6), "value"))
-    used = sum(len(text) for text, _ in spans)
     reason = verdict.message if verdict.message != verdict.state else ""
+    room = cells - width(spans) - 2
     if verdict.state == "merged" and verdict.version is not None:
-        reason = f"version {verdict.version}"
-    room = cells - used - 2
-    if room >= 6 and reason:
+        whole = f"version {verdict.version}"
+        reason = whole if len(whole) <= room else f"v{verdict.version}"
+    if room >= len("v1000") and reason:
         spans += [("  ", "text"), (fit(reason, room, glyphs.ellipsis), "text")]
     return tuple(spans)
 

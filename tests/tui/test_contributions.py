@@ -1,0 +1,43 @@
+"""The log of contributions on the dashboard, in little and in much room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shared.protocol import Verdict
+from volunteer.tui.text import UNICODE
+from volunteer.tui.widgets.records import verdict_lines
+
+
+def text_of(lines: Iterable[Iterable[tuple[str, str]]]) -> str:
+    return "\n".join("".join(text for text, _ in line) for line in lines)
+
+
+def test_a_rejection_has_its_reason_in_full_where_it_fits() -> None:
+    reason = "the update is far larger than others of this run (norm 41.2, limit 9.8)"
+    verdict = Verdict(contribution=1, task=9, run="r", state="rejected", message=reason)
+    assert reason in text_of(verdict_lines(verdict, 84, UNICODE))
+    lines = verdict_lines(verdict, 46, UNICODE)
+    assert len(lines) == 2
+    assert "rejected" in text_of(lines[:1])
+    assert "the update is far larger" in text_of(lines[1:])
+
+
+def test_a_contribution_names_its_run_and_the_version_it_is_in() -> None:
+    verdict = Verdict(
+        contribution=1,
+        task=9,
+        run="stdlib-gpt",
+        state="merged",
+        version=1204,
+        credits_micro=5_000_000,
+    )
+    wide, narrow, least = (
+        text_of(verdict_lines(verdict, n, UNICODE, named=True)) for n in (84, 46, 30)
+    )
+    assert "stdlib-gpt" in wide
+    assert "#9" in wide
+    assert "version 1204" in wide
+    assert "stdlib-g…" in narrow
+    assert narrow.endswith("v1204")
+    assert "stdlib-g…" in least
