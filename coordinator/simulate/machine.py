@@ -10,15 +10,16 @@ import contextlib
 import random
 import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from coordinator.simulate.labour import Handed, Labour
-from coordinator.simulate.loop import LoopClock
-from coordinator.simulate.scenario import Server, Workers
+from coordinator.simulate.scenario import Workers
 from coordinator.simulate.trace import State, Trace
+from coordinator.simulate.world import World
+from coordinator.store import contributions
 from coordinator.volunteers import Principal
 from shared.decoding import decode
 from shared.errors import Cancelled, Gone, VolunteerError
@@ -39,42 +40,16 @@ from shared.protocol import (
 )
 from shared.routes import routes
 from shared.tensors.quantize import CODECS
-from shared.workloads.base import DatasetManifest, Job
+from shared.workloads.base import Job
 
 if TYPE_CHECKING:
     from coordinator.store.tasks import Begun
-    from coordinator.wiring import Coordinator
 
 BITS = 8e-6  # megabits in a byte
 CLAIM_WAIT_S = 30.0
 DEVICE = "cpu"
 READ_BYTES = 1 << 20
 GONE = (Gone, Cancelled)
-
-
-@dataclass(slots=True)
-class Net:
-    """The coordinator's link: what moves at the same time shares it, by how many there are when a transfer begins."""
-
-    server: Server
-    busy: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
-
-    def rate(self, way: str, mbit: float) -> float:
-        """Megabits a second for one more transfer."""
-        whole = self.server.down_mbit if way == "up" else self.server.up_mbit
-        return min(mbit, whole / (self.busy[way] + 1))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """What all machines share."""
-
-    coordinator: Coordinator
-    clock: LoopClock
-    net: Net
-    dataset: DatasetManifest | None
-    scale: float  # bytes of the real model / bytes of the one that is simulated
-    step_flops: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +165,8 @@ class Machine:
 
     async def _turn(self) -> None:
         """One task, if there is one."""
+        if self.kind.waits:
+            await self._until_merged()
         self._enter("claim")
         lease = await self._claim()
         if lease is None:
@@ -199,10 +176,22 @@ class Machine:
         try:
             await self._task(lease)
         except GONE:
-            self._held.pop(lease.task, None)
+            self._let_go(lease)
             self.trace.verdicts["gone"] += 1
         except _Vanished:
             await self._vanish()
+
+    async def _until_merged(self) -> None:
+        """Wait for the merge that its last contribution has a part in."""
+        self._enter("wait")
+        if self._uploads:
+            await asyncio.wait(self._uploads)
+        world, who = self._world, self._who.worker_id
+        watch = world.coordinator.signals.watch(f"run:{world.run}")
+        while await world.coordinator.db.read(
+            lambda conn: contributions.is_waiting(conn, world.run, who)
+        ):
+            await watch.wait(CLAIM_WAIT_S)
 
     async def _vanish(self) -> None:
         self._enter("away")
@@ -271,8 +260,12 @@ class Machine:
             if verdict is None or (verdict.state == "rejected" and not verdict.redo):
                 break
             part, tries = (part, tries + 1) if verdict.redo else (part + 1, 0)
-        self._held.pop(lease.task, None)
-        self._halts.pop(lease.task, None)
+        self._let_go(lease)
+
+    def _let_go(self, lease: Lease) -> None:
+        """It is no longer in hand, unless this machine has got the task again meanwhile."""
+        if self._held.get(lease.task) == lease.attempt:
+            del self._held[lease.task], self._halts[lease.task]
 
     async def _manifest(self, begun: Begun) -> VersionManifest:
         signed = await self._world.coordinator.runs.manifest(begun.run, begun.version)
@@ -351,8 +344,7 @@ class Machine:
         finally:
             made.path.unlink(missing_ok=True)
             if whole:
-                self._held.pop(lease.task, None)
-                self._halts.pop(lease.task, None)
+                self._let_go(lease)
         return None
 
     async def _submit(self, lease: Lease, begun: Begun, made: Handed, turn: Turn) -> Verdict:

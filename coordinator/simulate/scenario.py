@@ -76,6 +76,7 @@ class Workers(Table):
     overhead_s: NotNegative = 0.2  # a task beside training: reading, encoding, loading
     join_after_minutes: NotNegative = 0.0
     leave_after_minutes: NotNegative = 0.0  # for good; 0 = never
+    waits: bool = False  # for the merge of its last work, however long that takes
     lost_share: Share = 0.0  # of its tasks in which it vanishes without a word
     back_after_minutes: NotNegative = 5.0  # ... and how long it stays away then
 

@@ -20,10 +20,11 @@ from coordinator.datasets import LocalData
 from coordinator.definition import Definition, definition, of_file, with_downlink
 from coordinator.simulate.labour import Labour, Pretended
 from coordinator.simulate.loop import LoopClock
-from coordinator.simulate.machine import Machine, Net, World
+from coordinator.simulate.machine import Machine
 from coordinator.simulate.scenario import Scenario
 from coordinator.simulate.toml import as_toml
 from coordinator.simulate.trace import Trace
+from coordinator.simulate.world import Net, World
 from coordinator.store import runs
 from coordinator.store import versions as version_rows
 from coordinator.store.inline import in_memory
@@ -81,6 +82,7 @@ class Hooks:
     labour: Callable[[Definition, Path, LocalData | None, int], Labour] | None = None
     dataset: Dataset | None = None
     on_draft: Callable[[Coordinator, str], Awaitable[None]] | None = None  # before the run starts
+    on_start: Callable[[Coordinator, str], Awaitable[None]] | None = None  # before anybody works
     on_version: Callable[[Head], None] | None = None
     jobs: tuple[str, ...] = JOBS
     tick_s: float | None = None
@@ -121,12 +123,15 @@ class _Simulation:
         if self._hooks.on_draft is not None:
             await self._hooks.on_draft(coordinator, info.name)
         await coordinator.runs.start(info.name)
+        if self._hooks.on_start is not None:
+            await self._hooks.on_start(coordinator, info.name)
         row = await coordinator.db.read(lambda conn: runs.by_name(conn, info.name))
         self._run_id, about = row.id, definition(row)
         world = World(
             coordinator=coordinator,
             clock=self._clock,
             net=Net(scenario.server),
+            run=self._run_id,
             dataset=dataset,
             scale=parameters / about.parameters,
             step_flops=row.step_flops,

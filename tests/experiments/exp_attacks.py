@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from coordinator.validation import Evidence, judge, measure
 from shared.protocol import SubmitRequest
 from shared.tensors.frame import FrameWriter, open_frame
 from shared.tensors.quantize import codec
+from shared.tensors.spec import Schema
 from shared.workloads.base import TrainSettings
 from tests.experiments.cells import Row, arguments, results, work_off
 from tests.experiments.digits import SCHEMA, Weights, digits, held_out_loss, initial, train
@@ -70,6 +71,41 @@ def cells(seeds: int = 3) -> Iterator[Cell]:
             for attack in ATTACKS:
                 for share in SHARES:
                     yield Cell(rule=rule, checked=checked, attack=attack, share=share, seed=seed)
+
+
+class Subject(Protocol):
+    """What is learnt."""
+
+    schema: Schema
+    train: TrainSettings
+    samples: int  # that a volunteer trains on in a round
+
+    def initial(self, seed: int) -> Weights:
+        """The weights at the beginning."""
+
+    def learn(self, weights: Weights, rng: np.random.Generator, who: int) -> Weights:
+        """What a volunteer makes of them in `STEPS` steps on data of its own."""
+
+    def loss(self, weights: Weights) -> float:
+        """On held-out data."""
+
+
+class Digits:
+    """The classifier of digits."""
+
+    schema = SCHEMA
+    train = TRAIN
+    samples = STEPS * 32
+
+    def initial(self, seed: int) -> Weights:
+        return initial(seed)
+
+    def learn(self, weights: Weights, rng: np.random.Generator, who: int) -> Weights:
+        part = len(digits()[1]) // VOLUNTEERS
+        return train(weights, rng, slice(who * part, (who + 1) * part), STEPS, LR)
+
+    def loss(self, weights: Weights) -> float:
+        return held_out_loss(weights)
 
 
 Hostile = Callable[[Weights, list[Weights], dict[str, Any]], Weights]
@@ -121,8 +157,9 @@ class Sent:
 class Arena:
     """One run of ten volunteers, some of them hostile."""
 
-    def __init__(self, cell: Cell, folder: Path) -> None:
+    def __init__(self, cell: Cell, folder: Path, subject: Subject) -> None:
         self._cell = cell
+        self._subject = subject
         self._folder = folder
         self._rng = np.random.default_rng(cell.seed)
         self._bad = round(cell.share * VOLUNTEERS)
@@ -142,29 +179,24 @@ class Arena:
             }
         )
         self._base = self._folder / "base-0"
-        _write(self._base, initial(cell.seed))
+        self._write(self._base, subject.initial(cell.seed))
 
     def run(self, rounds: int) -> float:
         """The held-out loss in the end."""
         for number in range(rounds):
-            with open_frame(self._base, SCHEMA) as frame:
-                weights = {name: np.array(frame.array(name)) for name in frame}
+            weights = self._read()
             sent = self._round(weights, number)
             if self._cell.rule == CONTROL:
                 self._plain(weights, sent, number)
             else:
                 self._merge(sent, number)
-        with open_frame(self._base, SCHEMA) as frame:
-            return held_out_loss({name: np.array(frame.array(name)) for name in frame})
+        return self._subject.loss(self._read())
 
     def _round(self, weights: Weights, number: int) -> list[Sent]:
         """Attackers first: nobody honest is left out because of his number."""
-        images = len(digits()[1])
-        part = images // VOLUNTEERS
         updates = []
         for who in range(VOLUNTEERS):
-            mine = slice(who * part, (who + 1) * part)
-            local = train(weights, self._rng, mine, STEPS, LR)
+            local = self._subject.learn(weights, self._rng, who)
             updates.append({name: weights[name] - local[name] for name in weights})
         honest = updates[self._bad :]
         if self._cell.attack:
@@ -175,10 +207,10 @@ class Arena:
 
     def _send(self, update: Weights, who: int, number: int) -> Sent:
         path = self._folder / f"update-{number}-{who}"
-        _write(path, update)
+        self._write(path, update)
         lies = who < self._bad and self._cell.attack == "inflated weight"
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-        return Sent(update, path, sha256, CLAIM if lies else STEPS * 32)
+        return Sent(update, path, sha256, CLAIM if lies else self._subject.samples)
 
     def _plain(self, weights: Weights, sent: Sequence[Sent], number: int) -> None:
         """The weighted mean as it is shipped elsewhere: no check, the client's own count."""
@@ -190,14 +222,18 @@ class Arena:
             }
             moved = {name: (weights[name] - mean[name]).astype(np.float32) for name in weights}
         self._base = self._folder / f"base-{number + 1}"
-        _write(self._base, moved)
+        self._write(self._base, moved)
 
     def _merge(self, sent: Sequence[Sent], number: int) -> None:
         inputs = [found for who, one in enumerate(sent) if (found := self._judge(one, who))]
         self._base, before = self._folder / f"base-{number + 1}", self._base
         while inputs:
             order = step.Order(
-                plan=self._plan, schema=SCHEMA, base=before, state=(), inputs=tuple(inputs)
+                plan=self._plan,
+                schema=self._subject.schema,
+                base=before,
+                state=(),
+                inputs=tuple(inputs),
             )
             try:
                 step.run(order, self._base, self._folder / "state")
@@ -209,7 +245,7 @@ class Arena:
     def _judge(self, sent: Sent, who: int) -> step.Input | None:
         if not self._cell.checked:
             return step.Input(path=sent.path, codec="float32", weight=1.0)
-        measured = measure(sent.path, SCHEMA, "float32")
+        measured = measure(sent.path, self._subject.schema, "float32")
         evidence = Evidence(
             submit=SubmitRequest(
                 attempt=1,
@@ -224,17 +260,17 @@ class Arena:
             ),
             measurement=measured,
             task_steps=STEPS,
-            task_samples=STEPS * 32,
+            task_samples=self._subject.samples,
             head=0,
             base_version=0,
             trust=1.0,
             effort=float(STEPS),
             cohort=self._norms[-COHORT:],
             loss=None,
-            parameters=sum(spec.count for spec in SCHEMA),
+            parameters=sum(spec.count for spec in self._subject.schema),
             replayed=sent.sha256 in self._seen,
         )
-        verdict = judge(evidence, SETTINGS, TRAIN, self._plan)
+        verdict = judge(evidence, SETTINGS, self._subject.train, self._plan)
         self._seen.add(sent.sha256)
         if verdict.state != "accepted":
             self.refused["hostile" if who < self._bad else "honest"] += 1
@@ -242,19 +278,24 @@ class Arena:
         self._norms.append(measured.norm / STEPS)
         return step.Input(path=sent.path, codec="float32", weight=verdict.weight, clip=verdict.clip)
 
+    def _read(self) -> Weights:
+        with open_frame(self._base, self._subject.schema) as frame:
+            return {name: np.array(frame.array(name)) for name in frame}
 
-def _write(path: Path, tensors: Weights) -> None:
-    """As a float32 contribution or a model; NaN too, which the codec itself would refuse to write."""
-    with FrameWriter(path, codec("float32").wire_schema(SCHEMA), {"codec": "float32"}) as writer:
-        for spec in SCHEMA:
-            writer.write(spec.name, tensors[spec.name])
+    def _write(self, path: Path, tensors: Weights) -> None:
+        """As a float32 contribution or a model; NaN too, which the codec itself would refuse to write."""
+        schema = self._subject.schema
+        wire = codec("float32").wire_schema(schema)
+        with FrameWriter(path, wire, {"codec": "float32"}) as writer:
+            for spec in schema:
+                writer.write(spec.name, tensors[spec.name])
 
 
-def play(cell: Cell, rounds: int = ROUNDS) -> Row:
+def play(cell: Cell, subject: Subject | None = None, rounds: int = ROUNDS) -> Row:
     """One run: its held-out loss in the end."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
-        arena = Arena(cell, Path(folder))
+        arena = Arena(cell, Path(folder), subject or Digits())
         loss = arena.run(rounds)
     return {
         "rule": cell.rule,
@@ -268,16 +309,16 @@ def play(cell: Cell, rounds: int = ROUNDS) -> Row:
     }
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def table(rows: Sequence[Row], attacks: Sequence[str] = ATTACKS) -> list[str]:
     """Mean over the seeds of the final loss, for 10, 20 and 30 % of hostile volunteers."""
     ways = list(dict.fromkeys((row["rule"], row["checked"]) for row in rows))
-    lines = [f"| rule | clean | {' | '.join(ATTACKS)} |", "|---|---|" + "---|" * len(ATTACKS)]
+    lines = [f"| rule | clean | {' | '.join(attacks)} |", "|---|---|" + "---|" * len(attacks)]
     for rule, checked in ways:
         name = rule if rule == CONTROL else f"{rule}, {'checked' if checked else 'alone'}"
         found = [_mean(rows, rule, checked, "", 0.0)]
-        for attack in ATTACKS:
+        for attack in attacks:
             shares = (_mean(rows, rule, checked, attack, share) for share in SHARES)
-            found.append(" / ".join(shares))
+            found.append(" / ".join(filter(None, shares)))
         lines.append(f"| {name} | {' | '.join(found)} |")
     return lines
 

@@ -10,27 +10,28 @@ for the slow one that is as short as its speed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from coordinator.merge.plan import plan
 from tests.experiments.cells import Row, arguments, read, results, work_off
 from tests.experiments.exp_learning import SMALL, TINY
-from tests.experiments.learning import Run, Setup, corpus, learn
+from tests.experiments.learning import Run, Setup, corpus, defaults, learn
 
 PACE = 0.1  # steps a second of a fast one: a task of 30 steps is five minutes
 SLOWER = 5.0
 LOST = 0.3
 BACK_MINUTES = 1.0
-STEPS = 240  # of each volunteer, waiting
+STEPS = 180  # of each volunteer, waiting
 LEVEL = {"min_lr_ratio": 1.0}  # nobody knows how many steps a way will make
 NO_DEADLINE = 100_000.0
+SHARE = 0.4  # of waiting's time that the other ways get
 WAITING = "waiting for all"
 
 
-def machines(slow: bool = True) -> tuple[dict[str, Any], ...]:
+def machines(slow: bool = True, waits: bool = False) -> tuple[dict[str, Any], ...]:
     one = {"lost_share": LOST, "back_after_minutes": BACK_MINUTES, "latency_ms": 50.0}
+    one["waits"] = waits
     fast = {"name": "fast", "count": 7, "steps_per_s": PACE, **one}
     late = {"name": "slow", "count": 1, "steps_per_s": PACE / SLOWER, **one}
     return (fast, late) if slow else (fast,)
@@ -41,34 +42,27 @@ def ways(steps: int) -> dict[str, Run]:
     common: dict[str, Any] = {
         "workers": 8,
         "train": LEVEL,
-        "curve_s": steps / PACE / 20,
+        "curve_s": steps / PACE / 9,
         "tick_s": 5.0,
         "local_steps": 30,
     }
-
-    def all_of(table: Mapping[str, Any], **more: Any) -> Run:
-        return Run(plan=table, machines=machines(), **common | more)
-
     barrier = {"preset": "fedavg", "quorum": 8, "deadline_seconds": NO_DEADLINE}
     sized = {"task": {"target_seconds": 30 / PACE, "min_steps": 1}}
+    seven = barrier | {"quorum": 7}
     found = {
-        WAITING: all_of(barrier),
-        "the slow one left out": Run(
-            plan=barrier | {"quorum": 7}, machines=machines(slow=False), **common
+        WAITING: Run(plan=barrier, machines=machines(waits=True), **common),
+        "the slow one left out": Run(plan=seven, machines=machines(False, True), **common),
+        "waiting, the slow one's task as short as it is slow": Run(
+            plan=barrier, machines=machines(waits=True), **common | sized
         ),
-        "waiting, tasks sized by speed": all_of(barrier, **sized),
     }
-    for preset in ("fedbuff", "fedavg", "async-diloco", "fedasync", "diloco"):
-        table = {"preset": preset} | _default_triggers(preset)
-        found[f"preset {preset}"] = all_of(table)
-        found[f"preset {preset}, sized by speed"] = all_of(table, **sized)
+    for preset in ("fedavg", "fedbuff", "fedasync", "diloco", "async-diloco"):
+        run = Run(plan=defaults(preset), machines=machines(), **common | sized)
+        found[f"preset {preset}, tasks sized by speed"] = run
+    for preset in ("fedavg", "fedbuff"):
+        run = Run(plan=defaults(preset), machines=machines(), **common)
+        found[f"preset {preset}, tasks of 30 steps"] = run
     return found
-
-
-def _default_triggers(preset: str) -> dict[str, Any]:
-    """`learn` waits for all unless it is told otherwise: here every preset keeps its own."""
-    default = plan({"preset": preset})
-    return {"quorum": default.quorum, "deadline_seconds": default.deadline_seconds}
 
 
 def main() -> None:
@@ -82,7 +76,7 @@ def main() -> None:
 
         def work(run: Run, seed: int = seed, waited: list[float] = waited) -> Row:
             if waited:
-                run = replace(run, hours=waited[0] / 3600, tokens_share=100.0)
+                run = replace(run, hours=waited[0] * SHARE / 3600, tokens_share=100.0)
             row = learn(setup, replace(run, seed=seed)).row()
             return {"seed": seed} | row
 

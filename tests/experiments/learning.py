@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from sqlalchemy import Connection
 
 from coordinator.datasets import LocalData
 from coordinator.definition import Definition
+from coordinator.merge.plan import plan
 from coordinator.simulate import loop
 from coordinator.simulate.labour import Trained
 from coordinator.simulate.scenario import from_table
@@ -24,18 +26,19 @@ from coordinator.simulate.simulation import Dataset, Head, Hooks, Outcome, simul
 from coordinator.store import runs
 from coordinator.wiring import Coordinator
 from shared.tensors.frame import open_frame
-from shared.workloads.base import DatasetManifest
+from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.documents import Document, standard_library_documents
 from shared.workloads.text import build_text
 
 BYTES = 257  # every byte and the end of a text
-HELD_OUT = 0.02
+HELD_OUT = 0.05  # of the texts
+PIECE = 1024  # characters
 EVALUATE_S = 600.0
 
 
 def corpus(folder: Path, documents: int = 0) -> Dataset:
     """The standard library's source as bytes, kept in `folder`; the first `documents` of it, or all."""
-    path = folder / f"corpus-{documents}"
+    path = folder / f"pieces-{documents}"
     if not (path / "manifest.json").exists():
         path.mkdir(parents=True, exist_ok=True)
         _build(path, documents)
@@ -44,25 +47,34 @@ def corpus(folder: Path, documents: int = 0) -> Dataset:
 
 
 def _build(path: Path, documents: int) -> None:
+    """Held out are whole texts; the others are cut into pieces in random order, so that every stretch of a pass is alike."""
+
     def put(data: bytes) -> str:
         name = hashlib.sha256(data).hexdigest()
         (path / name).write_bytes(data)
         return name
 
-    texts: list[Document] = []
-    for text in standard_library_documents():
-        texts.append(text)
-        if len(texts) == documents:
-            break
-    manifest = build_text(
-        "stdlib",
-        texts,
-        put,
-        vocab_size=BYTES,
-        heldout_share=HELD_OUT,
-        licence="PSF-2.0",
-        source="the Python standard library of this machine",
-    )
+    def built(some: Sequence[Document]) -> DatasetManifest:
+        return build_text(
+            "stdlib",
+            some,
+            put,
+            vocab_size=BYTES,
+            heldout_share=0.001,
+            licence="PSF-2.0",
+            source="the Python standard library of this machine",
+        )
+
+    texts = list(islice(standard_library_documents(), documents or None))
+    texts.sort(key=lambda text: hashlib.sha256(text.name.encode()).digest())
+    held = max(2, round(HELD_OUT * len(texts)))
+    pieces = [
+        Document(f"{text.name} {at}", text.text[at : at + PIECE])
+        for text in texts[held:]
+        for at in range(0, len(text.text), PIECE)
+    ]
+    kept = built(texts[:held])
+    manifest = msgspec.structs.replace(built(pieces), heldout=(*kept.chunks, *kept.heldout))
     (path / "manifest.json").write_bytes(msgspec.json.encode(manifest))
 
 
@@ -81,6 +93,19 @@ class Setup:
 PROBE = {"block_size": 64, "n_layer": 4, "n_head": 4, "n_embd": 128, "dropout": 0.0}
 
 
+OWN_SCHEDULE: Mapping[str, Any] = {"decay_steps": 0}  # by how far the run will go, as it expects
+
+
+def defaults(preset: str) -> dict[str, Any]:
+    """A preset as it is: `learn` waits for all workers unless it is told otherwise."""
+    default = plan({"preset": preset})
+    return {
+        "preset": preset,
+        "quorum": default.quorum,
+        "deadline_seconds": default.deadline_seconds,
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One run of some workers."""
@@ -94,12 +119,13 @@ class Run:
     inner: str = "keep"
     rewarm: int = 0
     feedback: bool = True
-    start: Path | None = None  # weights to go on from, at step `start_step`
-    start_step: int = 0
+    start: Path | None = None  # weights to go on from
+    start_step: int = 0  # of the schedule
+    start_sample: int = 0  # of the pass
     save: Mapping[int, Path] = field(
         default_factory=dict
     )  # global step -> where to keep the weights
-    curve_every: int = 100  # global steps between measurements; the end is always measured
+    curve_every: int = 300  # global steps between measurements; the end is always measured
     curve_s: float = 0.0  # or seconds of virtual time, if above 0
     stretch: float = 1.0  # the schedule is so many times as long: versions of single arrivals
     machines: tuple[Mapping[str, Any], ...] = ()  # in place of equal ones
@@ -149,16 +175,20 @@ def learn(setup: Setup, run: Run) -> Learned:
         assert data is not None
         return Trained(about, scratch, data, feedback=run.feedback)
 
-    async def begin(coordinator: Coordinator, name: str) -> None:
-        def later(conn: Connection) -> None:
-            runs.set_values(conn, runs.by_name(conn, name).id, global_step=run.start_step)
+    def at(**values: int) -> Callable[[Coordinator, str], Awaitable[None]]:
+        async def begin(coordinator: Coordinator, name: str) -> None:
+            def later(conn: Connection) -> None:
+                runs.set_values(conn, runs.by_name(conn, name).id, **values)
 
-        await coordinator.db.write(later)
+            await coordinator.db.write(later)
+
+        return begin
 
     hooks = Hooks(
         labour=labour,
         dataset=setup.dataset,
-        on_draft=begin,
+        on_draft=at(global_step=run.start_step),
+        on_start=at(cursor=run.start_sample),
         on_version=watch.see,
         tick_s=run.tick_s or min(2.0, run.local_steps / 4),
     )
@@ -181,7 +211,7 @@ class _Watch:
     def __init__(self, setup: Setup, run: Run) -> None:
         self._setup = setup
         self._run = run
-        self._heldout = _heldout(setup.dataset)
+        self._heldout = local(setup.dataset, setup.dataset[0].heldout)
         self._measured = run.start_step
         self._measured_at = 0.0
         self._last: dict[str, np.ndarray[Any, Any]] = {}
@@ -242,9 +272,7 @@ def _table(setup: Setup, run: Run) -> dict[str, Any]:
     }
     if run.start is not None:
         train["init_from"] = str(run.start)
-    machines = run.machines or (
-        {"count": run.workers, "steps_per_s": 1.0, "overhead_s": 0.0, "latency_ms": 1.0},
-    )
+    machines = run.machines or tuple(_in_turn(index) for index in range(run.workers))
     fast = {"up_mbit": 1e6, "down_mbit": 1e6}
     return {
         "seed": run.seed + 1,
@@ -271,17 +299,27 @@ def _table(setup: Setup, run: Run) -> dict[str, Any]:
     }
 
 
+def _in_turn(index: int) -> dict[str, Any]:
+    """One of equal machines that come one after the other, always in this order: who gets which text does not change."""
+    return {
+        "name": f"worker-{index}",
+        "steps_per_s": 1.0,
+        "jitter": 0.0,
+        "overhead_s": 0.0,
+        "latency_ms": 2.0 * (index + 1),
+    }
+
+
 def _crowd(setup: Setup, run: Run) -> float:
     """How many batches of the setup all workers together do in a step."""
     return run.workers * (run.batch or setup.batch) / setup.batch
 
 
-def _heldout(dataset: Dataset) -> LocalData:
+def local(dataset: Dataset, chunks: Sequence[ChunkRef]) -> LocalData:
+    """Some chunks of a dataset in files."""
     manifest, blobs = dataset
-    split = msgspec.structs.replace(manifest, chunks=manifest.heldout, heldout=())
-    folder = Path(tempfile.mkdtemp(prefix="heldout-"))
-    files = {}
-    for chunk in split.chunks:
-        files[chunk.sha256] = folder / chunk.sha256
-        files[chunk.sha256].write_bytes(blobs[chunk.sha256])
-    return LocalData(split, files)
+    folder = Path(tempfile.mkdtemp(prefix="chunks-"))
+    files = {chunk.sha256: folder / chunk.sha256 for chunk in chunks}
+    for name, path in files.items():
+        path.write_bytes(blobs[name])
+    return LocalData(msgspec.structs.replace(manifest, chunks=tuple(chunks), heldout=()), files)

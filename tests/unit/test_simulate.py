@@ -88,6 +88,24 @@ def test_waiting_for_a_slow_volunteer_is_named_and_speed_sized_tasks_mend_it() -
     assert mended.contributions_per_version > 1.9
 
 
+def test_a_machine_may_get_a_task_again_that_it_is_still_handing_in() -> None:
+    """What came too late for its version goes back into the queue while its upload is still being answered."""
+    plan = {"preset": "gradient-average", "codec": "float32"}
+    run = RUN | {"task": {"local_steps": 1, "batch_size": 4}, "plan": plan}
+    outcome = played(workers=[{"count": 4, **QUICK}], run=run, hours=0.02)
+    assert len(outcome.merged_at) > 20
+
+
+def test_machines_that_wait_hand_in_one_task_for_each_version() -> None:
+    fast, slow = {**QUICK, "waits": True}, {**QUICK, "waits": True, "steps_per_s": 0.1}
+    plan = {"quorum": 4, "deadline_seconds": 36_000}
+    workers = [{"name": "fast", "count": 3, **fast}, {"name": "slow", **slow}]
+    outcome = played(workers=workers, run=RUN | {"plan": plan}, hours=1.0)
+    assert len(outcome.merged_at) > 1
+    assert outcome.merged == 4 * len(outcome.merged_at)
+    assert {trace.verdicts["accepted"] // len(outcome.merged_at) for trace in outcome.traces} == {1}
+
+
 def test_machines_that_vanish_lose_their_tasks_to_others() -> None:
     weak = {"name": "weak", **QUICK, "lost_share": 0.5, "back_after_minutes": 2.0}
     outcome = played(workers=[{"name": "firm", **QUICK}, weak], hours=0.3)
