@@ -154,7 +154,7 @@ class Learned:
                 if verdict != "accepted":
                     refused[verdict] = refused.get(verdict, 0) + count
         return {
-            "loss": round(self.loss, 4),
+            "loss": round(self.loss, 6),
             "up": round(self.up, 2),
             "down": round(self.down, 2),
             "versions": len(self.outcome.merged_at),

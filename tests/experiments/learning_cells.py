@@ -15,6 +15,7 @@ from tests.experiments.learning import OWN_SCHEDULE, Run, defaults
 STEPS = 600  # of each worker
 BATCH = 4
 LONG = 1200  # so that half is left when the presets' warm-up is over
+SHORT = 200  # for presets that make a version of every step
 ROUNDS_200 = 6000  # steps: 200 rounds of 30
 WARM = 300  # steps before a warm start
 SEEDS = (0, 1)
@@ -127,11 +128,18 @@ def presets(out: Path, seed: int) -> Cells:
 
 
 def gradients(out: Path, seed: int) -> Cells:
-    """Presets that merge gradients, with every default."""
-    yield from controls(out, seed)
+    """Presets that merge gradients, with every default and a gradient a mini-batch."""
+    yield from controls(out, seed, steps=SHORT)
     for preset in EVERY_STEP:
-        run = Run(plan=defaults(preset), train=OWN_SCHEDULE, seed=seed)
-        yield f"preset {preset} {end(seed)}", run
+        steps = 1 if preset == "gradient-average" else 30
+        run = Run(
+            plan=defaults(preset),
+            steps=SHORT,
+            local_steps=steps,
+            train=OWN_SCHEDULE,
+            seed=seed,
+        )
+        yield f"preset {preset} {end(seed, steps=SHORT)}", run
 
 
 def long(out: Path, seed: int) -> Cells:
