@@ -47,10 +47,11 @@ def ways(steps: int) -> dict[str, Run]:
         "local_steps": 30,
     }
     barrier = {"preset": "fedavg", "quorum": 8, "deadline_seconds": NO_DEADLINE}
+    same = {"task": {"by_speed": False}}
     sized = {"task": {"target_seconds": 30 / PACE, "min_steps": 1}}
     seven = barrier | {"quorum": 7}
     found = {
-        WAITING: Run(plan=barrier, machines=machines(waits=True), **common),
+        WAITING: Run(plan=barrier, machines=machines(waits=True), **common | same),
         "the slow one left out": Run(plan=seven, machines=machines(False, True), **common),
         "waiting, the slow one's task as short as it is slow": Run(
             plan=barrier, machines=machines(waits=True), **common | sized
@@ -60,7 +61,7 @@ def ways(steps: int) -> dict[str, Run]:
         run = Run(plan=defaults(preset), machines=machines(), **common | sized)
         found[f"preset {preset}, tasks sized by speed"] = run
     for preset in ("fedavg", "fedbuff"):
-        run = Run(plan=defaults(preset), machines=machines(), **common)
+        run = Run(plan=defaults(preset), machines=machines(), **common | same)
         found[f"preset {preset}, tasks of 30 steps"] = run
     return found
 
