@@ -100,7 +100,8 @@ def test_machines_that_wait_hand_in_one_task_for_each_version() -> None:
     fast, slow = {**QUICK, "waits": True}, {**QUICK, "waits": True, "steps_per_s": 0.1}
     plan = {"quorum": 4, "deadline_seconds": 36_000}
     workers = [{"name": "fast", "count": 3, **fast}, {"name": "slow", **slow}]
-    outcome = played(workers=workers, run=RUN | {"plan": plan}, hours=1.0)
+    run = RUN | {"plan": plan, "task": {**RUN["task"], "by_speed": False}}
+    outcome = played(workers=workers, run=run, hours=1.0)
     assert len(outcome.merged_at) > 1
     assert outcome.merged == 4 * len(outcome.merged_at)
     assert {trace.verdicts["accepted"] // len(outcome.merged_at) for trace in outcome.traces} == {1}
