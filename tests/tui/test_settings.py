@@ -39,7 +39,7 @@ def test_picture_of_a_small_terminal(engine: FakeEngine, snap_compare: Snapshot)
 
 
 def test_picture_of_a_slip(engine: FakeEngine, snap_compare: Snapshot) -> None:
-    assert picture(engine, snap_compare, "settings", "down", "enter", *"mon 5")
+    assert picture(engine, snap_compare, "settings", "enter", *"mon 5")
 
 
 async def test_a_switch_is_flipped_and_a_choice_turned(engine: FakeEngine) -> None:
