@@ -206,6 +206,17 @@ class Process:
         self._more.clear()
         await self._more.wait()
 
+    async def heartbeats(self, count: int) -> None:
+        """So many more have arrived."""
+
+        def arrived() -> int:
+            return sum("/heartbeat" in seen for seen in self.network.seen)
+
+        wanted = arrived() + count
+        async with self.eventually():
+            while arrived() < wanted:
+                await asyncio.sleep(0.01)
+
     async def ended(self, timeout_s: float = 30) -> int:
         """The exit code."""
         async with asyncio.timeout(timeout_s):

@@ -79,9 +79,7 @@ class Lane:
     async def _take_ahead(self) -> Held | None:
         """Claim the next task near the end of this one, and fetch its data and weights meanwhile."""
         await self._near_end.wait()
-        if self._desk.late:
-            return None  # claiming it again would take it away from ourselves
-        held = await self._claimer.take()
+        held = await self._claim_ahead()
         if held is not None:
             try:
                 await self._pipeline.prefetch(held)
@@ -89,6 +87,20 @@ class Lane:
             except VolunteerError:
                 pass  # it comes up again when the task is done
         return held
+
+    async def _claim_ahead(self) -> Held | None:
+        """A pause ends a claim that is under way: it is made again when the task goes on."""
+        while not self._desk.late:  # claiming such a task again would take it away from ourselves
+            held = await self._claimer.take()
+            if held is not None or not self._kept():
+                return held
+            await self._desk.unless(lambda: not self._kept(), _forever())
+        return None
+
+    def _kept(self) -> bool:
+        """Only a pause keeps the task in work from its end."""
+        device = self.device.id
+        return bool(self._claimer.busy and self._desk.paused(device)) and not self._winding_up()
 
     async def _fetch_weights(self, held: Held) -> None:
         """As late as still brings them in time: a version published after that has to be fetched as well."""

@@ -59,6 +59,25 @@ async def test_the_base_of_the_next_task_is_here_when_it_begins(
             assert not any(weights in request for request in seen[begun(seen) :])
 
 
+async def test_a_claim_that_a_pause_ended_is_made_again(tmp_path: Path) -> None:
+    async with lent(tmp_path, OVERLAP) as machine:
+        machine.speed = SPEED
+        async with machine.working() as process:
+            await process.until(events.Claimed)
+            process.network.refuse("/claims")
+            await process.until(events.Connection, lambda event: not event.online)
+            await process.control.pause()
+            await process.heartbeats(2)
+            process.network.heal()
+            await process.control.resume()
+            first = (await process.until(events.Trained)).task
+            second = process.all(events.Claimed)[1]
+            after = process.told[process.told.index(second) :]
+            assert any(
+                isinstance(event, events.Training) and event.task == first for event in after
+            )
+
+
 async def test_stop_ends_a_fetch_that_gets_no_answer(tmp_path: Path) -> None:
     async with lent(tmp_path, OVERLAP) as machine:
         machine.speed = SPEED

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from tests.house import Worker
-from tests.volunteering import LONG, SHORT, Lent, Process, lent
+from tests.volunteering import LONG, SHORT, Lent, lent
 from volunteer import events
 
 # Twice 1,200 s is the longest that a lease may live whose speed nobody knows, however often a heartbeat renews it: after less
@@ -59,18 +58,6 @@ async def test_a_result_that_came_too_late_is_not_counted(tmp_path: Path) -> Non
         assert process.all(events.Stopped)[-1].tasks == 1
 
 
-async def heartbeats(process: Process, count: int) -> None:
-    """So many more have arrived."""
-
-    def arrived() -> int:
-        return sum("/heartbeat" in seen for seen in process.network.seen)
-
-    wanted = arrived() + count
-    async with process.eventually():
-        while arrived() < wanted:
-            await asyncio.sleep(0.01)
-
-
 async def test_what_is_late_is_handed_in_before_more_is_claimed(tmp_path: Path) -> None:
     async with lent(tmp_path, LONG) as machine, machine.working(max_tasks=2) as process:
         doing = await process.until(events.Training, lambda event: event.step >= 5)
@@ -80,7 +67,7 @@ async def test_what_is_late_is_handed_in_before_more_is_claimed(tmp_path: Path) 
         await lapse(machine)
         process.network.heal()
         await process.control.retry()
-        await heartbeats(process, 2)  # of the first it has heard the answer by then
+        await process.heartbeats(2)  # of the first it has heard the answer by then
         await process.control.resume()
         assert await process.ended() == 0
         assert process.all(events.Submitted)[0].task == doing.task
