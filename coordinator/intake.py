@@ -185,6 +185,7 @@ class Intake:
         about = definition(run)
         base = versions.get(conn, run.id, row.base_version)
         comparable = about.workload.traits.loss_is_measured
+        effort = _effort(about, run, row.kind, base.global_step, row.steps)
         evidence = Evidence(
             submit=decode(row.report, SubmitRequest),
             measurement=measured,
@@ -193,9 +194,11 @@ class Intake:
             head=run.head,
             base_version=row.base_version,
             trust=accounts.trust_of(conn, row.volunteer_id),
-            effort=_effort(about, run, row.kind, base.global_step, row.steps),
+            effort=effort,
             cohort=[
-                peer.norm / _effort(about, run, row.kind, peer.global_step, peer.steps)
+                validation.by_effort(
+                    peer.norm, _effort(about, run, row.kind, peer.global_step, peer.steps), effort
+                )
                 for peer in contributions.cohort(
                     conn, run.id, row.kind, about.file.validation.cohort
                 )

@@ -66,7 +66,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     base_version: int  # bound by the lease, not by the client
     trust: float
     effort: float  # see `effort`
-    cohort: Sequence[float]  # norms by effort of the newest accepted contributions
+    cohort: Sequence[float]  # of the newest accepted contributions, see `by_effort`
     loss: float | None  # of the newest evaluated version
     parameters: int
     replayed: bool  # the same bytes were handed in for another task
@@ -101,6 +101,15 @@ def effort(update: str, train: TrainSettings, first: int, steps: int, total: int
     Without the rates, what is trained while they rise would set a limit that no later work could keep.
     """
     return 1.0 if update == "gradient" else full_steps(train, first, steps, total)
+
+
+def by_effort(norm: float, its: float, ours: float) -> float:
+    """The norm by effort that a contribution of effort `its` lets expect, at most, of one of effort `ours`.
+
+    The steps of a task partly undo each other, so norms grow with something between the root of the steps and the steps
+    themselves. Divided by its steps alone, an honest task of a tenth of the steps stood out by up to a factor of three.
+    """
+    return norm / its if ours >= its else norm / math.sqrt(its * ours)
 
 
 def cohort_limit(cohort: Sequence[float], settings: ValidationSettings) -> float:

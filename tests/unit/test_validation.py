@@ -16,6 +16,7 @@ from coordinator.validation import (
     Evidence,
     Judgement,
     Measurement,
+    by_effort,
     cohort_limit,
     effort,
     judge,
@@ -167,6 +168,17 @@ def test_work_from_the_warm_up_of_the_rate_is_no_measure_of_what_comes_later_unl
     assert verdict(**honest, effort=later, cohort=first).state == "accepted"
     by_steps = [early * 0.02 / 10] * 8
     assert verdict(**honest, effort=10.0, cohort=by_steps).reason == "norm"
+
+
+@given(st.integers(1, 50), st.floats(0.5, 1.0), st.floats(0.9, 1.1))
+def test_a_short_task_is_no_hostile_one(steps: int, power: float, luck: float) -> None:
+    """What moves a model by steps^power in 50 steps does so in fewer, whoever's machine is slow."""
+    middle = 0.02 * 50**power
+    cohort = [by_effort(middle, 50.0, float(steps))] * 10
+    short = {"measurement": Measurement(norm=luck * 0.02 * steps**power), "task_steps": steps}
+    assert verdict(**short, steps=steps, effort=float(steps), cohort=cohort).clip == 1.0
+    huge = {"measurement": Measurement(norm=20 * middle), "task_steps": steps}
+    assert verdict(**huge, steps=steps, effort=float(steps), cohort=cohort).reason == "norm"
 
 
 def test_a_mean_gradient_is_measured_whole_however_many_steps_it_is_the_mean_of() -> None:
