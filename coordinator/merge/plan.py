@@ -80,7 +80,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     hinge_from: NotNegative = 4.0
     hinge_slope: NotNegative = 10.0
     damping: bool = False  # staleness shortens the step too, not only the share in the mean
-    arrival_scale: Literal["one", "sqrt"] = "one"  # sqrt: n of K workers move by (n / K)^1/2
+    # A merge of n of K live workers moves the model by n / K of a step, by (n / K)^1/2 or by a whole one. Of eight who began at
+    # one version three merge, then three, then two: with whole steps that goes nearly three times as far as one merge of all.
+    arrival_scale: Literal["share", "sqrt", "one"] = "share"
 
     # How they become one update.
     aggregate: Literal[
@@ -287,8 +289,9 @@ def weigh(plan: Plan, terms: Sequence[Term], live_workers: int = 1) -> Weighing:
     scale = 1.0
     if plan.damping and counted:
         scale = math.fsum(weights) / math.fsum(plain[index] for index in counted)
-    if plan.arrival_scale == "sqrt":
-        scale *= math.sqrt(min(1.0, len(counted) / max(1, live_workers)))
+    if plan.arrival_scale != "one":
+        share = min(1.0, len(counted) / max(1, live_workers))
+        scale *= share if plan.arrival_scale == "share" else math.sqrt(share)
     return Weighing(
         weights=tuple(weights),
         scale=scale,

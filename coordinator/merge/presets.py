@@ -21,6 +21,7 @@ ASYNC_WARM_UP: dict[str, Any] = {
         "quorum": 3,
         "quorum_share": 0.5,
         "deadline_seconds": 300.0,
+        "arrival_scale": "share",
         "damping": False,
         "overlap": False,
     },
@@ -38,6 +39,7 @@ _ADAPTIVE: dict[str, Any] = {
 }
 _GRADIENT: dict[str, Any] = {
     "update": "gradient",
+    "arrival_scale": "one",
     "optimizer": "adam",
     "lr": 1e-3,
     "beta1": 0.9,
@@ -50,6 +52,7 @@ _EVERY_BATCH: dict[str, Any] = {"gradient_every": 1, "pull_every": 1}
 _EVERY_ARRIVAL: dict[str, Any] = {
     "quorum": 1,
     "deadline_seconds": 0.0,
+    "arrival_scale": "one",
     "damping": True,
     "overlap": True,
 }
@@ -102,6 +105,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     | {
         "quorum": 1,
         "deadline_seconds": 0.0,
+        "arrival_scale": "one",  # most workers play and bring no update
         "max_staleness": 2,
         "table": "constant",
         "overlap": True,

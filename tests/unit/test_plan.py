@@ -397,7 +397,7 @@ def test_async_plans_begin_in_step_with_most_of_the_workers(name: str) -> None:
     warm = in_phase(plan({"preset": name}), 0)
     assert [quorum_of(warm, live) for live in (1, 2, 4, 8)] == [1, 2, 3, 4]
     assert not warm.overlap
-    assert weigh(warm, [Term(work=9, gap=1)], live_workers=4).scale == 1
+    assert weigh(warm, [Term(work=9, gap=1)] * 2, live_workers=4).scale == 0.5
 
 
 def test_arrivals_may_move_by_their_share_of_the_workers() -> None:
@@ -405,6 +405,8 @@ def test_arrivals_may_move_by_their_share_of_the_workers() -> None:
     assert weigh(warm, [Term(work=9)], live_workers=4).scale == pytest.approx(0.5)
     assert weigh(warm, [Term(work=9)] * 4, live_workers=4).scale == 1
     assert weigh(warm, [Term(work=9)] * 9, live_workers=4).scale == 1
+    assert weigh(plan({}), [Term(work=9)] * 3, live_workers=8).scale == pytest.approx(3 / 8)
+    assert weigh(plan({}), [Term(work=9)] * 3, live_workers=2).scale == 1
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
