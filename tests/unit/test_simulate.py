@@ -79,13 +79,17 @@ def test_a_thin_uplink_is_named_as_what_limits_the_run() -> None:
 def test_waiting_for_a_slow_volunteer_is_named_and_speed_sized_tasks_mend_it() -> None:
     workers = [{"name": "fast", **QUICK}, {"name": "slow", **QUICK, "steps_per_s": 0.1}]
     plan = {"quorum": 2, "deadline_seconds": 3600}
-    waiting = predicted(workers=workers, run=RUN | {"plan": plan}, hours=0.2)
+    same = {"plan": plan, "task": {**RUN["task"], "by_speed": False}}
+    waiting = predicted(workers=workers, run=RUN | same, hours=0.2)
     assert "slower volunteers" in waiting.bottleneck
     sized = RUN | {"task": {"target_seconds": 60.0, "batch_size": 4, "min_steps": 1}}
     mended = predicted(workers=workers, run=sized, hours=0.2)
     assert mended.device_idle_share < 0.1
     assert mended.versions_per_hour > 2 * waiting.versions_per_hour
     assert mended.contributions_per_version > 1.9
+    unasked = predicted(workers=workers, run=RUN | {"plan": plan}, hours=0.6)
+    assert unasked.versions_per_hour > 1.5 * waiting.versions_per_hour
+    assert all(row.lost == 0 for row in unasked.machines)  # short tasks are no hostile ones
 
 
 def test_a_machine_may_get_a_task_again_that_it_is_still_handing_in() -> None:
