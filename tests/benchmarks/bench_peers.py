@@ -52,7 +52,7 @@ MODELS = {  # million parameters -> layers and width of a GPT with so many
 }
 WAYS = {  # name -> codec up, downlink
     "float32": ("float32", "float32"),
-    "int8": ("int8", "float32"),  # what a run file gets that names neither
+    "int8": ("int8", "float32"),  # quantised up, exact weights down
     "chain": ("int8", "chain"),
 }
 RUN = """
