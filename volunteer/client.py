@@ -93,7 +93,7 @@ class Client:
         self.watch: Watcher | None = None
         self._token = token
         self._online: bool | None = None
-        self._sleepers: set[asyncio.Future[None]] = set()
+        self._sleepers: dict[asyncio.Future[None], float] = {}  # until when each wants to wait
         read_widely()
         self._http = httpx.AsyncClient(
             base_url=address.url + API,
@@ -175,16 +175,15 @@ class Client:
                 result = await once()
             except VolunteerError as error:
                 if not passing(error):
-                    self._tell(True, "", None)  # an answer, if not the one hoped for
+                    self._tell(True)  # an answer, if not the one hoped for
                     raise
                 wait = backoff.next(error)
                 if self.clock.monotonic() + wait > give_up:
-                    self._tell(False, error.message, None)
+                    self._tell(False, error.message)
                     raise
-                self._tell(False, error.message, self.clock.now() + wait)
-                await self._sleep(wait)
+                await self._sleep(wait, error.message)
             else:
-                self._tell(True, "", None)
+                self._tell(True)
                 return result
 
     def hurry(self) -> None:
@@ -192,18 +191,21 @@ class Client:
         for sleeper in self._sleepers:
             sleeper.cancel()
 
-    async def _sleep(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float, message: str) -> None:
         sleeper = asyncio.ensure_future(self.clock.sleep(seconds))
-        self._sleepers.add(sleeper)
+        self._sleepers[sleeper] = self.clock.now() + seconds
+        self._tell(False, message)
         try:
             await asyncio.wait({sleeper})
         finally:
-            self._sleepers.discard(sleeper)
+            del self._sleepers[sleeper]
             sleeper.cancel()
 
-    def _tell(self, online: bool, message: str, retry_at: float | None) -> None:
+    def _tell(self, online: bool, message: str = "") -> None:
+        """The next try is that of whoever tries first: others may have given up, or wait longer."""
         if self.watch and not (online and self._online):
-            self.watch(online, message, retry_at)
+            again = None if online else min(self._sleepers.values(), default=None)
+            self.watch(online, message, again)
         self._online = online
 
     def _headers(self, headers: Mapping[str, str], secret: bool = True) -> dict[str, str]:

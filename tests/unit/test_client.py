@@ -163,6 +163,24 @@ async def test_passing_trouble_is_waited_out_and_told() -> None:
     assert clock.now() - 10 < told[0][1] <= clock.now()
 
 
+async def test_the_next_try_that_is_told_is_the_first_of_all_who_wait() -> None:
+    """Somebody who gave up took the countdown away from the screen, though others went on."""
+    clock = VirtualClock()
+    made = client(Wire(httpx.ConnectError("down")), clock=clock)
+    told: list[float | None] = []
+    made.watch = lambda online, message, retry_at: told.append(retry_at)
+    patient = asyncio.ensure_future(made.call(ask(patience_s=6000)))
+    await clock.advance(0)
+    await clock.advance(300)
+    hasty = asyncio.ensure_future(made.call(ask(patience_s=0.001)))
+    await clock.advance(0)
+    with pytest.raises(errors.Unreachable):
+        await hasty
+    assert told[-1] is not None
+    assert told[-1] > clock.now()
+    patient.cancel()
+
+
 async def test_the_wait_that_the_server_asks_for_is_kept() -> None:
     clock = VirtualClock()
     wire = Wire(refusal(429, "too_many_requests", retry_after_s=30.0), good())
