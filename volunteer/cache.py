@@ -112,14 +112,11 @@ class Cache:
             )
 
     def _blobs(self) -> Iterator[tuple[float, int, Path]]:
-        for path in self.root.glob("??/*"):
+        for path in (*self.root.glob("??/*"), *self._partial.iterdir()):
             try:
                 stat = path.stat()
-            except FileNotFoundError:
+            except FileNotFoundError:  # another download was finished, or room made, meanwhile
                 continue
-            yield stat.st_mtime, stat.st_size, path
-        for path in self._partial.iterdir():
-            stat = path.stat()
             yield stat.st_mtime, stat.st_size, path
 
     def _known(self, sha256: str, stat: os.stat_result) -> bool:

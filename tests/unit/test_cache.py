@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -102,6 +103,16 @@ def test_what_comes_ahead_of_its_time_has_room_only_beside_what_is_in_use(tmp_pa
     with cache.hold([named(b"a" * 60)]):
         assert cache.fits(40)
         assert not cache.fits(41)
+
+
+def test_a_download_that_ends_while_room_is_counted_is_no_trouble(tmp_path: Path) -> None:
+    """Several run side by side: what was listed as on its way may have its place by the time it is looked at."""
+    cache = Cache(tmp_path, 1000)
+    with closing(cache.partial(named(b"abc"), 3)) as partial:
+        partial.write(b"ab")
+        gone = next(tmp_path.glob("partial*/*")).with_name("finished-meanwhile")
+        gone.symlink_to(tmp_path / "nowhere")  # in the listing, and no file any more
+        assert cache.used_bytes() == 2
 
 
 def test_a_hash_that_is_none_never_becomes_a_path(tmp_path: Path) -> None:
