@@ -22,14 +22,7 @@ from shared.tensors.frame import (
     Written,
     sync_directory,
 )
-from shared.tensors.shuffle import (
-    LENGTH,
-    byte_planes,
-    from_planes,
-    pack_bytes,
-    read_piece,
-    unpack_bytes,
-)
+from shared.tensors.shuffle import LENGTH, byte_planes, pack_bytes, read_array
 from shared.tensors.spec import Schema, grid
 
 MAGIC = b"VPACK\x00\x00\x01"
@@ -74,11 +67,7 @@ def unpack(path: Path, wire: Schema, raw: Path) -> None:
         for spec in wire:
             kind = NUMPY[spec.dtype]
             for start, stop in grid(spec.count):
-                count = stop - start
-                planes = [
-                    unpack_bytes(read_piece(file, count, WHAT), count) for _ in range(kind.itemsize)
-                ]
-                writer.write(spec.name, from_planes(planes, kind, count))
+                writer.write(spec.name, read_array(file, kind, stop - start, WHAT))
         if file.read(1):
             raise InvalidFrame(f"{WHAT} goes on behind its last tensor")
 

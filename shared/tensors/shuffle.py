@@ -90,3 +90,10 @@ def read_piece(file: BinaryIO, unpacked: int, what: str) -> bytes:
     if len(data) < length:
         raise InvalidFrame(f"{what} ends too early")
     return data
+
+
+def read_array(file: BinaryIO, kind: np.dtype[Any], count: int, what: str) -> npt.NDArray[Any]:
+    """The next `count` numbers of a packed file, a piece for each rank of their bytes. Raises InvalidFrame."""
+    ranks = range(kind.itemsize)
+    planes = [unpack_bytes(read_piece(file, count, what), count) for _ in ranks]
+    return from_planes(planes, kind, count)

@@ -26,8 +26,8 @@ from shared.tensors.header import HEADER_BYTES_MAX
 from shared.tensors.shuffle import (
     LENGTH,
     byte_planes,
-    from_planes,
     pack_bytes,
+    read_array,
     read_piece,
     unpack_bytes,
 )
@@ -73,12 +73,7 @@ def unpack_snapshot(path: Path, schema_sha256: str, weights: Path) -> Written:
         for spec in schema:
             stored = NUMPY["BF16"] if _rounded(spec) else NUMPY[spec.dtype]
             for start, stop in grid(spec.count):
-                count = stop - start
-                planes = [
-                    unpack_bytes(read_piece(file, count, WHAT), count)
-                    for _ in range(stored.itemsize)
-                ]
-                values = from_planes(planes, stored, count)
+                values = read_array(file, stored, stop - start, WHAT)
                 writer.write(spec.name, float_from_bf16(values) if _rounded(spec) else values)
         if file.read(1):
             raise InvalidFrame("a snapshot goes on behind its last tensor")
