@@ -17,7 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 from msgspec import Meta
 
-from shared.decoding import convert
+from shared.decoding import convert, in_words
 from shared.errors import Configuration
 
 PREFIX = "COORDINATOR_"
@@ -298,7 +298,7 @@ def load(
 
 def _sentence(error: msgspec.ValidationError) -> str:
     what, _, where = str(error).partition(" - at `$.")
-    return f'setting "{where.rstrip("`")}": {what[0].lower()}{what[1:]}' if where else what
+    return f'setting "{where.rstrip("`")}": {in_words(what)}' if where else what
 
 
 def without_password(url: str) -> str:

@@ -18,6 +18,15 @@ T = TypeVar("T")
 
 _WHERE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 
+_KINDS = {  # what msgspec calls them, and people
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "array": "a list",
+    "object": "a table",
+}
+
 _describing = threading.Lock()
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
@@ -55,8 +64,18 @@ def convert(value: Any, kind: Any, *, strict: bool = True) -> Any:
 
 
 def complaint(error: msgspec.ValidationError, table: str) -> str:
-    """msgspec says "Expected `int` >= 1 - at `$.quorum`"; a person wants "[plan] quorum: expected int >= 1"."""
+    """msgspec says "Expected `int` >= 1 - at `$.quorum`"; a person wants "[plan] quorum: expected a whole number of at least 1"."""
     found = _WHERE.fullmatch(str(error))
     what, key = (found[1], found[2]) if found else (str(error), None)
-    what = what.replace("`", "")
+    what = in_words(what).replace("`", "")
     return f"{table} {key}: {what[:1].lower()}{what[1:]}" if key else f"{table}: {what}"
+
+
+def in_words(what: str) -> str:
+    """What a value must be, as people say it, from the words of msgspec."""
+    for kind, words in _KINDS.items():
+        what = what.replace(f"`{kind}`", words)
+    what = re.sub(r"^Invalid enum value (.+)$", r"\1 is none of its values", what)
+    what = what.replace("Expected ", "expected ", 1).replace(", got ", ", not ")
+    what = what.replace(" >= ", " of at least ").replace(" <= ", " of at most ")
+    return what.replace(" > ", " above ").replace(" < ", " below ")

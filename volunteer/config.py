@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import socket
 import tomllib
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from shared.decoding import convert
+from shared.decoding import convert, in_words
 from shared.errors import BadRequest, Configuration, VolunteerError
 from volunteer.files import private_directory, write_whole
 from volunteer.looks import Looks
@@ -28,15 +27,6 @@ FLAG = "flag"  # the source of what the command line says
 # Variables that are no settings: where everything lies, which profile, how to join unattended.
 HOME, PROFILE, JOIN = f"{PREFIX}HOME", f"{PREFIX}PROFILE", f"{PREFIX}JOIN"
 GIB = 1 << 30
-_KINDS = {  # what msgspec calls them, and people
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "a text",
-    "array": "a list",
-    "object": "a table",
-}
-
 _Seconds = {"unit": "s"}
 
 
@@ -250,15 +240,6 @@ def check(values: Mapping[str, Any], where: str, *, strict: bool = True) -> dict
         named = f'setting "{name}": ' if name else ""
         raise problem(f"{place}: {named}{in_words(what)}") from error
     return {name: getattr(settings, name) for name in values}
-
-
-def in_words(what: str) -> str:
-    """What a value must be, as people say it, from the words of msgspec."""
-    for kind, words in _KINDS.items():
-        what = what.replace(f"`{kind}`", words)
-    what = re.sub(r"^Invalid enum value (.+)$", r"\1 is none of its values", what)
-    what = what.replace("Expected ", "expected ", 1).replace(", got ", ", not ")
-    return what.replace(" >= ", " of at least ").replace(" <= ", " of at most ")
 
 
 def save(path: Path, changes: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from coordinator.simulate import loop
 from coordinator.simulate.prediction import predict, told
 from coordinator.simulate.scenario import parse
 from coordinator.simulate.simulation import Head, Hooks, simulate
-from shared.errors import InvalidRunFile
+from shared.errors import InvalidRunFile, why
 
 Progress = Callable[[float, int], None]  # share of the time, newest version
 
@@ -24,7 +24,7 @@ def run(
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRunFile(f"the scenario {file} cannot be read: {error}") from error
+        raise InvalidRunFile(f"the scenario {file} cannot be read: {why(error)}") from error
     scenario = parse(text, file.parent)
     if hours > 0:
         scenario = msgspec.structs.replace(scenario, hours=hours)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.decoding import convert
-from shared.errors import InvalidRunFile
+from shared.errors import InvalidRunFile, why
 from shared.workloads.base import check_keys
 
 Positive = Annotated[float, Meta(gt=0, le=1e12)]
@@ -153,7 +153,7 @@ def _run_table(run: Mapping[str, Any], directory: Path) -> dict[str, Any]:
         try:
             read = _toml(path.read_text(), str(path))
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRunFile(f"the run file {path} cannot be read: {error}") from error
+            raise InvalidRunFile(f"the run file {path} cannot be read: {why(error)}") from error
         found = read | found
     return {"name": "simulated"} | found
 

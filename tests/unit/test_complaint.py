@@ -22,8 +22,8 @@ class Plan(msgspec.Struct):
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ({"quorum": 0}, "[plan] quorum: expected int >= 1"),
-        ({"quorum": "x"}, "[plan] quorum: expected int, got str"),
+        ({"quorum": 0}, "[plan] quorum: expected a whole number of at least 1"),
+        ({"quorum": "x"}, "[plan] quorum: expected a whole number, not a text"),
         ({}, "[plan]: Object missing required field quorum"),
     ],
 )
@@ -34,8 +34,12 @@ def test_a_wrong_value_is_named_as_people_write_it(value: object, says: str) -> 
 
 
 def test_a_run_file_says_which_line_is_wrong() -> None:
-    with pytest.raises(InvalidRunFile, match=r"^\[model\] n_embd: expected int, got str$"):
+    with pytest.raises(
+        InvalidRunFile, match=r"^\[model\] n_embd: expected a whole number, not a text$"
+    ):
         GptWorkload().schema({"n_embd": "x"})
     lines = 'name = "a"\nworkload = "gpt"\ndataset = "d"\n[task]\nbatch_size = "x"\n'
-    with pytest.raises(InvalidRunFile, match=r"task\.batch_size: expected int, got str$"):
+    with pytest.raises(
+        InvalidRunFile, match=r"task\.batch_size: expected a whole number, not a text$"
+    ):
         runfile.parse(lines)

@@ -73,7 +73,7 @@ def test_the_vocabulary_comes_from_the_dataset(data: Folder) -> None:
         ({"n_layers": 2}, 'unknown key "n_layers" in .model.: did you mean "n_layer"'),
         ({"width": 2}, "known: vocab_size, block_size"),
         ({"n_head": 3}, "n_embd 32 must be a multiple of n_head 3"),
-        ({"n_layer": "two"}, "model.*n_layer.*expected int"),
+        ({"n_layer": "two"}, "model.*n_layer.*expected a whole number"),
         ({"n_layer": 0}, "n_layer must lie between 1 and 512"),
         ({"dropout": 1.5}, "dropout 1.5 must be at least 0 and below 1"),
         ({"vocab_size": 100}, "vocab_size 100 is below the 300 tokens of the dataset"),
