@@ -32,6 +32,7 @@ from volunteer.tui.ascii import AsciiFilter
 from volunteer.tui.driver import lasting_driver
 from volunteer.tui.feed import Feed, Listener
 from volunteer.tui.page import Page
+from volunteer.tui.stylesheet import SteadyStylesheet
 from volunteer.tui.text import ASCII, UNICODE, Glyphs
 from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Scene
@@ -86,6 +87,7 @@ class VolunteerApp(App[int]):
         self.DEFAULT_MODE = look.page  # type: ignore[misc]
         self.MODES = {p.name: functools.partial(_new, p) for p in _pages()}  # type: ignore[misc]
         super().__init__(driver_class=lasting_driver())
+        self.stylesheet = SteadyStylesheet(variables=self.get_css_variables())
         self.look = look
         self.clock = clock or SystemClock()
         self.glyphs: Glyphs = ASCII if look.ascii else UNICODE
