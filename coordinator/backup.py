@@ -109,7 +109,7 @@ async def _consistent(
         known = await db.read(datasets.all_registered)
         lost = [sha for sha in gone if sha in known]
         if lost:
-            raise NotFound(f"the blob {lost[0]} is lost or damaged: coordinator check says more")
+            raise NotFound(f"the blob {lost[0]} is lost or damaged: `coordinator check` says more")
     raise Conflict("blobs were cleaned up each time they were to be copied: try again")
 
 

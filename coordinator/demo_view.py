@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -258,8 +259,9 @@ def hints(report: Report) -> list[str]:
     """What to do next."""
     lines = []
     if report.data_dir:
+        there = shlex.quote(f"{report.data_dir}/coordinator")
         lines.append(
-            f"  kept in {report.data_dir}: coordinator run export {report.run} --data-dir {report.data_dir}/coordinator --to model"
+            f"  kept in {report.data_dir}: coordinator run export {report.run} --data-dir {there} --to model"
         )
     elif any(version.picture for version in report.history):
         lines.append("  --data-dir DIR keeps these pictures, and a time-lapse of all versions")

@@ -81,7 +81,7 @@ class Export:
 def _read(conn: Connection, name: str, version: int | None) -> _Source:
     run = runs.by_name(conn, name)
     if run.head < 0:
-        raise NotFound(f'"{name}" has not been started: coordinator run start {name}')
+        raise NotFound(f'"{name}" has not been started: `coordinator run start {name}`')
     chosen = version if version is not None else (run.best if run.best is not None else run.head)
     row = versions.get(conn, run.id, chosen)
     measured = versions.evaluation(conn, run.id, chosen)

@@ -67,7 +67,7 @@ def register(
         known = store.credentials(conn, request.worker_id)  # the same request was here a moment ago
         if known is None:
             raise Unauthorized(
-                "this account exists already: add a machine to it with a code from `volunteer link`"
+                "this account exists already: add a machine to it with a code that the first one makes (volunteer link)"
             )
     return _again(conn, known, request, now)
 

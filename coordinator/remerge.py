@@ -124,7 +124,9 @@ class Remerge:
             if not await self._is_there(log[place].recipe):
                 break
         if start is None:
-            raise NotFound("the files of the newest version are gone: coordinator check says more")
+            raise NotFound(
+                "the files of the newest version are gone: `coordinator check` says more"
+            )
         return start
 
     async def _is_there(self, recipe: Recipe | None) -> bool:

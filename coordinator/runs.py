@@ -129,7 +129,7 @@ class Runs(Reading):
         if not file.dataset:
             if workload.dataset_kinds:
                 raise InvalidRunFile(
-                    f'{file.workload} needs a dataset: add a line dataset = "..." (coordinator dataset list)'
+                    f'{file.workload} needs a dataset: add a line dataset = "..." (`coordinator dataset list`)'
                 )
             return None
         found = await self._db.read(lambda conn: datasets.by_name(conn, file.dataset))
@@ -274,7 +274,7 @@ class Runs(Reading):
             target = versions.get(conn, run.id, to)
             if versions.evaluation(conn, run.id, to).pruned:
                 raise NotFound(
-                    f"the files of version {to} were pruned; kept: see coordinator run show {name}"
+                    f"the files of version {to} were pruned; kept: see `coordinator run show {name}`"
                 )
             back = msgspec.structs.replace(
                 run, global_step=target.global_step, tokens=target.tokens

@@ -13,7 +13,6 @@ import errno
 import gc
 import ipaddress
 import os
-import shlex
 import signal
 import socket
 import sys
@@ -34,6 +33,7 @@ from coordinator.store import runs
 from coordinator.store.runs import RunRow
 from coordinator.wiring import Address, Coordinator, opened
 from shared.errors import Configuration, Internal, why
+from shared.hints import options
 from shared.links import format_link, is_loopback
 from shared.protocol import HEADER_BYTES_MAX
 
@@ -241,6 +241,13 @@ async def welcome(coordinator: Coordinator) -> list[str]:
     """What the organiser reads first: where it listens, the join link, and what to do next."""
     settings, where = coordinator.settings, coordinator.address
     link = format_link(coordinator.link())
+    here = options(
+        {
+            "data_dir": settings.data_dir,
+            "database": without_password(settings.database),
+            "blobs": without_password(settings.blobs),
+        }
+    )
     lines = [
         f"{settings.name} listens at {where.url}",
         f"  data    {settings.directory}",
@@ -249,26 +256,22 @@ async def welcome(coordinator: Coordinator) -> list[str]:
     if settings.database:
         lines.append(f"  database {without_password(settings.database)}")
     if settings.invite_only:
-        lines.append("  join    by invitation only: coordinator invite create")
+        lines.append(f"  join    by invitation only: coordinator invite create{here}")
     else:
         lines.append(f"  join    volunteer join '{link}'")
     if is_loopback(_host(where.url)):
-        lines.append("  other machines: coordinator serve --host 0.0.0.0")
-    lines.append(f"  next    {_next(await coordinator.db.read(runs.every), settings)}")
+        lines.append(f"  other machines: coordinator serve --host 0.0.0.0{here}")
+    lines.append(f"  next    {_next(await coordinator.db.read(runs.every))}{here}")
     return lines
 
 
-def _next(known: Sequence[RunRow], settings: Settings) -> str:
+def _next(known: Sequence[RunRow]) -> str:
     """The command that brings the newest run on: to make one, to start it, or to look at it."""
     newest = known[-1] if known else None
     if newest is None or newest.state in ("completed", "failed"):
-        step = "run create --example"
-    elif newest.state == "draft":
-        step = f"run start {shlex.quote(newest.name)}"
-    else:
-        step = f"run show {shlex.quote(newest.name)}"
-    where = f" --data-dir {shlex.quote(settings.data_dir)}" if settings.data_dir else ""
-    return f"coordinator {step}{where}"
+        return "coordinator run create --example"
+    step = "start" if newest.state == "draft" else "show"
+    return f"coordinator run {step} {newest.name}"
 
 
 def _host(url: str) -> str:

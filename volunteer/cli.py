@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
+from shared.errors import VolunteerError
 from volunteer import process, upkeep
-from volunteer.process import EXIT_USAGE, say
+from volunteer.process import EXIT_USAGE, hinted, say
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -95,7 +96,7 @@ def join(
         return _print_json(joined)
     met = "welcome" if joined.created else "you are in already"
     print(f'{met}, "{joined.nickname}": {joined.server} at {joined.url}, key {joined.fingerprint}')
-    print("next: volunteer          (or: volunteer --no-ui)")
+    print(hinted("next: `volunteer`, or `volunteer --no-ui`", profile))
     return 0
 
 
@@ -135,7 +136,7 @@ def status(*, json: Json = False, profile: Profile = "") -> int:
     found = _run(_with_control(profile, _status))
     if json:
         return _print_json(found)
-    print("\n".join(status_lines(found)))
+    print(hinted("\n".join(status_lines(found)), profile))
     return 0
 
 
@@ -156,7 +157,7 @@ def settings(*, json: Json = False, profile: Profile = "") -> int:
 def pause(device: Device = "", *, profile: Profile = "") -> int:
     """Free the device and keep its task."""
     _run(_with_control(profile, lambda control: control.pause(device)))
-    print(f"{device} paused" if device else "paused", end="; `volunteer resume` goes on\n")
+    print(hinted(f"{device or ''} paused; `volunteer resume` goes on".strip(), profile))
     return 0
 
 
@@ -164,7 +165,7 @@ def pause(device: Device = "", *, profile: Profile = "") -> int:
 def resume(device: Device = "", *, profile: Profile = "") -> int:
     """Go on after pause or finish."""
     _run(_with_control(profile, lambda control: control.resume(device)))
-    print("told to go on; `volunteer status` says what it does")
+    print(hinted("told to go on; `volunteer status` says what it does", profile))
     return 0
 
 
@@ -183,7 +184,7 @@ def finish(
 
     _run(_with_control(profile, act))
     more = "then it ends" if then_stop else "no more are taken until `volunteer resume`"
-    print(f"the task in hand is completed; {more}")
+    print(hinted(f"the task in hand is completed; {more}", profile))
     return 0
 
 
@@ -236,11 +237,16 @@ def run_command(argv: list[str]) -> int:
 
 def _parsed(argv: list[str]) -> object:
     try:
-        return app(argv, exit_on_error=False, print_error=False, result_action="return_value")
+        command, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
     except UnusedCliTokensError as error:
         return say(_no_command(*(error.unused_tokens or argv)[:1]), EXIT_USAGE)
     except CycloptsError as error:
         return say(f"{error} `volunteer --help` shows what there is", EXIT_USAGE)
+    try:
+        return command(*bound.args, **bound.kwargs)
+    except VolunteerError as error:
+        error.message = hinted(error.message, bound.arguments.get("profile", ""))
+        raise
 
 
 def _no_command(word: str) -> str:

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, NoReturn
 
 from shared.errors import VolunteerError
+from shared.hints import completed, options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,11 @@ def exit_code(command: Callable[[], object]) -> int:
 def at_terminal() -> bool:
     """Whether somebody sits there: keys come in from a terminal, and what is drawn goes to one."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+
+
+def hinted(text: str, profile: str) -> str:
+    """The text; each of our commands in backticks is about the same profile."""
+    return completed(text, "volunteer", options({"profile": profile}))
 
 
 def say(sentence: str, code: int) -> int:

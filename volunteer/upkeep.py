@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from volunteer.process import hinted
+
 if TYPE_CHECKING:
     from shared.protocol import Me, RunInfo, VersionInfo
     from volunteer.api import Api
@@ -53,7 +55,7 @@ def install(
     carry_out(described)
     for file in described.files:
         print(f"written: {file.path}")
-    print("\n".join(described.hints))
+    print(hinted("\n".join(described.hints), profile))
     return 0
 
 

@@ -25,7 +25,7 @@ from shared.errors import BadRequest, Configuration, Unreachable
 from volunteer import config
 from volunteer.config import Directories, Settings
 from volunteer.files import set_aside
-from volunteer.process import at_terminal
+from volunteer.process import at_terminal, hinted
 from volunteer.profile import Identity, Profile
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def work(options: Options) -> int:
         if not (options.screen and _answers_soon(profile)):
             raise
     return asyncio.run(
-        _attach(profile, settings)
+        _attach(options, profile, settings)
     )  # another instance is at work here: show that one
 
 
@@ -204,7 +204,7 @@ async def _behind(
     return engine
 
 
-async def _attach(profile: Profile, settings: Settings) -> int:
+async def _attach(options: Options, profile: Profile, settings: Settings) -> int:
     from volunteer.channel import attach
     from volunteer.tui.app import VolunteerApp
 
@@ -212,7 +212,7 @@ async def _attach(profile: Profile, settings: Settings) -> int:
     async with attach(profile.endpoint, SystemClock()) as control:
         screen = VolunteerApp(control, look=look)
         code = await screen.run_async() or 0
-        _last_words(screen.farewell or GOES_ON)
+        _last_words(screen.farewell or hinted(GOES_ON, options.profile))
         return code
 
 

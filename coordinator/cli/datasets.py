@@ -93,16 +93,16 @@ def add(
     if json:
         as_json(done)
         return
-    _tell(done)
+    _tell(done, where)
 
 
-def _tell(done: DatasetShown) -> None:
+def _tell(done: DatasetShown, where: Where) -> None:
     for sentence in done.skipped[:SKIPPED_SHOWN]:
         print(f"left out: {sentence}", file=sys.stderr)
     count = int(done.meta.get("skipped", 0))
     if count > SKIPPED_SHOWN:
-        more = f"left out: {count - SKIPPED_SHOWN} more, named by coordinator dataset list --json"
-        print(more, file=sys.stderr)
+        more = f"left out: {count - SKIPPED_SHOWN} more, named by `coordinator dataset list --json`"
+        print(where.hint(more), file=sys.stderr)
     left_out = f", {count:,} left out" if count else ""
     print(
         f'The dataset "{done.name}" is stored: {done.items:,} {done.kind} to train on, {done.heldout:,} held out{left_out}.'
@@ -142,7 +142,7 @@ def listing(*, where: Where = HERE, json: Json = False) -> None:
     table(
         datasets,
         columns,
-        "No dataset yet: coordinator dataset add NAME --text PATH (or --images PATH)",
+        where.hint("No dataset yet: `coordinator dataset add NAME --text PATH` (or --images PATH)"),
     )
 
 

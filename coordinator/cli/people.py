@@ -81,7 +81,7 @@ def invite_list(*, where: Where = HERE, json: Json = False) -> None:
         "made": lambda i: when(i.created_at),
         "expires": lambda i: when(i.expires_at),
     }
-    table(found, columns, "No invite yet: coordinator invite create")
+    table(found, columns, where.hint("No invite yet: `coordinator invite create`"))
 
 
 @invites.command

@@ -50,7 +50,7 @@ def create(
     print(
         f'The run "{done.name}" is stored: {done.parameters:,} parameters on {done.dataset or "no dataset"}.'
     )
-    print(f"Next: coordinator run start {done.name}")
+    print(where.hint(f"Next: `coordinator run start {done.name}`"))
 
 
 def _read(file: Path) -> str:
@@ -128,7 +128,7 @@ def listing(*, where: Where = HERE, json: Json = False) -> None:
         "workers": lambda r: r.workers,
         "progress": lambda r: "-" if r.progress is None else f"{r.progress:.0%}",
     }
-    table(runs, columns, "No run yet: coordinator run create --example")
+    table(runs, columns, where.hint("No run yet: `coordinator run create --example`"))
 
 
 @app.command

@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
 from shared.decoding import convert
-from shared.errors import BadRequest, Configuration
+from shared.errors import BadRequest, Configuration, VolunteerError
+from shared.hints import completed, options
 
 if TYPE_CHECKING:
     from coordinator.commands.registry import Command, Needs
     from coordinator.config import Settings
 
 TARGET = Group("Which coordinator", sort_key=50)
+URLS = ("database", "blobs")  # which may hold a password
 
 
 @Parameter(name="*")
@@ -56,12 +58,28 @@ class Where:
         named = os.environ.get("COORDINATOR_TOKEN_FILE")
         return Remote.of(self.remote, self.token_file or (Path(named) if named else None))
 
+    def hint(self, text: str) -> str:
+        """The text; each of our commands in backticks is about the same coordinator as this one."""
+        from coordinator.config import without_password
+
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        urls = {name: given[name] and without_password(given[name]) for name in URLS}
+        return completed(text, "coordinator", options(given | urls))
+
 
 HERE = Where()
 
 
 def call(where: Where, name: str, /, **request: Any) -> Any:
     """Run a command of the registry; gives its reply struct, from here or from afar alike."""
+    try:
+        return _call(where, name, request)
+    except VolunteerError as error:
+        error.message = where.hint(error.message)
+        raise
+
+
+def _call(where: Where, name: str, request: dict[str, Any]) -> Any:
     import msgspec
 
     from coordinator.commands import COMMANDS
@@ -112,7 +130,7 @@ async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[Set
         shown = without_password(settings.database) or settings.directory
         raise Configuration(
             f"there is no coordinator in {shown}: name the place of yours with {named},"
-            f" or make a new one there with `coordinator serve {named} {shown}`"
+            " or make a new one there with `coordinator serve`"
         )
     if not settings.database or settings.signing_key_file.is_file():
         return nullcontext(settings)

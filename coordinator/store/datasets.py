@@ -82,7 +82,7 @@ def by_name(conn: Connection, name: str) -> DatasetRow:
             conn.execute(select(datasets.c.name).order_by(datasets.c.name).limit(8)).scalars().all()
         )
         raise NotFound(
-            f'there is no dataset "{name}"; datasets: {", ".join(known) or "none yet: coordinator dataset add"}'
+            f'there is no dataset "{name}"; datasets: {", ".join(known) or "none yet: `coordinator dataset add`"}'
         )
     return _row(dict(row))
 

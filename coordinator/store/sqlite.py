@@ -100,7 +100,9 @@ def translate(error: BaseException) -> BaseException:
     if name.startswith("SQLITE_IOERR"):
         return Unavailable(f"the disk of the database failed ({name}): look at it, then restart")
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        return Configuration("the database file is damaged: restore a backup (coordinator restore)")
+        return Configuration(
+            "the database file is damaged: restore a backup with `coordinator restore FOLDER`"
+        )
     return error
 
 

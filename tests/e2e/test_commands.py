@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import logging
+import shlex
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -313,12 +314,22 @@ def test_a_number_that_no_failed_task_has_is_said(run: Run, busy: Path) -> None:
     said = run("task", "requeue", "999", "--data-dir", busy)
     assert (said.code, said.out) == (1, "")
     assert "has the number 999" in said.err
+    assert run(*the_next(said.err)).code == 0
 
 
-def test_the_example_is_one_command(here: Run) -> None:
-    created = here("run", "create", "--example")
-    assert "coordinator run start stdlib-gpt" in created.out
-    assert "running" in here("run", "start", "stdlib-gpt").out
+def the_next(said: str) -> list[str]:
+    """The words, behind the program, of the command that a sentence names."""
+    return shlex.split(said.split("`")[1])[1:]
+
+
+def test_a_command_that_is_named_works_as_printed(run: Run, here: Run) -> None:
+    here("migrate")
+    assert run(*the_next(here("invite", "list").out)).code == 0
+    assert run(*the_next(here("run", "list").out)).code == 0
+
+
+def test_the_example_is_one_command(run: Run, here: Run) -> None:
+    assert "running" in run(*the_next(here("run", "create", "--example").out)).out
     assert here("task", "list", "--failed").out == "No task has failed for good.\n"
     assert "0 tasks wait again" in here("task", "requeue", "--all").out
 
@@ -407,6 +418,9 @@ def test_a_backup_goes_into_the_other_database(
 
 
 def test_afar_is_as_here(here: Run, busy: Path, run: Run, tmp_path: Path) -> None:
+    here(
+        "invite", "create"
+    )  # a listing of nothing names the command that makes one, from there or from here
     with Process(busy, "--port", "0") as server:
         place = ("--server", server.link, "--token-file", server.token_file)
         same: list[tuple[str, ...]] = [
