@@ -6,6 +6,8 @@ from collections.abc import Collection
 
 import structlog
 
+from coordinator.merge.plan import Plan
+
 FALLBACKS = ("int8", "bf16", "float32")  # the fewest bytes first; every volunteer speaks the last
 PACKED = {"float32": "float32-zstd", "bf16": "bf16-zstd"}  # the same numbers in fewer bytes
 TOLD_MAX = 10_000  # pairs that are remembered
@@ -23,6 +25,16 @@ def agreed(wanted: str, spoken: Collection[str]) -> str:
     found = next((name for name in (wanted, *FALLBACKS) if name in spoken), "")
     packed = PACKED.get(found, "")
     return packed if packed in spoken else found
+
+
+def grantable(plan: Plan) -> frozenset[str]:
+    """Every codec that a lease of this run may name: a lease of one phase may be handed in in the next.
+
+    Which of them a lease did name is not kept: all of them say what was trained well enough for the plan.
+    """
+    wanted = {phase.overrides.get("codec", plan.codec) for phase in plan.phases} | {plan.codec}
+    plain = wanted | set(FALLBACKS)
+    return frozenset(plain | {PACKED[name] for name in plain if name in PACKED})
 
 
 class Agreements:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator import phases, trust, validation
+from coordinator import codecs, phases, trust, validation
 from coordinator.definition import Definition, definition
 from coordinator.harvest import Harvest
 from coordinator.leasing import UPDATES
@@ -41,6 +41,7 @@ from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, NotFound
 from shared.protocol import PARTS_MAX, TRIES_MAX, Reason, SubmitRequest, Verdict
 from shared.signing import canonical, digest
+from shared.tensors import quantize
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -79,10 +80,12 @@ class Intake:
         """Take in one contribution and answer with its verdict.
 
         The same key and content gets the same answer however often it is sent. Raises NotFound for a task or upload of
-        somebody else, Gone when another worker holds the task by now, Conflict for the same key with other content.
+        somebody else, Gone when another worker holds the task by now, Conflict for the same key with other content, BadRequest for
+        a codec that there is not.
         """
         if not (0 <= request.part < PARTS_MAX and 0 <= request.tries < TRIES_MAX):
             raise BadRequest("part or tries is out of range")
+        quantize.codec(request.codec)
         row = await self._db.write(lambda conn: self._receive(conn, principal, task_id, request))
         if row.state == "checking":
             await self._check(row)
@@ -139,11 +142,18 @@ class Intake:
         if about is None:
             run = await self._db.read(lambda conn: runs.by_id(conn, row.run_id))
             about = self._abouts[row.run_id] = definition(run)
-        path = await self._blobs.local(row.sha256)
-        loop = asyncio.get_running_loop()
-        measured = await loop.run_in_executor(
-            self._threads, validation.measure, path, about.schema, row.codec
-        )
+        granted = codecs.grantable(about.plan)
+        if row.codec in granted:
+            path = await self._blobs.local(row.sha256)
+            loop = asyncio.get_running_loop()
+            measured = await loop.run_in_executor(
+                self._threads, validation.measure, path, about.schema, row.codec
+            )
+        else:
+            measured = Measurement(
+                problem=f'the update came as "{row.codec}", which this run takes from nobody: '
+                f"{', '.join(sorted(granted))} are what it asks for"
+            )
         await self._db.write(lambda conn: self._decide(conn, row.id, measured))
 
     def _decide(self, conn: Connection, contribution_id: int, measured: Measurement) -> None:

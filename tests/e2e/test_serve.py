@@ -97,7 +97,9 @@ def test_a_port_in_use_exits_78_and_says_what_to_do(server: Process, tmp_path: P
 
 def test_commands_work_while_it_serves(server: Process) -> None:
     here = command("volunteer", "list", "--data-dir", str(server.data_dir))
-    afar = command("volunteer", "list", "--server", server.link, "--token-file", str(server.token_file))
+    afar = command(
+        "volunteer", "list", "--server", server.link, "--token-file", str(server.token_file)
+    )
     assert (here.returncode, afar.returncode) == (0, 0), here.stderr + afar.stderr
     assert here.stdout == afar.stdout
     made = command("invite", "create", "--data-dir", str(server.data_dir), "--json")
