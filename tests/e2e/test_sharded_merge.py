@@ -49,7 +49,7 @@ async def round_of(crew: list[Worker], version: int) -> None:
 
 async def heads(home: House) -> list[str]:
     """Master hashes of all versions."""
-    pairs = await home.coordinator.db.read(lambda conn: versions.listing(conn, 1, -1, 1000))
+    pairs = await home.coordinator.db.read(lambda conn: versions.listing(conn, 1, -1, 10 * STEPS))
     return [row.master_sha256 for row, _ in pairs]
 
 
