@@ -35,6 +35,14 @@ PRESETS = (
     "fedprox",
     "fedavg",
 )
+FEWER_BYTES = (  # way, preset, local steps, codec
+    ("averaging H10", "fedavg", 10, "int8"),
+    ("averaging H100", "fedavg", 100, "int8"),
+    ("diloco H10", "diloco", 10, "int8"),
+    ("diloco H100", "diloco", 100, "int8"),
+    ("diloco H30 int4", "diloco", 30, "int4"),
+    ("diloco H100 int4", "diloco", 100, "int4"),
+)
 
 Cells = Iterator[tuple[str, Run]]
 
@@ -43,6 +51,7 @@ def cells(out: Path) -> Cells:
     """0.1 M parameters."""
     for seed in SEEDS:
         yield from presets(out, seed)
+        yield from fewer_bytes(seed)
         yield from gradients(out, seed)
     for seed in MORE_SEEDS:
         yield from codecs(out, seed)
@@ -125,6 +134,20 @@ def presets(out: Path, seed: int) -> Cells:
     for preset in PRESETS:
         run = Run(plan=defaults(preset), steps=LONG, train=OWN_SCHEDULE, seed=seed)
         yield f"preset {preset} {end(seed, steps=LONG)}", run
+
+
+def fewer_bytes(seed: int) -> Cells:
+    """More and fewer bytes than the presets' defaults send, for the plot."""
+    named = end(seed, steps=LONG)
+    for way, preset, steps, codec in FEWER_BYTES:
+        run = Run(
+            plan={**defaults(preset), "codec": codec},
+            steps=LONG,
+            local_steps=steps,
+            train=OWN_SCHEDULE,
+            seed=seed,
+        )
+        yield f"{way} {named}", run
 
 
 def gradients(out: Path, seed: int) -> Cells:
