@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 
 from shared.clock import SystemClock
-from shared.errors import BadRequest, Configuration, Unreachable
+from shared.errors import BadRequest, Configuration, Unavailable, Unreachable
 from volunteer import config
 from volunteer.config import Directories, Settings
 from volunteer.files import set_aside
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
 LOW_PRIORITY = 10
 LAST_LINES_S = 5.0
-BEGINNING_S = 3.0  # from the lock of a profile to the socket by which others can be shown it
+MOMENT_S = 10.0  # at most: from the lock of a profile to its socket at the beginning, and from there to the end of the process
+TRY_S = 0.05
 GOES_ON = "the volunteer goes on in the background: `volunteer status` looks at it, `volunteer stop` ends it"
 
 T = TypeVar("T")
@@ -70,24 +72,37 @@ def work(options: Options) -> int:
     settings = _settings(options, directories)
     logging.basicConfig(stream=sys.stderr, level=settings.log_level.upper())
     profile = Profile(directories.profile)
+    until, told = time.monotonic() + MOMENT_S, False
+    while True:
+        with ExitStack() as held:
+            if _is_ours(profile, held, options):
+                _lower_priority(settings)
+                return asyncio.run(_work(options, directories, profile, settings))
+        shown = asyncio.run(_attach(options, profile, settings)) if options.screen else None
+        if shown is not None:
+            return shown
+        if not told:
+            print(
+                "volunteer: another one begins or ends on this profile: a moment", file=sys.stderr
+            )
+            told = True
+        elif time.monotonic() > until:
+            raise Unavailable(
+                "the volunteer that was at work on this profile has not ended yet: leave its screen, or try again in a moment"
+            )
+        time.sleep(TRY_S)
+
+
+def _is_ours(profile: Profile, held: ExitStack, options: Options) -> bool:
+    """Whether no other instance held the profile; now this one does. Raises Configuration where another one is at work and
+    a screen, which could show it, is not asked for."""
     try:
-        with profile.lock():
-            _lower_priority(settings)
-            return asyncio.run(_work(options, directories, profile, settings))
+        held.enter_context(profile.lock())
     except Configuration:
-        if not (options.screen and _answers_soon(profile)):
+        if profile.endpoint.exists() and not options.screen:
             raise
-    return asyncio.run(
-        _attach(options, profile, settings)
-    )  # another instance is at work here: show that one
-
-
-def _answers_soon(profile: Profile) -> bool:
-    """Whether the instance at work here can be shown; one that has only just begun is given a moment."""
-    until = time.monotonic() + BEGINNING_S
-    while not profile.endpoint.exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    return profile.endpoint.exists()
+        return False
+    return True
 
 
 def _settings(options: Options, directories: Directories) -> Settings:
@@ -204,12 +219,17 @@ async def _behind(
     return engine
 
 
-async def _attach(options: Options, profile: Profile, settings: Settings) -> int:
+async def _attach(options: Options, profile: Profile, settings: Settings) -> int | None:
+    """The screen of the instance at work here; None where none answers."""
     from volunteer.channel import attach
     from volunteer.tui.app import VolunteerApp
 
     look = _look(settings, first=False)
-    async with attach(profile.endpoint, SystemClock()) as control:
+    async with AsyncExitStack() as attached:
+        try:
+            control = await attached.enter_async_context(attach(profile.endpoint, SystemClock()))
+        except Unreachable:
+            return None
         screen = VolunteerApp(control, look=look)
         code = await screen.run_async() or 0
         _last_words(screen.farewell or hinted(GOES_ON, options.profile))

@@ -13,6 +13,8 @@ import pytest
 
 from tests.sources import ROOT
 from tests.tui.terminal import Terminal
+from volunteer.config import directories
+from volunteer.profile import Profile
 
 PROGRAM = """
 import asyncio, os, signal, sys
@@ -165,3 +167,32 @@ def test_a_second_start_shows_the_first_and_leaves_it_alone(tmp_path: Path) -> N
         assert first.child.poll() is None
         first.press("\x11")
         assert first.ended() == 0
+
+
+def test_a_start_while_another_one_ends_waits_for_its_end_and_begins(tmp_path: Path) -> None:
+    place = {"PYTHONPATH": str(ROOT), "VOLUNTEER_HOME": str(tmp_path)}
+    profile = Profile(directories({"VOLUNTEER_HOME": str(tmp_path)}).profile)
+    for left in (
+        b"",
+        b'{"path": "/nowhere.sock", "pid": 1}',
+    ):  # its socket is gone; so is who listened
+        if left:
+            profile.endpoint.write_bytes(left)
+        with profile.lock():
+            terminal = Terminal(VOLUNTEER, **place)
+            terminal.see("another one begins or ends on this profile")
+        with terminal:
+            terminal.see("paste your join link")
+            terminal.press("\x11")
+            assert terminal.ended() == 0
+
+
+def test_a_start_without_a_screen_begins_when_the_one_before_has_ended(tmp_path: Path) -> None:
+    place = {"VOLUNTEER_HOME": str(tmp_path)}
+    profile = Profile(directories({"VOLUNTEER_HOME": str(tmp_path)}).profile)
+    with profile.lock():
+        terminal = Terminal([*VOLUNTEER, "--no-ui"], PYTHONPATH=str(ROOT), **place)
+        terminal.see("another one begins or ends on this profile")
+    with terminal:
+        terminal.see("has joined no coordinator yet")
+        assert terminal.ended() == 78
