@@ -6,6 +6,7 @@ It emits events and never draws; it is told what to do by `pause`, `resume`, `fi
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +34,8 @@ from volunteer.speeds import Speeds
 from volunteer.traffic import keep_counting
 from volunteer.trainer import Trainer
 from volunteer.wording import clock_words
+
+log = logging.getLogger(__name__)
 
 JOIN_S = 2.0
 LAPSED = "its time ran out while this volunteer was away, so it is not gone on with"
@@ -337,8 +340,14 @@ class Agent:
             self.resume(device, by="coordinator")
 
     def _connection(self, online: bool, message: str, retry_at: float | None) -> None:
+        if not online:
+            log.debug("no answer: %s", message)
         self._hub.emit(
             events.Connection(
-                online=online, message=message, retry_at=retry_at, queued=len(self.parts.outbox)
+                online=online,
+                message=message,
+                retry_at=retry_at,
+                queued=len(self.parts.outbox),
+                since=self._hub.status.away_since,
             )
         )

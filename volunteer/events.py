@@ -28,12 +28,18 @@ class Started(Event):
 
 
 class Connection(Event):
-    """Whether the coordinator answers, and when the next try is."""
+    """Whether the coordinator answers, and when the next try is. Told at each try: everybody who asks tries for itself."""
 
     online: bool
     message: str = ""
     retry_at: float | None = None
     queued: int = 0  # results waiting in the outbox
+    since: float | None = None  # when it stopped answering; None with the first event of that
+
+    @property
+    def repeated(self) -> bool:
+        """Whether it says only that it is still away."""
+        return not self.online and self.since is not None
 
 
 class DevicesFound(Event):

@@ -21,9 +21,13 @@ def _started(e: events.Started) -> str:
     return f'"{e.nickname}" helps {e.server} at {e.coordinator} (key {e.fingerprint})'
 
 
-def _connection(e: events.Connection) -> str:
+def _connection(e: events.Connection) -> str | None:
+    """One sentence when it stops answering, and one when it answers again."""
+    if e.repeated:
+        return None
     if e.online:
-        return "the coordinator answers"
+        again = f" again, after {duration(e.at - e.since)}" if e.since is not None else ""
+        return f"the coordinator answers{again}"
     queued = f"; {e.queued} result{'s' if e.queued != 1 else ''} queued" if e.queued else ""
     again = f"; next try in {duration(e.retry_at - e.at)}" if e.retry_at is not None else ""
     return f"coordinator unreachable: {e.message}{queued}{again}"
@@ -114,7 +118,7 @@ def _ended(e: events.Stopped) -> str:
     )
 
 
-_WRITERS: dict[type, Callable[..., str]] = {
+_WRITERS: dict[type, Callable[..., str | None]] = {
     events.Started: _started,
     events.Connection: _connection,
     events.DevicesFound: _devices,

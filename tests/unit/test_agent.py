@@ -10,6 +10,8 @@ from shared.workloads.gpt import GptWorkload
 from tests.volunteering import LONG, Lent, Network, Process, lent
 from volunteer import events
 from volunteer.policy import Facts
+from volunteer.sentences import words
+from volunteer.wording import duration
 
 
 async def tasks(machine: Lent) -> list[dict[str, Any]]:
@@ -157,6 +159,25 @@ async def test_work_goes_on_when_the_network_comes_back(tmp_path: Path) -> None:
         process.network.heal()
         await process.control.retry()
         assert await process.ended() == 0
+
+
+async def test_an_outage_is_told_once_and_its_end_with_how_long_it_was(tmp_path: Path) -> None:
+    async with lent(tmp_path, LONG) as machine, machine.working() as process:
+        await training(process)
+        process.network.cut = True
+        away = await process.until(events.Connection, lambda event: not event.online)
+        for _ in range(3):  # of the heartbeat, of listings, of whoever else asks
+            await process.until(events.Connection, lambda event: event.repeated)
+        process.network.heal()
+        await process.control.retry()
+        back = await process.until(
+            events.Connection, lambda event: event.online and event.since == away.at
+        )
+        told = [said for e in process.all(events.Connection) if (said := words(e)) is not None]
+        assert len(told) == 3
+        assert told[0] == "the coordinator answers"
+        assert told[1].startswith("coordinator unreachable")
+        assert told[2] == f"the coordinator answers again, after {duration(back.at - away.at)}"
 
 
 async def test_a_cancelled_task_is_dropped(tmp_path: Path) -> None:

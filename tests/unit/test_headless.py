@@ -50,7 +50,7 @@ STORY: list[AnyEvent] = [
         volunteer_id="v",
     ),
     events.Connection(online=False, message="refused", retry_at=NOW + 12, queued=1, at=NOW),
-    events.Connection(online=True, at=NOW),
+    events.Connection(online=True, since=NOW, at=NOW + 90),
     events.DevicesFound(
         devices=(
             Device(id="cpu", kind="cpu", name="EPYC", memory_bytes=25_300_000_000),
@@ -115,7 +115,7 @@ async def test_each_event_is_a_sentence_a_person_can_read() -> None:
     for phrase in (
         '"Ann" helps home at https://host (key ab-cd)',
         "coordinator unreachable: refused; 1 result queued; next try in 12 s",
-        "the coordinator answers",
+        "the coordinator answers again, after 1:30",
         "cpu EPYC (25.3 GB); nvidia:0 RTX (1 B) cannot be used: pip install torch",
         "idle (no_run): nothing is running; asking again in 30 s",
         "step 10/50  loss 2.500  1,234 tokens/s",

@@ -141,7 +141,12 @@ def reduce(view: AgentView, event: AnyEvent) -> AgentView:
     """The view after an event."""
     after = replace(view, status=fold(view.status, event), seen=view.seen + 1)
     after = _grown(after, event)
-    return after if isinstance(event, _SILENT) else _noted(after, event)
+    return after if _is_silent(event) else _noted(after, event)
+
+
+def _is_silent(event: AnyEvent) -> bool:
+    """Whether it is kept out of the log."""
+    return isinstance(event, _SILENT) or (isinstance(event, events.Connection) and event.repeated)
 
 
 def recalled(view: AgentView, event: events.LossMeasured) -> AgentView:
