@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,6 +18,7 @@ from shared.clock import Clock
 from shared.decoding import decode
 from shared.protocol import (
     HEARTBEAT_S,
+    Benchmark,
     BlobRef,
     LossPoint,
     RunBeat,
@@ -181,7 +182,7 @@ class Reading:
                     state=worker_state(row["state"], row["last_seen_at"], now),
                     device=row["device"],
                     last_seen=row["last_seen_at"],
-                    rate=row["step_flops"] / run.step_flops or None if run.step_flops else None,
+                    rate=_rate(row, run),
                     task=row["task_id"],
                 )
                 for row in runs.workers_of(conn, run.id)
@@ -238,6 +239,13 @@ def _progress(run: RunRow, about: Definition) -> float | None:
     if stop.passes and run.samples_total:
         shares.append((run.pass_no - 1 + run.cursor / run.samples_total) / stop.passes)
     return min(1.0, max(0.0, *shares)) if shares else None
+
+
+def _rate(worker: Mapping[str, Any], run: RunRow) -> float | None:
+    """Steps of a run a second that the device which has its task would do, by its own benchmark."""
+    told = decode(worker["benchmark"], tuple[Benchmark, ...])
+    flops = next((b.step_flops for b in told if b.device == worker["device"]), 0.0)
+    return flops / run.step_flops if flops and run.step_flops else None
 
 
 def _pictures(

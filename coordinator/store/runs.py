@@ -157,7 +157,7 @@ def live_workers(conn: Connection, run_id: int, since: float) -> int:
 def workers_of(conn: Connection, run_id: int) -> list[dict[str, Any]]:
     """Workers with a task of the run in hand, and that task."""
     t, w = tasks.c, workers.c
-    query = select(w.id, w.hostname, w.state, w.last_seen_at, w.step_flops)
+    query = select(w.id, w.hostname, w.state, w.last_seen_at, w.benchmark)
     query = query.add_columns(t.device, t.id.label("task_id"))
     query = query.select_from(tasks.join(workers, w.id == t.worker_id)).where(
         t.run_id == run_id, t.state == "doing"

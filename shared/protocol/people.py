@@ -118,7 +118,7 @@ class WorkerInfo(Message):
     state: Literal["online", "training", "paused", "offline", "left"]
     device: str
     last_seen: float
-    rate: float | None = None  # steps a second
+    rate: float | None = None  # steps a second of its device, by the benchmark it was measured with
     task: int | None = None
 
 

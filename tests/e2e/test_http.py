@@ -14,8 +14,10 @@ import pytest
 
 from coordinator.app import create_app
 from coordinator.limits import ClientGone
+from coordinator.store import runs
 from shared.protocol import (
     API,
+    Benchmark,
     HeartbeatReply,
     LedgerRow,
     LinkCode,
@@ -28,6 +30,7 @@ from shared.protocol import (
     Verdict,
     VersionInfo,
     VersionManifest,
+    WorkerInfo,
 )
 from shared.signing import fingerprint, verify
 from tests.house import House, decode, house, refused
@@ -167,6 +170,28 @@ async def test_a_lost_reply_costs_nothing(home: House) -> None:
     assert len({decode(reply, Verdict).contribution for reply in verdicts}) == 1
     other = msgspec.structs.replace(submission, loss_last=1.0)
     refused(await ann.post(f"/tasks/{lease.task}/submit", other), 409)
+
+
+async def test_who_is_at_work_is_told_with_the_speed_of_the_device_that_works(home: House) -> None:
+    """The best device of a machine may not be lent, and nobody compares with what does not work."""
+    await home.start_run()
+    ann = await home.join("Ann")
+    row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+    speeds = [
+        Benchmark(
+            device=device,
+            fp32_flops=1e12,
+            bf16_flops=1e12,
+            memory_bytes_per_s=1e9,
+            step_flops=steps * row.step_flops,
+        )
+        for device, steps in (("cpu", 3.0), ("cuda:0", 700.0))
+    ]
+    await ann.post("/workers/benchmark", {"benchmarks": speeds})
+    await ann.claim()  # for its cpu
+    (told,) = decode(await ann.get("/runs/tiny/workers"), tuple[WorkerInfo, ...])
+    assert told.device == "cpu"
+    assert told.rate == pytest.approx(3.0)
 
 
 async def test_heartbeats_bring_news_once(home: House) -> None:

@@ -267,7 +267,7 @@ def benchmark_lines(
 def _compared(
     speed: Benchmark, workers: Sequence[WorkerInfo], scene: Scene, room: int
 ) -> list[Line]:
-    """This device beside the median of those at work."""
+    """This device beside the median of those at work, each by the same benchmark of the device it works on."""
     info = scene.view.info(scene.view.run())
     # A machine is listed once for each of its tasks.
     rates = list({worker.worker_id: worker.rate for worker in workers if worker.rate}.values())
