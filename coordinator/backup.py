@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from coordinator import folders
 from coordinator.blob_stores import open_blobs
 from coordinator.blobs import BlobStore, hash_blob, in_pool, open_in_pool, storage_errors
 from coordinator.store import datasets, dump
@@ -114,14 +115,10 @@ async def _consistent(
 
 
 def _make_room(to: Path) -> None:
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise Conflict(f"{to} is not empty: name a new folder for the backup")
-    try:
-        for folder in (to, to / "tables", to / "blobs", to / "keys"):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        to.chmod(0o700)
-    except OSError as error:
-        raise BadRequest(f"the folder {to} cannot be made: {error.strerror}") from error
+    folders.empty(to, "the backup", mode=0o700)
+    for folder in (to / "tables", to / "blobs", to / "keys"):
+        folder.mkdir(mode=0o700)
+    to.chmod(0o700)
 
 
 def _dump(conn: Connection, folder: Path) -> dict[str, TableFile]:
@@ -274,7 +271,7 @@ async def restore(settings: Settings, source: Path) -> Saved:
 
 
 def _check_target(settings: Settings, listed: BackupList) -> None:
-    settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folders.data_directory(settings.directory)
     for name, path in _key_files(settings).items():
         if (
             name in listed.keys

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 from msgspec import Meta
 
-from shared.decoding import convert, in_words
+from shared.decoding import complaint, convert
 from shared.errors import Configuration
 
 PREFIX = "COORDINATOR_"
@@ -289,16 +289,11 @@ def load(
         try:  # each source alone first, so that the message names the right one
             convert(values, Settings, strict=where.startswith("settings file"))
         except msgspec.ValidationError as error:
-            raise Configuration(f"{where}: {_sentence(error)}") from error
+            raise Configuration(complaint(error, f"{where}: setting")) from error
         merged |= values
     settings = convert(merged, Settings, strict=False)
     _check(settings)
     return settings
-
-
-def _sentence(error: msgspec.ValidationError) -> str:
-    what, _, where = str(error).partition(" - at `$.")
-    return f'setting "{where.rstrip("`")}": {in_words(what)}' if where else what
 
 
 def without_password(url: str) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from coordinator import folders
 from coordinator.definition import Definition, definition
 from coordinator.store import datasets, runs, versions
 from coordinator.store.datasets import DatasetRow
@@ -25,7 +26,7 @@ from coordinator.store.runs import RunRow
 from coordinator.store.versions import EvaluationRow, VersionRow
 from coordinator.versions import read_weights
 from shared.decoding import decode
-from shared.errors import Conflict, InvalidRunFile, NotFound, StorageFull
+from shared.errors import InvalidRunFile, NotFound, StorageFull
 
 if TYPE_CHECKING:
     import torch
@@ -97,9 +98,7 @@ def _read(conn: Connection, name: str, version: int | None) -> _Source:
 def _write(source: _Source, weights: Path, tokenizer: Path | None, to: Path) -> Exported:
     """All files, or none of them. Raises StorageFull when there is no room."""
     there = to.exists()
-    if there and any(to.iterdir()):
-        raise Conflict(f"{to} is not empty; name a new folder")
-    to.mkdir(parents=True, exist_ok=True)
+    folders.empty(to, "the export")
     try:
         return _fill(source, weights, tokenizer, to)
     except BaseException as error:

@@ -27,6 +27,7 @@ import uvicorn
 from coordinator import tls
 from coordinator.app import create_app
 from coordinator.config import Settings, without_password
+from coordinator.folders import data_directory
 from coordinator.log import configure
 from coordinator.receipt import Guard, protocol
 from coordinator.store import runs
@@ -71,13 +72,7 @@ def _certificate(settings: Settings) -> tls.Certificate | None:
         return tls.given(Path(settings.tls_cert), Path(settings.tls_key))
     if settings.url or is_loopback(settings.host):
         return None
-    try:
-        settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise Configuration(
-            f"the data directory {settings.directory} cannot be made: {error.strerror}"
-        ) from error
-    return tls.own(settings.directory)
+    return tls.own(data_directory(settings.directory))
 
 
 def listen(host: str, port: int) -> socket.socket:

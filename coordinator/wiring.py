@@ -29,6 +29,7 @@ from coordinator.datasets import Datasets
 from coordinator.depot import Depot
 from coordinator.evaluation import Evaluation
 from coordinator.export import Export
+from coordinator.folders import data_directory
 from coordinator.fresh import Fresh
 from coordinator.intake import Intake
 from coordinator.ledger import Ledger
@@ -120,13 +121,7 @@ class Coordinator:
         `exclusive` locks the data directory, for a server; `database` is used in place of the one that the settings name
         and closed with the services. Raises Configuration for whatever cannot be opened.
         """
-        directory = settings.directory
-        try:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise Configuration(
-                f"the data directory {directory} cannot be made: {error.strerror}"
-            ) from error
+        data_directory(settings.directory)
         clock = clock or SystemClock()
         db = database or await _open_database(settings, clock, exclusive)
         try:

@@ -76,6 +76,7 @@ def card(
     profile: Profile = "",
 ) -> int:
     """Draw a card to show friends: your part in a model, before and after."""
+    from shared.errors import BadRequest, why
     from volunteer.card import card as draw
     from volunteer.card import card_facts
     from volunteer.config import directories
@@ -93,7 +94,12 @@ def card(
     who = ProfileDirectory(places.profile).current()
     assert who is not None  # ask_coordinator has used it
     svg = draw(card_facts(me, info, versions, server=who.server, link=f"{who.url}/"))
-    write_whole(to, svg.encode())
+    try:
+        write_whole(to, svg.encode())
+    except OSError as error:
+        raise BadRequest(
+            f"{to} cannot be written: {why(error)}; name another file with --to"
+        ) from error
     print(f"written: {to}")
     return 0
 

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, bytes_of, credits_of, facts, table, when, write_csv
 from coordinator.cli.target import HERE, Where, call
-from shared.errors import BadRequest, Conflict, why
+from shared.errors import BadRequest, why
 
 if TYPE_CHECKING:
     from shared.protocol import RunInfo
@@ -291,11 +291,11 @@ def _published(where: Where, name: str, version: int | None, to: str) -> Any:
 def _fetched(where: Where, name: str, version: int | None, to: Path) -> Any:
     import msgspec
 
-    if to.exists() and any(to.iterdir()):
-        raise Conflict(f"{to} is not empty: name a new folder")
+    from coordinator.folders import empty
+
+    empty(to, "the export")
     made = call(where, "run.export", name=name, version=version)
     connection = where.connection()
-    to.mkdir(parents=True, exist_ok=True)
     for file in made.exported.files:
         connection.get(made.box, file, to / Path(file).name)
     return msgspec.structs.replace(made.exported, path=str(to))

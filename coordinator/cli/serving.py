@@ -108,10 +108,11 @@ def migrate(*, where: Where = Where()) -> None:  # noqa: B008 # frozen
     import asyncio
 
     from coordinator.config import without_password
+    from coordinator.folders import data_directory
     from coordinator.store.database import migrate as bring
 
     settings = where.settings()
-    settings.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    data_directory(settings.directory)
     asyncio.run(bring(settings.database_url))
     print(f"{without_password(settings.database_url)} is up to date")
 

@@ -317,6 +317,18 @@ def test_a_number_that_no_failed_task_has_is_said(run: Run, busy: Path) -> None:
     assert run(*the_next(said.err)).code == 0
 
 
+@pytest.mark.parametrize("words", [("run", "export", "tiny", "--to"), ("backup",)], ids=" ".join)
+def test_a_folder_that_cannot_be_made_is_named_with_what_to_do(
+    run: Run, busy: Path, words: tuple[str, ...]
+) -> None:
+    (busy.parent / "file").write_text("")
+    for there in (busy.parent / "file", busy.parent / "file" / "below"):
+        said = run(*words, there, "--data-dir", busy)
+        assert (said.code, said.out) == (2, "")
+        assert f"the folder {there} cannot be made for the " in said.err
+        assert "name one where you may write" in said.err
+
+
 def the_next(said: str) -> list[str]:
     """The words, behind the program, of the command that a sentence names."""
     return shlex.split(said.split("`")[1])[1:]

@@ -56,7 +56,7 @@ def test_the_default_settings_file_and_the_named_one_are_read(tmp_path: Path) ->
     ("file", "environ", "flags", "says"),
     [
         ("prot = 1", {}, {}, 'did you mean "port"?'),
-        ("port = 'a'", {}, {}, "settings file"),
+        ("port = 'a'", {}, {}, "toml: setting port: expected a whole number, not a text"),
         ("port = 70000", {}, {}, "65535"),
         ("port =", {}, {}, "is not TOML"),
         ("", {"COORDINATOR_PORT": "tcp://10.0.0.1:80"}, {}, "environment"),
