@@ -112,6 +112,8 @@ class Transfers:
         async def body() -> AsyncIterator[bytes]:
             done = info.offset
             while done < stop:
+                # On the event loop: the file was written a moment ago and lies in memory. Measured for 256 KiB: 0.04 ms
+                # of CPU so, 0.17 ms by way of a thread.
                 piece = file.read(min(SEND_BYTES, stop - done))
                 if not piece:
                     raise Internal(f"{file.name} has fewer bytes than the {info.size} announced")
