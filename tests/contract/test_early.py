@@ -2,51 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pytest
 
-from coordinator.queue import Queue
-from coordinator.store import tasks
 from coordinator.store.database import Database
-from coordinator.store.tasks import TaskRow
-from coordinator.volunteers import Principal
-from shared.clock import VirtualClock
 from shared.errors import Gone
 from shared.protocol import RENEW_S, Lease
-from tests.runs import add_run, add_version, add_worker, claim, queue_of
-
-TASK = {"local_steps": 2, "batch_size": 4, "lease_floor_seconds": 600.0}
-
-
-@dataclass
-class House:
-    """A database and a queue."""
-
-    db: Database
-    clock: VirtualClock
-    queue: Queue
-    a: Principal
-    b: Principal
-
-    async def lease(self, who: Principal) -> Lease:
-        lease = (await claim(self.queue, who)).lease
-        assert lease is not None
-        return lease
-
-    async def row(self, task: int) -> TaskRow:
-        return await self.db.read(lambda conn: tasks.holder(conn, task, for_update=False))
+from tests.queues import TASK, House, housed
+from tests.runs import add_run, add_version
 
 
 @pytest.fixture
 async def house(database: Database) -> House:
-    clock = VirtualClock()
-    a, b = await database.write(lambda conn: (add_worker(conn), add_worker(conn)))
-    house = House(database, clock, queue_of(database, clock), a, b)
-    await clock.advance(RENEW_S)  # past the grace after a start
-    return house
+    return await housed(database, run=False)
 
 
 async def ahead(house: House, **table: Any) -> tuple[int, Lease]:

@@ -1,0 +1,164 @@
+"""Claiming a task, the same on SQLite and PostgreSQL, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from sqlalchemy import Table, update
+
+from coordinator.store import tables
+from coordinator.store.database import Database
+from coordinator.volunteers import Principal
+from shared.errors import (
+    BadRequest,
+    Banned,
+    Unauthorized,
+    VolunteerError,
+)
+from shared.protocol import (
+    RENEW_S,
+    ClaimRequest,
+    Lease,
+    Reason,
+    ReleaseRequest,
+)
+from tests.queues import TASK, House, check_cover, housed
+from tests.runs import add_run, add_worker, claim, queue_of
+
+
+@pytest.fixture
+async def house(database: Database) -> House:
+    return await housed(database)
+
+
+async def test_a_lease_says_all_that_a_worker_needs(house: House) -> None:
+    lease = await house.lease(house.a, device="cuda:0")
+    now = house.clock.now()
+    assert (lease.attempt, lease.run, lease.dataset, lease.chunks) == (1, "run", "", (0,))
+    assert (lease.job.start, lease.job.stop, lease.job.steps, lease.job.batch_size) == (0, 8, 2, 4)
+    assert (lease.job.workload, lease.job.kind, lease.job.update) == ("gpt", "train", "delta")
+    assert lease.renew_by == now + RENEW_S
+    assert lease.finish_by == now + 6000  # ten floors, while nobody knows how long it takes
+    assert lease.price_micro == 2000
+    assert lease.grant.bytes_max > 4000
+    assert (lease.grant.codec, lease.now) == ("int8", now)
+    plain = await house.lease(house.b, codecs=("float32", "bf16"))
+    assert plain.grant.codec == "bf16"  # the next best that it speaks
+
+
+async def test_the_same_claim_gets_the_same_lease_while_it_lives(house: House) -> None:
+    first = await house.lease(house.a, "mine")
+    assert (await house.lease(house.a, "mine")).task == first.task
+    one, two = await asyncio.gather(house.lease(house.a, "both"), house.lease(house.a, "both"))
+    assert one.task == two.task != first.task
+    await house.queue.release(house.a, first.task, ReleaseRequest(attempt=1))
+    again = await house.lease(house.a, "mine")
+    assert (again.task, again.attempt) == (first.task, 2)
+
+
+async def test_a_claim_id_of_somebody_else_is_of_no_use(house: House) -> None:
+    first = await house.lease(house.a, "id")
+    assert (await house.lease(house.b, "id")).task != first.task
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [{"claim_id": ""}, {"claim_id": "x" * 65}, {"device": "../x"}, {"runs": ("r",) * 99}],
+)
+async def test_a_senseless_claim_is_refused(house: House, request_: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest):
+        await house.queue.claim(house.a, ClaimRequest(**{"claim_id": "c", **request_}))
+
+
+async def test_many_coordinators_never_hand_out_a_sample_twice(
+    house: House, database_url: str
+) -> None:
+    """Eight of them hammer one database; some tasks are given back on the way."""
+    run = await house.write(
+        lambda conn: add_run(conn, "wide", counts=(4000,), task={**TASK, "in_flight": 16})
+    )
+    workers = await house.write(lambda conn: [add_worker(conn) for _ in range(8)])
+    databases = [await Database.open(database_url) for _ in range(8)]
+    taken: list[Lease] = []
+
+    async def hammer(db: Database, who: Principal) -> None:
+        queue = queue_of(db, house.clock)
+        for turn in range(12):
+            lease = (await claim(queue, who, runs=("wide",))).lease
+            assert lease is not None
+            if turn % 4 == 3:
+                await queue.release(who, lease.task, ReleaseRequest(attempt=lease.attempt))
+            else:
+                taken.append(lease)
+
+    await asyncio.gather(*(hammer(db, who) for db, who in zip(databases, workers, strict=True)))
+    for db in databases:
+        await db.close()
+    assert len({(lease.task, lease.attempt) for lease in taken}) == len(taken) == 72
+    assert len({lease.task for lease in taken}) == 72
+    starts = sorted((lease.job.start, lease.job.stop) for lease in taken)
+    assert all(stop <= start for (_, stop), (start, _) in pairwise(starts))
+    await house.write(lambda conn: check_cover(conn, run))
+
+
+async def test_an_empty_queue_says_why(house: House) -> None:
+    assert await house.idle(house.a, runs=("nothing",)) == Reason.NO_RUN
+    assert await house.idle(house.a, memory_bytes=1) == Reason.NO_FIT
+    assert await house.idle(house.a, codecs=("ternary",)) == Reason.NO_FIT
+    await house.lease(house.a)
+    await house.lease(house.a)
+    assert await house.idle(house.a) == Reason.IN_FLIGHT
+    for state, reason in (("paused", Reason.RUN_PAUSED), ("completed", Reason.RUN_ENDED)):
+        changed = update(tables.runs).values(state=state)
+        await house.write(lambda conn, changed=changed: conn.execute(changed))  # type: ignore[misc]
+        assert await house.idle(house.b, runs=("run",)) == reason
+        assert await house.idle(house.b) == Reason.NO_RUN
+
+
+async def test_a_waiting_claim_gets_what_comes_back(house: House) -> None:
+    leases = [await house.lease(house.a, device=f"cuda:{i}") for i in range(8)]
+    waiting = asyncio.ensure_future(house.lease(house.b, wait_s=30.0))
+    await _until_it_waits(house)
+    assert not waiting.done()
+    await house.queue.release(house.a, leases[3].task, ReleaseRequest(attempt=1))
+    got = await asyncio.wait_for(waiting, 10)
+    assert (got.task, got.attempt) == (leases[3].task, 2)
+
+
+@pytest.mark.parametrize(
+    ("table", "of", "change", "refusal"),
+    [
+        (tables.volunteers, "volunteer_id", {"state": "banned"}, Banned),
+        (tables.workers, "worker_id", {"revoked_at": 1.0}, Unauthorized),
+    ],
+)
+async def test_a_claim_that_waits_gets_no_lease_once_its_worker_is_shut_out(
+    house: House, table: Table, of: str, change: dict[str, Any], refusal: type[VolunteerError]
+) -> None:
+    leases = [await house.lease(house.a, device=f"cuda:{i}", runs=("run",)) for i in range(8)]
+    waiting = asyncio.ensure_future(house.lease(house.b, wait_s=30.0))
+    await _until_it_waits(house)
+    shut_out = update(table).where(table.c.id == getattr(house.b, of)).values(**change)
+    await house.write(lambda conn: conn.execute(shut_out))
+    await house.queue.release(house.a, leases[0].task, ReleaseRequest(attempt=1))
+    with pytest.raises(refusal):
+        await waiting
+    assert (await house.row(leases[0].task)).state == "todo"
+    assert (await house.lease(house.a)).task == leases[0].task  # those asked with it go on
+
+
+async def test_a_waiting_claim_gives_up_in_time(house: House) -> None:
+    for i in range(8):
+        await house.lease(house.a, device=f"cuda:{i}")
+    waiting = asyncio.ensure_future(house.idle(house.b, wait_s=30.0))
+    await _until_it_waits(house)
+    await house.clock.advance(31)
+    assert await asyncio.wait_for(waiting, 10) == Reason.ALL_TAKEN
+
+
+async def _until_it_waits(house: House) -> None:
+    while house.clock.next_at is None:
+        await asyncio.sleep(0)
