@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +24,11 @@ from typing import Any, TypeVar
 
 import asyncpg
 import pytest
+from sqlalchemy import Connection, insert, select
 
 from coordinator.store.database import Database, migrate
 from coordinator.store.game_tables import metadata
+from coordinator.store.ledger_tables import meta
 from coordinator.store.migrations import REVISIONS
 
 T = TypeVar("T")
@@ -255,3 +257,15 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     db = await Database.open(database_url)
     yield db
     await db.close()
+
+
+def put(conn: Connection, key: str, value: str = "") -> None:
+    conn.execute(insert(meta).values(key=key, value=value))
+
+
+def putting(key: object, value: str = "") -> Callable[[Connection], None]:
+    return lambda conn: put(conn, str(key), value)
+
+
+def keys(conn: Connection) -> list[str]:
+    return list(conn.execute(select(meta.c.key).order_by(meta.c.key)).scalars())

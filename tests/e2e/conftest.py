@@ -15,6 +15,12 @@ import pytest
 from coordinator.app import Coordinator, opened
 from coordinator.config import Settings
 from shared.workloads.documents import Document
+from tests.e2e.command_line import (  # noqa: F401 # fixtures of this directory
+    busy,
+    here,
+    logging_as_it_was,
+    run,
+)
 from tests.house import RUN
 from tests.nursery import Child, Nursery
 

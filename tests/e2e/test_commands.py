@@ -2,166 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
 import json
-import logging
-import shlex
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import structlog
-from PIL import Image
 from safetensors.numpy import load_file
 
-from coordinator.app import opened
-from coordinator.cli import main
 from coordinator.commands import COMMANDS
-from coordinator.config import Settings
 from shared.links import parse_link
-from shared.workloads.pictures import digit_pictures
+from tests.e2e.command_line import Run, corpus, json_lines, the_next
 from tests.e2e.processes import Process
-from tests.house import RUN, house
-
-
-@dataclass(frozen=True)
-class Said:
-    """What a command wrote and ended with."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Said]
-
-
-@pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:], root.level = handlers, level
-    structlog.reset_defaults()
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command line."""
-
-    def words(*words: str | Path) -> Said:
-        monkeypatch.setattr("sys.argv", ["coordinator", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        written = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Said(ended.value.code, written.out, written.err)
-
-    return words
-
-
-@pytest.fixture
-def here(run: Run, tmp_path: Path) -> Run:
-    """Run a command on the data directory of this test; it must succeed."""
-
-    def words(*words: str | Path) -> Said:
-        said = run(*words, "--data-dir", tmp_path / "data")
-        assert said.code == 0, said.err
-        assert said.err == ""
-        return said
-
-    return words
-
-
-def corpus(tmp_path: Path) -> Path:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for number in range(30):
-        text = "".join(f"{a} plus {number} is {a + number};\n" for a in range(60))
-        (folder / f"{number}.txt").write_text(text)
-    return folder
-
-
-async def worked(data_dir: Path, *names: str) -> None:
-    """A merged version by two volunteers, as if a server had run."""
-    async with house(data_dir) as home:
-        for name in names:
-            worker = await home.join(name)
-            assert (await worker.work(seed=zlib.crc32(name.encode()))).state == "accepted"
-        assert await home.coordinator.merger.merge_if_due(1)
-        await home.coordinator.queue.flush()
-
-
-@pytest.fixture
-def busy(here: Run, tmp_path: Path) -> Path:
-    """A data directory in which a run has made a version."""
-    here(
-        "dataset",
-        "add",
-        "sums",
-        "--text",
-        corpus(tmp_path),
-        "--vocab-size",
-        "300",
-        "--licence",
-        "CC0-1.0",
-    )
-    (tmp_path / "run.toml").write_text(RUN)
-    here("run", "create", tmp_path / "run.toml")
-    here("run", "start", "tiny")
-    asyncio.run(worked(tmp_path / "data", "Ann", "Bob"))
-    return tmp_path / "data"
-
-
-def json_lines(tmp_path: Path) -> Path:
-    """A file with two lines that are no documents."""
-    path = tmp_path / "notes.jsonl"
-    lines = [json.dumps({"text": f"{n} plus 1 is {n + 1}; " * 20}) for n in range(80)]
-    lines[4], lines[40] = "{broken", '{"title": "no text"}'
-    path.write_text("\n".join(lines))
-    return path
-
-
-def test_every_line_that_is_left_out_is_named_and_kept_in_the_listing(
-    run: Run, tmp_path: Path
-) -> None:
-    path, place = json_lines(tmp_path), ("--data-dir", tmp_path / "data")
-    said = run("dataset", "add", "notes", "--text", path, "--vocab-size", "300", *place)
-    assert said.code == 0
-    assert f"left out: {path} line 5: JSON is malformed" in said.err
-    assert f"left out: {path} line 41: Object missing required field `text`" in said.err
-    assert "2 left out" in said.out
-    listed = run("dataset", "list", *place).out.splitlines()
-    assert "LEFT OUT" in listed[0]
-    shown = json.loads(run("dataset", "list", "--json", *place).out)[0]
-    assert [sentence.partition(":")[0] for sentence in shown["skipped"]] == [
-        f"{path} line 5",
-        f"{path} line 41",
-    ]
-    again = run("dataset", "add", "notes", "--text", path, "--vocab-size", "300", *place, "--json")
-    assert json.loads(again.out)["skipped"] == shown["skipped"]
-
-
-def test_a_file_without_one_good_line_is_refused_by_name(run: Run, tmp_path: Path) -> None:
-    path, place = tmp_path / "bad.jsonl", ("--data-dir", tmp_path / "data")
-    path.write_text("{broken\n" * 30)
-    said = run("dataset", "add", "notes", "--text", path, json_lines(tmp_path), *place)
-    assert (said.code, said.out) == (2, "")
-    assert f"{path}: none of its 30 lines" in said.err
-    assert run("dataset", "list", *place).out.startswith("No dataset yet")
-
-
-@pytest.mark.parametrize("name", ["a/b", "", "..", ".hidden", "-x", "two words", "a" * 65, "a%2fb"])
-def test_a_dataset_name_that_fits_no_path_is_refused(run: Run, tmp_path: Path, name: str) -> None:
-    place = ("--data-dir", tmp_path / "data")
-    said = run("dataset", "add", "--text", json_lines(tmp_path), *place, "--", name)
-    assert (said.code, said.out) == (2, "")
-    assert "the name of a dataset must be 1 to 64 letters, digits" in said.err
-    assert not (tmp_path / "data").exists()
+from tests.house import RUN
 
 
 def test_a_run_from_text_to_files(here: Run, busy: Path, tmp_path: Path) -> None:
@@ -194,62 +47,6 @@ def test_the_report_of_a_class_opens_in_a_spreadsheet(here: Run, busy: Path) -> 
     assert by_name["Ann"]["merged"] == "1"
     assert float(by_name["Ann"]["credits_earned"]) > 0
     assert "Ann" in here("run", "report", "tiny").out
-
-
-READING = [
-    ("check",),
-    ("run", "list"),
-    ("run", "start", "tiny"),
-    ("dataset", "list"),
-    ("task", "list", "--failed"),
-    ("invite", "create"),
-    ("volunteer", "list"),
-]
-
-
-@pytest.mark.parametrize("words", READING, ids=" ".join)
-def test_a_mistyped_data_directory_is_named_and_not_made(
-    run: Run, tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    said = run(*words, "--data-dir", tmp_path / "typo")
-    assert (said.code, said.out) == (78, "")
-    assert f"there is no coordinator in {tmp_path / 'typo'}" in said.err
-    assert "--data-dir" in said.err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_nothing_is_saved_from_an_empty_or_mistyped_directory(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    for name in ("typo", "empty"):
-        said = run("backup", tmp_path / "saved", "--data-dir", tmp_path / name)
-        assert (said.code, said.out) == (78, "")
-        assert f"there is no coordinator in {tmp_path / name}" in said.err
-    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
-
-
-def test_a_database_alone_is_enough_to_look_but_not_to_sign(
-    run: Run, tmp_path: Path, database_url: str
-) -> None:
-    place = ("--database", database_url, "--data-dir", tmp_path / "none")
-    for noun in ("run", "volunteer", "invite"):
-        said = run(noun, "list", *place)
-        assert (said.code, said.err) == (0, "")
-    signing = [["invite", "create"], ["check"], ["backup", str(tmp_path / "saved")]]
-    for words in signing:
-        said = run(*words, *place)
-        assert (said.code, said.out) == (78, "")
-        assert "signing.key" in said.err
-        assert "--data-dir" in said.err
-    assert not (tmp_path / "none").exists()
-    assert not (tmp_path / "saved").exists()
-
-
-def test_a_database_without_tables_is_named_without_its_password(run: Run, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/typo.db"
-    said = run("run", "list", "--database", url, "--data-dir", tmp_path / "none")
-    assert (said.code, said.out) == (78, "")
-    assert f"there is no coordinator in {url}" in said.err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_draft_has_no_version_yet(here: Run, tmp_path: Path) -> None:
@@ -329,11 +126,6 @@ def test_a_folder_that_cannot_be_made_is_named_with_what_to_do(
         assert "name one where you may write" in said.err
 
 
-def the_next(said: str) -> list[str]:
-    """The words, behind the program, of the command that a sentence names."""
-    return shlex.split(said.split("`")[1])[1:]
-
-
 def test_a_command_that_is_named_works_as_printed(run: Run, here: Run) -> None:
     here("migrate")
     assert run(*the_next(here("invite", "list").out)).code == 0
@@ -351,82 +143,6 @@ def test_a_bad_run_file_names_the_nearest_key(run: Run, tmp_path: Path) -> None:
     said = run("run", "create", tmp_path / "run.toml", "--data-dir", tmp_path / "data")
     assert said.code == 2
     assert 'did you mean "local_steps"?' in said.err
-
-
-def test_check_finds_what_is_broken(here: Run, busy: Path, run: Run) -> None:
-    assert "all is well" in here("check").out
-    victim = next(
-        path for path in sorted((busy / "blobs").glob("??/*")) if path.stat().st_size > 5000
-    )
-    victim.chmod(0o600)
-    data = bytearray(victim.read_bytes())
-    data[-1] ^= 1
-    victim.write_bytes(data)
-    said = run("check", "--data-dir", busy)
-    assert said.code == 1
-    assert f"the blob {victim.name} is damaged" in said.out
-    victim.unlink()
-    again = json.loads(run("check", "--data-dir", busy, "--json").out)
-    assert any(victim.name in breach for breach in again["breaches"])
-
-
-def test_a_backup_brings_everything_back(here: Run, busy: Path, run: Run, tmp_path: Path) -> None:
-    saved = json.loads(here("backup", tmp_path / "saved", "--json").out)
-    assert saved["blobs"] > 0
-    assert (tmp_path / "saved").stat().st_mode & 0o777 == 0o700
-    for path in (tmp_path / "saved" / "keys").iterdir():
-        assert path.stat().st_mode & 0o777 == 0o600
-    new = tmp_path / "new"
-    restored = run("restore", tmp_path / "saved", "--data-dir", new)
-    assert restored.code == 0, restored.err
-    assert run("check", "--data-dir", new).code == 0
-    for words in (("run", "show", "tiny"), ("volunteer", "list"), ("dataset", "list")):
-        assert run(*words, "--data-dir", new).out == run(*words, "--data-dir", busy).out
-    asyncio.run(worked(new, "Cleo", "Dan"))  # life goes on: numbering, leases, merges
-    assert "tiny  running  gpt             2" in run("run", "list", "--data-dir", new).out
-    twice = run("restore", tmp_path / "saved", "--data-dir", new)
-    assert twice.code == 1
-    assert "new, empty place" in twice.err
-
-
-@pytest.mark.parametrize("part", ["backup.json", "tables/tasks.jsonl", "keys/signing.key", "blobs"])
-def test_a_damaged_backup_restores_nothing(
-    here: Run, busy: Path, run: Run, tmp_path: Path, part: str
-) -> None:
-    here("backup", tmp_path / "saved")
-    victim = tmp_path / "saved" / part
-    if victim.is_dir():
-        victim = next(path for path in victim.glob("??/*"))
-    victim.chmod(0o600)
-    data = bytearray(victim.read_bytes())
-    data[len(data) // 2] ^= 1
-    victim.write_bytes(data)
-    said = run("restore", tmp_path / "saved", "--data-dir", tmp_path / "new")
-    assert said.code == 78
-    assert not (tmp_path / "new" / "coordinator.sqlite3").exists()
-
-
-def test_a_backup_goes_into_the_other_database(
-    here: Run, busy: Path, run: Run, tmp_path: Path, database_url: str
-) -> None:
-    here("backup", tmp_path / "saved")
-    if database_url.startswith("sqlite"):
-        database_url = f"sqlite:///{tmp_path}/elsewhere.sqlite3"
-    place = ("--data-dir", tmp_path / "new", "--database", database_url)
-    restored = run("restore", tmp_path / "saved", *place)
-    assert restored.code == 0, restored.err
-    assert "all is well" in run("check", *place).out
-    assert run("run", "show", "tiny", *place).out == here("run", "show", "tiny").out
-
-    async def goes_on() -> None:
-        settings = Settings(data_dir=str(tmp_path / "new"), database=database_url)
-        async with opened(settings) as coordinator:
-            made = await coordinator.volunteers.invites.create(["Cleo"])
-            assert made[0].id == 1
-            await coordinator.runs.pause("tiny")
-
-    asyncio.run(goes_on())
-    assert "all is well" in run("check", *place).out
 
 
 def test_afar_is_as_here(here: Run, busy: Path, run: Run, tmp_path: Path) -> None:
@@ -475,26 +191,6 @@ def test_afar_is_as_here(here: Run, busy: Path, run: Run, tmp_path: Path) -> Non
         (tmp_path / "wrong").write_text("x" * 43)
         wrong = run("run", "list", "--server", server.link, "--token-file", tmp_path / "wrong")
         assert (wrong.code, wrong.out) == (78, "")
-
-
-def test_images_keep_their_classes_on_the_way_to_a_server(run: Run, tmp_path: Path) -> None:
-    for number, picture in enumerate(digit_pictures()):
-        if number < 200:
-            folder = tmp_path / "digits" / f"the digit {picture.label}"
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(picture.pixels).save(folder / f"{number}.png")
-    (tmp_path / "digits" / "the digit 3" / "torn.png").write_bytes(b"no picture")
-    words = ("dataset", "add", "digits", "--images", tmp_path / "digits", "--size", "16", "--json")
-    near = run(*words, "--data-dir", tmp_path / "near")
-    with Process(tmp_path / "data", "--port", "0") as server:
-        far = run(*words, "--server", server.link, "--token-file", server.token_file)
-    here, there = (json.loads(said.out) for said in (near, far))
-    assert there["meta"] == here["meta"]
-    assert (there["meta"]["classes"], there["meta"]["classes_from"]) == (10, "folders")
-    assert [sentence.split(": ", 1)[1] for sentence in here["skipped"]] == [
-        sentence.split(": ", 1)[1] for sentence in there["skipped"]
-    ]
-    assert there["skipped"][0].startswith("torn.png: ")
 
 
 def test_every_command_of_the_registry_is_typed() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import logging
 import os
 import secrets
 import signal
@@ -16,7 +15,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import structlog
 
 from coordinator.cli import main
 from coordinator.commands import COMMANDS
@@ -33,16 +31,9 @@ from tests.e2e.processes import Process, command
 from tests.house import RUN
 
 SOON_S = 20.0
-
-
-@pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
-    """Commands that run in this process set up logging."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:], root.level = handlers, level
-    structlog.reset_defaults()
+pytestmark = pytest.mark.usefixtures(
+    "logging_as_it_was"
+)  # commands that run in this process set it up
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 from textual.pilot import Pilot
 
@@ -16,16 +14,12 @@ from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app, opened, screen_text
 from volunteer import commands, events
 from volunteer.events import AnyEvent
-from volunteer.status import Status
 from volunteer.tui.app import Look, VolunteerApp
-from volunteer.tui.screens.dashboard import NARROW, SHORT, Dashboard, arrange
-from volunteer.tui.view import AgentView
-from volunteer.tui.widgets.brief import brief
+from volunteer.tui.screens.dashboard import Dashboard
 from volunteer.tui.widgets.cards import CreditsCard, RunCard
-from volunteer.tui.widgets.panel import Scene
-from volunteer.tui.widgets.records import sample_lines
 
 Snapshot = Callable[..., bool]
+
 SIZES = {"80x24": (80, 24), "120x36": (120, 36)}
 
 
@@ -44,9 +38,6 @@ def play(
         await pilot.pause()
 
     return before
-
-
-# ------------------------------------------------------------------------------------- pictures
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -93,31 +84,6 @@ def test_picture_of_a_dialog(engine: FakeEngine, snap_compare: Snapshot, key: st
     assert snap_compare(open_app(engine), terminal_size=(80, 24), run_before=run)
 
 
-# ---------------------------------------------------------------------------------------- rooms
-
-
-@given(st.integers(0, 400), st.integers(0, 120), st.integers(0, 50))
-def test_every_room_shows_the_state_of_the_task(width: int, height: int, turn: int) -> None:
-    found = arrange(width, height, turn)
-    assert found.cards & {"task", "brief"}
-    assert found.turns >= 1
-    if width >= NARROW and height >= SHORT:
-        assert "task" in found.cards
-
-
-@given(st.integers(20, 200), st.integers(8, 60))
-def test_every_card_can_be_reached_with_v(width: int, height: int) -> None:
-    first = arrange(width, height, 0)
-    seen = {
-        card.removeprefix("low-")
-        for turn in range(first.turns)
-        for card in arrange(width, height, turn).cards
-    }
-    if height >= SHORT:
-        everything = {"task-curve", "model-curve", "contributions", "credits", "sample", "device"}
-        assert everything | {"run"} <= seen
-
-
 async def test_no_size_breaks_it(engine: FakeEngine) -> None:
     async with opened(engine, scenes.filled(), size=(120, 36)) as (app, pilot):
         for width, height in [
@@ -159,9 +125,6 @@ async def test_v_goes_through_the_cards_where_there_is_no_room_for_all(engine: F
         await pilot.resize_terminal(120, 36)
         await pilot.pause()
         assert "v view" not in screen_text(app)
-
-
-# --------------------------------------------------------------------------------------- states
 
 
 async def test_a_paused_task_says_why_and_what_ends_it(engine: FakeEngine) -> None:
@@ -315,106 +278,3 @@ async def test_curves_can_be_logarithmic_and_cut_to_their_newest_part(engine: Fa
         await pilot.pause()
         assert "log last" not in screen_text(app)
         assert isinstance(app.screen, Dashboard)
-
-
-# ---------------------------------------------------------------------------------------- cards
-
-
-def scene_of(told: Iterable[AnyEvent]) -> Scene:
-    from volunteer.tui.view import reduce
-
-    view = AgentView()
-    for event in told:
-        view = reduce(view, event)
-    return Scene(view=view, now=scenes.NOW)
-
-
-def text_of(lines: Iterable[Iterable[tuple[str, str]]]) -> str:
-    return "\n".join("".join(text for text, _ in line) for line in lines)
-
-
-def test_the_sample_shows_the_first_and_the_newest_version() -> None:
-    text = text_of(sample_lines(scene_of(scenes.filled()), 60, 8))
-    assert text.index("version 0") < text.index("the the import") < text.index("version 41")
-    assert "argparse.ArgumentParser" in text
-
-
-def test_a_board_is_shown_as_it_is_with_its_numbers() -> None:
-    board = ". . .\n. x o\n. . ."
-    told = [
-        *scenes.claimed(),
-        events.Training(
-            task=4711, run="g", device="cpu", step=1, steps=2, samples=1, loss=1.0, steps_per_s=1.0,
-            tokens_per_s=0.0, eta_s=None, version=1, preview=board, metrics={"games": 12.0},
-        ),
-    ]  # fmt: skip
-    quiet = events.Training(
-        task=4711, run="g", device="cpu", step=2, steps=2, samples=2, loss=None, steps_per_s=1.0,
-        tokens_per_s=0.0, eta_s=None, version=1,
-    )  # fmt: skip
-    text = text_of(sample_lines(scene_of([*told, quiet]), 60, 8))
-    assert [row[:5] for row in text.splitlines()] == [". . .", ". x o", ". . ."]
-    assert "games" in text
-    assert "12" in text
-    assert text_of(sample_lines(scene_of(told), 6, 8)).splitlines()[1] == ". x o"
-
-
-async def test_figures_are_called_what_the_workload_calls_them(engine: FakeEngine) -> None:
-    run = replace(scenes.RUN, items="images", measure="Fréchet distance", dataset="")
-    step = events.Training(
-        task=4711, run=run.name, device="cpu", step=1, steps=2, samples=1, loss=1.0,
-        steps_per_s=1.0, tokens_per_s=64.0, eta_s=None, version=1, items="images",
-    )  # fmt: skip
-    told = [*scenes.started(), events.RunsListed(runs=(run,)), *scenes.claimed(), step]
-    async with opened(engine, told, size=(120, 36)) as (app, pilot):
-        text = screen_text(app)
-        assert "64 images/s" in text
-        assert "Fréchet distance" in text
-        await pilot.press("2")
-        await pilot.pause()
-        text = screen_text(app)
-        assert f"Fréchet distance of {run.name}" in text
-        assert "none: it makes its own" in text
-
-
-async def test_work_without_a_loss_shows_its_board_instead(engine: FakeEngine) -> None:
-    board = "\n".join(["1 . X .", "2 O x .", "3 . . ."])
-    move = events.Training(
-        task=4711, run="stdlib-gpt", device="cpu", step=1, steps=2, samples=1, loss=None,
-        steps_per_s=1.0, tokens_per_s=0.0, eta_s=None, version=1, preview=board,
-        metrics={"games_per_hour": 1320.0}, counted="games",
-    )  # fmt: skip
-    told = [*scenes.started(), *scenes.claimed(), move]
-    async with opened(engine, told, size=(120, 36)) as (app, _):
-        text = screen_text(app)
-        assert "This task now" in text
-        assert "2 O x ." in text
-        assert "1.32 k games per hour" in text  # in the place of the loss
-        assert "1 of 50 games" in text
-        assert "steps/s" not in text
-        assert "tokens/s" not in text
-
-
-def test_drawn_samples_stand_side_by_side_where_there_is_room() -> None:
-    told = [
-        *scenes.started(),
-        events.LossMeasured(run="stdlib-gpt", version=0, loss=9.0, mine=0, sample="ab\ncd\nef"),
-        events.LossMeasured(run="stdlib-gpt", version=7, loss=1.0, mine=0, sample="gh\nij\nkl"),
-    ]
-    wide = text_of(sample_lines(scene_of(told), 40, 8)).splitlines()
-    assert wide[0].split() == ["version", "0", "version", "7"]
-    assert wide[1].split() == ["ab", "gh"]
-    assert text_of(sample_lines(scene_of(told), 6, 8)).splitlines()[1:] == ["gh", "ij", "kl"]
-
-
-@given(st.integers(1, 80), st.integers(1, 20))
-def test_the_shortest_form_fits_and_never_loses_the_sign(width: int, height: int) -> None:
-    lines = brief(scene_of(scenes.filled()), width, height)
-    assert len(lines) <= height
-    rows = text_of(lines).splitlines()
-    assert rows[0].startswith("●")
-    assert all(len(row) <= width for row in rows)
-
-
-def test_a_view_of_nothing_can_be_drawn() -> None:
-    assert brief(Scene(view=AgentView(status=Status())), 40, 5)

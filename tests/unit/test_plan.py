@@ -13,17 +13,13 @@ from hypothesis import strategies as st
 
 from coordinator.merge.plan import (
     Pending,
-    Phase,
     Plan,
     Ready,
-    Term,
     in_phase,
     phase_index,
     plan,
     quorum_of,
     ready,
-    staleness_weight,
-    weigh,
 )
 from coordinator.merge.presets import PRESETS
 from shared.errors import InvalidPlan
@@ -32,8 +28,6 @@ NAMED = {
     *("fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "diloco", "fedbuff", "fedasync"),
     *("async-diloco", "gradient-average", "sync-sgd", "async-sgd"),
 }
-
-# ------------------------------------------------------------------ presets
 
 
 def test_the_strategies_of_the_design_are_all_there() -> None:
@@ -68,9 +62,6 @@ def test_another_optimizer_brings_no_momentum_of_the_presets() -> None:
 def test_s4s_table_brings_its_own_window() -> None:
     assert plan({"table": "s4"}).max_staleness == 200
     assert plan({"table": "s4", "max_staleness": 90}).max_staleness == 90
-
-
-# ------------------------------------------------------------------ mistakes
 
 
 @pytest.mark.parametrize(
@@ -168,110 +159,6 @@ def test_any_table_is_a_plan_or_a_sentence(raw: dict[str, Any]) -> None:
     assert plan(msgspec.to_builtins(found)) == found
 
 
-# ------------------------------------------------------------------ phases
-
-
-def test_diloco_begins_with_plain_averaging_at_few_local_steps() -> None:
-    whole = plan({"preset": "diloco"})
-    warm, later = (in_phase(whole, phase_index(whole, v, 0)) for v in (59, 60))
-    assert (warm.optimizer, warm.lr, warm.momentum, warm.local_steps) == ("sgd", 1.0, 0.0, 10)
-    assert (later.optimizer, later.lr, later.momentum, later.local_steps) == (
-        "nesterov",
-        0.7,
-        0.9,
-        0,
-    )
-
-
-PHASES = plan(
-    {
-        "phases": [
-            {"until_versions": 10, "overrides": {"quorum": 5}},
-            {
-                "until_tokens": 1000,
-                "until_slope": 0.01,
-                "slope_window": 3,
-                "overrides": {"quorum": 6},
-            },
-        ]
-    }
-)
-
-
-FLAT, FALLING = (
-    (9.0, 2.0, 1.99, 1.981),
-    (9.0, 2.0, 1.99, 1.98),
-)  # by 0.95 % and by 1 % over the last three
-
-
-@pytest.mark.parametrize(
-    ("version", "tokens", "losses", "quorum"),
-    [
-        (0, 0, (), 5),
-        (9, 10**9, FLAT, 5),  # conditions of a later phase do not end an earlier one
-        (10, 999, (), 6),
-        (10, 999, FLAT, 6),  # measured before it began
-        (10, 1000, (), 3),
-    ],
-)
-def test_a_phase_ends_at_the_first_of_its_conditions(
-    version: int, tokens: int, losses: tuple[float, ...], quorum: int
-) -> None:
-    index = phase_index(PHASES, version, tokens, losses)
-    assert in_phase(PHASES, index).quorum == quorum
-
-
-@pytest.mark.parametrize(
-    ("losses", "index"),
-    [((), 1), (FLAT[:2], 1), (FLAT, 2), (FALLING, 1), ((1.0, 1.0, 1.5), 2), ((0.0, 0.0, 0.0), 2)],
-)
-def test_a_phase_ends_when_the_loss_hardly_falls_over_its_last_evaluations(
-    losses: tuple[float, ...], index: int
-) -> None:
-    assert phase_index(PHASES, 12, 0, losses, reached=1) == index
-
-
-def test_a_phase_that_is_over_does_not_come_back() -> None:
-    assert phase_index(PHASES, 21, 0, FALLING) == 1
-    assert phase_index(PHASES, 21, 0, FALLING, reached=2) == 2
-    assert phase_index(PHASES, 5, 0, FALLING, reached=2) == 2
-    assert in_phase(PHASES, 2).quorum == 3
-
-
-def test_a_phase_may_end_by_its_loss_alone() -> None:
-    found = plan({"phases": [{"until_slope": 0.01, "overrides": {"quorum": 5}}]})
-    assert [phase_index(found, 99, 10**9, [2.0] * count) for count in (4, 5)] == [0, 1]
-
-
-@given(
-    st.integers(0, 30),
-    st.integers(0, 2000),
-    st.lists(st.floats(-9, 9), max_size=6),
-    st.integers(0, 2),
-)
-def test_phases_only_go_on(version: int, tokens: int, losses: list[float], reached: int) -> None:
-    assert phase_index(PHASES, version, tokens, losses, reached) >= reached
-
-
-def test_a_phase_may_change_the_kind_of_update() -> None:
-    gradients = {"update": "gradient", "optimizer": "adam", "lr": 0.001, "tau": 1e-8}
-    whole = plan(
-        {
-            "preset": "diloco",
-            "phases": [{"until_tokens": 10**6, "overrides": gradients | {"momentum": 0}}],
-        }
-    )
-    assert in_phase(whole, phase_index(whole, 0, 0)).update == "gradient"
-    assert in_phase(whole, phase_index(whole, 0, 10**6)).update == "delta"
-
-
-def test_a_phase_is_a_plain_value() -> None:
-    assert Phase(until_versions=3) == Phase(until_versions=3)
-
-
-# ------------------------------------------------------------------ when
-
-
 @pytest.mark.parametrize(
     ("pending", "expected"),
     [
@@ -333,90 +220,3 @@ def test_a_merge_never_waits_for_more_than_live(name: str, live: int, count: int
     found = ready(plan({"preset": name}), Pending(count=count, live_workers=live))
     assert found.now == (found.needs == 0)
     assert count + found.needs <= max(1, live, count)
-
-
-# ------------------------------------------------------------------ how much
-
-
-@pytest.mark.parametrize(
-    ("raw", "expected"),
-    [
-        ({"max_staleness": 3}, {0: 1, 1: 0.75, 3: 0.25, 4: 0}),
-        ({"table": "s4"}, {0: 1, 50: 1, 51: 149 / 150, 125: 0.5, 200: 0, 201: 0}),
-        ({"table": "polynomial"}, {0: 1, 3: 0.5, 8: 1 / 3, 11: 0}),
-        ({"table": "hinge"}, {0: 1, 4: 1, 5: 1 / 11, 6: 1 / 21, 11: 0}),
-        ({"table": "constant"}, {0: 1, 10: 1, 11: 0}),
-        ({"table": "inverse"}, {0: 1, 1: 1, 2: 0.5, 10: 0.1, 11: 0}),
-    ],
-)
-def test_weight_tables(raw: dict[str, Any], expected: dict[int, float]) -> None:
-    wants = plan(raw)
-    assert {gap: staleness_weight(wants, gap) for gap in expected} == pytest.approx(expected)
-
-
-@given(st.sampled_from(["linear", "s4", "polynomial", "hinge", "constant", "inverse"]))
-def test_a_later_contribution_never_counts_more(table: str) -> None:
-    wants = plan({"table": table})
-    weights = [staleness_weight(wants, gap) for gap in range(230)]
-    assert weights[0] == 1
-    assert weights == sorted(weights, reverse=True)
-    assert weights[-1] == 0
-
-
-def test_a_base_that_does_not_exist_yet_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 versions in the future"):
-        staleness_weight(Plan(), -2)
-
-
-def test_weight_is_work_times_staleness_times_trust() -> None:
-    found = weigh(
-        plan({"max_staleness": 3}),
-        [Term(work=50), Term(work=10, gap=1), Term(work=50, trust=0.5), Term(work=50, gap=9)],
-    )
-    assert list(found.weights) == [50, 7.5, 25, 0]
-    assert (found.scale, found.work) == (1, 110)
-
-
-def test_with_damping_a_single_late_arrival_moves_less() -> None:
-    late = [Term(work=50, gap=3)]
-    assert weigh(plan({"preset": "fedasync"}), late).scale == pytest.approx(0.5)
-    assert weigh(plan({"preset": "fedavg"}), late).scale == 1
-    assert weigh(plan({"preset": "async-sgd"}), late).scale == pytest.approx(1 / 3)
-
-
-def test_fedbuff_divides_by_the_work_and_not_by_the_damped_weights() -> None:
-    """theta <- theta - lr / B x sum w(s) delta (Nguyen et al. 2022), with equal work."""
-    found = weigh(plan({"preset": "fedbuff"}), [Term(work=9, gap=0), Term(work=9, gap=3)])
-    share = [weight / sum(found.weights) * found.scale for weight in found.weights]
-    assert share == pytest.approx([0.5 * 1, 0.5 * 0.5])
-
-
-@pytest.mark.parametrize("name", ["fedbuff", "fedasync", "async-diloco"])
-def test_async_plans_begin_in_step_with_most_of_the_workers(name: str) -> None:
-    """From nothing they ended no better than one worker alone (docs/experiments.md)."""
-    warm = in_phase(plan({"preset": name}), 0)
-    assert [quorum_of(warm, live) for live in (1, 2, 4, 8)] == [1, 2, 3, 4]
-    assert not warm.overlap
-    assert weigh(warm, [Term(work=9, gap=1)] * 2, live_workers=4).scale == 0.5
-
-
-def test_arrivals_may_move_by_their_share_of_the_workers() -> None:
-    warm = plan({"preset": "fedasync", "arrival_scale": "sqrt", "phases": []})
-    assert weigh(warm, [Term(work=9)], live_workers=4).scale == pytest.approx(0.5)
-    assert weigh(warm, [Term(work=9)] * 4, live_workers=4).scale == 1
-    assert weigh(warm, [Term(work=9)] * 9, live_workers=4).scale == 1
-    assert weigh(plan({}), [Term(work=9)] * 3, live_workers=8).scale == pytest.approx(3 / 8)
-    assert weigh(plan({}), [Term(work=9)] * 3, live_workers=2).scale == 1
-
-
-@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_impossible_work_or_trust_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match="negative or not finite"):
-        weigh(Plan(), [Term(work=value)])
-    with pytest.raises(ValueError, match="negative or not finite"):
-        weigh(Plan(), [Term(work=1, trust=value)])
-
-
-def test_when_all_are_too_late_nothing_counts() -> None:
-    found = weigh(plan({"preset": "fedasync"}), [Term(work=5, gap=99)])
-    assert (list(found.weights), found.scale, found.work) == ([0.0], 1.0, 0.0)

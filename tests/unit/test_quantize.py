@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,49 +12,12 @@ from hypothesis import strategies as st
 
 from shared.errors import BadRequest, InvalidFrame
 from shared.tensors.frame import frame_bytes, open_frame
-from shared.tensors.quantize import CODECS, Codec, codec, residual_schema
-from shared.tensors.shuffle import pack_floats, unpack_floats
+from shared.tensors.quantize import CODECS, Codec, codec
 from shared.tensors.slices import bf16_from_float, float_from_bf16
-from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from shared.tensors.spec import CHUNK_ELEMENTS, TensorSpec
+from tests.vectors import EACH, MODEL, PACKED, model, numbers, vector
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-EACH = pytest.mark.parametrize("name", list(CODECS))
-PACKED = ("float32-zstd", "bf16-zstd")
-
-MODEL: Schema = (
-    TensorSpec("w", (7, 300)),
-    TensorSpec("bn.weight", (5,)),
-    TensorSpec("bn.mean", (5,), "F32", "buffer"),
-    TensorSpec("bn.steps", (), "I64", "counter"),
-    TensorSpec("head", (4, 1), "BF16"),
-    TensorSpec("none", (0, 3)),
-)
-
-
-def model(seed: int = 0, scale: float = 1e-3) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    found = {s.name: (rng.standard_normal(s.shape) * scale).astype("f4") for s in MODEL}
-    return found | {"bn.steps": np.array((1 << 60) + seed)}
-
-
-def vector(count: int) -> Schema:
-    return (TensorSpec("w", (count,)),)
-
-
-@st.composite
-def numbers(draw: st.DrawFn) -> np.ndarray:
-    """Updates of any size and magnitude: blocks of zeros, outliers, odd ends."""
-    count = draw(st.one_of(st.integers(1, 700), st.sampled_from([4096, 4097, 8191, 70_001])))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    x = rng.standard_normal(count) * 10.0 ** draw(st.integers(-44, 36))
-    x[rng.random(count) < draw(st.sampled_from([0.0, 0.5, 0.999]))] = 0
-    x[rng.integers(count)] *= draw(st.sampled_from([0, 1, 1000]))
-    return np.clip(x, -3.4e38, 3.4e38).astype("f4")
 
 
 def bound(name: str, x: np.ndarray) -> np.ndarray:
@@ -191,74 +151,6 @@ def test_small_updates_keep_their_digits(tmp_path: Path, magnitude: float) -> No
         assert np.linalg.norm((back - x) / magnitude) / np.linalg.norm(x / magnitude) < error
 
 
-# ---------------------------------------------------------------- error feedback
-
-
-@EACH
-@settings(deadline=None, max_examples=15)
-@given(seeds=st.lists(st.integers(0, 99), min_size=1, max_size=6))
-def test_with_error_feedback_what_was_sent_and_what_is_left_are_what_was_learned(
-    tmp_path_factory: pytest.TempPathFactory, name: str, seeds: list[int]
-) -> None:
-    folder = tmp_path_factory.mktemp("ef")
-    learned, sent = np.zeros((7, 300)), np.zeros((7, 300))
-    residual: dict[str, np.ndarray] = {}
-    for seed in seeds:
-        tensors = model(seed)
-        encoded = codec(name).encode(tensors, MODEL, folder / "u", residual)
-        learned += tensors["w"]
-        sent += codec(name).decode(folder / "u", MODEL)["w"]
-        assert encoded.residual is not None
-        residual = dict(encoded.residual)
-        assert set(residual) == {"w", "bn.weight", "head", "none"}
-    rounding = 1e-9  # of one sum in float32
-    assert np.allclose(sent + residual["w"], learned, rtol=0, atol=rounding * len(seeds))
-
-
-def test_error_feedback_sends_small_coordinates_in_the_end(tmp_path: Path) -> None:
-    x = np.full(4096, 1e-3, "f4")
-    x[::64] = 1.0  # the peaks hide everything else from four bits
-    residual: dict[str, np.ndarray] = {}
-    sent, plain = np.zeros(4096), np.zeros(4096)
-    for _ in range(100):
-        encoded = codec("int4").encode({"w": x}, vector(4096), tmp_path / "u", residual)
-        sent += codec("int4").decode(tmp_path / "u", vector(4096))["w"]
-        residual = dict(encoded.residual or {})
-        codec("int4").encode({"w": x}, vector(4096), tmp_path / "u")
-        plain += codec("int4").decode(tmp_path / "u", vector(4096))["w"]
-    assert plain[1] == 0
-    assert sent[1:64] == pytest.approx(0.1, abs=0.08)
-
-
-@EACH
-def test_a_residual_on_disk_goes_on_as_the_one_in_memory(tmp_path: Path, name: str) -> None:
-    first = codec(name).encode(model(1), MODEL, tmp_path / "u", {}, tmp_path / "left")
-    memory = codec(name).encode(model(1), MODEL, tmp_path / "u", {})
-    assert first.residual is not None
-    assert memory.residual is not None
-    again = open_frame(tmp_path / "left", residual_schema(MODEL))  # as after a restart
-    for spec in residual_schema(MODEL):
-        assert again[spec.name].tobytes() == memory.residual[spec.name].tobytes()
-    on_disk = codec(name).encode(model(2), MODEL, tmp_path / "u", again, tmp_path / "left")
-    in_memory = codec(name).encode(model(2), MODEL, tmp_path / "u", memory.residual)
-    assert on_disk.sha256 == in_memory.sha256
-
-
-def test_without_a_residual_none_comes_back(tmp_path: Path) -> None:
-    assert codec("int8").encode(model(), MODEL, tmp_path / "u").residual is None
-
-
-def test_a_residual_of_another_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidFrame, match="'w' has the shape"):
-        codec("int8").encode(
-            model(), MODEL, tmp_path / "u", {"w": np.zeros(3, "f4")}, tmp_path / "left"
-        )
-    assert list(tmp_path.iterdir()) == []
-
-
-# ---------------------------------------------------------------- what is refused
-
-
 @EACH
 @pytest.mark.parametrize("tensor", ["w", "bn.mean"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -350,57 +242,6 @@ def test_noise_in_an_update_is_refused_or_harmless(
         pass
 
 
-@pytest.mark.parametrize("name", PACKED)
-def test_a_packed_update_holds_the_same_numbers_in_fewer_bytes_and_leaves_no_other_file(
-    tmp_path: Path, name: str
-) -> None:
-    tensors, plain = model(), name.removesuffix("-zstd")
-    raw = codec(plain).encode(tensors, MODEL, tmp_path / "raw")
-    made = codec(name).encode(tensors, MODEL, tmp_path / "u")
-    assert made.size < raw.size
-    assert made.sha256 == hashlib.sha256((tmp_path / "u").read_bytes()).hexdigest()
-    with (
-        codec(plain).decode(tmp_path / "raw", MODEL) as one,
-        codec(name).decode(tmp_path / "u", MODEL) as two,
-    ):
-        assert all(one[spec.name].tobytes() == two[spec.name].tobytes() for spec in MODEL)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["raw", "u"]
-
-
-def bomb(count: int) -> bytes:
-    """A packed vector whose first plane unpacks to a hundred times what it may."""
-    plane = zstd.compress(bytes(count * 100))
-    return b"VPACK\x00\x00\x01" + len(plane).to_bytes(4, "little") + plane
-
-
-def whole(tmp_path: Path) -> bytes:
-    codec("float32-zstd").encode({"w": np.ones(5000, "f4")}, vector(5000), tmp_path / "honest")
-    return (tmp_path / "honest").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        (lambda data: bomb(5000), "does not end after 5000 bytes"),
-        (lambda data: data[:-1], "ends too early"),
-        (lambda data: data[:9], "ends too early"),
-        (lambda data: data + b"x", "goes on behind"),
-        (lambda data: b"X" + data[1:], "is not a packed update"),
-        (lambda data: data[:8] + b"\xff\xff\xff\xff" + data[12:], "longer than its tensor"),
-        (lambda data: data[:12] + b"\x00" * 9 + data[21:], "cannot be read"),
-    ],
-    ids=["bomb", "cut", "cut-in-a-length", "longer", "no-magic", "long-piece", "noise"],
-)
-def test_a_damaged_packed_update_is_refused_with_a_sentence_and_leaves_nothing(
-    tmp_path: Path, damage: Callable[[bytes], bytes], says: str
-) -> None:
-    path = tmp_path / "u"
-    path.write_bytes(damage(whole(tmp_path)))
-    with pytest.raises(InvalidFrame, match=says):
-        codec("float32-zstd").decode(path, vector(5000))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["honest", "u"]
-
-
 def test_a_file_of_another_codec_is_refused(tmp_path: Path) -> None:
     codec("int8").encode(model(), MODEL, tmp_path / "u")
     for name in set(CODECS) - {"int8"}:
@@ -419,9 +260,6 @@ def test_names_that_would_collide_on_the_wire_are_refused() -> None:
     clash = (TensorSpec("w", (1,)), TensorSpec("w#scale", (1,), "BF16", "buffer"))
     with pytest.raises(InvalidFrame, match="twice"):
         codec("int8").wire_schema(clash)
-
-
-# ---------------------------------------------------------------- bytes
 
 
 @pytest.mark.parametrize("name", [name for name in CODECS if name not in PACKED])
@@ -459,31 +297,3 @@ def test_bfloat16_agrees_with_torch() -> None:
     x = np.random.default_rng(0).integers(0, 0x7F7F8000, 200_000, np.uint32).view("f4")
     theirs = torch.from_numpy(x).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
     assert bf16_from_float(x).tolist() == theirs.tolist()
-
-
-# ---------------------------------------------------------------- shuffled floats
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.sampled_from(["f4", "u2", "i8", "u1"]), st.binary(max_size=800))
-def test_packed_floats_come_back_bit_by_bit(dtype: str, raw: bytes) -> None:
-    array = np.frombuffer(raw[: len(raw) // 8 * 8], dtype)
-    back = unpack_floats(pack_floats(array), dtype, array.size)
-    assert (back.dtype, back.tobytes()) == (array.dtype, array.tobytes())
-
-
-def test_packing_makes_weights_smaller() -> None:
-    weights = (np.random.default_rng(0).standard_normal(200_000) * 0.02).astype("f4")
-    assert len(pack_floats(weights)) < 0.88 * weights.nbytes
-    assert len(pack_floats(bf16_from_float(weights))) < 0.72 * weights.nbytes / 2
-
-
-def test_packed_data_that_is_not_what_was_announced_is_refused() -> None:
-    good = pack_floats(np.arange(100, dtype="f4"))
-    bomb = zstd.compress(bytes(1 << 28))
-    for bad in (good[:-1], good + b"x", good + good, b"", b"noise", bomb):
-        with pytest.raises(InvalidFrame):
-            unpack_floats(bad, "f4", 100)
-    for size in (99, 101):
-        with pytest.raises(InvalidFrame):
-            unpack_floats(good, "f4", size)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,117 +24,18 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import Connection, select, update
 
-from coordinator.runfile import TaskSettings
 from coordinator.store import tables, tasks
 from coordinator.store.database import Database
 from coordinator.volunteers import Principal
 from shared.clock import VirtualClock
 from shared.errors import Gone
 from shared.protocol import RENEW_S, HeartbeatRequest, Lease, ReleaseRequest, TaskBeat
+from tests.queue_model import SETTINGS, TOTAL, Model, Task
 from tests.runs import add_run, add_worker, claim, queue_of
 
 T = TypeVar("T")
-TOTAL, TASK = 23, 4  # samples of a pass, of a task
-SETTINGS = TaskSettings(local_steps=2, batch_size=2, in_flight=2, max_failures=2, max_timeouts=3)
+
 _names = count(1)
-
-
-@dataclass
-class Task:
-    """What the model knows of a task."""
-
-    pass_no: int
-    start: int
-    stop: int
-    state: str = "doing"
-    attempt: int = 1
-    worker: str = ""
-    returned: bool = False
-    failures: int = 0
-    timeouts: int = 0
-    failed_by: set[str] = field(default_factory=set)
-    renew_by: float = 0.0
-    finish_by: float = 0.0
-
-    def shown(self) -> tuple[Any, ...]:
-        """What must be the same in the database."""
-        place = (self.pass_no, self.start, self.stop)
-        return (
-            *place,
-            self.state,
-            self.attempt,
-            self.worker,
-            self.returned,
-            self.failures,
-            self.timeouts,
-        )
-
-
-class Model:
-    """The queue without a database."""
-
-    def __init__(self, started_at: float) -> None:
-        self.tasks: dict[int, Task] = {}
-        self.pass_no, self.cursor = 1, 0
-        self.started_at = started_at
-
-    def some(self, *states: str) -> dict[int, Task]:
-        return {number: task for number, task in self.tasks.items() if task.state in states}
-
-    def held(self, worker: str) -> list[int]:
-        return [number for number, task in self.some("doing").items() if task.worker == worker]
-
-    def next_for(self, worker: str) -> int | tuple[int, int, int] | None:
-        """The task that a claim must give, or the new range, or nothing."""
-        if len(self.held(worker)) >= SETTINGS.in_flight:
-            return None
-        todo = sorted(self.some("todo").items(), key=lambda item: (item[1].failures, item[0]))
-        for number, task in todo:
-            if worker not in task.failed_by:
-                return number
-        pass_no, cursor = self.pass_no, self.cursor
-        if cursor >= TOTAL and not self.some("todo", "doing"):
-            pass_no, cursor = pass_no + 1, 0
-        if cursor < TOTAL:
-            return pass_no, cursor, min(TOTAL, cursor + TASK)
-        near = {task.worker for task in self.some("doing").values()} | {worker}
-        return next((number for number, task in todo if near <= task.failed_by), None)
-
-    def give(self, lease: Lease, worker: str, now: float) -> None:
-        task = self.tasks.get(lease.task)
-        if task is None:
-            task = self.tasks[lease.task] = Task(
-                self._pass_of(lease), lease.job.start, lease.job.stop
-            )
-            self.pass_no, self.cursor = task.pass_no, task.stop
-        else:
-            task.attempt += 1
-        task.state, task.worker, task.returned = "doing", worker, False
-        assert lease.renew_by == now + RENEW_S
-        assert lease.finish_by >= now + SETTINGS.lease_floor_seconds
-        task.renew_by, task.finish_by = lease.renew_by, lease.finish_by
-
-    def _pass_of(self, lease: Lease) -> int:
-        return self.pass_no + (lease.job.start == 0 and bool(self.tasks))
-
-    def back(self, number: int, failed: bool) -> None:
-        task = self.tasks[number]
-        task.state, task.returned = "todo", False
-        if failed:
-            task.failures += 1
-            task.failed_by.add(task.worker)
-            enough = len(task.failed_by) >= 2 or task.failures >= 4
-            task.state = "discarded" if enough and task.failures >= 2 else "todo"
-
-    def expire(self, now: float) -> int:
-        if now < self.started_at + RENEW_S:
-            return 0
-        late = [t for t in self.some("doing").values() if t.renew_by < now or t.finish_by < now]
-        for task in late:
-            task.timeouts += 1
-            over = task.timeouts >= SETTINGS.max_timeouts
-            task.state, task.returned = ("discarded", False) if over else ("todo", True)
-        return len(late)
 
 
 class World:
@@ -160,6 +60,7 @@ class World:
 
 
 WORKERS = st.integers(0, 2)
+
 WHICH = st.integers(0, 11)
 
 

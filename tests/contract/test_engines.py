@@ -1,0 +1,175 @@
+"""What only one of the two engines does: a server that goes away, a file that is locked, full or lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, func, select, text
+from sqlalchemy.exc import DBAPIError
+
+from coordinator.store import sqlite
+from coordinator.store.database import Database, migrate
+from coordinator.store.lock import DirectoryLock
+from shared.clock import SystemClock
+from shared.errors import Configuration, StorageFull, Unavailable
+from tests.databases import Postgres, keys, put, putting
+
+
+async def test_an_unreachable_server_is_told(postgres: Postgres) -> None:
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        await Database.open("postgresql://tester@/x?host=/nonexistent")
+    with pytest.raises(Configuration, match="does not exist"):
+        await Database.open(postgres.url("nowhere"))
+    with pytest.raises(Configuration, match="coordinator migrate"):
+        await Database.open(postgres.url("postgres"))
+
+
+async def test_a_lost_connection_is_replaced(postgres: Postgres) -> None:
+    url = await postgres.fresh()
+    db = await Database.open(url)
+    await db.write(putting("before"))
+    await postgres.admin(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+        "AND backend_type = 'client backend'"
+    )
+    await db.write(putting("after"))
+    assert await db.read(keys) == ["after", "before"]
+    await db.close()
+    await postgres.recycle(url)
+
+
+async def test_the_clock_follows_postgresql(postgres: Postgres) -> None:
+    url = await postgres.fresh()
+    clock = SystemClock()
+    clock.offset_s = 5000.0
+    db = await Database.open(url, clock=clock)
+    theirs = await db.read(
+        lambda conn: float(
+            conn.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one()
+        )
+    )
+    assert abs(clock.now() - theirs) < 2
+    await db.close()
+    await postgres.recycle(url)
+
+
+@pytest.fixture
+def file(tmp_path: Path, sqlite_template: Path) -> Path:
+    path = tmp_path / "data" / "volunteer.db"
+    path.parent.mkdir()
+    path.write_bytes(sqlite_template.read_bytes())
+    return path
+
+
+async def test_the_clock_never_falls_below_what_is_stored(file: Path) -> None:
+    ahead = SystemClock()
+    ahead.offset_s = 100_000.0
+    db = await Database.open(f"sqlite:///{file}", clock=ahead)
+    await db.write(putting("x"))
+    ahead.offset_s = 0.0  # somebody sets the machine's clock back
+    highest = time.time() + 99_000
+    await db.write(putting("y"))
+    assert ahead.now() > highest
+    await db.close()
+    fresh = SystemClock()
+    db = await Database.open(f"sqlite:///{file}", clock=fresh)
+    assert fresh.now() > highest
+    await db.close()
+
+
+async def test_a_second_server_is_refused(file: Path) -> None:
+    url = f"sqlite:///{file}"
+    first = await Database.open(url, exclusive=True)
+    with pytest.raises(Configuration, match=f"process {os.getpid()}") as caught:
+        await Database.open(url, exclusive=True)
+    assert caught.value.exit_code == 78
+    command = await Database.open(url)  # the organiser's commands work beside the server
+    await command.write(putting("from a command"))
+    await command.close()
+    await first.close()
+    again = await Database.open(url, exclusive=True)
+    assert await again.read(keys) == ["from a command"]
+    await again.close()
+
+
+def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from coordinator.store.lock import DirectoryLock\n"
+        "DirectoryLock.take(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    with pytest.raises(Configuration, match=f"process {process.pid}"):
+        DirectoryLock.take(tmp_path)
+    process.kill()
+    process.communicate()
+    DirectoryLock.take(tmp_path).release()
+
+
+async def test_the_file_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "volunteer.db"
+    await migrate(f"sqlite:///{path}")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+async def test_a_full_disk_fails_the_writes_and_mends_itself(file: Path) -> None:
+    db = await Database.open(f"sqlite:///{file}")
+    pages = await db.write(lambda conn: int(conn.execute(text("PRAGMA page_count")).scalar_one()))
+    await db.write(lambda conn: conn.execute(text(f"PRAGMA max_page_count = {pages + 2}")))
+    outcomes = await asyncio.gather(
+        *(db.write(putting(i, "x" * 2000)) for i in range(20)),
+        return_exceptions=True,
+    )
+    assert any(isinstance(outcome, StorageFull) for outcome in outcomes)
+    acknowledged = sorted(str(i) for i, outcome in enumerate(outcomes) if outcome is None)
+    assert await db.read(keys) == acknowledged
+    await db.write(lambda conn: conn.execute(text(f"PRAGMA max_page_count = {pages + 100}")))
+    await db.write(lambda conn: put(conn, "room again", "x" * 2000))
+    await db.close()
+
+
+async def test_after_a_failed_commit_nothing_is_believed(file: Path) -> None:
+    """The disk fails while others wait for the same commit: all are told, and nothing is written any more."""
+    db = await Database.open(f"sqlite:///{file}")
+
+    def broken(conn: Connection) -> None:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorname = "SQLITE_IOERR_FSYNC"
+        conn.rollback()  # what SQLite does by itself
+        raise DBAPIError("COMMIT", None, error)
+
+    jobs = [db.write(putting(i)) for i in range(5)]
+    outcomes = await asyncio.gather(
+        db.write(lambda conn: None), *jobs, db.write(broken), return_exceptions=True
+    )
+    assert isinstance(outcomes[-1], Unavailable)
+    with pytest.raises(Unavailable, match="look at it"):
+        await db.write(putting("later"))
+    acknowledged = sorted(str(i) for i, outcome in enumerate(outcomes[1:-1]) if outcome is None)
+    assert await db.read(keys) == acknowledged
+    await db.close()
+
+
+async def test_durable_means_full_synchronous(file: Path) -> None:
+    db = await Database.open(f"sqlite:///{file}")
+    settings = await db.write(
+        lambda conn: [
+            conn.execute(text(f"PRAGMA {name}")).scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        ]
+    )
+    assert settings == ["wal", 2, 1]
+    assert sqlite.READERS >= 2
+    await db.close()
