@@ -12,6 +12,7 @@ from coordinator import runfile
 from coordinator.merge.plan import Plan, in_phase
 from coordinator.merge.plan import plan as read_plan
 from coordinator.merge.plan_checks import check_steps
+from coordinator.merge.presets import TASKS
 from coordinator.merge.shards import split
 from coordinator.runfile import RunFile
 from coordinator.sizing import total_steps
@@ -88,6 +89,13 @@ def _check_with_tasks(whole: Plan, file: RunFile) -> None:
                 f"{where}until_slope looks at the held-out loss, and [evaluation] every = 0 measures none: set "
                 "every = 1, or give the phase until_versions or until_tokens"
             )
+
+
+def table_defaults(file: RunFile, workload: Workload) -> dict[str, Mapping[str, Any]]:
+    """What the tables of a run file say where it is silent: its workload's words, then its preset's."""
+    tables = dict(workload.defaults(file.plan))
+    preset = TASKS.get(str(file.plan.get("preset")), {})
+    return tables | {"task": {**preset, **tables.get("task", {})}}
 
 
 def with_downlink(plan: Mapping[str, Any], model_bytes: int) -> dict[str, Any]:

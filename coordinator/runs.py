@@ -16,6 +16,7 @@ from coordinator.definition import (
     definition,
     of_file,
     step_price_micro,
+    table_defaults,
     with_downlink,
 )
 from coordinator.export import imported
@@ -68,7 +69,7 @@ class Runs(Reading):
         """Store a run file as a draft, checked as a whole. Raises InvalidRunFile, NotFound, Conflict."""
         file = runfile.parse(text)
         workload = load(file.workload)
-        file = runfile.parse(text, workload.defaults(file.plan))
+        file = runfile.parse(text, table_defaults(file, workload))
         dataset = await self._dataset_of(file, workload)
         manifest = dataset.manifest if dataset else None
         loop = asyncio.get_running_loop()

@@ -111,3 +111,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "overlap": True,
     },
 }
+
+# What `[task]` says unless the run file or the workload does. A task's gradient is one step of the model, of however many
+# mini-batches it is the mean: with 50 the loss ended far above one worker alone's, with 5 a little below (docs/experiments.md).
+TASKS: dict[str, dict[str, Any]] = {"gradient-average": {"local_steps": 1}}

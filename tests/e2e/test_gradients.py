@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.definition import definition
+from coordinator.store import runs
 from shared.protocol import HeartbeatReply, Me, RunInfo, Verdict
 from tests.house import RUN, House, Worker, decode, house, refused
 
@@ -98,3 +100,21 @@ async def test_what_came_too_late_for_its_version_is_paid_and_not_merged(
     assert me.earned_micro == lease.price_micro
     assert not await home.coordinator.merger.merge_if_due(1)
     assert await balanced(home)
+
+
+@pytest.mark.parametrize(
+    ("task", "plan", "steps"),
+    [
+        ("", 'preset = "gradient-average"', 1),
+        ("local_steps = 20", 'preset = "gradient-average"', 20),
+        ("", 'preset = "fedavg"', 50),
+        ("", 'preset = "async-sgd"', 50),
+    ],
+)
+async def test_an_average_of_gradients_takes_a_step_for_each_batch_unless_told_otherwise(
+    home: House, task: str, plan: str, steps: int
+) -> None:
+    text = RUN.replace('"tiny"', '"other"').replace("local_steps = 2", task)
+    await home.coordinator.runs.create(text.replace('preset = "fedavg"', plan))
+    row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "other"))
+    assert definition(row).file.task.local_steps == steps
