@@ -100,7 +100,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = 256 * MIB
     merge_threads: Annotated[
-        int, Meta(description="Threads of a merge; 0 = half the cores, at least two.", ge=0, le=256)
+        int,
+        Meta(
+            description="Threads of a merge beside those that write; 0 = half the cores.",
+            ge=0,
+            le=256,
+        ),
     ] = 0
     merge_lease_s: Annotated[
         float,

@@ -149,8 +149,8 @@ class Coordinator:
             db, clock, signals, blobs, settings.eval_threads or max(1, cores // 2)
         )
         merger = Merger(db, clock, signals, blobs, runs, evaluation)
-        # Whoever has handed in waits for the merge: it may have a small machine to itself.
-        merging = settings.merge_threads or max(cores // 2, min(cores, 2))
+        # Beside them a merge writes, hashes and syncs in threads of its own.
+        merging = settings.merge_threads or max(1, cores // 2)
         merger.configure(threads=merging, lease_s=settings.merge_lease_s)
         return cls(
             settings=settings,

@@ -32,9 +32,10 @@ from coordinator.merge.shards import (
     shard_schema,
 )
 from coordinator.merge.state import NewState, OldState
+from shared.tensors.blocks import SPAN
 from shared.tensors.frame import Frame, FrameWriter, Written, open_frame, schema_of_file
 from shared.tensors.quantize import codec
-from shared.tensors.spec import Schema, TensorSpec
+from shared.tensors.spec import Schema, TensorSpec, grid
 from shared.tensors.update import sum_squares
 
 
@@ -230,17 +231,23 @@ class _Walk:
                 continue
             values = next(merged).values
             if piece.spec.role == "parameter":
-                squares.append(sum_squares(values))
-                values = self._step(piece, values)
-            self.writer.write(name, values)
+                squares.append(self._step(name, piece, values))
+            else:
+                self.writer.write(name, values)
         return tuple(squares)
 
-    def _step(self, piece: Piece, update: Floats) -> Floats:
-        flat = self.base.array(piece.spec.name).reshape(-1)
-        params: Floats = flat[piece.start : piece.stop].copy()
+    def _step(self, name: str, piece: Piece, update: Floats) -> float:
+        """Write the parameters of a piece, in blocks that stay in the cache; returns the squared norm of the update."""
+        flat: Floats = self.base.array(piece.spec.name).reshape(-1)
         slots = self.state.slots(piece) if self.state else {}
-        self.optimizer.step(params, update, slots, self.tick)
-        return params
+        square = 0.0
+        for start, stop in grid(piece.size, SPAN):
+            params = flat[piece.start + start : piece.start + stop].copy()
+            part = {slot: values[start:stop] for slot, values in slots.items()}
+            square += sum_squares(update[start:stop])
+            self.optimizer.step(params, update[start:stop], part, self.tick)
+            self.writer.write(name, params)
+        return square
 
     def _counter(self, piece: Piece) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
         name, start, stop = piece.spec.name, piece.start, piece.stop

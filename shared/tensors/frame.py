@@ -6,7 +6,6 @@ BF16 tensors appear as uint16 arrays, because numpy has no such type; `slices.to
 from __future__ import annotations
 
 import errno
-import hashlib
 import mmap
 import os
 import secrets
@@ -30,7 +29,8 @@ from shared.tensors.header import (
     parse_header,
     render_header,
 )
-from shared.tensors.spec import Schema, TensorSpec, by_name
+from shared.tensors.sink import Sink
+from shared.tensors.spec import Schema, TensorSpec, by_name, nbytes
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -44,7 +44,6 @@ NUMPY: dict[str, np.dtype[Any]] = {
 _SAFETENSORS = {dtype: name for name, dtype in NUMPY.items() if name != "BF16"}
 
 PARTIAL_SUFFIX = ".part"  # a file of this name is nobody's: its writer died
-_BUFFER_BYTES = 1 << 20
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -165,10 +164,8 @@ class FrameWriter:
         self._schema = schema
         self._index = 0  # the tensor being written
         self._filled = 0  # its elements so far
-        self._hash = hashlib.sha256()
-        self._size = 0
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
-        self._file = self._temporary.open("xb", buffering=_BUFFER_BYTES)
+        self._sink = Sink(self._temporary, len(header) + nbytes(schema), sync=sync)
         self._append(memoryview(header))
 
     def write(self, name: str, chunk: Array) -> None:
@@ -192,26 +189,20 @@ class FrameWriter:
         if spec is not None:
             self._refuse(f"{spec.name!r} has {self._filled} of its {spec.count} elements")
         try:
-            self._file.flush()
-            if self._sync:
-                os.fsync(self._file.fileno())
-            self._file.close()
+            sha256 = self._sink.close()
             self._temporary.replace(self._path)
             if self._sync:
                 sync_directory(self._path.parent)
         except OSError as error:
             self._fail(error)
-        self.written = Written(sha256=self._hash.hexdigest(), size=self._size)
+        self.written = Written(sha256=sha256, size=self._sink.size)
         return self.written
 
     def abort(self) -> None:
         """Remove what was written so far; nothing to do after `close`."""
         if self.written is None:
             self._temporary.unlink(missing_ok=True)
-            try:
-                self._file.close()
-            except OSError:
-                pass  # flushing into a file that is gone: a full disk must not hide the first error
+            self._sink.abort()
 
     def _current(self) -> TensorSpec | None:
         while self._index < len(self._schema):
@@ -223,11 +214,9 @@ class FrameWriter:
 
     def _append(self, data: memoryview) -> None:
         try:
-            self._file.write(data)
+            self._sink.write(data)
         except OSError as error:
             self._fail(error)
-        self._hash.update(data)
-        self._size += data.nbytes
 
     def _refuse(self, reason: str) -> NoReturn:
         self.abort()

@@ -1,0 +1,121 @@
+"""A new file that is written, hashed and brought to the disk behind the back of whoever computes what is in it.
+
+    fill a buffer ──> a thread writes and hashes it, while others are filled
+                                     └──> every few MiB another thread syncs what is there
+
+Each of the three takes about as long as the other two; one after the other they were most of the time of a merge.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+PIECE_BYTES = 512 << 10  # written and hashed at once
+PIECES = 4  # that may wait for it
+SMALL_BYTES = 2 << 20  # of a smaller file threads cost more than they save
+SYNC_BYTES = 8 << 20  # grown since the last sync
+
+
+class Syncing:
+    """Syncs a growing file now and then, so that little is left for the sync at its end. Call it from one thread at a time."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._thread = ThreadPoolExecutor(1, "sync")  # begins with the first sync
+        self._grown = 0
+        self._running: Future[None] | None = None
+
+    def grew(self, count: int) -> None:
+        """So many bytes were written. Raises OSError when an earlier sync failed: what it was to bring there may be lost."""
+        self._grown += count
+        if self._grown >= SYNC_BYTES and (self._running is None or self._running.done()):
+            self._settle()
+            self._grown = 0
+            self._running = self._thread.submit(os.fsync, self._descriptor)
+
+    def end(self) -> None:
+        """Until no sync is at work: before the file is closed. Raises OSError as `grew`."""
+        self.abort()
+        self._settle()
+
+    def abort(self) -> None:
+        """The same without a word of what failed."""
+        self._thread.shutdown()
+
+    def _settle(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+
+class Sink:
+    """See the module. What it raises may be about bytes that were given earlier."""
+
+    def __init__(self, path: Path, size: int, *, sync: bool) -> None:
+        """A file that must be new, of about `size` bytes."""
+        self.size = 0  # bytes given so far
+        self._file = path.open("xb", buffering=0)
+        self._hash = hashlib.sha256()
+        self._sync = sync
+        large = size >= SMALL_BYTES
+        self._thread = (
+            ThreadPoolExecutor(1, "sink") if large else None
+        )  # one: bytes keep their order
+        self._syncing = Syncing(self._file.fileno()) if large and sync else None
+        room = min(PIECE_BYTES, max(1, size))
+        self._buffers = deque(memoryview(bytearray(room)) for _ in range(PIECES if large else 1))
+        self._filled = 0
+        self._waiting: deque[Future[None]] = deque()
+
+    def write(self, data: memoryview) -> None:
+        """Append bytes; they may be changed afterwards. Raises OSError."""
+        self.size += len(data)
+        while data:
+            filling = self._buffers[0]
+            count = min(len(data), len(filling) - self._filled)
+            filling[self._filled : self._filled + count] = data[:count]
+            data, self._filled = data[count:], self._filled + count
+            if self._filled == len(filling):
+                self._pass_on()
+
+    def close(self) -> str:
+        """Finish the file; the SHA-256 of it. Raises OSError; then, or instead, `abort`."""
+        self._pass_on()
+        while self._waiting:
+            self._waiting.popleft().result()
+        if self._syncing is not None:
+            self._syncing.end()
+        if self._sync:
+            os.fsync(self._file.fileno())
+        self.abort()
+        return self._hash.hexdigest()
+
+    def abort(self) -> None:
+        """Let go of the file, whatever is in it; nothing to do after `close`."""
+        if self._thread is not None:
+            self._thread.shutdown()
+        if self._syncing is not None:
+            self._syncing.abort()
+        self._file.close()
+
+    def _pass_on(self) -> None:
+        piece, self._filled = self._buffers[0][: self._filled], 0
+        if self._thread is None:
+            self._put(piece)
+            return
+        self._waiting.append(self._thread.submit(self._put, piece))
+        self._buffers.rotate(-1)
+        if len(self._waiting) == len(self._buffers):  # the next one is still in use
+            self._waiting.popleft().result()
+
+    def _put(self, piece: memoryview) -> None:
+        left = piece
+        while left:
+            left = left[self._file.write(left) :]
+        self._hash.update(piece)
+        if self._syncing is not None:
+            self._syncing.grew(len(piece))
