@@ -1,4 +1,4 @@
-"""Uploads that go on where they broke off: streamed to disk, counted against their grant, hashed, synced, then a blob.
+"""Uploads that go on where they broke off: streamed to disk, counted against their grant, hashed and synced on the way, then a blob.
 
 Memory stays flat whatever the size: at most two batches of an upload are in memory, the one being received and the one
 being hashed and written in a thread. There is one writer at a time; a newer request ends the older one, because its
@@ -13,8 +13,8 @@ import hashlib
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,6 +32,7 @@ from shared.errors import (
     TooManyRequests,
 )
 from shared.protocol import PARTS_MAX, TRIES_MAX, UPLOAD_BYTES_MAX, UploadInfo, UploadRequest
+from shared.tensors.sink import Syncing
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -83,6 +84,7 @@ class _Part:
         self.digest = digest
         self._file = path.open("r+b" if path.exists() else "xb", buffering=0)
         self._file.seek(offset)
+        self._syncing = Syncing(self._file.fileno())
 
     def append(self, data: memoryview) -> None:
         """Write and hash in one piece each: every return from such a call waits for the interpreter lock."""
@@ -92,11 +94,27 @@ class _Part:
                 left = left[self._file.write(left) :]
         self.digest.update(data)
         self.offset += size
+        with self._safe():
+            self._syncing.grew(size)
+
+    @contextmanager
+    def _safe(self) -> Iterator[None]:
+        """A sync that failed is told once, and a later one would say nothing: everything has to come again."""
+        try:
+            with storage_errors():
+                yield
+        except BaseException:
+            self.offset, self.digest = 0, hashlib.sha256()
+            raise
 
     def close(self) -> None:
         """Leave no byte behind that is not part of the hash."""
-        self._file.truncate(self.offset)
-        self._file.close()
+        try:
+            with self._safe():
+                self._syncing.end()
+        finally:
+            self._file.truncate(self.offset)
+            self._file.close()
 
 
 class Uploads:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from shared.errors import BadRequest, InvalidFrame, NotFound
 from shared.protocol import VersionManifest
 from shared.routes import Route, routes
-from shared.tensors.downlink import follow_link, schema_of_link
+from shared.tensors.downlink import Following, follow_link, schema_of_link
 from shared.tensors.frame import Written
 from shared.tensors.quantize import codec
 from shared.tensors.snapshot import unpack_snapshot
@@ -85,8 +85,8 @@ class Weights:
         for link in route.links:
             file, into = files[link.blob.sha256], self._cache.building(size)
             schema = schema_of_link(path, file, manifest.schema_sha256)
-            chosen = codec(link.codec)
-            written = follow_link(path, file, schema, into, chosen, rounded=link.rounded)
+            how = Following(codec=codec(link.codec), rounded=link.rounded)
+            written = follow_link(path, file, schema, into, how)
             path = self._adopt(into, written, link.weights)
         return path
 

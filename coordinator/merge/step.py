@@ -32,11 +32,10 @@ from coordinator.merge.shards import (
     shard_schema,
 )
 from coordinator.merge.state import NewState, OldState
-from shared.tensors.blocks import SPAN
+from shared.tensors.blocks import SPAN, sum_squares
 from shared.tensors.frame import Frame, FrameWriter, Written, open_frame, schema_of_file
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema, TensorSpec, grid
-from shared.tensors.update import sum_squares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Set
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from shared.errors import InvalidFrame
 from shared.signing import canonical, digest
-from shared.tensors.blocks import SCALE
+from shared.tensors.blocks import SCALE, refuse_nonfinite
 from shared.tensors.frame import NUMPY, FrameWriter, Written, open_frame, schema_of_file
-from shared.tensors.quantize import Codec, EncodedUpdate, refuse_nonfinite
+from shared.tensors.quantize import Codec, EncodedUpdate, telling
 from shared.tensors.slices import Array, ArrayReader, SliceReader, bf16_from_float, float_from_bf16
 from shared.tensors.spec import INTEGERS, WALK_ELEMENTS, Role, Schema, TensorSpec, grid
 from shared.tensors.update import delta
@@ -34,21 +35,28 @@ def write_link(base: Path, master: Path, schema: Schema, path: Path, codec: Code
         return codec.encode(delta(old, new, schema), schema, path)
 
 
-def follow_link(
-    base: Path, link: Path, schema: Schema, path: Path, codec: Codec, *, rounded: bool
-) -> Written:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Following:
+    """How a link is followed."""
+
+    codec: Codec
+    rounded: bool  # to bfloat16
+    sync: bool = False  # whether what comes of it has to survive a power cut
+
+
+def follow_link(base: Path, link: Path, schema: Schema, path: Path, how: Following) -> Written:
     """Write the published weights that a link leads to. Raises InvalidFrame, StorageFull."""
     with ExitStack() as files:
         old = ArrayReader(files.enter_context(open_frame(base, schema)), schema)
-        step = files.enter_context(codec.decode(link, schema))
-        writer = files.enter_context(FrameWriter(path, schema, sync=False))
+        step = files.enter_context(how.codec.decode(link, schema))
+        writer = files.enter_context(FrameWriter(path, schema, sync=how.sync))
         for spec in schema:
             for start, stop in grid(spec.count, WALK_ELEMENTS):
                 values = step.read(spec.name, start, stop)
                 if spec.role == "parameter":
                     with np.errstate(over="ignore", invalid="ignore"):  # looked at next
                         values = old.read(spec.name, start, stop) - values
-                _write(writer, spec, values, rounded)
+                _write(writer, spec, values, how.rounded)
         return writer.close()
 
 
@@ -87,7 +95,8 @@ def _with_role(spec: TensorSpec, scaled: Set[str]) -> TensorSpec:
 
 def _write(writer: FrameWriter, spec: TensorSpec, values: Array, rounded: bool) -> None:
     if spec.role == "parameter":
-        refuse_nonfinite(spec.name, values)
+        with telling(spec.name):
+            refuse_nonfinite(values)
         if rounded and spec.dtype == "F32":
             values = float_from_bf16(bf16_from_float(values))
     if spec.dtype == "BF16":

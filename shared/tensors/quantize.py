@@ -17,7 +17,14 @@ from typing import Any, Protocol, Self, TypeAlias
 import numpy as np
 
 from shared.errors import BadRequest, InvalidFrame
-from shared.tensors.blocks import SPAN, Bfloat16, Blocks, Float32, Kernel
+from shared.tensors.blocks import (
+    Bfloat16,
+    Blocks,
+    Float32,
+    Kernel,
+    refuse_nonfinite,
+    sum_squares,
+)
 from shared.tensors.frame import Frame, FrameWriter, open_frame
 from shared.tensors.packed import beside, pack, unpack
 from shared.tensors.slices import F32, Array, ArrayReader, SliceReader
@@ -91,6 +98,15 @@ class DecodedUpdate(Mapping[str, Array]):
                 return self._kernel.decode(parts, spec.count, start, stop)
         except InvalidFrame as error:
             raise InvalidFrame(f"{name!r}: {error.message}") from error
+
+    def square(self, name: str, start: int, stop: int) -> float:
+        """The squared norm of a slice on the grid of chunks; finite when every number is. Raises as `read`."""
+        spec = self._specs[name]
+        if spec.role != "parameter":
+            return sum_squares(self.read(name, start, stop))
+        parts = self._parts.get(name) or self._open(name)
+        with telling(name), np.errstate(over="ignore"):
+            return self._kernel.square(parts, spec.count, start, stop)
 
     def close(self) -> None:
         self._parts.clear()
@@ -175,8 +191,8 @@ class FrameCodec:
             numbers = source.read(spec.name, start, stop)
             if feedback:
                 numbers = feedback.add(spec.name, start, numbers)
-            refuse_nonfinite(spec.name, numbers)
-            parts = self.kernel.encode(numbers)
+            with telling(spec.name):
+                parts = self.kernel.encode(numbers)
             if feedback:
                 feedback.keep(
                     spec.name, numbers - self.kernel.decode(parts, stop - start, 0, stop - start)
@@ -289,17 +305,18 @@ def _carried(spec: TensorSpec) -> TensorSpec:
 def _carry(spec: TensorSpec, source: SliceReader, writer: FrameWriter) -> None:
     for start, stop in grid(spec.count):
         numbers = source.read(spec.name, start, stop)
-        refuse_nonfinite(spec.name, numbers)
+        with telling(spec.name):
+            refuse_nonfinite(numbers)
         writer.write(spec.name, numbers)
 
 
-def refuse_nonfinite(name: str, numbers: Array) -> None:
-    """Raises InvalidFrame for NaN and infinity: such an update would be rejected, so it is not even sent."""
-    for start, stop in grid(numbers.size, SPAN):
-        if not np.isfinite(numbers[start:stop]).all():
-            raise InvalidFrame(
-                f"{name!r} holds NaN or infinite values: the training diverged, so nothing is sent"
-            )
+@contextlib.contextmanager
+def telling(name: str) -> Iterator[None]:
+    """Say which tensor it is that InvalidFrame is raised for."""
+    try:
+        yield
+    except InvalidFrame as error:
+        raise InvalidFrame(f"{name!r}: {error.message}") from error
 
 
 def _reader(tensors: Tensors, schema: Schema) -> SliceReader:

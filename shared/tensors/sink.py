@@ -1,9 +1,10 @@
-"""A new file that is written, hashed and brought to the disk behind the back of whoever computes what is in it.
+"""A new file that is written, hashed and, where it must survive a power cut, brought to the disk on the way.
 
     fill a buffer ──> a thread writes and hashes it, while others are filled
                                      └──> every few MiB another thread syncs what is there
 
-Each of the three takes about as long as the other two; one after the other they were most of the time of a merge.
+Computing, hashing and syncing take about as long each; one after the other they were most of the time of a merge. A file
+that is not synced is made without threads: those are a volunteer's, whose other cores are not ours.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 PIECE_BYTES = 512 << 10  # written and hashed at once
 PIECES = 4  # that may wait for it
-SMALL_BYTES = 2 << 20  # of a smaller file threads cost more than they save
+SMALL_BYTES = 16 << 20  # of a smaller file threads cost more than they save
 SYNC_BYTES = 8 << 20  # grown since the last sync
 
 
@@ -61,11 +62,11 @@ class Sink:
         self._file = path.open("xb", buffering=0)
         self._hash = hashlib.sha256()
         self._sync = sync
-        large = size >= SMALL_BYTES
+        large = sync and size >= SMALL_BYTES
         self._thread = (
             ThreadPoolExecutor(1, "sink") if large else None
         )  # one: bytes keep their order
-        self._syncing = Syncing(self._file.fileno()) if large and sync else None
+        self._syncing = Syncing(self._file.fileno()) if large else None
         room = min(PIECE_BYTES, max(1, size))
         self._buffers = deque(memoryview(bytearray(room)) for _ in range(PIECES if large else 1))
         self._filled = 0

@@ -14,8 +14,10 @@ from shared.errors import InvalidFrame
 from shared.tensors.blocks import (
     SCALE,
     SPAN,
+    Decoded,
     pack_nibbles,
     read_scales,
+    refuse_nonfinite,
     scale_blocks,
     unpack_nibbles,
 )
@@ -30,7 +32,7 @@ _LIMIT = 7
 
 
 @dataclass(frozen=True, slots=True)
-class TopK:
+class TopK(Decoded):
     """Codes in [-7, 7] with one scale a chunk, and increasing positions within the chunk."""
 
     def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
@@ -42,6 +44,7 @@ class TopK:
         )
 
     def encode(self, numbers: F32) -> tuple[Array, ...]:
+        refuse_nonfinite(numbers)
         kept = _kept(numbers.size)
         codes, index = np.empty(kept, np.int8), np.empty(kept, np.uint16)
         scales = np.empty(-(-numbers.size // CHUNK), np.uint16)

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from shared.tensors.blocks import SPAN
 from shared.tensors.quantize import Codec, DecodedUpdate
 from shared.tensors.slices import Array, ArrayReader
 from shared.tensors.spec import INTEGERS, Schema, TensorSpec, by_name, grid
@@ -73,7 +72,7 @@ def inspect(path: Path, schema: Schema, codec: Codec) -> UpdateStats:
         floats = [spec for spec in schema if spec.dtype not in INTEGERS]
         for spec in floats:
             for start, stop in grid(spec.count):
-                squares[spec.name] += _squares(update, spec.name, start, stop)
+                squares[spec.name] += update.square(spec.name, start, stop)
         bad = next((spec for spec in floats if not math.isfinite(squares[spec.name])), None)
         return UpdateStats(
             norm=math.sqrt(sum(squares[spec.name] for spec in floats if spec.role == "parameter")),
@@ -81,27 +80,6 @@ def inspect(path: Path, schema: Schema, codec: Codec) -> UpdateStats:
             finite=bad is None,
             nonfinite=_where(update, bad) if bad else "",
         )
-
-
-def _squares(update: DecodedUpdate, name: str, start: int, stop: int) -> float:
-    """As `sum_squares` of the slice, without ever holding all of it decoded."""
-    total = 0.0
-    for first in range(start, stop, SPAN):
-        total += sum_squares(update.read(name, first, min(first + SPAN, stop)))
-    return total
-
-
-def sum_squares(numbers: Array) -> float:
-    """In float64, over spans in order, unfused and without BLAS: the same on every machine and thread count.
-
-    The square of a float32 never overflows here, so the sum is finite exactly when every number is.
-    """
-    total = 0.0
-    for start, stop in grid(numbers.size, SPAN):
-        wide = numbers[start:stop].astype(np.float64)
-        np.multiply(wide, wide, out=wide)
-        total += float(wide.sum())
-    return total
 
 
 def _where(update: DecodedUpdate, spec: TensorSpec) -> str:

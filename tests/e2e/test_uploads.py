@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from shared.protocol import (
     UploadInfo,
     Verdict,
 )
+from shared.tensors import sink
 from tests.house import House, decode, house, refused
 
 
@@ -55,6 +57,28 @@ async def test_a_broken_connection_keeps_what_came(home: House) -> None:
     with pytest.raises(ClientGone):
         await home.coordinator.uploads.write(principal, info.upload_id, 0, breaks())
     assert decode(await ann.get(f"/uploads/{info.upload_id}"), UploadInfo).offset == 700
+
+
+async def test_an_upload_that_the_disk_lost_a_part_of_begins_again(
+    home: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await home.start_run()
+    ann = await home.join("Ann")
+    lease = await ann.claim()
+    data = await ann.update("tiny")
+    info = decode(await ann.announce(lease, data), UploadInfo)
+    real, failures = os.fsync, [OSError(errno.ENOSPC, "full")]
+
+    def failing(descriptor: int) -> None:
+        if failures:  # the kernel tells of it once
+            raise failures.pop()
+        real(descriptor)
+
+    monkeypatch.setattr(sink, "SYNC_BYTES", 1)
+    monkeypatch.setattr(os, "fsync", failing)
+    refused(await ann.put(info.upload_id, 0, data[:-1]), 507)
+    assert decode(await ann.get(f"/uploads/{info.upload_id}"), UploadInfo).offset == 0
+    assert decode(await ann.put(info.upload_id, 0, data), UploadInfo).complete
 
 
 async def test_a_newer_request_ends_an_older_one(home: House) -> None:

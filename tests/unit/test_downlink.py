@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from shared.errors import InvalidFrame
 from shared.signing import canonical, digest
 from shared.tensors.blocks import SCALE, Blocks
-from shared.tensors.downlink import follow_link, round_weights, schema_of_link, write_link
+from shared.tensors.downlink import (
+    Following,
+    follow_link,
+    round_weights,
+    schema_of_link,
+    write_link,
+)
 from shared.tensors.frame import FrameWriter, Written, frame_bytes, open_frame
 from shared.tensors.quantize import Codec, FrameCodec, codec
 from shared.tensors.slices import Array, bf16_from_float, float_from_bf16
@@ -23,6 +29,7 @@ from shared.tensors.spec import Schema, TensorSpec
 from shared.tensors.update import inspect
 
 INT8 = codec("int8")
+PLAIN = Following(codec=INT8, rounded=False)
 MODEL: Schema = (
     TensorSpec("w", (40, 30)),
     TensorSpec("mean", (6,), "F32", "buffer"),
@@ -69,9 +76,8 @@ class Chain:
             self.master[name] = array + 1 if name == "steps" else (array - move).astype("f4")
         master, link = self._master(), self.file("link")
         write_link(before, master, MODEL, link, self.codec)
-        self.written = follow_link(
-            before, link, MODEL, self.file("published"), self.codec, rounded=self.rounded
-        )
+        how = Following(codec=self.codec, rounded=self.rounded, sync=True)
+        self.written = follow_link(before, link, MODEL, self.file("published"), how)
         if self.rounded:
             with open_frame(self.file("published"), MODEL) as frame:
                 write_snapshot(frame, MODEL, self.file("snapshot"))
@@ -99,7 +105,8 @@ def test_the_chain_and_the_snapshots_are_the_same_bits_over_200_versions(
         before, held = held, tmp_path / f"held-{version}"
         link = server.file("link")
         schema = schema_of_link(before, link, NAME)
-        made = follow_link(before, link, schema, held, chosen, rounded=server.rounded)
+        how = Following(codec=chosen, rounded=server.rounded)
+        made = follow_link(before, link, schema, held, how)
         assert made == server.written
         assert held.read_bytes() == server.file("published").read_bytes()
         if server.rounded:
@@ -153,9 +160,8 @@ def test_equal_weights_have_equal_hashes_whatever_version_they_are_of(tmp_path: 
     link = server.file("link")
     link.unlink()
     write_link(server.file("published", 0), server._master(), MODEL, link, INT8)
-    again = follow_link(
-        server.file("published", 0), link, MODEL, tmp_path / "same", INT8, rounded=True
-    )
+    how = Following(codec=INT8, rounded=True)
+    again = follow_link(server.file("published", 0), link, MODEL, tmp_path / "same", how)
     assert again == first
 
 
@@ -166,7 +172,7 @@ def test_a_link_between_other_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidFrame, match="another model"):
         schema_of_link(base, link, "0" * 64)
     with pytest.raises(InvalidFrame):
-        follow_link(base, link, MODEL[:-1], tmp_path / "x", INT8, rounded=False)
+        follow_link(base, link, MODEL[:-1], tmp_path / "x", PLAIN)
     assert not (tmp_path / "x").exists()
 
 
@@ -181,7 +187,7 @@ def test_a_link_with_an_impossible_scale_is_refused(tmp_path: Path, scale: int) 
     bad = tmp_path / "bad"
     bad.write_bytes(frame_bytes(parts, None, wire))
     with pytest.raises(InvalidFrame, match=r"'bias'.*negative, infinite or not a number"):
-        follow_link(server.file("published", 0), bad, MODEL, tmp_path / "x", INT8, rounded=False)
+        follow_link(server.file("published", 0), bad, MODEL, tmp_path / "x", PLAIN)
     assert sorted(path.name for path in tmp_path.glob("*x*")) == []
 
 
@@ -257,7 +263,7 @@ def test_writing_and_following_a_link_hold_no_large_part_of_a_tensor(tmp_path: P
     tracemalloc.start()
     try:
         write_link(base, tmp_path / "master", schema, link, INT8)
-        follow_link(base, link, schema, tmp_path / "next", INT8, rounded=False)
+        follow_link(base, link, schema, tmp_path / "next", PLAIN)
         inspect(link, schema, INT8)
         _, most = tracemalloc.get_traced_memory()
     finally:

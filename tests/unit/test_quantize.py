@@ -159,7 +159,7 @@ def test_a_diverged_update_is_not_even_written(
 ) -> None:
     tensors = model()
     tensors[tensor].reshape(-1)[-1] = value
-    with pytest.raises(InvalidFrame, match=f"'{tensor}' holds NaN or infinite"):
+    with pytest.raises(InvalidFrame, match=f"'{tensor}': it holds NaN or infinite"):
         codec(name).encode(tensors, MODEL, tmp_path / "u")
     assert list(tmp_path.iterdir()) == []
 

@@ -16,7 +16,7 @@ from shared.tensors.frame import FrameWriter
 from shared.tensors.sink import PIECE_BYTES, PIECES, SMALL_BYTES, SYNC_BYTES, Sink
 from shared.tensors.spec import TensorSpec
 
-SIZES = (0, 1, PIECE_BYTES, SMALL_BYTES, (PIECES + 2) * PIECE_BYTES + 17, 3 * SYNC_BYTES + 5)
+SIZES = (0, 1, PIECE_BYTES, (PIECES + 2) * PIECE_BYTES + 17, SMALL_BYTES, 3 * SYNC_BYTES + 5)
 
 
 @pytest.mark.parametrize("sync", [True, False])
@@ -57,7 +57,7 @@ def test_a_sync_on_the_way_that_fails_is_not_forgotten_by_the_last_one(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", failing)
-    schema = (TensorSpec("w", (SYNC_BYTES // 4 + 1,)),)
+    schema = (TensorSpec("w", (3 * SYNC_BYTES // 4,)),)
     with (
         pytest.raises(StorageFull, match="no space"),
         FrameWriter(tmp_path / "f", schema) as writer,

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvalidFrame
+from shared.tensors.blocks import sum_squares
 from shared.tensors.frame import frame_bytes, open_frame
 from shared.tensors.quantize import CODECS, codec
 from shared.tensors.slices import bf16_from_float, float_from_bf16
 from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec
-from shared.tensors.update import delta, inspect, sum_squares
+from shared.tensors.update import delta, inspect
 
 MODEL: Schema = (
     TensorSpec("w", (40, 30)),
@@ -168,6 +169,19 @@ def test_the_sum_of_squares_is_pinned() -> None:
     x = (np.arange(150_000, dtype="f4") % 1009 - 504) / np.float32(7)
     assert sum_squares(x).hex() == "0x1.eee1e835da130p+27"
     assert sum_squares(x) == pytest.approx(math.fsum(float(v) ** 2 for v in x), rel=1e-15)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_the_norm_of_blocks_is_exact(tmp_path: Path, name: str) -> None:
+    """Codes are whole numbers and scales have eight digits: nothing is rounded before the sum of the blocks."""
+    schema = (TensorSpec("w", (3 * 65_536 + 777,)),)
+    x = np.random.default_rng(5).standard_normal(schema[0].count, "f4") * np.float32(1e-5)
+    x[:3000] = 0
+    codec(name).encode({"w": x}, schema, tmp_path / "u")
+    with codec(name).decode(tmp_path / "u", schema) as update:
+        exact = math.fsum(float(v) ** 2 for v in update["w"])  # each product rounded to float32
+    found = inspect(tmp_path / "u", schema, codec(name)).norm
+    assert found**2 == pytest.approx(exact, rel=1e-7)
 
 
 @EACH
