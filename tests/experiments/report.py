@@ -7,7 +7,7 @@ import html
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tests.experiments.cells import size_of
@@ -95,6 +95,7 @@ WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 760, 440, 64, 24, 24, 52
 FEWER = (1.0, 10_000.0)  # times, logarithmic
 SHARES = (-0.2, 1.1)
 FOUR = re.compile(r" K4( T\d+)? s\d+$")
+LETTER, LINE_HEIGHT = 5.8, 12  # of the names
 INK, GRID, BEST = "#334155", "#e2e8f0", "#0f766e"
 
 
@@ -110,11 +111,12 @@ class Point(NamedTuple):
 def points(rows: Mapping[str, Row]) -> list[Point]:
     """Whole runs of four workers from scratch, the mean of their seeds: others do not show what their warm start cost."""
     ways: dict[str, list[tuple[float, float]]] = {}
+    usual = statistics.mode([steps_of(name) for name in rows if FOUR.search(name)] or [STEPS])
     for name, row in rows.items():
         share, up = share_kept(name, row, rows), up_bytes(name, row)
         if FOUR.search(name) and share is not None and up and not name.startswith("warm"):
             fewer = STEP_BYTES * steps_of(name) / up
-            tag = "" if steps_of(name) == STEPS else f", {steps_of(name):,} steps"
+            tag = "" if steps_of(name) == usual else f", {steps_of(name):,} steps"
             ways.setdefault(FOUR.sub("", name) + tag, []).append((fewer, share))
     means: dict[tuple[float, float], list[str]] = {}
     for way, seen in ways.items():
@@ -147,16 +149,60 @@ def plot(found: Sequence[Point]) -> str:
     ]
     edge = " ".join(f"{_x(one.fewer):.1f},{_y(one.share):.1f}" for one in found if one.best)
     lines.append(f'<polyline points="{edge}" fill="none" stroke="{BEST}" stroke-width="1.5"/>')
-    for number, one in enumerate(found):
+    for one, label in zip(found, _labels(found), strict=True):
         x, y, colour = _x(one.fewer), _y(one.share), BEST if one.best else INK
         lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
-        anchor, along = ("end", -8) if x > WIDTH * 0.72 else ("start", 8)
-        drop = -6 if number % 2 else 4
+        if abs(label.y - y) > LINE_HEIGHT:
+            lines.append(
+                f'<path d="M{x:.1f} {y:.1f}L{label.x:.1f} {label.y:.1f}" stroke="{GRID}"/>'
+            )
         lines.append(
-            f'<text x="{x + along:.1f}" y="{y + drop:.1f}" fill="{colour}" '
-            f'text-anchor="{anchor}">{html.escape(one.name)}</text>'
+            f'<text x="{label.x:.1f}" y="{label.y + 4:.1f}" fill="{colour}" '
+            f'text-anchor="{label.anchor}">{html.escape(one.name)}</text>'
         )
     return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+class Label(NamedTuple):
+    """Where the name of a point stands: beside it on the right or left, or as near above or below as there is room."""
+
+    x: float
+    y: float  # of its middle
+    anchor: str
+
+
+class Box(NamedTuple):
+    left: float
+    right: float
+    middle: float
+    half: float  # its height
+
+    def meets(self, other: Box) -> bool:
+        beside = self.left < other.right and other.left < self.right
+        return beside and abs(self.middle - other.middle) < self.half + other.half
+
+
+def _labels(found: Sequence[Point]) -> list[Label]:
+    dots = [Box(_x(one.fewer) - 5, _x(one.fewer) + 5, _y(one.share), 5) for one in found]
+    taken, labels = list(dots), []
+    for one, dot in zip(found, dots, strict=True):
+        places = list(_places(dot, LETTER * len(one.name)))
+        box = next((box for box in places if not any(map(box.meets, taken))), places[0])
+        taken.append(box)
+        after = box.left > dot.left
+        labels.append(
+            Label(box.left if after else box.right, box.middle, "start" if after else "end")
+        )
+    return labels
+
+
+def _places(dot: Box, long: float) -> Iterator[Box]:
+    """Where a name of that length may stand, the nearest first."""
+    for step in range(HEIGHT):
+        y = dot.middle + (step + 1) // 2 * (-1 if step % 2 else 1)
+        for left in (dot.right + 1, dot.left - 1 - long):
+            if left > LEFT and left + long < WIDTH:
+                yield Box(left, left + long, y, LINE_HEIGHT / 2)
 
 
 def _axes() -> list[str]:
