@@ -105,15 +105,18 @@ class Agent:
 
         Where only the rules of the owner hold work back, the owner's word lifts those that are a matter of taste.
         """
-        if by == YOU:
+        finishing = self._desk.finishing and by == YOU
+        if finishing:
             self._desk.finishing = False
         was = self._desk.resume(device, by)
         self._apply_pauses()
         left = self._desk.paused(device)
-        said = f"no longer paused by {by}, still by {left.by}: {left.message}" if left else ""
-        if was or left is None:
+        over = f"paused by {by}, still" if was or not finishing else "finishing, but paused"
+        said = f"no longer {over} by {left.by}: {left.message}" if left else ""
+        if was or finishing or left is None:
             self._hub.emit(events.Resumed(device=device, by=by, message=said))
-        if by == YOU and not was:
+        still = any(YOU in self._desk.pauses.get(name, {}) for name in ("", device))
+        if by == YOU and not (was or still or finishing):
             self._guard.go_on()  # nobody but the rules held it back
 
     def change_rules(self, rules: Rules) -> None:

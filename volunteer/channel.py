@@ -147,9 +147,12 @@ class Remote:
         self._hub = hub
         self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._last = 0
+        self._over = False  # nothing more comes
 
     async def execute(self, command: Command) -> Any:
         """Send a command and wait for its answer. Raises what the volunteer said, or Unreachable."""
+        if self._over:
+            raise Unreachable("the volunteer has ended")
         self._last += 1
         answer: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
         self._waiting[self._last] = answer
@@ -175,6 +178,7 @@ class Remote:
         except (ConnectionError, BadRequest):
             pass
         finally:
+            self._over = True
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(Unreachable("the volunteer has ended"))

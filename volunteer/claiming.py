@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shared.errors import Gone, Unavailable, VolunteerError
+from shared.errors import Gone, StorageFull, Unavailable, VolunteerError
 from shared.protocol import Benchmark, ClaimRequest, Device, Idle, Lease, ReleaseRequest
 from shared.tensors.quantize import CODECS
 from volunteer import events
@@ -16,6 +16,7 @@ from volunteer.wording import printable
 
 WAIT_S = 30.0  # how long one claim may wait at the coordinator
 REFUSED_WAIT_S = 60.0
+DISK_WAIT_S = 60.0
 HAND_IN_S = 5.0  # for the parts of a lease that is given back: afterwards nobody takes them
 KINDS = ("train", "selfplay", "learn", "evaluate")
 
@@ -136,13 +137,14 @@ class Claimer:
         )
 
     def idle(self, reason: str, message: str, wait: float | None = None) -> None:
-        """Say why there is nothing to do, once."""
+        """Say why there is nothing to do, once, and when it is looked at again."""
         until = self._parts.clock.now() + wait if wait is not None else None
-        event = events.Idle(reason=reason, message=message, until=until)
-        said = self._parts.hub.status
+        status = self._parts.hub.status
+        said = (status.idle, status.idle_message) == (reason, message)
+        event = events.Idle(reason=reason, message=message, until=until, repeated=said)
         if self.busy:
             self._untold = event
-        elif until is not None or (said.idle, said.idle_message) != (reason, message):
+        elif until is not None or not said:
             self._parts.hub.emit(event)
 
     async def _unless_unwanted(self, runs: tuple[str, ...], wait_s: float) -> Lease | Idle | None:
@@ -167,15 +169,22 @@ class Claimer:
         return reply.lease or reply.idle
 
     async def _accept(self, lease: Lease) -> Held | None:
-        """Store the lease. None when it is one we have already answered for."""
+        """Store the lease. None when it is one we have already answered for, or there is no room for it."""
         device, leases = self.device.id, self._parts.leases
         stored = HeldLease(lease=lease, device=device, claim_id=leases.claim_id(device))
         if stored.key in self._desk.held or self._parts.outbox.holds(*stored.key):
             leases.forget_claim(device)
             return None
         self._desk.offset_s = lease.now - self._parts.clock.now()
-        leases.claimed(stored)
         held = Held(stored)
+        try:
+            leases.claimed(stored)
+        except StorageFull as error:
+            leases.forget_claim(device)
+            await self.give_back(held, error.message, failed=False)
+            self.idle("disk_full", error.message, DISK_WAIT_S)
+            await self.pause(DISK_WAIT_S)
+            return None
         if self._desk.exhausted:  # another device was quicker
             await self.give_back(held, "enough tasks were taken", failed=False)
             return None

@@ -23,7 +23,7 @@ from volunteer.cache import Cache
 from volunteer.channel import ControlServer
 from volunteer.client import post_json
 from volunteer.commands import Command, SettingRow
-from volunteer.config import Directories, Loaded
+from volunteer.config import Directories, Loaded, Settings
 from volunteer.control import Control
 from volunteer.desk import Desk
 from volunteer.device import default_threads
@@ -79,7 +79,7 @@ class Engine:
         self._start_paused = start_paused
         self._connect = self.world.connect or connector(self.world.clock)
         self._joined = asyncio.Event()
-        self._ended = False
+        self._stop_asked = asyncio.Event()
         self._agent: Agent | None = None
         joined = self.profile.joined
         status = Status(
@@ -124,17 +124,15 @@ class Engine:
         loaded = self.loaded  # a mistake in the settings is told at once
         self._looks = loaded.settings
         identity = self.profile.current()
-        while identity is None and not self._ended:
+        while identity is None and not self._stop_asked.is_set():
             self._joined.clear()
             await self._joined.wait()
             identity, loaded = self.profile.current(), self.loaded
-        if identity is None or self._ended:
+        if identity is None or self._stop_asked.is_set():
             return 0
-        identity = await self._practising(identity)
-        if not identity.registered:
-            identity = await register(
-                identity, profile=self.profile, settings=loaded.settings, connect=self._connect
-            )
+        identity = await self._known(identity, loaded.settings)
+        if identity is None:
+            return 0
         self._agent = Agent(
             self._parts(identity, loaded),
             self._machine(loaded),
@@ -145,6 +143,26 @@ class Engine:
             return await self._agent.run()
         finally:
             self.clean_end = self._agent.clean_end
+
+    async def _known(self, identity: Identity, settings: Settings) -> Identity | None:
+        """The identity, once the coordinator knows it; None when the end is asked for before that."""
+        work = asyncio.ensure_future(self._registered(identity, settings))
+        stop = asyncio.ensure_future(self._stop_asked.wait())
+        try:
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+            return work.result() if work.done() else None
+        finally:
+            stop.cancel()
+            work.cancel()
+            await asyncio.gather(work, stop, return_exceptions=True)
+
+    async def _registered(self, identity: Identity, settings: Settings) -> Identity:
+        identity = await self._practising(identity)
+        if identity.registered:
+            return identity
+        return await register(
+            identity, profile=self.profile, settings=settings, connect=self._connect
+        )
 
     async def _practising(self, identity: Identity) -> Identity:
         """Start the practice coordinator where this profile works for it; its port may be another than before."""
@@ -219,7 +237,7 @@ class Engine:
 
     def stop(self, how: commands.How = "release") -> None:
         """End the volunteer, also one that has joined nothing yet."""
-        self._ended = True
+        self._stop_asked.set()
         self._joined.set()
         if self._agent is not None:
             self._agent.stop(how)

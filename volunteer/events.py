@@ -65,6 +65,7 @@ class Idle(Event):
     reason: str
     message: str
     until: float | None = None
+    repeated: bool = False  # said before; only the time of the next try is new
 
 
 class Claimed(Event):

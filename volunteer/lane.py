@@ -10,7 +10,7 @@ from shared.errors import Cancelled, Gone, StorageFull, VolunteerError
 from shared.protocol import Benchmark, Device
 from volunteer import events
 from volunteer.assignment import Finished, Interrupted, Report
-from volunteer.claiming import Claimer
+from volunteer.claiming import DISK_WAIT_S, Claimer
 from volunteer.desk import FATAL, Held
 from volunteer.leases import HeldLease
 from volunteer.memory import device_lost
@@ -23,7 +23,6 @@ from volunteer.trainer import ThreadDied, Trainer
 AHEAD_S = 60.0  # the next task is claimed when the current one needs no longer than this
 FAILURES_TOLD = 3  # in a row
 FAILURE_WAIT_S, FAILURE_WAIT_S_MAX = 5.0, 600.0
-DISK_WAIT_S = 60.0
 ENDING = "the program ends"
 
 

@@ -10,6 +10,7 @@ The identity, with its secret, is on disk before it is sent to anyone, so a lost
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import sys
@@ -20,12 +21,14 @@ from typing import BinaryIO
 
 import msgspec
 
-from shared.errors import Configuration
+from shared.errors import Configuration, StorageFull
 from shared.protocol import Benchmark, ServerInfo, Verdict
 from shared.signing import digest
 from volunteer.files import private_directory, read_record, set_aside, write_record, write_whole
 
 VERDICTS_KEPT = 200
+
+log = logging.getLogger(__name__)
 
 
 _ORDER = ("received", "checking", "accepted", "merged", "superseded", "rejected")
@@ -89,9 +92,12 @@ class Home:
         return self._memory
 
     def remember(self, **changes: object) -> None:
-        """Change the memory and store it."""
+        """Change the memory and store it; what a full disk does not take is stored with the next change."""
         self._memory = msgspec.structs.replace(self._memory, **changes)
-        write_record(self.path / "memory.json", self._memory)
+        try:
+            write_record(self.path / "memory.json", self._memory)
+        except StorageFull as error:
+            log.warning("not remembered: %s", error.message)
 
     def remember_verdicts(self, verdicts: tuple[Verdict, ...], until: int) -> None:
         """Add news; a later verdict on the same contribution replaces the earlier one."""

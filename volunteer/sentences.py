@@ -46,7 +46,9 @@ def _benchmarked(e: events.Benchmarked) -> str:
     return f"{b.device}: {b.step_flops / 1e9:,.0f} GFLOP/s in training, {b.fp32_flops / 1e9:,.0f} in matrix products"
 
 
-def _idle(e: events.Idle) -> str:
+def _idle(e: events.Idle) -> str | None:
+    if e.repeated:
+        return None
     again = f"; asking again in {duration(e.until - e.at)}" if e.until is not None else ""
     return f"idle ({e.reason}): {e.message}{again}"
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from coordinator.store import tables
 from shared.workloads.gpt import GptWorkload
 from tests.volunteering import LONG, Lent, Network, Process, lent
 from volunteer import events
 from volunteer.policy import Facts
+from volunteer.profile import Profile
 from volunteer.sentences import words
 from volunteer.wording import duration
 
@@ -178,6 +182,69 @@ async def test_an_outage_is_told_once_and_its_end_with_how_long_it_was(tmp_path:
         assert told[0] == "the coordinator answers"
         assert told[1].startswith("coordinator unreachable")
         assert told[2] == f"the coordinator answers again, after {duration(back.at - away.at)}"
+
+
+async def test_why_there_is_no_work_is_told_once_however_often_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    async with lent(tmp_path) as machine:
+        await machine.home.coordinator.runs.pause("tiny")
+        async with machine.working() as process:
+            async with process.eventually():
+                while len([e for e in process.all(events.Idle) if e.until is not None]) < 3:
+                    await machine.home.clock.advance(1)
+            told = [said for e in process.all(events.Idle) if (said := words(e)) is not None]
+            assert len(told) == len({said.partition(";")[0] for said in told})
+
+
+async def test_going_on_with_one_device_lifts_no_rule_while_its_owner_pauses_all(
+    tmp_path: Path,
+) -> None:
+    async with lent(tmp_path) as machine:
+        machine.read = lambda rules, devices: Facts(on_battery=True)
+        async with machine.working() as process:
+            await process.until(events.Paused, lambda event: event.by == "battery")
+            await process.control.pause()
+            await process.control.resume("cpu")
+            await process.control.pause("cpu")
+            await process.until(events.Paused, lambda event: event.device == "cpu")
+            assert not [e for e in process.all(events.Notice) if "going on although" in e.message]
+            assert process.control.status.paused("cpu") is not None
+
+
+async def test_taking_a_finish_back_lifts_no_rule(tmp_path: Path) -> None:
+    async with lent(tmp_path) as machine:
+        machine.read = lambda rules, devices: Facts(on_battery=True)
+        async with machine.working() as process:
+            await process.until(events.Paused, lambda event: event.by == "battery")
+            await process.control.finish()
+            await process.control.resume()
+            resumed = await process.until(events.Resumed)
+            assert resumed.message == "no longer finishing, but paused by battery: on battery"
+            assert not process.control.status.finishing
+            await process.control.finish()
+            async with process.eventually():
+                while len(process.all(events.Finishing)) < 2:
+                    await process.tick()
+            assert not [e for e in process.all(events.Notice) if "going on although" in e.message]
+
+
+async def test_it_can_be_stopped_while_its_account_waits_for_the_coordinator(
+    tmp_path: Path,
+) -> None:
+    async with lent(tmp_path) as machine:
+        profile = Profile(machine.directories.profile)
+        identity = profile.current()
+        assert identity is not None
+        profile.use(replace(identity, registered=False))
+        async with machine.working() as process:
+            for _ in range(1000):
+                process.network.lose("/register")
+            async with process.eventually():
+                while not process.network.seen:
+                    await asyncio.sleep(0.01)
+            process.engine.stop()
+            assert await process.ended() == 0
 
 
 async def test_a_cancelled_task_is_dropped(tmp_path: Path) -> None:

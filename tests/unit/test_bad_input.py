@@ -23,10 +23,11 @@ from shared.workloads.gpt import GptWorkload
 from tests.tui.pages import SERVER
 from tests.volunteering import lent
 from volunteer import events
+from volunteer.claiming import DISK_WAIT_S
 from volunteer.client import Client
-from volunteer.files import write_whole
+from volunteer.files import write_record, write_whole
 from volunteer.joining import probe
-from volunteer.lane import DISK_WAIT_S
+from volunteer.leases import HeldLease
 from volunteer.memory import device_lost
 from volunteer.wording import clock_words
 
@@ -134,15 +135,45 @@ async def test_a_full_disk_gives_the_task_back_and_says_so(tmp_path: Path) -> No
         assert more.at - released >= DISK_WAIT_S  # none is held meanwhile, that others could do
 
 
+def full(path: Path, *_: object, **__: object) -> None:
+    raise StorageFull(f"no space is left for {path}: free some and try again")
+
+
+async def test_a_disk_that_fills_up_while_results_are_judged_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with lent(tmp_path) as machine, machine.working(max_tasks=2) as process:
+        await process.until(events.Training)
+        monkeypatch.setattr("volunteer.profile.write_record", full)
+        assert await process.ended() == 0
+        assert len(process.all(events.Judged)) >= 2
+
+
+async def test_a_lease_that_cannot_be_stored_is_given_back_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room_for_leases(path: Path, record: msgspec.Struct) -> None:
+        (full if isinstance(record, HeldLease) else write_record)(path, record)
+
+    monkeypatch.setattr("volunteer.leases.write_record", no_room_for_leases)
+    async with lent(tmp_path) as machine, machine.working(max_tasks=1) as process:
+        idle = await process.until(events.Idle, lambda event: event.reason == "disk_full")
+        assert "free some and try again" in idle.message
+        assert any(seen.endswith("/release") for seen in process.network.seen)
+        monkeypatch.undo()
+        await process.control.retry()
+        assert await process.ended() == 0
+
+
 def test_a_file_for_which_there_is_no_space_is_not_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*args: Any) -> int:
+    def refused(*args: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     path = tmp_path / "config.toml"
     path.write_text("threads = 1\n")
-    monkeypatch.setattr("volunteer.files.os.open", full)
+    monkeypatch.setattr("volunteer.files.os.open", refused)
     with pytest.raises(StorageFull, match=r"no space is left for .*config\.toml: free some"):
         write_whole(path, b"threads = 2\n")
     assert path.read_text() == "threads = 1\n"

@@ -19,7 +19,7 @@ from shared.protocol import LossPoint, RunBeat, Verdict
 from tests.tui.engine import FakeEngine
 from volunteer import commands, events
 from volunteer.channel import ControlServer, Endpoint, attach
-from volunteer.commands import REPLIES, AnyCommand, Ask, Command
+from volunteer.commands import REPLIES, AnyCommand, Ask, Command, Snapshot
 from volunteer.control import Control
 from volunteer.hub import PENDING_MAX, Hub, Subscription
 from volunteer.status import Status, fold
@@ -258,6 +258,27 @@ async def test_without_a_volunteer_there_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match="no volunteer is running"):
         async with attach(record, VirtualClock()):
             pass
+
+
+async def test_a_command_to_a_volunteer_that_has_said_its_last_is_answered(tmp_path: Path) -> None:
+    async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(msgspec.json.encode(Snapshot(status=Status())) + b"\n")
+        writer.write_eof()  # and it goes on listening
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        met.set()
+
+    met = asyncio.Event()
+    record, place = tmp_path / "control.json", tmp_path / "s"
+    record.write_bytes(msgspec.json.encode(Endpoint(path=str(place))))
+    async with await asyncio.start_unix_server(meet, place), attach(record, VirtualClock()) as to:
+        with to.subscribe() as events_:
+            assert await drain(events_) == []  # to their end
+        with pytest.raises(Unreachable, match="has ended"):
+            await asyncio.wait_for(to.retry(), 10)
+    await met.wait()
 
 
 async def test_a_long_path_does_not_keep_the_socket_away(tmp_path: Path) -> None:

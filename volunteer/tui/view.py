@@ -146,7 +146,8 @@ def reduce(view: AgentView, event: AnyEvent) -> AgentView:
 
 def _is_silent(event: AnyEvent) -> bool:
     """Whether it is kept out of the log."""
-    return isinstance(event, _SILENT) or (isinstance(event, events.Connection) and event.repeated)
+    again = isinstance(event, events.Connection | events.Idle) and event.repeated
+    return again or isinstance(event, _SILENT)
 
 
 def recalled(view: AgentView, event: events.LossMeasured) -> AgentView:
