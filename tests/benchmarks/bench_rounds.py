@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,10 +28,11 @@ from coordinator.definition import of_file
 from coordinator.store import runs
 from coordinator.wiring import opened
 from shared.clock import SystemClock
-from shared.protocol import ClaimRequest, RegisterRequest, SubmitRequest, UploadRequest
+from shared.protocol import ClaimRequest, RegisterRequest
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
 from shared.workloads.text import build_text
+from tests.benchmarks.handing import Handing
 from tests.e2e.processes import Process
 from volunteer.api import Api
 from volunteer.cache import Cache
@@ -115,27 +115,9 @@ async def one_round(
     delta = {spec.name: random.normal(0, 1e-5, spec.shape).astype(np.float32) for spec in schema}
     path.unlink(missing_ok=True)
     encoded = codec("float32").encode(delta, schema, path)
-    where: dict[str, Any] = {
-        "attempt": lease.attempt,
-        "part": 0,
-        "tries": 0,
-        "sha256": encoded.sha256,
-        "size": encoded.size,
-    }
-    await transfers.upload(UploadRequest(task=lease.task, **where), path, lambda done: None)
-    verdict = await api.submit(
-        lease.task,
-        SubmitRequest(
-            **where,
-            base_version=begun.version,
-            codec="float32",
-            steps=lease.job.steps,
-            samples=lease.job.stop - lease.job.start,
-            loss_first=5.0,
-            loss_last=5.0,
-        ),
-    )
-    assert verdict.state == "accepted", verdict
+    handing = Handing(lease, begun, encoded, "float32")
+    await handing.upload(transfers, path)
+    await handing.submit(api)
 
 
 def measure(volunteers: int, rounds: int) -> dict[str, object]:

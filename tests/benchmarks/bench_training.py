@@ -28,8 +28,8 @@ from shared.workloads.gpt_config import GptConfig
 from shared.workloads.gpt_model import build
 from shared.workloads.order import PassOrder
 from shared.workloads.windows import Windows, of_pass, windows_of
+from tests.benchmarks.reports import training
 from tests.tiny_gpt import WORKLOAD, Folder, job, sums
-from volunteer import events
 from volunteer.assignment import Assignment, Report
 from volunteer.sentences import words
 from volunteer.trainer import Trainer
@@ -75,19 +75,7 @@ async def ours(
     spent: list[float] = []
 
     def tell(report: Report) -> None:
-        event = events.Training(
-            task=1,
-            run="bench",
-            device="cpu",
-            step=report.step,
-            steps=report.steps,
-            samples=report.samples,
-            loss=report.loss,
-            steps_per_s=report.steps_per_s,
-            tokens_per_s=report.samples_per_s,
-            eta_s=report.eta_s,
-            version=0,
-        )
+        event = training(report)
         lines.append(f"{words(event)} {len(msgspec.json.encode(event))}")
 
     def pass_on(report: Report) -> None:

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from shared.clock import SystemClock
 from shared.workloads.base import Job, TrainSettings
+from tests.benchmarks.reports import training
 from tests.tiny_gpt import WORKLOAD, Folder, job, sums
 from volunteer import commands, events
 from volunteer.assignment import Assignment, Report
@@ -82,21 +83,7 @@ class Works:
         loop = asyncio.get_running_loop()
 
         def tell(report: Report) -> None:
-            self.hub.emit(
-                events.Training(
-                    task=1,
-                    run="bench",
-                    device="cpu",
-                    step=report.step,
-                    steps=report.steps,
-                    samples=report.samples,
-                    loss=report.loss,
-                    steps_per_s=report.steps_per_s,
-                    tokens_per_s=report.samples_per_s,
-                    eta_s=report.eta_s,
-                    version=0,
-                )
-            )
+            self.hub.emit(training(report))
 
         def pass_on(report: Report) -> None:
             loop.call_soon_threadsafe(tell, report)

@@ -9,7 +9,6 @@ import json
 import secrets
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,12 +17,11 @@ from shared.decoding import decode
 from shared.protocol import (
     ClaimRequest,
     RegisterRequest,
-    SubmitRequest,
-    UploadRequest,
     VersionManifest,
 )
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
+from tests.benchmarks.handing import Handing
 from volunteer.api import Api
 from volunteer.cache import Cache
 from volunteer.client import Client
@@ -86,27 +84,10 @@ class Resident:
             codec(self._codec).encode, self._delta, self._schema, self._file
         )
         done()
-        where: dict[str, Any] = {
-            "attempt": lease.attempt,
-            "part": 0,
-            "tries": 0,
-            "sha256": encoded.sha256,
-            "size": encoded.size,
-        }
-        upload = UploadRequest(task=lease.task, **where)
-        await self._transfers.upload(upload, self._file, lambda count: None)
+        handing = Handing(lease, begun, encoded, self._codec)
+        await handing.upload(self._transfers, self._file)
         done()
-        submit = SubmitRequest(
-            **where,
-            base_version=begun.version,
-            codec=self._codec,
-            steps=lease.job.steps,
-            samples=lease.job.stop - lease.job.start,
-            loss_first=5.0,
-            loss_last=5.0,
-        )
-        verdict = await self._api.submit(lease.task, submit)
-        assert verdict.state == "accepted", verdict
+        await handing.submit(self._api)
         done()
         return [after - before for before, after in itertools.pairwise(times)]
 
