@@ -71,22 +71,33 @@ async def second(process: Process) -> int:
     return (await process.until(events.Claimed, lambda event: event.task != first.task)).task
 
 
+@asynccontextmanager
+async def left_alone(
+    path: Path, database_url: str, run: str
+) -> AsyncIterator[tuple[Away, Process, int]]:
+    """A volunteer that does two tasks; the coordinator has gone away when the second one, which is named, was claimed."""
+    async with (
+        away(path, database_url, run) as there,
+        there.machine.working(max_tasks=2) as process,
+    ):
+        ahead = await second(process)
+        await there.stop(process)
+        yield there, process, ahead
+
+
 async def test_the_next_task_begins_offline_and_both_results_are_credited(
     tmp_path: Path, database_url: str
 ) -> None:
-    async with away(tmp_path, database_url, OVERLAP) as there:
-        async with there.machine.working(max_tasks=2) as process:
-            ahead = await second(process)
-            await there.stop(process)
-            await process.until(events.Trained, lambda event: event.task == ahead)
-            await process.until(  # between two tries there is none to count down to
-                events.Connection,
-                lambda event: event.queued == 2 and not event.online and event.retry_at is not None,
-            )
-            told = [event.message for event in process.all(events.Notice)]
-            assert any("does not answer" in message and "version 0" in message for message in told)
-            await there.back(process)
-            assert await process.ended() == 0
+    async with left_alone(tmp_path, database_url, OVERLAP) as (there, process, ahead):
+        await process.until(events.Trained, lambda event: event.task == ahead)
+        await process.until(  # between two tries there is none to count down to
+            events.Connection,
+            lambda event: event.queued == 2 and not event.online and event.retry_at is not None,
+        )
+        told = [event.message for event in process.all(events.Notice)]
+        assert any("does not answer" in message and "version 0" in message for message in told)
+        await there.back(process)
+        assert await process.ended() == 0
         assert process.all(events.TaskEnded) == []
         assert len(process.all(events.Submitted)) == 2
         rows = await there.machine.home.coordinator.db.read(
@@ -105,18 +116,15 @@ def volunteer(process: Process) -> str:
 async def test_the_coordinator_is_told_of_the_base_while_the_task_trains(
     tmp_path: Path, database_url: str
 ) -> None:
-    async with away(tmp_path, database_url, OVERLAP) as there:
-        async with there.machine.working(max_tasks=2) as process:
-            ahead = await second(process)
-            await there.stop(process)
-            await process.until(events.Training, lambda event: event.task == ahead)
-            await process.control.pause()  # so that it cannot be at its end before it is told
-            await there.back(process)
-            async with process.eventually():
-                while f"POST /api/v1/tasks/{ahead}/begin" not in process.network.seen:
-                    await process.tick()
-            await process.control.resume()
-            assert await process.ended() == 0
+    async with left_alone(tmp_path, database_url, OVERLAP) as (there, process, ahead):
+        await process.until(events.Training, lambda event: event.task == ahead)
+        await process.control.pause()  # so that it cannot be at its end before it is told
+        await there.back(process)
+        async with process.eventually():
+            while f"POST /api/v1/tasks/{ahead}/begin" not in process.network.seen:
+                await process.tick()
+        await process.control.resume()
+        assert await process.ended() == 0
         assert process.all(events.TaskEnded) == []
 
 
@@ -167,13 +175,10 @@ async def test_a_base_that_is_too_old_by_then_is_refused_and_said(
 
 @pytest.mark.parametrize("database_url", [""])
 async def test_a_run_in_step_waits_and_says_so(tmp_path: Path, database_url: str) -> None:
-    async with away(tmp_path, database_url, STEP) as there:
-        async with there.machine.working(max_tasks=2) as process:
-            ahead = await second(process)
-            await there.stop(process)
-            idle = await process.until(events.Idle, lambda event: event.reason == "merging")
-            assert "handing in the last result" in idle.message
-            assert not [event for event in process.all(events.Training) if event.task == ahead]
-            await there.back(process)
-            assert await process.ended() == 0
+    async with left_alone(tmp_path, database_url, STEP) as (there, process, ahead):
+        idle = await process.until(events.Idle, lambda event: event.reason == "merging")
+        assert "handing in the last result" in idle.message
+        assert not [event for event in process.all(events.Training) if event.task == ahead]
+        await there.back(process)
+        assert await process.ended() == 0
         assert len(process.all(events.Submitted)) == 2
