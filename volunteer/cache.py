@@ -80,7 +80,9 @@ class Cache:
             yield
         finally:
             with self._guard:
-                self._held.subtract(names)
+                self._held -= Counter(
+                    names
+                )  # keeps what is still in use, not a line for each version
 
     def used_bytes(self) -> int:
         return sum(size for _, size, _ in self._blobs())

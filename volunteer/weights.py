@@ -9,10 +9,10 @@ the whole file      always possible, and what is left when another way leads to 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
+from weakref import WeakValueDictionary
 
 from shared.errors import BadRequest, InvalidFrame, NotFound
 from shared.protocol import VersionManifest
@@ -35,12 +35,13 @@ class Weights:
         self._transfers = transfers
         self._cache = cache
         self._notice = notice
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def fetch(self, manifest: VersionManifest, teller: Teller) -> Path:
         """The file of a version's published weights. Raises InvalidFrame when all that comes is damaged, StorageFull."""
         wanted = manifest.weights
-        async with self._locks[wanted.sha256]:  # two devices may want the same version
+        lock = self._locks.setdefault(wanted.sha256, asyncio.Lock())
+        async with lock:  # two devices may want the same version
             if not await self._held(wanted.sha256, wanted.size):
                 for route in await self._routes(manifest):
                     try:
