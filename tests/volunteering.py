@@ -234,7 +234,9 @@ class Process:
         self._running.cancel()
         self._listening.cancel()
         await asyncio.gather(self._running, self._listening, return_exceptions=True)
-        shutil.rmtree(self._files)
+        async with self.eventually():
+            while self._files.exists():  # a thread may still be writing
+                await asyncio.to_thread(shutil.rmtree, self._files, ignore_errors=True)
         left.rename(self._files)
 
 
