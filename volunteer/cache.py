@@ -80,9 +80,7 @@ class Cache:
             yield
         finally:
             with self._guard:
-                self._held -= Counter(
-                    names
-                )  # keeps what is still in use, not a line for each version
+                self._held -= Counter(names)  # drops what nobody uses any more
 
     def used_bytes(self) -> int:
         return sum(size for _, size, _ in self._blobs())

@@ -13,11 +13,12 @@ import pytest
 
 from coordinator.limits import ClientGone
 from shared.protocol import (
+    Lease,
     UploadInfo,
     Verdict,
 )
 from shared.tensors import sink
-from tests.house import House, decode, house, refused
+from tests.house import House, Worker, decode, house, refused
 
 
 @pytest.fixture
@@ -26,12 +27,17 @@ async def home(tmp_path: Path) -> AsyncIterator[House]:
         yield made
 
 
-async def test_an_upload_goes_on_where_it_broke_off(home: House) -> None:
+async def announced(home: House) -> tuple[Worker, Lease, bytes, UploadInfo]:
+    """A worker, its lease, the update that it is about to send, and what it was told of the upload."""
     await home.start_run()
     ann = await home.join("Ann")
     lease = await ann.claim()
     data = await ann.update("tiny")
-    info = decode(await ann.announce(lease, data), UploadInfo)
+    return ann, lease, data, decode(await ann.announce(lease, data), UploadInfo)
+
+
+async def test_an_upload_goes_on_where_it_broke_off(home: House) -> None:
+    ann, _, data, info = await announced(home)
     half = decode(await ann.put(info.upload_id, 0, data[:1000]), UploadInfo)
     assert (half.offset, half.complete) == (1000, False)
     assert refused(await ann.put(info.upload_id, 0, data), 409).code == "offset_mismatch"
@@ -43,11 +49,7 @@ async def test_an_upload_goes_on_where_it_broke_off(home: House) -> None:
 
 
 async def test_a_broken_connection_keeps_what_came(home: House) -> None:
-    await home.start_run()
-    ann = await home.join("Ann")
-    lease = await ann.claim()
-    data = await ann.update("tiny")
-    info = decode(await ann.announce(lease, data), UploadInfo)
+    ann, _, data, info = await announced(home)
 
     async def breaks() -> AsyncIterator[bytes]:
         yield data[:700]
@@ -62,11 +64,7 @@ async def test_a_broken_connection_keeps_what_came(home: House) -> None:
 async def test_an_upload_that_the_disk_lost_a_part_of_begins_again(
     home: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await home.start_run()
-    ann = await home.join("Ann")
-    lease = await ann.claim()
-    data = await ann.update("tiny")
-    info = decode(await ann.announce(lease, data), UploadInfo)
+    ann, _, data, info = await announced(home)
     real, failures = os.fsync, [OSError(errno.ENOSPC, "full")]
 
     def failing(descriptor: int) -> None:
@@ -82,11 +80,7 @@ async def test_an_upload_that_the_disk_lost_a_part_of_begins_again(
 
 
 async def test_a_newer_request_ends_an_older_one(home: House) -> None:
-    await home.start_run()
-    ann = await home.join("Ann")
-    lease = await ann.claim()
-    data = await ann.update("tiny")
-    info = decode(await ann.announce(lease, data), UploadInfo)
+    ann, _, data, info = await announced(home)
     sent, forever = asyncio.Event(), asyncio.Event()
 
     async def hangs() -> AsyncIterator[bytes]:
@@ -122,11 +116,7 @@ async def test_uploads_are_counted_against_their_grant(home: House) -> None:
 
 
 async def test_other_bytes_than_announced_are_refused_and_gone(home: House) -> None:
-    await home.start_run()
-    ann = await home.join("Ann")
-    lease = await ann.claim()
-    data = await ann.update("tiny")
-    info = decode(await ann.announce(lease, data), UploadInfo)
+    ann, lease, data, info = await announced(home)
     assert (
         refused(await ann.put(info.upload_id, 0, os.urandom(len(data))), 422).code
         == "invalid_frame"
@@ -165,11 +155,7 @@ async def test_uploads_that_are_never_handed_in_go_in_the_end(home: House) -> No
 
 
 async def test_unfinished_uploads_expire(home: House) -> None:
-    await home.start_run()
-    ann = await home.join("Ann")
-    lease = await ann.claim()
-    data = await ann.update("tiny")
-    info = decode(await ann.announce(lease, data), UploadInfo)
+    ann, _, data, info = await announced(home)
     await ann.put(info.upload_id, 0, data[:100])
     await home.clock.advance(2 * 86_400)
     assert await home.coordinator.uploads.expire() == 1
