@@ -33,6 +33,7 @@ from coordinator.receipt import Guard, protocol
 from coordinator.store import runs
 from coordinator.store.runs import RunRow
 from coordinator.wiring import Address, Coordinator, opened
+from shared import collector
 from shared.errors import Configuration, Internal, why
 from shared.hints import options
 from shared.links import format_link, is_loopback
@@ -136,15 +137,10 @@ async def _serve(
     async with opened(settings, exclusive=True) as coordinator:
         await coordinator.set_address(address(settings, listener, certificate))
         server = _Server(_config(coordinator, certificate), coordinator, say)
-        spare_collector()
+        gc.collect()
+        collector.spare()
         await server.serve(sockets=[listener])
     return 0
-
-
-def spare_collector() -> None:
-    """Keep what was imported and built so far out of garbage collections: walking it took 8 % of a busy server's time."""
-    gc.collect()
-    gc.freeze()
 
 
 def _config(coordinator: Coordinator, certificate: tls.Certificate | None) -> uvicorn.Config:

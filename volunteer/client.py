@@ -1,6 +1,6 @@
 """HTTP to the coordinator, and the only import of httpx: limits on what is read, retries, errors and TLS in one place.
 
-What is asked for lies in `api.py`, whole files in `transfer.py`. A request may be sent again after any failure: everything
+What is asked for lies in `api.py`, whole files in `transfer.py`, large ones on their way down in `bulk.py`. A request may be sent again after any failure: everything
 that changes something carries an id of its own.
 """
 
@@ -20,10 +20,11 @@ import msgspec
 
 from shared import errors
 from shared.clock import Clock
-from shared.decoding import decode
 from shared.errors import VolunteerError
 from shared.links import is_loopback
-from shared.protocol import API, JSON_BYTES_MAX, ErrorBody
+from shared.protocol import API, JSON_BYTES_MAX
+from volunteer import bulk
+from volunteer.answers import decoded, refusal
 from volunteer.limit import Limit
 from volunteer.reasons import reason
 from volunteer.retry import FOREVER, Backoff, passing
@@ -34,9 +35,9 @@ from volunteer.wording import printable
 CONNECT_S, READ_S, WRITE_S = 10.0, 30.0, 30.0
 ERROR_BYTES_MAX = 64 << 10
 KEPT_ALIVE = 8
-RECEIVE_BYTES = 256 << 10  # asyncio reads no more at once
+BULK_BYTES = 1 << 20  # from here on a connection of its own costs less than it saves
+HEADERS = {"Accept-Encoding": "identity", "User-Agent": "volunteer"}
 SLACK_S = CONNECT_S + WRITE_S  # beside the answer
-SENTENCE_CHARS_MAX = 500
 OUT_OF_TIME = (9, 10)  # OpenSSL: a certificate that is not valid yet, or not any more
 
 T = TypeVar("T")
@@ -69,7 +70,7 @@ class Reply(msgspec.Struct, frozen=True):
 
     status: int
     headers: Mapping[str, str]
-    body: AsyncIterator[bytes]
+    body: AsyncIterator[bytes | memoryview]  # a piece is good until the next one is asked for
 
 
 class Client:
@@ -94,15 +95,16 @@ class Client:
         self._token = token
         self._online: bool | None = None
         self._sleepers: dict[asyncio.Future[None], float] = {}  # until when each wants to wait
-        read_widely()
+        self._context = context_for(address)
+        self._bulk = transport is None and bulk.direct(address)
         self._http = httpx.AsyncClient(
             base_url=address.url + API,
             transport=transport,
-            verify=context_for(address),
+            verify=self._context,
             trust_env=not is_loopback(
                 address.host
             ),  # a proxy of the environment, never for ourselves
-            headers={"Accept-Encoding": "identity", "User-Agent": "volunteer"},
+            headers=HEADERS,
             # Nobody waits for a connection of somebody else: how many there are is bounded by what the volunteer does.
             limits=httpx.Limits(max_keepalive_connections=KEPT_ALIVE),
             follow_redirects=False,
@@ -131,19 +133,36 @@ class Client:
                 data = await self._read(response, call.bytes_max, limit)
                 if call.headers is not None:
                     call.headers(response.headers)
-            return _decode(data, call.reply)
+            return decoded(data, call.reply)
 
         return await self.retrying(once, call.patience_s)
 
     @asynccontextmanager
-    async def stream(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[Reply]:
-        """One GET whose body is read piece by piece. Not retried: whoever reads knows where to go on."""
-        request = self._http.build_request(
-            "GET", path, headers=self._headers(headers), timeout=_timeout(READ_S)
-        )
-        limit = Limit(READ_S + SLACK_S)
+    async def stream(
+        self, path: str, headers: Mapping[str, str], size: int
+    ) -> AsyncIterator[Reply]:
+        """One GET of about `size` bytes, read piece by piece. Not retried: whoever reads knows where to go on."""
+        headers, limit = self._headers(headers), Limit(READ_S + SLACK_S)
+        if self._bulk and size >= BULK_BYTES:
+            async with self._answered(limit), bulk.asked(self._question(path, headers)) as answer:
+                if answer is not None:
+                    body = self._pieces(answer.body, limit)
+                    yield Reply(answer.status, answer.headers, body)
+                    return
+        request = self._http.build_request("GET", path, headers=headers, timeout=_timeout(READ_S))
         async with self._answer(request, limit) as response:
-            yield Reply(response.status_code, response.headers, self._pieces(response, limit))
+            body = self._pieces(response.aiter_raw(), limit)
+            yield Reply(response.status_code, response.headers, body)
+
+    def _question(self, path: str, headers: Mapping[str, str]) -> bulk.Question:
+        return bulk.Question(
+            address=self.address,
+            context=self._context,
+            path=API + path,
+            headers={**HEADERS, **headers},
+            connect_s=CONNECT_S,
+            read_s=READ_S,
+        )
 
     async def put(
         self, path: str, headers: Mapping[str, str], body: AsyncIterator[bytes], reply: type[T]
@@ -159,7 +178,7 @@ class Client:
         )
         async with self._answer(request, limit) as response:
             data = await self._read(response, JSON_BYTES_MAX, limit)
-        return _decode(data, reply)
+        return decoded(data, reply)
 
     async def retrying(self, once: Callable[[], Awaitable[T]], patience_s: float = FOREVER) -> T:
         """Do `once` again after passing trouble, later each time, until `patience_s` would be over.
@@ -222,13 +241,19 @@ class Client:
 
     @asynccontextmanager
     async def _answer(self, request: httpx.Request, limit: Limit) -> AsyncIterator[httpx.Response]:
-        """The response, once it is known to be a good one. Foreign errors become ours here and nowhere else."""
+        """The response, once it is known to be a good one."""
+        async with self._answered(limit), self._good(request, limit) as response:
+            yield response
+
+    @asynccontextmanager
+    async def _answered(self, limit: Limit) -> AsyncIterator[None]:
+        """Foreign errors become ours here and nowhere else."""
         try:
-            async with limit.running(), self._good(request, limit) as response:
-                yield response
+            async with limit.running():
+                yield
         except TimeoutError as error:
             raise errors.Unreachable(f"{self.address.url} did not answer in time") from error
-        except httpx.TransportError as error:
+        except (httpx.TransportError, bulk.Lost) as error:
             raise _unreachable(error, self.address) from error
         except httpx.HTTPError as error:
             raise errors.Internal(f"the coordinator's answer makes no sense: {error}") from error
@@ -243,7 +268,8 @@ class Client:
                     f"the answer came compressed ({printable(encoding, 40)}), which is refused; is there a proxy in between?"
                 )
             if response.status_code >= 300 and response.status_code != 304:
-                raise _error(response, await self._read(response, ERROR_BYTES_MAX, limit))
+                body = await self._read(response, ERROR_BYTES_MAX, limit)
+                raise refusal(self.address.host, response.status_code, response.headers, body)
             yield response
         finally:
             await response.aclose()
@@ -263,12 +289,17 @@ class Client:
         self.received_bytes += count
         return self.down.charge(count)
 
-    async def _pieces(self, response: httpx.Response, limit: Limit) -> AsyncIterator[bytes]:
-        async for piece in response.aiter_raw():
-            wait = self._received(len(piece), limit)
-            if wait > 0:
-                await self.clock.sleep(wait)
-            yield piece
+    async def _pieces(
+        self, body: AsyncIterator[bytes] | AsyncIterator[memoryview], limit: Limit
+    ) -> AsyncIterator[bytes | memoryview]:
+        async for whole in body:
+            step = self.down.piece_bytes or len(whole) or 1
+            for start in range(0, len(whole), step):
+                piece = whole[start : start + step]
+                wait = self._received(len(piece), limit)
+                if wait > 0:
+                    await self.clock.sleep(wait)
+                yield piece
 
     async def _counted(self, body: AsyncIterator[bytes], limit: Limit) -> AsyncIterator[bytes]:
         async for whole in body:
@@ -279,13 +310,6 @@ class Client:
                 await self.up.take(len(piece))
                 yield piece
                 self.sent_bytes += len(piece)
-
-
-def read_widely() -> None:
-    """Let httpcore read what a socket has in one piece, not 64 KiB at a time: less than half of the CPU for a download."""
-    import httpcore
-
-    httpcore.AsyncHTTP11Connection.READ_NUM_BYTES = RECEIVE_BYTES
 
 
 async def post_json(
@@ -320,7 +344,7 @@ def _timeout(read_s: float) -> httpx.Timeout:
     return httpx.Timeout(read_s, connect=CONNECT_S, write=WRITE_S, pool=None)
 
 
-def _unreachable(error: httpx.TransportError, address: Address) -> VolunteerError:
+def _unreachable(error: Exception, address: Address) -> VolunteerError:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, WrongCertificate):
@@ -338,41 +362,7 @@ def _unreachable(error: httpx.TransportError, address: Address) -> VolunteerErro
                 "link of your organiser, which names the certificate"
             )
         cause = cause.__cause__ or cause.__context__
-    if isinstance(error, httpx.TimeoutException):
+    if isinstance(error, httpx.TimeoutException) or isinstance(error.__cause__, TimeoutError):
         return errors.Unreachable(f"{address.url} did not answer in time")
     why = reason(error)
     return errors.Unreachable(f"{address.url} cannot be reached" + (f": {why}" if why else ""))
-
-
-def _error(response: httpx.Response, body: bytes) -> VolunteerError:
-    """The error that the coordinator, or something in front of it, meant."""
-    try:
-        said = decode(body, ErrorBody)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        status = response.status_code
-        message = f"{response.url.host} answered with HTTP status {status} and no reason"
-        wait = _seconds(response.headers.get("retry-after"))
-        if status in (408, 429, 502, 503, 504):
-            return errors.Unreachable(message, retry_after_s=wait)
-        return errors.Internal(message) if status >= 500 else errors.BadRequest(message)
-    wait = said.retry_after_s or _seconds(response.headers.get("retry-after"))
-    message = printable(said.message, SENTENCE_CHARS_MAX)
-    if said.request_id and response.status_code >= 500:
-        message += f" (request {printable(said.request_id, 64)})"
-    return errors.from_wire(said.code, message, wait)
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        return max(0.0, float(text)) if text else None
-    except ValueError:
-        return None  # a date: the backoff is good enough
-
-
-def _decode(data: bytes, kind: type[T]) -> T:
-    if kind is type(None):
-        return None  # a reply without content
-    try:
-        return decode(data, kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise errors.Internal(f"the coordinator's answer makes no sense: {error}") from error

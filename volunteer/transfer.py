@@ -15,7 +15,6 @@ from volunteer.api import Api
 from volunteer.cache import Cache, Partial
 from volunteer.client import Reply
 
-WRITE_BYTES = 2 << 20  # written and hashed at once
 SEND_BYTES = 512 << 10  # a piece of half the size takes a third more CPU
 MEASURED_BYTES = 256 << 10  # a smaller file says nothing about the connection
 DAMAGED_MAX = 3  # downloads of one blob with a wrong hash
@@ -70,7 +69,8 @@ class Transfers:
         if partial.offset:
             headers = {"Range": f"bytes={partial.offset}-", "If-Range": f'"{partial.sha256}"'}
         try:
-            async with self._client.stream(f"/blobs/{partial.sha256}", headers) as reply:
+            left = partial.size - partial.offset
+            async with self._client.stream(f"/blobs/{partial.sha256}", headers, left) as reply:
                 if reply.status != 206 and partial.offset:
                     partial.restart()
                 began, before = self._client.clock.monotonic(), partial.offset
@@ -133,31 +133,11 @@ def _rate(count: int, spent_s: float, before: float) -> float:
 
 
 async def _pump(reply: Reply, partial: Partial, on_bytes: OnBytes) -> None:
-    """Write in a thread what has come, while the next bytes are read; keep them also when the connection breaks.
-
-    Two buffers, made once, take turns: megabytes allocated anew for each write cost more than the write.
-    """
-    filling, other = memoryview(bytearray(WRITE_BYTES)), memoryview(bytearray(WRITE_BYTES))
-    filled = 0
-    writing: asyncio.Future[None] | None = None
-    try:
-        async for piece in reply.body:
-            left = memoryview(piece)
-            while left:
-                count = min(len(left), WRITE_BYTES - filled)
-                filling[filled : filled + count] = left[:count]
-                left, filled = left[count:], filled + count
-                if filled == WRITE_BYTES:
-                    if writing is not None:
-                        await asyncio.shield(
-                            writing
-                        )  # who is cancelled must not close its file yet
-                        on_bytes(partial.offset)
-                    writing = asyncio.ensure_future(asyncio.to_thread(partial.write, filling))
-                    filling, other, filled = other, filling, 0
-    finally:
-        if writing is not None:
+    """Write in a thread what has come, while the next bytes come; keep them also when the connection breaks."""
+    async for piece in reply.body:
+        writing = asyncio.ensure_future(asyncio.to_thread(partial.write, piece))
+        try:
             await asyncio.shield(writing)
-        if filled:
-            partial.write(filling[:filled])
+        finally:
+            await asyncio.wait({writing})  # who is cancelled must not close its file yet
         on_bytes(partial.offset)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from shared import collector
 from shared.clock import SystemClock
 from shared.decoding import decode
 from shared.protocol import (
@@ -99,6 +100,7 @@ async def reside(options: argparse.Namespace) -> None:
     schema = decode((folder.parent / "schema.json").read_bytes(), Schema)
     resident = Resident(options, folder, schema)
     await resident.join()
+    collector.spare()  # as a volunteer does
     sent, received, before = 0, 0, time.process_time()
     began, stages = [], []
     for turn in range(options.rounds + WARM + 1):

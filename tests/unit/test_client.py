@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import datetime
-import hashlib
 import random
 import ssl
 from collections.abc import AsyncIterator
@@ -20,6 +18,7 @@ from shared import errors
 from shared.clock import VirtualClock
 from shared.errors import VolunteerError
 from shared.protocol import ErrorBody
+from tests.certificates import certificate
 from volunteer.client import Call, Client
 from volunteer.limit import Limit
 from volunteer.tls import Address
@@ -224,34 +223,6 @@ async def test_what_will_not_change_is_not_tried_again() -> None:
 # A certificate of the coordinator's own, known by its pin.
 
 
-def certificate(path: Path) -> tuple[Path, str]:
-    """A self-signed certificate with its key in one file, and its SHA-256."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "coordinator")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    form = serialization.PrivateFormat.PKCS8
-    file = path / "server.pem"
-    file.write_bytes(
-        made.public_bytes(pem) + key.private_bytes(pem, form, serialization.NoEncryption())
-    )
-    return file, hashlib.sha256(made.public_bytes(serialization.Encoding.DER)).hexdigest()
-
-
 @asynccontextmanager
 async def tls_server(file: Path) -> AsyncIterator[tuple[str, list[bytes]]]:
     """Its address, and the first bytes of every request that it got to see."""
@@ -331,26 +302,3 @@ async def test_what_moves_gets_more_time() -> None:
     with pytest.raises(TimeoutError):
         async with Limit(0.05).running():
             await asyncio.Event().wait()
-
-
-async def test_a_download_is_read_in_pieces_as_large_as_the_socket_gives_them() -> None:
-    """httpcore's own 64 KiB at a time take more than twice the CPU; a version that reads otherwise must be noticed."""
-    size = 8 << 20
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size))
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    client = Client(Address(url=f"http://127.0.0.1:{port}"), clock=VirtualClock())
-    try:
-        async with client.stream("/blobs/x", {}) as reply:
-            pieces = [len(piece) async for piece in reply.body]
-    finally:
-        await client.close()
-        server.close()
-    assert sum(pieces) == size
-    assert max(pieces) > 64 << 10

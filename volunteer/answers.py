@@ -1,0 +1,52 @@
+"""What an answer of the coordinator says, out of its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from shared import errors
+from shared.decoding import decode
+from shared.errors import VolunteerError
+from shared.protocol import ErrorBody
+from volunteer.wording import printable
+
+SENTENCE_CHARS_MAX = 500
+
+T = TypeVar("T")
+
+
+def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> VolunteerError:
+    """The error that the coordinator, or something in front of it, meant."""
+    try:
+        said = decode(body, ErrorBody)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        message = f"{host} answered with HTTP status {status} and no reason"
+        wait = _seconds(headers.get("retry-after"))
+        if status in (408, 429, 502, 503, 504):
+            return errors.Unreachable(message, retry_after_s=wait)
+        return errors.Internal(message) if status >= 500 else errors.BadRequest(message)
+    wait = said.retry_after_s or _seconds(headers.get("retry-after"))
+    message = printable(said.message, SENTENCE_CHARS_MAX)
+    if said.request_id and status >= 500:
+        message += f" (request {printable(said.request_id, 64)})"
+    return errors.from_wire(said.code, message, wait)
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return max(0.0, float(text)) if text else None
+    except ValueError:
+        return None  # a date: the backoff is good enough
+
+
+def decoded(data: bytes, kind: type[T]) -> T:
+    """Raises Internal for an answer that makes no sense."""
+    if kind is type(None):
+        return None  # a reply without content
+    try:
+        return decode(data, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise errors.Internal(f"the coordinator's answer makes no sense: {error}") from error
