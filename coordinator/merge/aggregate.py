@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from coordinator.merge import kernels
 from coordinator.merge.cohort import Cohort, Doubles, Floats, NotFinite, Piece
 from coordinator.merge.robust import CentredClip, Krum, Median, NormClip, TrimmedMean
+from shared.tensors.slices import aligned
 
 if TYPE_CHECKING:
     from coordinator.merge.plan import Plan
@@ -154,11 +155,11 @@ def merge(
 
     largest = max((piece.size for piece in grid), default=0)
     if threads <= 1:
-        room = kernels.aligned(largest)
+        room = aligned(largest)
         for piece in grid:
             yield work(piece, room[: piece.size])
         return
-    rooms = deque(kernels.aligned(largest) for _ in range(threads + 1))
+    rooms = deque(aligned(largest) for _ in range(threads + 1))
     waiting: deque[Future[Merged]] = deque()
     pool = ThreadPoolExecutor(threads)
     try:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-from numpy.typing import NDArray
 
 from coordinator.merge.cohort import Cohort, Doubles, Floats, Piece
+from shared.tensors.slices import LINE, aligned
 from shared.tensors.spec import grid
 
 BLOCK = (
@@ -36,16 +35,6 @@ GEMM_MANY = 16  # contributions above which twice as many columns are faster, by
 GEMM_TILE = 512  # elements along which one of them sums
 SCRATCH_BYTES = 1024 * 1024  # of doubles: what the second-level cache holds twice
 ROOM_BYTES = 8 * 1024 * 1024  # that scratch may grow to when contributions are many
-LINE = 64  # bytes of a cache line
-
-
-def aligned(*shape: int, dtype: npt.DTypeLike = np.float32) -> NDArray[Any]:
-    """An empty array that begins on a cache line; numpy's own begin anywhere, which costs up to half the speed, measured."""
-    kind = np.dtype(dtype)
-    size = math.prod(shape) * kind.itemsize
-    raw = np.empty(size + LINE, np.uint8)
-    first = -raw.ctypes.data % LINE
-    return raw[first : first + size].view(kind).reshape(shape)
 
 
 def weighted_sum(

@@ -11,6 +11,7 @@ most) moves the largest quotient to at most 127.497 (or 7.03), which still becom
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.errors import InvalidFrame
-from shared.tensors.slices import F32, U16, Array, bf16_from_float, float_from_bf16
+from shared.tensors.slices import F32, U16, Array, aligned, bf16_from_float, float_from_bf16
 from shared.tensors.spec import TensorSpec, grid
 
 SPAN = 1 << 16  # elements: 256 KiB of float32 fit the second-level cache
@@ -40,8 +41,13 @@ class Kernel(Protocol):
     def encode(self, numbers: F32) -> tuple[Array, ...]:
         """The parts of a slice that begins on a chunk edge. Raises InvalidFrame for NaN and infinity."""
 
-    def decode(self, parts: Sequence[Array], count: int, start: int, stop: int) -> F32:
-        """Elements [start, stop) out of the flat parts of a tensor of `count`. Raises InvalidFrame."""
+    def decode(
+        self, parts: Sequence[Array], count: int, start: int, stop: int, room: F32 | None = None
+    ) -> F32:
+        """Elements [start, stop) out of the flat parts of a tensor of `count`. Raises InvalidFrame.
+
+        `room` has place for them, and may be used or not.
+        """
 
     def square(self, parts: Sequence[Array], count: int, start: int, stop: int) -> float:
         """The squared norm of a slice that begins on a chunk edge; finite when every number is. Raises InvalidFrame."""
@@ -70,7 +76,9 @@ class Float32(Decoded):
         refuse_nonfinite(numbers)
         return (numbers,)
 
-    def decode(self, parts: Sequence[Array], count: int, start: int, stop: int) -> F32:
+    def decode(
+        self, parts: Sequence[Array], count: int, start: int, stop: int, room: F32 | None = None
+    ) -> F32:
         return parts[0][start:stop]
 
 
@@ -88,8 +96,10 @@ class Bfloat16(Decoded):
             bits[start:stop] = bf16_from_float(numbers[start:stop])
         return (bits,)
 
-    def decode(self, parts: Sequence[Array], count: int, start: int, stop: int) -> F32:
-        return float_from_bf16(parts[0][start:stop])
+    def decode(
+        self, parts: Sequence[Array], count: int, start: int, stop: int, room: F32 | None = None
+    ) -> F32:
+        return float_from_bf16(parts[0][start:stop], room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,29 +123,31 @@ class Blocks:
         return codes, TensorSpec(spec.name + SCALE, (-(-spec.count // self.block),), "BF16")
 
     def encode(self, numbers: F32) -> tuple[Array, ...]:
+        peaks = block_peaks(numbers, self.block)
+        refuse_nonfinite(peaks)
+        scales, inverse = scale_blocks(peaks, self.limit)
         codes = np.empty(numbers.size, np.int8)
-        scales = np.empty(-(-numbers.size // self.block), np.uint16)
         for start, stop in grid(numbers.size, SPAN):
-            numbers_here = numbers[start:stop]
-            edges = np.arange(0, stop - start, self.block)
-            peaks = np.maximum.reduceat(np.abs(numbers_here), edges)
-            refuse_nonfinite(peaks)  # a NaN is larger than anything here
-            first = start // self.block
-            scales[first : first + edges.size], inverse = scale_blocks(peaks, self.limit)
-            scaled = numbers_here * np.repeat(inverse, self.block)[: stop - start]
+            here = inverse[start // self.block : -(-stop // self.block)]
+            scaled = _spread(here, self.block)[: stop - start]
+            np.multiply(numbers[start:stop], scaled, out=scaled)
             np.copyto(codes[start:stop], np.rint(scaled, out=scaled), casting="unsafe")
         return pack_nibbles(codes) if self.packed else codes, scales
 
-    def decode(self, parts: Sequence[Array], count: int, start: int, stop: int) -> F32:
+    def decode(
+        self, parts: Sequence[Array], count: int, start: int, stop: int, room: F32 | None = None
+    ) -> F32:
         first = start // self.block
-        begin, end = first * self.block, min(-(-stop // self.block) * self.block, count)
-        scales = read_scales(parts[1][first : -(-end // self.block)])
-        numbers = np.empty(end - begin, np.float32)
-        for low, high in grid(end - begin, SPAN):
-            codes = self._codes(parts[0], begin + low, begin + high)
+        begin = first * self.block
+        scales = read_scales(parts[1][first : -(-stop // self.block)])
+        numbers = np.empty(stop - start, np.float32) if room is None else room[: stop - start]
+        for low, high in grid(stop - begin, SPAN):
+            skip = max(start - begin - low, 0)  # into the first block
+            into = numbers[begin + low + skip - start : begin + high - start]
+            np.copyto(into, self._codes(parts[0], begin + low, begin + high)[skip:])
             here = scales[low // self.block : -(-high // self.block)]
-            np.multiply(codes, np.repeat(here, self.block)[: high - low], out=numbers[low:high])
-        return numbers[start - begin : stop - begin]
+            into *= _spread(here, self.block)[skip : high - low]
+        return numbers
 
     def square(self, parts: Sequence[Array], count: int, start: int, stop: int) -> float:
         first = start // self.block
@@ -144,11 +156,13 @@ class Blocks:
             return Decoded.square(self, parts, count, start, stop)
         total = 0.0
         for low, high in grid(stop - start, SPAN):
-            codes = self._codes(parts[0], start + low, start + high).astype(np.float32)
-            np.multiply(codes, codes, out=codes)
-            # Whole numbers below 2^24, and a scale has eight digits: every block's square is exact.
-            sums = np.add.reduceat(codes, np.arange(0, high - low, self.block)).astype(np.float64)
             here = scales[low // self.block : -(-high // self.block)].astype(np.float64)
+            codes = _scratch(here.size * self.block)
+            np.copyto(codes[: high - low], self._codes(parts[0], start + low, start + high))
+            codes[high - low :] = 0
+            rows = codes.reshape(-1, self.block)
+            # Whole numbers below 2^24, in whatever order, and a scale has eight digits: every block's square is exact.
+            sums = np.vecdot(rows, rows).astype(np.float64)
             sums *= here * here
             total += float(sums.sum())
         return total
@@ -181,13 +195,28 @@ def sum_squares(numbers: Array) -> float:
     return total
 
 
+def block_peaks(numbers: F32, block: int) -> F32:
+    """The largest magnitude of each block; not finite where one of its numbers is not."""
+    peaks = np.empty(-(-numbers.size // block), np.int32)
+    for start, stop in grid(numbers.size, SPAN):
+        bits = _scratch(stop - start).view(np.int32)
+        # Without their sign float32 are in the order of the whole numbers that their bits are, infinity and NaN last.
+        np.bitwise_and(numbers[start:stop].view(np.int32), np.int32(0x7FFFFFFF), out=bits)
+        edges = np.arange(0, stop - start, block)
+        np.maximum.reduceat(bits, edges, out=peaks[start // block : -(-stop // block)])
+    return peaks.view(np.float32)
+
+
 def scale_blocks(peaks: F32, limit: int) -> tuple[U16, F32]:
-    """bfloat16 scales of blocks with these largest magnitudes, and what to multiply with (0 for a block of zeros)."""
-    bits = bf16_from_float(peaks / np.float32(limit))
-    bits[bits < _SMALLEST] = 0
-    inverse = np.zeros(bits.size, np.float32)
-    np.divide(np.float32(1), float_from_bf16(bits), out=inverse, where=bits > 0)
-    return bits, inverse
+    """bfloat16 scales of blocks with these largest magnitudes, all finite, and what to multiply with (0 for a block of zeros)."""
+    # As `bf16_from_float`, of numbers that are not negative and far from infinity.
+    wide = (peaks / np.float32(limit)).view(np.uint32)
+    wide += np.uint32(0x7FFF) + ((wide >> 16) & np.uint32(1))
+    wide &= np.uint32(0xFFFF0000)
+    wide[wide < _SMALLEST << 16] = 0
+    inverse = np.zeros(wide.size, np.float32)
+    np.divide(np.float32(1), wide.view(np.float32), out=inverse, where=wide > 0)
+    return (wide >> 16).astype(np.uint16), inverse
 
 
 def read_scales(bits: U16) -> F32:
@@ -197,6 +226,28 @@ def read_scales(bits: U16) -> F32:
             "a block of the update has a scale that is negative, infinite or not a number"
         )
     return float_from_bf16(bits)
+
+
+class _Own(threading.local):
+    """Scratch of a thread, made when it first needs some: a fresh array a span costs more in page faults than the arithmetic."""
+
+    def __init__(self) -> None:
+        self.floats: F32 = aligned(SPAN)
+
+
+_own = _Own()
+
+
+def _scratch(count: int) -> F32:
+    """(count,) float32, at most SPAN; what is in it lasts until the thread's next call."""
+    return _own.floats[:count]
+
+
+def _spread(values: F32, block: int) -> F32:
+    """Each value `block` times, in scratch."""
+    spread = _scratch(values.size * block)
+    np.copyto(spread.reshape(-1, block), values[:, None])
+    return spread
 
 
 def pack_nibbles(codes: I8) -> U8:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
@@ -14,6 +15,8 @@ from shared.tensors.spec import INTEGERS, Schema, TensorSpec, by_name
 Array: TypeAlias = npt.NDArray[Any]
 F32: TypeAlias = npt.NDArray[np.float32]
 U16: TypeAlias = npt.NDArray[np.uint16]
+
+LINE = 64  # bytes of a cache line
 
 
 class SliceReader(Protocol):
@@ -77,11 +80,21 @@ def bf16_from_float(numbers: F32) -> U16:
     return result
 
 
-def float_from_bf16(bits: U16) -> F32:
-    """Exact: bfloat16 is the upper half of a float32."""
-    wide = bits.astype(np.uint32)
+def float_from_bf16(bits: U16, room: F32 | None = None) -> F32:
+    """Exact: bfloat16 is the upper half of a float32. Put into the beginning of `room` if there is one."""
+    wide = np.empty(bits.shape, np.uint32) if room is None else room[: bits.size].view(np.uint32)
+    np.copyto(wide, bits)
     wide <<= 16
     return wide.view(np.float32)
+
+
+def aligned(*shape: int, dtype: npt.DTypeLike = np.float32) -> Array:
+    """An empty array that begins on a cache line; numpy's own begin anywhere, which costs up to half the speed, measured."""
+    kind = np.dtype(dtype)
+    size = math.prod(shape) * kind.itemsize
+    raw = np.empty(size + LINE, np.uint8)
+    first = -raw.ctypes.data % LINE
+    return raw[first : first + size].view(kind).reshape(shape)
 
 
 def _holds_bf16(array: Array, spec: TensorSpec) -> bool:

@@ -55,7 +55,9 @@ class TopK(Decoded):
             codes[low:high], scales[chunks], index[low:high] = _select(rows)
         return pack_nibbles(codes), scales, index
 
-    def decode(self, parts: Sequence[Array], count: int, start: int, stop: int) -> F32:
+    def decode(
+        self, parts: Sequence[Array], count: int, start: int, stop: int, room: F32 | None = None
+    ) -> F32:
         first = start // CHUNK
         begin, end = first * CHUNK, min(-(-stop // CHUNK) * CHUNK, count)
         scales = read_scales(parts[1][first : -(-end // CHUNK)])
