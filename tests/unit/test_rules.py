@@ -16,6 +16,7 @@ from coordinator.merge.aggregate import (
     prepare,
 )
 from coordinator.merge.cohort import cohort, pieces
+from coordinator.merge.networks import rank_network
 from coordinator.merge.plan import plan
 from coordinator.merge.robust import CentredClip, Median, NormClip, TrimmedMean
 from shared.tensors.spec import TensorSpec
@@ -66,6 +67,29 @@ def test_rank_network_selects_the_ranks_of_every_zero_one_input(
 @pytest.mark.parametrize(("low", "high"), [(7, 9), (3, 13), (0, 1)])
 def test_rank_network_of_sixteen_selects_its_ranks(low: int, high: int) -> None:
     check_zero_one(16, low, high)
+
+
+@pytest.mark.parametrize("count", [10, 17, 20, 24, 31, 32, 33, 48, 64])
+def test_rank_network_of_many_selects_its_ranks(count: int) -> None:
+    """Shuffled ranks, whose sums are exact, for every cut on both sides, an uneven one, and the middle."""
+    ranks = np.tile(np.arange(count, dtype=np.float32)[:, None], (1, 300))
+    shuffled = np.random.default_rng(count).permuted(ranks, axis=0)
+    (piece,) = pieces((TensorSpec("x", (300,)),))
+    group = cohort([Arrays({"x": row}) for row in shuffled], [1.0] * count)
+    out = np.empty(300, np.float32)
+    cuts = [(cut, count - cut) for cut in range((count + 1) // 2)]
+    for low, high in [*cuts, (1, count - 3), (4, count - 1), (count // 2, count // 2 + 1)]:
+        kernels.rank_mean(group, piece, out, low=low, high=high)
+        expected = np.float32(sum(range(low, high))) / np.float32(high - low)
+        np.testing.assert_array_equal(out, expected, err_msg=f"[{low}, {high})")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most"), [(6, 26, 260), (3, 29, 200), (9, 23, 272), (15, 17, 260)]
+)
+def test_ranks_of_thirty_two_take_few_steps(low: int, high: int, most: int) -> None:
+    """A fifth off each end took 320 steps when the whole was one pairwise network."""
+    assert len(rank_network(32, low, high).steps) <= most
 
 
 def check_zero_one(count: int, low: int, high: int) -> None:
