@@ -20,7 +20,7 @@ from coordinator.store import datasets
 from coordinator.versions import Content
 from shared.decoding import decode
 from shared.protocol import BlobRef, Downlink, Link, Snapshot, VersionManifest
-from shared.tensors.downlink import LINK_CODEC, Following, follow_link, round_weights, write_link
+from shared.tensors.downlink import LINK_CODEC, Following, round_weights, write_link
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import codec
 from shared.tensors.snapshot import write_snapshot
@@ -121,8 +121,7 @@ def _published(order: Publication, path: Path, link: Path) -> tuple[Written, Lin
     rounded = order.version % order.plan.snapshot_every == 0
     chosen = codec(LINK_CODEC)
     how = Following(codec=chosen, rounded=rounded, sync=True)
-    encoded = write_link(order.base.path, order.master, order.schema, link, chosen)
-    written = follow_link(order.base.path, link, order.schema, path, how)
+    encoded, written = write_link(order.base.path, order.master, order.schema, (link, path), how)
     if written.sha256 == order.base.weights.sha256:  # nothing that a volunteer would see
         return written, None
     step = Link(

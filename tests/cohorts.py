@@ -41,7 +41,7 @@ class Arrays:
     tensors: dict[str, Floats]
     longest: int = field(default=0)
 
-    def read(self, name: str, start: int, stop: int) -> Floats:
+    def read(self, name: str, start: int, stop: int, room: Floats | None = None) -> Floats:
         self.longest = max(self.longest, stop - start)
         return self.tensors[name].reshape(-1)[start:stop]
 

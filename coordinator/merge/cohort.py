@@ -24,8 +24,8 @@ Doubles = NDArray[np.float64]
 class DeltaReader(Protocol):
     """One contribution as decoded float32, read slice by slice from its (memory-mapped) file."""
 
-    def read(self, name: str, start: int, stop: int) -> Floats:
-        """Elements [start, stop) of the flattened tensor `name`."""
+    def read(self, name: str, start: int, stop: int, room: Floats | None = None) -> Floats:
+        """Elements [start, stop) of the flattened tensor `name`; `room` has place for them, and may be used or not."""
 
 
 class NotFinite(InvalidFrame):
@@ -78,9 +78,15 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.readers)
 
-    def read(self, index: int, piece: Piece, start: int, stop: int) -> Floats:
-        """Elements [start, stop) of a piece. Raises InvalidFrame when the reader gives another length."""
-        found = self.readers[index].read(piece.spec.name, piece.start + start, piece.start + stop)
+    def read(
+        self, index: int, piece: Piece, start: int, stop: int, room: Floats | None = None
+    ) -> Floats:
+        """Elements [start, stop) of a piece; `room` has place for them, and may be used or not.
+
+        Raises InvalidFrame when the reader gives another length.
+        """
+        reader, first = self.readers[index], piece.start
+        found = reader.read(piece.spec.name, first + start, first + stop, room)
         # numpy would stretch a single element over the whole block without a word.
         if found.shape != (stop - start,):
             raise InvalidFrame(

@@ -54,15 +54,15 @@ def weighted_sum(
             into.fill(0)
         fresh = True
         for index, factor in chosen:
-            x = cohort.read(index, piece, start, stop)
+            x = cohort.read(index, piece, start, stop, product)
+            if squares is not None:
+                squares[index] += quick_square(x)
             if fresh:
                 np.multiply(x, factor, out=into)
                 fresh = False
             else:
                 scaled = np.multiply(x, factor, out=product[: stop - start])
                 np.add(into, scaled, out=into)
-            if squares is not None:
-                squares[index] += quick_square(x)
 
 
 def quick_square(x: Floats) -> float:

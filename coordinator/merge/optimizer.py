@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 
 from coordinator.merge.cohort import Floats
+from shared.tensors.slices import aligned
 from shared.tensors.spec import Schema, TensorSpec, grid
 
 if TYPE_CHECKING:
@@ -283,4 +284,4 @@ def _tick(counters: Mapping[str, float], **numbers: float) -> Tick:
 
 
 def _scratch(like: Floats) -> Floats:
-    return np.empty(min(BLOCK, len(like)), np.float32)
+    return aligned(min(BLOCK, len(like)))

@@ -168,8 +168,8 @@ class _Clipped:
     factor: np.float32
     parameters: frozenset[str]
 
-    def read(self, name: str, start: int, stop: int) -> Floats:
-        found = self.reader.read(name, start, stop)
+    def read(self, name: str, start: int, stop: int, room: Floats | None = None) -> Floats:
+        found = self.reader.read(name, start, stop, room)
         return found * self.factor if name in self.parameters else found
 
 
@@ -241,11 +241,11 @@ class _Walk:
         slots = self.state.slots(piece) if self.state else {}
         square = 0.0
         for start, stop in grid(piece.size, SPAN):
-            params = flat[piece.start + start : piece.start + stop].copy()
+            params = self.writer.room(name, stop - start)
+            np.copyto(params, flat[piece.start + start : piece.start + stop])
             part = {slot: values[start:stop] for slot, values in slots.items()}
             square += sum_squares(update[start:stop])
             self.optimizer.step(params, update[start:stop], part, self.tick)
-            self.writer.write(name, params)
         return square
 
     def _counter(self, piece: Piece) -> np.ndarray[tuple[int], np.dtype[np.generic]]:

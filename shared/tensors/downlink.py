@@ -4,12 +4,13 @@
 
 A link is an update like those that volunteers hand in: Q is a codec, buffers and counters are the master's own. What Q could
 not say needs no residual, for the next difference is taken from the published weights again. The coordinator publishes
-what it gets by following its own link, so whoever follows it holds the same bits. Published files have no metadata:
-equal weights have equal hashes.
+what its own link says, in the walk that writes it, so whoever follows it holds the same bits. Published files have no
+metadata: equal weights have equal hashes.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Set
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,20 +20,22 @@ import numpy as np
 
 from shared.errors import InvalidFrame
 from shared.signing import canonical, digest
-from shared.tensors.blocks import SCALE, refuse_nonfinite
+from shared.tensors.blocks import SCALE, SPAN, refuse_nonfinite
 from shared.tensors.frame import NUMPY, FrameWriter, Written, open_frame, schema_of_file
 from shared.tensors.quantize import Codec, EncodedUpdate, telling
-from shared.tensors.slices import Array, ArrayReader, SliceReader, bf16_from_float, float_from_bf16
+from shared.tensors.slices import (
+    F32,
+    Array,
+    ArrayReader,
+    SliceReader,
+    aligned,
+    bf16_from_float,
+    float_from_bf16,
+)
 from shared.tensors.spec import INTEGERS, WALK_ELEMENTS, Role, Schema, TensorSpec, grid
 from shared.tensors.update import delta
 
 LINK_CODEC = "int8"
-
-
-def write_link(base: Path, master: Path, schema: Schema, path: Path, codec: Codec) -> EncodedUpdate:
-    """Write the link from the published weights `base` towards the master weights. Raises InvalidFrame, StorageFull."""
-    with open_frame(base, schema) as old, open_frame(master, schema) as new:
-        return codec.encode(delta(old, new, schema), schema, path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,19 +47,45 @@ class Following:
     sync: bool = False  # whether what comes of it has to survive a power cut
 
 
+def write_link(
+    base: Path, master: Path, schema: Schema, files: tuple[Path, Path], how: Following
+) -> tuple[EncodedUpdate, Written]:
+    """Write the link from the published weights `base` towards the master weights, and the published weights it leads to.
+
+    `files` are where they go. Raises InvalidFrame, StorageFull.
+    """
+    link, path = files
+    with ExitStack() as stack:
+        old = stack.enter_context(open_frame(base, schema))
+        new = stack.enter_context(open_frame(master, schema))
+        writer = stack.enter_context(FrameWriter(path, schema, sync=how.sync))
+        published = _Published(schema, writer, how.rounded)
+        before, after = ArrayReader(old, schema), ArrayReader(new, schema)
+
+        def echo(spec: TensorSpec, start: int, said: F32) -> None:
+            published.carry(after, until=spec.name)
+            published.put(spec, before.read(spec.name, start, start + said.size), minus=said)
+
+        encoded = how.codec.encode(delta(old, new, schema), schema, link, echo=echo)
+        published.carry(after)
+        return encoded, writer.close()
+
+
 def follow_link(base: Path, link: Path, schema: Schema, path: Path, how: Following) -> Written:
     """Write the published weights that a link leads to. Raises InvalidFrame, StorageFull."""
     with ExitStack() as files:
         old = ArrayReader(files.enter_context(open_frame(base, schema)), schema)
         step = files.enter_context(how.codec.decode(link, schema))
         writer = files.enter_context(FrameWriter(path, schema, sync=how.sync))
+        published = _Published(schema, writer, how.rounded)
+        room = aligned(SPAN)
         for spec in schema:
-            for start, stop in grid(spec.count, WALK_ELEMENTS):
-                values = step.read(spec.name, start, stop)
-                if spec.role == "parameter":
-                    with np.errstate(over="ignore", invalid="ignore"):  # looked at next
-                        values = old.read(spec.name, start, stop) - values
-                _write(writer, spec, values, how.rounded)
+            if spec.role == "parameter":
+                published.carry(step, until=spec.name)
+                for start, stop in grid(spec.count, SPAN):
+                    said = step.read(spec.name, start, stop, room)
+                    published.put(spec, old.read(spec.name, start, stop), minus=said)
+        published.carry(step)
         return writer.close()
 
 
@@ -66,11 +95,15 @@ def round_weights(master: Path, schema: Schema, path: Path) -> Written:
     Raises InvalidFrame, StorageFull.
     """
     with ExitStack() as files:
-        source: SliceReader = ArrayReader(files.enter_context(open_frame(master, schema)), schema)
+        source = ArrayReader(files.enter_context(open_frame(master, schema)), schema)
         writer = files.enter_context(FrameWriter(path, schema, sync=False))
+        published = _Published(schema, writer, True)
         for spec in schema:
-            for start, stop in grid(spec.count, WALK_ELEMENTS):
-                _write(writer, spec, source.read(spec.name, start, stop), True)
+            if spec.role == "parameter":
+                published.carry(source, until=spec.name)
+                for start, stop in grid(spec.count, SPAN):
+                    published.put(spec, source.read(spec.name, start, stop))
+        published.carry(source)
         return writer.close()
 
 
@@ -93,13 +126,41 @@ def _with_role(spec: TensorSpec, scaled: Set[str]) -> TensorSpec:
     return TensorSpec(spec.name, spec.shape, spec.dtype, role)
 
 
-def _write(writer: FrameWriter, spec: TensorSpec, values: Array, rounded: bool) -> None:
-    if spec.role == "parameter":
+class _Published:
+    """Published weights on their way into a file, in the order of the schema."""
+
+    def __init__(self, schema: Schema, writer: FrameWriter, rounded: bool) -> None:
+        self._left = deque(schema)
+        self._writer = writer
+        self._rounded = rounded
+
+    def carry(self, source: SliceReader, until: str | None = None) -> None:
+        """Write the buffers and counters before the parameter `until`, or before the end. Raises OSError."""
+        while self._left and self._left[0].name != until:
+            spec = self._left.popleft()
+            if spec.role != "parameter":
+                for start, stop in grid(spec.count, WALK_ELEMENTS):
+                    self._write(spec, source.read(spec.name, start, stop))
+
+    def put(self, spec: TensorSpec, numbers: F32, minus: F32 | None = None) -> None:
+        """Write a piece of a parameter. Raises InvalidFrame, OSError."""
+        stored = spec.dtype == "F32"
+        count = numbers.size
+        into = self._writer.room(spec.name, count) if stored else np.empty(count, np.float32)
+        if minus is None:
+            np.copyto(into, numbers)
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):  # looked at next
+                np.subtract(numbers, minus, out=into)
         with telling(spec.name):
-            refuse_nonfinite(values)
-        if rounded and spec.dtype == "F32":
-            values = float_from_bf16(bf16_from_float(values))
-    if spec.dtype == "BF16":
-        writer.write(spec.name, bf16_from_float(values))
-    else:
-        writer.write(spec.name, values.astype(NUMPY[spec.dtype], copy=False))
+            refuse_nonfinite(into)
+        if self._rounded and stored:
+            float_from_bf16(bf16_from_float(into), into)
+        if not stored:
+            self._write(spec, into)
+
+    def _write(self, spec: TensorSpec, values: Array) -> None:
+        if spec.dtype == "BF16":
+            self._writer.write(spec.name, bf16_from_float(values))
+        else:
+            self._writer.write(spec.name, values.astype(NUMPY[spec.dtype], copy=False))

@@ -172,16 +172,23 @@ class FrameWriter:
         """Append elements to the tensor `name`; a tensor may come in any number of chunks."""
         if chunk.size == 0:
             return
-        spec = self._current()
-        if spec is None or spec.name != name:
-            due = repr(spec.name) if spec else "nothing more"
-            self._refuse(f"{name!r} was written where {due} was due")
-        if chunk.dtype != NUMPY[spec.dtype]:
-            self._refuse(f"{name!r} is {spec.dtype} and was given {chunk.dtype}")
-        if self._filled + chunk.size > spec.count:
-            self._refuse(f"{name!r} was given more than its {spec.count} elements")
+        dtype = self._take(name, chunk.size)
+        if chunk.dtype != dtype:
+            self._refuse(
+                f"{name!r} is {self._schema[self._index].dtype} and was given {chunk.dtype}"
+            )
         self._append(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
-        self._filled += chunk.size
+
+    def room(self, name: str, count: int) -> Array:
+        """The next elements of the tensor `name`, (count,), to be filled before the next call: `write` without its copy.
+
+        At most PIECE_BYTES.
+        """
+        dtype = self._take(name, count)
+        try:
+            return np.frombuffer(self._sink.room(count * dtype.itemsize), dtype)
+        except OSError as error:
+            self._fail(error)
 
     def close(self) -> Written:
         """Finish the file: all tensors must be there."""
@@ -203,6 +210,17 @@ class FrameWriter:
         if self.written is None:
             self._temporary.unlink(missing_ok=True)
             self._sink.abort()
+
+    def _take(self, name: str, count: int) -> np.dtype[Any]:
+        """Count elements as written; says what they must be."""
+        spec = self._current()
+        if spec is None or spec.name != name:
+            due = repr(spec.name) if spec else "nothing more"
+            self._refuse(f"{name!r} was written where {due} was due")
+        if self._filled + count > spec.count:
+            self._refuse(f"{name!r} was given more than its {spec.count} elements")
+        self._filled += count
+        return NUMPY[spec.dtype]
 
     def _current(self) -> TensorSpec | None:
         while self._index < len(self._schema):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ from shared.tensors.spec import INTEGERS, WALK_ELEMENTS, Schema, TensorSpec, by_
 
 Residual: TypeAlias = Mapping[str, Array]
 Tensors: TypeAlias = Mapping[str, Any]
+Echo: TypeAlias = Callable[[TensorSpec, int, F32], None]  # parameter, first element, numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +61,13 @@ class Codec(Protocol):
         path: Path,
         residual: Residual | None = None,
         residual_path: Path | None = None,
+        echo: Echo | None = None,
     ) -> EncodedUpdate:
         """Write an update (a mapping of arrays, or a `Delta`) to `path`.
 
         With a `residual`, which is `{}` the first time, error feedback is on: e = residual + update,
         the file says Q(e), and e - Q(e) comes back, in memory or as the frame `residual_path`.
+        `echo` hears Q(e) of every parameter, in order and piece by piece.
         Raises InvalidFrame, StorageFull.
         """
 
@@ -82,8 +85,8 @@ class DecodedUpdate(Mapping[str, Array]):
         self._specs = by_name(schema)
         self._parts: dict[str, list[Array]] = {}  # flat views: a merge asks for many small slices
 
-    def read(self, name: str, start: int, stop: int) -> Array:
-        """Elements [start, stop) of the flat tensor.
+    def read(self, name: str, start: int, stop: int, room: F32 | None = None) -> Array:
+        """Elements [start, stop) of the flat tensor; `room` has place for them, and may be used or not.
 
         Raises InvalidFrame where scales or positions make no sense.
         """
@@ -95,7 +98,7 @@ class DecodedUpdate(Mapping[str, Array]):
             with np.errstate(
                 over="ignore"
             ):  # a hostile scale makes infinities, which `inspect` names
-                return self._kernel.decode(parts, spec.count, start, stop)
+                return self._kernel.decode(parts, spec.count, start, stop, room)
         except InvalidFrame as error:
             raise InvalidFrame(f"{name!r}: {error.message}") from error
 
@@ -160,6 +163,7 @@ class FrameCodec:
         path: Path,
         residual: Residual | None = None,
         residual_path: Path | None = None,
+        echo: Echo | None = None,
     ) -> EncodedUpdate:
         wire, source = self.wire_schema(schema), _reader(tensors, schema)
         with ExitStack() as stack:
@@ -173,7 +177,7 @@ class FrameCodec:
                     _carry(spec, source, writer)
             for spec in schema:
                 if spec.role == "parameter":
-                    self._encode(spec, source, writer, feedback)
+                    self._encode(spec, source, writer, feedback, echo)
             written = writer.close()
         left = feedback.result() if feedback else None
         return EncodedUpdate(sha256=written.sha256, size=written.size, residual=left)
@@ -182,7 +186,12 @@ class FrameCodec:
         return DecodedUpdate(open_frame(path, self.wire_schema(schema)), schema, self.kernel)
 
     def _encode(
-        self, spec: TensorSpec, source: SliceReader, writer: FrameWriter, feedback: _Feedback | None
+        self,
+        spec: TensorSpec,
+        source: SliceReader,
+        writer: FrameWriter,
+        feedback: _Feedback | None,
+        echo: Echo | None,
     ) -> None:
         names = [part.name for part in self.kernel.parts(spec)]
         # Scales and positions are small: they wait in memory until the codes are through.
@@ -193,10 +202,12 @@ class FrameCodec:
                 numbers = feedback.add(spec.name, start, numbers)
             with telling(spec.name):
                 parts = self.kernel.encode(numbers)
-            if feedback:
-                feedback.keep(
-                    spec.name, numbers - self.kernel.decode(parts, stop - start, 0, stop - start)
-                )
+            if feedback or echo:
+                said = self.kernel.decode(parts, stop - start, 0, stop - start)
+                if feedback:
+                    feedback.keep(spec.name, numbers - said)
+                if echo:
+                    echo(spec, start, said)
             writer.write(names[0], parts[0])
             behind.append(parts[1:])
         for name, pieces in zip(names[1:], zip(*behind, strict=True), strict=False):
@@ -222,10 +233,11 @@ class PackedCodec:
         path: Path,
         residual: Residual | None = None,
         residual_path: Path | None = None,
+        echo: Echo | None = None,
     ) -> EncodedUpdate:
         raw = beside(path)
         try:
-            made = self.inner.encode(tensors, schema, raw, residual, residual_path)
+            made = self.inner.encode(tensors, schema, raw, residual, residual_path, echo)
             with open_frame(raw, self.wire_schema(schema)) as frame:
                 written = pack(frame, path)
         finally:

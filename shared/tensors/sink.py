@@ -15,6 +15,10 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+
+from shared.tensors.slices import aligned
+
 PIECE_BYTES = 512 << 10  # written and hashed at once
 PIECES = 4  # that may wait for it
 SMALL_BYTES = 16 << 20  # of a smaller file threads cost more than they save
@@ -68,20 +72,30 @@ class Sink:
         )  # one: bytes keep their order
         self._syncing = Syncing(self._file.fileno()) if large else None
         room = min(PIECE_BYTES, max(1, size))
-        self._buffers = deque(memoryview(bytearray(room)) for _ in range(PIECES if large else 1))
+        self._buffers = deque(
+            aligned(room, dtype=np.uint8).data for _ in range(PIECES if large else 1)
+        )
         self._filled = 0
         self._waiting: deque[Future[None]] = deque()
 
+    def room(self, count: int) -> memoryview:
+        """The next `count` bytes of the file, at most a piece: fill them before the sink is asked for anything else.
+
+        Raises OSError.
+        """
+        if self._filled + count > len(self._buffers[0]):
+            self._pass_on()
+        start, self._filled = self._filled, self._filled + count
+        self.size += count
+        return self._buffers[0][start : self._filled]
+
     def write(self, data: memoryview) -> None:
         """Append bytes; they may be changed afterwards. Raises OSError."""
-        self.size += len(data)
         while data:
-            filling = self._buffers[0]
-            count = min(len(data), len(filling) - self._filled)
-            filling[self._filled : self._filled + count] = data[:count]
-            data, self._filled = data[count:], self._filled + count
-            if self._filled == len(filling):
-                self._pass_on()
+            left = len(self._buffers[0]) - self._filled
+            part = self.room(min(len(data), left or len(self._buffers[0])))
+            part[:] = data[: len(part)]
+            data = data[len(part) :]
 
     def close(self) -> str:
         """Finish the file; the SHA-256 of it. Raises OSError; then, or instead, `abort`."""

@@ -49,7 +49,7 @@ class MappedReader:
 
     frame: Frame
 
-    def read(self, name: str, start: int, stop: int) -> Floats:
+    def read(self, name: str, start: int, stop: int, room: Floats | None = None) -> Floats:
         found: Floats = self.frame.array(name).reshape(-1)[start:stop]
         return found
 

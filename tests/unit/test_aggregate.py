@@ -110,7 +110,7 @@ def test_blas_threads_do_not_change_a_byte() -> None:
         "rows = np.random.default_rng(0).standard_normal((20, 200_000), dtype=np.float32)\n"
         "class Row:\n"
         "    def __init__(self, row): self.row = row\n"
-        "    def read(self, name, start, stop): return self.row[start:stop]\n"
+        "    def read(self, name, start, stop, room=None): return self.row[start:stop]\n"
         "group = cohort([Row(row) for row in rows], [1.0] * 20)\n"
         "piece = pieces((TensorSpec('x', (200_000,)),))[0]\n"
         "found = inner_products(group, piece)\n"
@@ -194,7 +194,7 @@ def test_large_but_finite_contributions_pass() -> None:
 
 def test_a_reader_with_the_wrong_length_is_refused() -> None:
     class Short:
-        def read(self, name: str, start: int, stop: int) -> Floats:
+        def read(self, name: str, start: int, stop: int, room: Floats | None = None) -> Floats:
             return np.zeros(1, np.float32)
 
     with pytest.raises(InvalidFrame, match="contribution 0 gives"):

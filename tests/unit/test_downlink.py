@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tracemalloc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,12 +22,12 @@ from shared.tensors.downlink import (
     schema_of_link,
     write_link,
 )
-from shared.tensors.frame import FrameWriter, Written, frame_bytes, open_frame
+from shared.tensors.frame import NUMPY, FrameWriter, Written, frame_bytes, open_frame
 from shared.tensors.quantize import Codec, FrameCodec, codec
-from shared.tensors.slices import Array, bf16_from_float, float_from_bf16
+from shared.tensors.slices import Array, bf16_from_float, float_from_bf16, to_float32
 from shared.tensors.snapshot import MAGIC, unpack_snapshot, write_snapshot
-from shared.tensors.spec import Schema, TensorSpec
-from shared.tensors.update import inspect
+from shared.tensors.spec import WALK_ELEMENTS, Schema, TensorSpec
+from shared.tensors.update import delta, inspect
 
 INT8 = codec("int8")
 PLAIN = Following(codec=INT8, rounded=False)
@@ -75,9 +76,10 @@ class Chain:
             move = self.rng.standard_normal(array.shape) * scale
             self.master[name] = array + 1 if name == "steps" else (array - move).astype("f4")
         master, link = self._master(), self.file("link")
-        write_link(before, master, MODEL, link, self.codec)
         how = Following(codec=self.codec, rounded=self.rounded, sync=True)
-        self.written = follow_link(before, link, MODEL, self.file("published"), how)
+        made = write_link(before, master, MODEL, (link, self.file("published")), how)
+        assert made[0].sha256 == hashlib.sha256(link.read_bytes()).hexdigest()
+        self.written = made[1]
         if self.rounded:
             with open_frame(self.file("published"), MODEL) as frame:
                 write_snapshot(frame, MODEL, self.file("snapshot"))
@@ -149,6 +151,56 @@ def test_a_version_without_a_base_is_the_master_rounded(tmp_path: Path) -> None:
     assert found["mean"].tobytes() == server.master["mean"].tobytes()
 
 
+MIXED: Schema = (
+    TensorSpec("first", (3,), "F64", "buffer"),
+    TensorSpec("half", (700,), "BF16"),
+    TensorSpec("var", (5,), "BF16", "buffer"),
+    TensorSpec("seen", (2,), "U8", "counter"),
+    TensorSpec("w", (WALK_ELEMENTS + 77,)),
+    TensorSpec("none", (0,)),
+    TensorSpec("old", (8,), "F16"),
+    TensorSpec("last", (), "I64", "counter"),
+)
+
+
+def weights(path: Path, seed: int) -> Path:
+    rng = np.random.default_rng(seed)
+    with FrameWriter(path, MIXED, sync=False) as writer:
+        for spec in MIXED:
+            numbers = rng.standard_normal(spec.count)
+            floats = bf16_from_float(numbers.astype("f4")) if spec.dtype == "BF16" else numbers
+            whole = np.abs(numbers * 50) if spec.role == "counter" else floats
+            writer.write(spec.name, whole.astype(NUMPY[spec.dtype]))
+    return path
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_the_server_publishes_what_its_link_leads_to_whatever_a_model_is_made_of(
+    tmp_path: Path, rounded: bool
+) -> None:
+    base, master = weights(tmp_path / "base", 1), weights(tmp_path / "master", 2)
+    link, published = tmp_path / "link", tmp_path / "published"
+    how = Following(codec=INT8, rounded=rounded)
+    encoded, written = write_link(base, master, MIXED, (link, published), how)
+    assert follow_link(base, link, MIXED, tmp_path / "held", how) == written
+    with (
+        open_frame(base, MIXED) as old,
+        open_frame(master, MIXED) as new,
+        open_frame(published, MIXED) as found,
+        INT8.decode(link, MIXED) as step,
+    ):
+        alone = INT8.encode(delta(old, new, MIXED), MIXED, tmp_path / "alone")
+        assert alone.sha256 == encoded.sha256
+        for spec in MIXED:
+            before, after = (to_float32(each[spec.name], spec.dtype) for each in (old, new))
+            if spec.role == "parameter":
+                after = before - step[spec.name]
+                if rounded and spec.dtype == "F32":
+                    after = float_from_bf16(bf16_from_float(after))
+            stored = bf16_from_float(after) if spec.dtype == "BF16" else after
+            assert found[spec.name].tobytes() == stored.astype(NUMPY[spec.dtype]).tobytes()
+
+
 def test_equal_weights_have_equal_hashes_whatever_version_they_are_of(tmp_path: Path) -> None:
     server = Chain(tmp_path, every=1)
     first = server.written
@@ -158,10 +210,9 @@ def test_equal_weights_have_equal_hashes_whatever_version_they_are_of(tmp_path: 
     server.master["steps"] = server.master["steps"] - 1
     assert server.written != first  # its counter
     link = server.file("link")
-    link.unlink()
-    write_link(server.file("published", 0), server._master(), MODEL, link, INT8)
     how = Following(codec=INT8, rounded=True)
-    again = follow_link(server.file("published", 0), link, MODEL, tmp_path / "same", how)
+    base, files = server.file("published", 0), (link, tmp_path / "same")
+    _, again = write_link(base, server._master(), MODEL, files, how)
     assert again == first
 
 
@@ -262,7 +313,7 @@ def test_writing_and_following_a_link_hold_no_large_part_of_a_tensor(tmp_path: P
     base, link = tmp_path / "base", tmp_path / "link"
     tracemalloc.start()
     try:
-        write_link(base, tmp_path / "master", schema, link, INT8)
+        write_link(base, tmp_path / "master", schema, (link, tmp_path / "published"), PLAIN)
         follow_link(base, link, schema, tmp_path / "next", PLAIN)
         inspect(link, schema, INT8)
         _, most = tracemalloc.get_traced_memory()

@@ -271,6 +271,8 @@ def one(value: float = 1.0, dtype: str = "f4") -> np.ndarray:
         (lambda w: w.write("a", np.zeros(7, "f4")), "more than its 6"),
         (lambda w: w.write("a", np.zeros(5, "f4")), "5 of its 6 elements"),
         (lambda w: w.write("z", one()), "where 'a' was due"),
+        (lambda w: w.room("b", 1), "where 'a' was due"),
+        (lambda w: w.room("a", 7), "more than its 6"),
         (lambda w: None, "0 of its 6 elements"),
     ],
 )
@@ -280,6 +282,20 @@ def test_a_writer_that_is_misused_leaves_nothing_behind(
     with pytest.raises(InvalidFrame, match=reason), FrameWriter(tmp_path / "f", SMALL) as writer:
         use(writer)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tensor_can_be_filled_in_place(tmp_path: Path) -> None:
+    tensors = fill(SMALL)
+    with FrameWriter(tmp_path / "f", SMALL, {"k": "v"}, sync=False) as writer:
+        for spec in SMALL:
+            flat = tensors[spec.name].reshape(-1)
+            writer.write(spec.name, flat[:1])
+            for start in range(1, flat.size, 2):
+                part = flat[start : start + 2]
+                room = writer.room(spec.name, part.size)
+                assert room.shape == part.shape
+                room[:] = part
+    assert (tmp_path / "f").read_bytes() == frame_bytes(tensors, {"k": "v"}, SMALL)
 
 
 def test_an_interrupted_write_keeps_the_file_that_was_there(tmp_path: Path) -> None:

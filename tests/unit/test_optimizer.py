@@ -270,7 +270,7 @@ class Exact:
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def read(self, name: str, start: int, stop: int) -> Floats:
+    def read(self, name: str, start: int, stop: int, room: Floats | None = None) -> Floats:
         place = np.arange(start, stop, dtype=np.uint64) + np.uint64(1000 * len(name) + self.seed)
         mixed = (place * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)  # 24 bits
         return (mixed.astype(np.float32) / np.float32(2**24) - np.float32(0.5)) / np.float32(8)

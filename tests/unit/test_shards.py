@@ -93,7 +93,7 @@ def test_a_sharded_merge_has_the_bytes_of_a_whole_one(count: int) -> None:
                 spec.name: rng.standard_normal(spec.count, dtype=np.float32) for spec in schema
             }
 
-        def read(self, name: str, start: int, stop: int) -> Floats:
+        def read(self, name: str, start: int, stop: int, room: Floats | None = None) -> Floats:
             return self.tensors[name][start:stop]
 
     group = cohort([Row(), Row(), Row()], [1.0, 2.0, 4.0])

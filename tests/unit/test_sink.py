@@ -36,6 +36,26 @@ def test_the_bytes_come_in_order_and_their_hash_is_right(
     assert sink.size == size
 
 
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("size", [1, PIECE_BYTES - 1, SMALL_BYTES + 3 * PIECE_BYTES + 5])
+def test_what_is_filled_in_place_comes_in_order_between_what_is_copied(
+    tmp_path: Path, size: int, sync: bool
+) -> None:
+    rng = random.Random(size)
+    data = rng.randbytes(size)
+    sink, at = Sink(tmp_path / "f", size, sync=sync), 0
+    while at < size:
+        count = min(rng.choice([1, 1000, PIECE_BYTES]), size - at)
+        if rng.random() < 0.5:
+            sink.room(count)[:] = data[at : at + count]
+        else:
+            sink.write(memoryview(data)[at : at + count])
+        at += count
+    assert sink.close() == hashlib.sha256(data).hexdigest()
+    assert (tmp_path / "f").read_bytes() == data
+    assert sink.size == size
+
+
 def test_a_file_that_becomes_larger_than_was_said_is_whole(tmp_path: Path) -> None:
     data = bytes(range(256)) * 20_000
     sink = Sink(tmp_path / "f", 10, sync=True)
