@@ -77,6 +77,8 @@ class Evaluation:
 
     async def evaluate_next(self) -> bool:
         """Measure the newest waiting version. False when none waits."""
+        if await self._db.read(versions.next_evaluation) is None:
+            return False  # seen without a transaction that writes: this is asked after every merge
         picked = await self._db.write(self._pick)
         if picked is None:
             return False

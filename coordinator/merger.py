@@ -105,12 +105,11 @@ class Merger:
         watch = self._signals.watch("contributions", "queue", TOPIC)
         while not stop.is_set():
             busy = False
-            running = await self._db.read(lambda conn: runs.every(conn, ("running",)))
-            for run in running:
+            running, due = await self._db.read(self._look)
+            for run in due:
                 if stop.is_set():
                     return
-                if await self._db.read(partial(self._is_due, run=run)):
-                    busy |= await self.merge_if_due(run.id)
+                busy |= await self.merge_if_due(run.id)
             if any(definition(run).plan.shards > 1 for run in running):
                 busy |= await self.help()
             if not busy:
@@ -181,9 +180,11 @@ class Merger:
             partial(versions.end_merge, merge=job.merge, state="abandoned", now=now)
         )
 
-    def _is_due(self, conn: Connection, run: RunRow) -> bool:
-        """A look without locks, so that a run where nothing waits costs next to nothing."""
-        return contributions.any_to_merge(conn, run.id) and self._runs.readiness(conn, run)[0].now
+    def _look(self, conn: Connection) -> tuple[list[RunRow], list[RunRow]]:
+        """The running runs, and those with a merge that is due: without locks, so that waiting costs next to nothing."""
+        running = runs.every(conn, ("running",))
+        some = [run for run in running if contributions.any_to_merge(conn, run.id)]
+        return running, [run for run in some if self._runs.readiness(conn, run)[0].now]
 
     def _lease(self, conn: Connection, run_id: int) -> Job | None:
         """The trigger again, now under the lock of the run, and the lease."""
