@@ -93,13 +93,11 @@ class Beat:
                     TaskBeat(task=key[0], attempt=key[1], phase="upload", step=steps, steps=steps)
                 )
         pause = desk.paused("")
-        rates = {beat.task: beat.rate for beat in beats if beat.rate}
         return HeartbeatRequest(
             tasks=(*beats, *extra),
             paused=pause is not None,
             reason=pause.message[:200] if pause else "",
             news_since=self._parts.home.memory.news_until,
-            rates={str(task): rate for task, rate in rates.items()},
         )
 
     def _learn(self, reply: HeartbeatReply) -> None:

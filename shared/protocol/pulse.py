@@ -28,7 +28,6 @@ class HeartbeatRequest(Message):
     paused: bool = False
     reason: str = ""
     news_since: int = 0  # the last `news` this client has stored
-    rates: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class RunBeat(Message):
