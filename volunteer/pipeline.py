@@ -306,7 +306,18 @@ class Pipeline:
         lease, newest = files.held.lease, files.manifest.version
         if lease.job.kind != "selfplay":
             return
-        with ExitStack() as stack:
+        holds: dict[int, ExitStack] = {}  # of files that the work has yet to go on with
+
+        def let_go(version: int) -> None:
+            """On any thread."""
+            if (hold := holds.pop(version, None)) is not None:
+                hold.close()
+
+        def swap(work: Work, manifest: VersionManifest, path: Path) -> None:
+            local.swap(work, manifest, path)
+            let_go(manifest.version)
+
+        try:
             while True:
                 change = self._parts.desk.change()
                 if self._parts.desk.heads.get(lease.run, 0) <= newest:
@@ -315,16 +326,21 @@ class Pipeline:
                 change.close()
                 try:
                     manifest = self._checked(await self._parts.api.latest(lease.run), lease)
-                    stack.enter_context(self._parts.cache.hold([manifest.weights.sha256]))
-                    path = await self._parts.weights.fetch(
-                        manifest, lambda total: lambda done: None
-                    )
+                    with ExitStack() as hold:
+                        hold.enter_context(self._parts.cache.hold([manifest.weights.sha256]))
+                        path = await self._parts.weights.fetch(
+                            manifest, lambda total: lambda done: None
+                        )
+                        holds[manifest.version] = hold.pop_all()
                 except VolunteerError as error:
                     self._parts.hub.notice(f"version not fetched: {error.message}", "warning")
                     await self._parts.clock.sleep(FOLLOW_S)
                     continue
                 newest = manifest.version
-                handle.tell(partial(local.swap, manifest=manifest, path=path))
+                handle.tell(partial(swap, manifest=manifest, path=path))
+        finally:
+            for version in list(holds):
+                let_go(version)
 
     def _reported(
         self, held: Held, report: Report, local: LocalTask, on_report: Callable[[Report], None]

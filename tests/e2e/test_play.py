@@ -10,8 +10,8 @@ import pytest
 
 from shared.clock import SystemClock
 from shared.errors import BadRequest, BadSignature, NotFound
-from tests.e2e.test_selfplay import RUN
 from tests.house import House, house
+from tests.selfplay import RUN
 from tests.volunteering import URL, Lent, Network
 from volunteer.api import Api
 from volunteer.client import Client

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -12,62 +11,18 @@ import pytest
 from sqlalchemy import Connection, select
 
 from coordinator.demo_report import strength
-from coordinator.pulse import SHARED_S
 from coordinator.store import games, runs
-from coordinator.store.game_tables import harvests
 from coordinator.store.tables import tasks
 from shared.protocol import Verdict, VersionInfo
 from shared.workloads.gomoku import GomokuWorkload
 from shared.workloads.gomoku_games import GameRecord
-from shared.workloads.gomoku_games import decode as read_games
 from tests.faults import fail, faults
 from tests.house import House, decode, house
 from tests.players import Player
-from tests.volunteering import Lent
-from volunteer import events
+from tests.selfplay import RUN, history, lent, player
 
-RUN = """
-name = "gomoku"
-workload = "gomoku"
-[model]
-size = 5
-win = 4
-blocks = 1
-channels = 8
-[task]
-local_steps = 4
-batch_size = 16
-[plan]
-codec = "float32"
-[task.options]
-games = 4
-simulations = 16
-slots = 4
-window = 64
-window_min = 4
-chunk = 4
-queue = 16
-match_games = 4
-match_simulations = 16
-"""
 WORKLOAD = GomokuWorkload()
 Change = Callable[[list[GameRecord]], list[GameRecord]]
-
-
-@asynccontextmanager
-async def lent(path: Path, text: str = RUN) -> AsyncIterator[Lent]:
-    """A run of games, and a whole machine that has joined it."""
-    async with house(path / "coordinator") as home:
-        await home.coordinator.runs.create(text)
-        await home.coordinator.runs.start("gomoku")
-        async with home.coordinator.working():
-            machine = Lent(path / "machine", home)
-            await machine.join()
-            yield machine
-
-
-async def history(home: House) -> tuple[VersionInfo, ...]:
-    return await home.coordinator.runs.versions("gomoku")
 
 
 async def sound(home: House) -> bool:
@@ -107,47 +62,6 @@ async def test_a_volunteer_plays_learns_and_measures(tmp_path: Path) -> None:
         assert await sound(home)
 
 
-async def test_a_version_that_a_heartbeat_announces_plays_the_games_that_begin_after_it(
-    tmp_path: Path,
-) -> None:
-    one_by_one = {
-        "\ngames = 4": "\ngames = 16",
-        "slots = 4": "slots = 1",
-        "queue = 16": "queue = 64",
-    }
-    run = RUN
-    for old, new in one_by_one.items():
-        run = run.replace(old, new)
-    async with lent(tmp_path, run) as machine:
-        home = machine.home
-        teacher = await player(home, "Ben")
-        await teacher.do(await teacher.claim("selfplay"))
-        await home.coordinator.replay.tend(1)
-        lesson = await teacher.claim("learn")
-        begun = await teacher.worker.begin(lesson)
-        learnt = await teacher.result(lesson, begun)
-        async with machine.working() as process:
-            playing = await process.until(events.Training, lambda event: event.counted == "games")
-            await teacher.hand_in(lesson, begun, learnt)
-            while len(await history(home)) < 2:
-                await process.tick()
-            await home.clock.advance(SHARED_S + 1)  # what heartbeats say of runs is read again
-            judged = await process.until(
-                events.Judged, lambda event: event.verdict.task == playing.task, 120
-            )
-        assert judged.verdict.state == "accepted"
-        versions = [game.version for game in await harvested(home)]
-        assert versions == sorted(versions)
-        assert set(versions) == {0, 1}
-
-
-async def harvested(home: House) -> list[GameRecord]:
-    """The good games of the newest contribution with games."""
-    newest = select(harvests.c.sha256).order_by(harvests.c.contribution_id.desc()).limit(1)
-    sha256 = await home.coordinator.db.read(lambda conn: str(conn.execute(newest).scalar_one()))
-    return read_games((await home.coordinator.blobs.local(sha256)).read_bytes())
-
-
 # ----------------------------------------------------------------------- one request after another
 
 
@@ -157,10 +71,6 @@ async def home(tmp_path: Path, database_url: str) -> AsyncIterator[House]:
         await made.coordinator.runs.create(RUN)
         await made.coordinator.runs.start("gomoku")
         yield made
-
-
-async def player(home: House, name: str) -> Player:
-    return Player(home, await home.join(name, workloads=["gomoku"]))
 
 
 async def learn(home: House, who: Player) -> Verdict:
