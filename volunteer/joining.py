@@ -26,10 +26,12 @@ from volunteer.commands import Joined
 from volunteer.config import Settings
 from volunteer.device import hardware
 from volunteer.profile import Identity, Profile, new_identity
+from volunteer.retry import FOREVER
 from volunteer.tls import Address
 from volunteer.wording import nobody_at
 
 PATIENCE_S = 15.0
+REGISTER_S = 60.0  # a crowd that joins at once is let in one after the other
 NAMES_TRIED = 3
 
 Connect = Callable[[Address, str], Client]  # address and token
@@ -92,7 +94,10 @@ async def join(
     connect: Connect,
     patience_s: float = PATIENCE_S,
 ) -> Joined:
-    """Make an account at the coordinator of a link, or go on with the one made before: it may be repeated."""
+    """Make an account at the coordinator of a link, or go on with the one made before: it may be repeated.
+
+    Raises BadSignature, Unreachable, InvalidName, Forbidden.
+    """
     server = await probe(link, connect, patience_s)
     known = profile.known(server)
     if known is not None and known.registered and link.code and await _withdrawn(known, connect):
@@ -111,9 +116,19 @@ async def join(
     created = not identity.registered
     if created:
         named = bool(name)
-        identity = await register(
-            identity, profile=profile, settings=settings, connect=connect, named=named
-        )
+        try:
+            identity = await register(
+                identity,
+                profile=profile,
+                settings=settings,
+                connect=connect,
+                named=named,
+                patience_s=REGISTER_S,
+            )
+        except Unreachable as error:
+            raise Unreachable(
+                f"{error.message}: join again with the same link once the coordinator answers"
+            ) from error
     return Joined(
         server=server.name,
         url=link.url,
@@ -130,8 +145,9 @@ async def register(
     settings: Settings,
     connect: Connect,
     named: bool = True,
+    patience_s: float = FOREVER,
 ) -> Identity:
-    """Tell the coordinator of a stored identity, under the same ids however often. Raises InvalidName, Forbidden.
+    """Tell the coordinator of a stored identity, under the same ids however often. Raises InvalidName, Forbidden, Unreachable.
 
     A name that nobody chose is replaced when it is taken.
     """
@@ -140,7 +156,7 @@ async def register(
     try:
         while True:
             try:
-                reply = await Api(client).register(_request(identity, settings))
+                reply = await Api(client).register(_request(identity, settings), patience_s)
             except InvalidName:
                 if spare == 0:
                     raise

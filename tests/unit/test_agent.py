@@ -6,10 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from coordinator.store import tables
+from shared.errors import Unreachable
 from shared.workloads.gpt import GptWorkload
+from tests.house import house
 from tests.volunteering import LONG, Lent, Network, Process, lent
 from volunteer import events
 from volunteer.policy import Facts
@@ -245,6 +248,21 @@ async def test_it_can_be_stopped_while_its_account_waits_for_the_coordinator(
                     await asyncio.sleep(0.01)
             process.engine.stop()
             assert await process.ended() == 0
+
+
+async def test_joining_a_coordinator_that_goes_away_meanwhile_ends_with_what_to_do(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path / "coordinator") as home:
+        machine, network = Lent(tmp_path / "machine", home), Network(home.transport)
+        network.refuse("/register")
+        with pytest.raises(Unreachable, match=r"cannot be reached.*join again with the same link"):
+            async with asyncio.timeout(30):
+                await machine.join(network=network)
+        network.heal()
+        joined = await machine.join(network=network)
+        assert (joined.created, joined.nickname) == (True, "Ann")
+        assert [person.nickname for person in await home.coordinator.volunteers.list()] == ["Ann"]
 
 
 async def test_a_cancelled_task_is_dropped(tmp_path: Path) -> None:
