@@ -17,10 +17,11 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 from msgspec import Meta
 
-from shared.decoding import complaint, convert
-from shared.errors import Configuration
+from shared.decoding import complaint, convert, misuse
+from shared.errors import BadRequest, Configuration
 
 PREFIX = "COORDINATOR_"
+FLAGS = "command line"  # the last of the sources
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 _Seconds = {"unit": "s"}
@@ -276,7 +277,10 @@ def load(
     environ: Mapping[str, str] | None = None,
     config: Path | None = None,
 ) -> Settings:
-    """The settings in force; flags that are None do not count. Raises Configuration naming the source of the mistake."""
+    """The settings in force; flags that are None do not count.
+
+    Raises BadRequest for a wrong flag, Configuration naming the source of another mistake.
+    """
     environ = os.environ if environ is None else environ
     path = config or (Path(named) if (named := environ.get(f"{PREFIX}CONFIG")) else None)
     if path is None and default_config_file().is_file():
@@ -284,16 +288,15 @@ def load(
     sources = [
         (f"settings file {path}", _from_file(path) if path else {}),
         ("environment", _from_environment(environ)),
-        (
-            "command line",
-            {name: value for name, value in (flags or {}).items() if value is not None},
-        ),
+        (FLAGS, {name: value for name, value in (flags or {}).items() if value is not None}),
     ]
     merged: dict[str, Any] = {}
     for where, values in sources:
         try:  # each source alone first, so that the message names the right one
             convert(values, Settings, strict=where.startswith("settings file"))
         except msgspec.ValidationError as error:
+            if where == FLAGS:
+                raise BadRequest(misuse(error)) from error
             raise Configuration(complaint(error, f"{where}: setting")) from error
         merged |= values
     settings = convert(merged, Settings, strict=False)

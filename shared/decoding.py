@@ -65,10 +65,22 @@ def convert(value: Any, kind: Any, *, strict: bool = True) -> Any:
 
 def complaint(error: msgspec.ValidationError, table: str) -> str:
     """msgspec says "Expected `int` >= 1 - at `$.quorum`"; a person wants "[plan] quorum: expected a whole number of at least 1"."""
-    found = _WHERE.fullmatch(str(error))
-    what, key = (found[1], found[2]) if found else (str(error), None)
-    what = in_words(what).replace("`", "")
+    key, what = _parted(error)
     return f"{table} {key}: {what[:1].lower()}{what[1:]}" if key else f"{table}: {what}"
+
+
+def misuse(error: msgspec.ValidationError) -> str:
+    """The same of options: "Invalid value for --port: expected a whole number of at most 65535"."""
+    key, what = _parted(error)
+    option = f" for --{key.replace('_', '-')}" if key else ""
+    return f"Invalid value{option}: {what[:1].lower()}{what[1:]}"
+
+
+def _parted(error: msgspec.ValidationError) -> tuple[str, str]:
+    """The key that is wrong, if it is one, and what a person should know of it."""
+    found = _WHERE.fullmatch(str(error))
+    what, key = (found[1], found[2]) if found else (str(error), "")
+    return key or "", in_words(what).replace("`", "")
 
 
 def in_words(what: str) -> str:

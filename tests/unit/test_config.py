@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.config import Settings, describe, load, without_password
-from shared.errors import Configuration
+from shared.errors import BadRequest, Configuration
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,6 @@ def test_the_default_settings_file_and_the_named_one_are_read(tmp_path: Path) ->
         ("port =", {}, {}, "is not TOML"),
         ("", {"COORDINATOR_PORT": "tcp://10.0.0.1:80"}, {}, "environment"),
         ("", {"COORDINATOR_INVITE_ONYL": "1"}, {}, "COORDINATOR_INVITE_ONLY"),
-        ("", {}, {"log_level": "loud"}, "command line"),
         ("", {}, {"tls_cert": "a.pem"}, "go together"),
         ("", {}, {"url": "train.example.org"}, "https://train.example.org"),
         ("", {}, {"database": "mysql://x/y"}, "postgresql+asyncpg"),
@@ -75,6 +74,21 @@ def test_a_mistake_is_named(
         load(flags, environ=environ, config=settings_file(tmp_path, file))
     assert says in caught.value.message
     assert caught.value.exit_code == 78
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"port": 99_999}, "expected a whole number of at most 65535"),
+        ({"log_level": "loud"}, "'loud' is none of its values"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_of_usage(flags: dict[str, object], says: str) -> None:
+    (name,) = flags
+    with pytest.raises(BadRequest) as caught:
+        load(flags, environ={})
+    assert caught.value.message == f"Invalid value for --{name.replace('_', '-')}: {says}"
+    assert caught.value.exit_code == 2
 
 
 def test_a_missing_settings_file_is_named(tmp_path: Path) -> None:
