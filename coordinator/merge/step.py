@@ -1,7 +1,7 @@
 """One merge: from the files of a version and of its contributions to the files of the next version.
 
     run(order, ...)                                  the whole model at once
-    survey_shard ... settle_surveys ... merge_shard ... assemble        in shards, each anywhere; the same bytes
+    survey_shard ... merge_shard ... assemble        in shards, each anywhere; the same bytes
 
 Streams piece by piece over the fixed grid: aggregate, server optimiser, write. Memory is a few pieces, whatever the number of
 contributions and the size of the model. Nothing but the output files is touched, so a failure leaves no trace.
@@ -89,7 +89,8 @@ def run(order: Order, weights: Path, state: Path) -> Outcome:
         gathered = _gather(files, order)
         rule = aggregate.aggregator(order.plan)
         factors = aggregate.prepare(rule, gathered, pieces(order.schema), order.threads)
-        return _write(files, order, layout_of_model(order.schema), factors, weights, state)
+        opened = _Opened(files, order, gathered)
+        return _write(opened, layout_of_model(order.schema), factors, weights, state)
 
 
 # --- in shards ---
@@ -112,17 +113,6 @@ def survey_shard(order: Order, shard: Shard, path: Path) -> Written:
         return writer.written
 
 
-def settle_surveys(order: Order, paths: Sequence[Path]) -> Floats:
-    """One factor a contribution from the surveys of all shards. Raises NotFinite."""
-    with ExitStack() as files:
-        gathered = _gather(files, order)
-        frames = [files.enter_context(open_frame(path, schema_of_file(path))) for path in paths]
-        homes = {name: frame for frame in frames for name in frame}
-        return aggregate.settle(
-            aggregate.aggregator(order.plan), gathered, _in_order(order.schema, homes)
-        )
-
-
 def _in_order(schema: Schema, homes: Mapping[str, Frame]) -> Iterator[Doubles | None]:
     for piece in pieces(schema):
         name = file_name(piece)
@@ -132,10 +122,14 @@ def _in_order(schema: Schema, homes: Mapping[str, Frame]) -> Iterator[Doubles | 
 def merge_shard(
     order: Order, shard: Shard, surveys: Sequence[Path], weights: Path, state: Path
 ) -> Outcome:
-    """Write the part of the next version that a shard holds. Raises as `run`."""
-    factors = settle_surveys(order, surveys)
+    """Write the part of the next version that a shard holds, given the surveys of all. Raises as `run`."""
     with ExitStack() as files:
-        return _write(files, order, layout_of_shard(shard), factors, weights, state)
+        gathered = _gather(files, order)
+        frames = [files.enter_context(open_frame(path, schema_of_file(path))) for path in surveys]
+        parts = _in_order(order.schema, {name: frame for frame in frames for name in frame})
+        factors = aggregate.settle(aggregate.aggregator(order.plan), gathered, parts)
+        opened = _Opened(files, order, gathered)
+        return _write(opened, layout_of_shard(shard), factors, weights, state)
 
 
 def assemble(
@@ -173,6 +167,15 @@ class _Clipped:
         return found * self.factor if name in self.parameters else found
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """An order and its contributions, open as long as `files` are: one that is packed was unpacked to a file for it."""
+
+    files: ExitStack
+    order: Order
+    gathered: Cohort
+
+
 def _gather(files: ExitStack, order: Order) -> Cohort:
     return cohort(
         [_reader(files, order, item) for item in order.inputs],
@@ -188,9 +191,8 @@ def _reader(files: ExitStack, order: Order, item: Input) -> DeltaReader:
     return _Clipped(reader=update, factor=np.float32(item.clip), parameters=parameters)
 
 
-def _write(
-    files: ExitStack, order: Order, layout: Layout, factors: Floats, weights: Path, state: Path
-) -> Outcome:
+def _write(opened: _Opened, layout: Layout, factors: Floats, weights: Path, state: Path) -> Outcome:
+    files, order, gathered = opened.files, opened.order, opened.gathered
     base = files.enter_context(open_frame(order.base, order.schema))
     optimizer = server_optimizer(order.plan)
     old = OldState(files, order.state)
@@ -198,7 +200,7 @@ def _write(
     tick = optimizer.begin(before, order.push)
     kept = NewState(files, state, layout, optimizer, old) if optimizer.slots else None
     writer = files.enter_context(FrameWriter(weights, layout.schema, order.metadata))
-    walk = _Walk(order, layout, _gather(files, order), base, writer, optimizer, kept, tick)
+    walk = _Walk(order, layout, gathered, base, writer, optimizer, kept, tick)
     squares = walk.run(factors)
     written = writer.close()
     return Outcome(weights=written, state=kept.close(tick) if kept else None, squares=squares)

@@ -12,7 +12,7 @@ from coordinator.merge.plan import Plan, plan
 from coordinator.merge.step import Input, Order, Outcome, run
 from shared.errors import InvalidFrame
 from shared.tensors.frame import FrameWriter, open_frame, schema_of_file
-from shared.tensors.quantize import codec
+from shared.tensors.quantize import Codec, codec
 from shared.tensors.spec import TensorSpec
 
 SCHEMA = (
@@ -124,6 +124,19 @@ def test_the_bytes_do_not_depend_on_the_number_of_threads(folder: Path) -> None:
     one, _ = merge(folder, plan({"preset": "fedavg"}), [1.0, 2.0, 3.0], threads=1)
     two, _ = merge(folder, plan({"preset": "fedavg"}), [1.0, 2.0, 3.0], threads=3)
     assert one.weights.sha256 == two.weights.sha256
+
+
+def test_each_update_is_opened_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening one that is packed unpacks all of it to a file."""
+    opened: list[str] = []
+
+    def counted(name: str) -> Codec:
+        opened.append(name)
+        return codec(name)
+
+    monkeypatch.setattr("coordinator.merge.step.codec", counted)
+    merge(folder, plan({"aggregate": "norm-clip"}), [1.0, 1.0, 1.0])
+    assert len(opened) == 3
 
 
 def test_a_poisoned_contribution_fails_the_merge_and_leaves_no_file(folder: Path) -> None:
