@@ -145,7 +145,10 @@ def rank_mean(cohort: Cohort, piece: Piece, out: Floats, *, low: int, high: int)
     """
     count = len(cohort)
     network = rank_network(count, low, high)
-    size = min(RANK_BLOCK, piece.size)
+    size = RANK_BLOCK
+    while size > 512 and 4 * size * network.rows > ROOM_BYTES:
+        size //= 2
+    size = min(size, piece.size)
     width = -(-size * 4 // LINE) * LINE // 4
     scratch = aligned(network.rows - count, width)
     divisor = np.float32(high - low)

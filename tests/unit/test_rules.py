@@ -84,6 +84,15 @@ def test_rank_network_of_many_selects_its_ranks(count: int) -> None:
         np.testing.assert_array_equal(out, expected, err_msg=f"[{low}, {high})")
 
 
+def test_the_median_of_very_many_is_taken_in_short_rows() -> None:
+    crowd = contributions(300, (TensorSpec("x", (40_000,)),))
+    (piece,) = pieces((TensorSpec("x", (40_000,)),))
+    out = np.empty(40_000, np.float32)
+    kernels.median(cohort(crowd, [1.0] * 300), piece, out)
+    np.testing.assert_array_equal(out, np.median(np.stack([flat(one) for one in crowd]), axis=0))
+    assert max(one.longest for one in crowd) * 300 * 4 <= kernels.ROOM_BYTES
+
+
 @pytest.mark.parametrize(
     ("low", "high", "most"), [(6, 26, 260), (3, 29, 200), (9, 23, 272), (15, 17, 260)]
 )
