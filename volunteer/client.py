@@ -144,7 +144,7 @@ class Client:
         """One GET of about `size` bytes, read piece by piece. Not retried: whoever reads knows where to go on."""
         headers, limit = self._headers(headers), Limit(READ_S + SLACK_S)
         if self._bulk and size >= BULK_BYTES:
-            async with self._answered(limit), bulk.asked(self._question(path, headers)) as answer:
+            async with self._answered(limit), bulk.got(self._question(path, headers)) as answer:
                 if answer is not None:
                     body = self._pieces(answer.body, limit)
                     yield Reply(answer.status, answer.headers, body)
@@ -161,20 +161,24 @@ class Client:
             path=API + path,
             headers={**HEADERS, **headers},
             connect_s=CONNECT_S,
-            read_s=READ_S,
+            idle_s=READ_S,
         )
 
     async def put(
         self, path: str, headers: Mapping[str, str], body: AsyncIterator[bytes], reply: type[T]
     ) -> T:
         """One PUT of a streamed body; `headers` name its Content-Length. Not retried."""
-        limit = Limit(READ_S + SLACK_S)
+        headers, limit = self._headers(headers), Limit(READ_S + SLACK_S)
+        content = self._counted(body, limit)
+        if self._bulk and int(headers["Content-Length"]) >= BULK_BYTES:
+            async with self._answered(limit):
+                said = await bulk.put(self._question(path, headers), content, JSON_BYTES_MAX)
+                self._received(len(said.data), limit)
+            if said.status >= 300:
+                raise refusal(self.address.host, said.status, said.headers, said.data)
+            return decoded(said.data, reply)
         request = self._http.build_request(
-            "PUT",
-            path,
-            headers=self._headers(headers),
-            content=self._counted(body, limit),
-            timeout=_timeout(READ_S),
+            "PUT", path, headers=headers, content=content, timeout=_timeout(READ_S)
         )
         async with self._answer(request, limit) as response:
             data = await self._read(response, JSON_BYTES_MAX, limit)

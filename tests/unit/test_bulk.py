@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shared import errors
@@ -35,8 +36,11 @@ def whole(head: bytes, body: bytes = DATA) -> bytes:
 class Server:
     """Sends what its script says, one entry for each connection, the last one for ever; then closes."""
 
-    def __init__(self, *script: bytes) -> None:
+    def __init__(self, *script: bytes, takes: int = 0) -> None:
+        """It takes so many bytes of each body before it answers; -1 = it never reads one."""
         self.requests: list[str] = []
+        self.received = bytearray()
+        self._takes = takes
         self._script = list(script)
         self.left = asyncio.Event()  # a client has closed
         self.close = asyncio.Event()
@@ -45,6 +49,9 @@ class Server:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             self.requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
+            if self._takes < 0:
+                await asyncio.Event().wait()
+            self.received += await reader.readexactly(self._takes)
             writer.write(self._script.pop(0) if len(self._script) > 1 else self._script[0])
             await writer.drain()
             if not self.close.is_set():
@@ -231,3 +238,86 @@ async def test_who_gives_up_leaves_no_connection_open() -> None:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         assert await asyncio.wait_for(server.left.wait(), 30)
+
+
+# --- up ---
+
+
+class Said(msgspec.Struct):
+    value: int
+
+
+async def send(address: Address, mbit: float = 0.0, clock: Clock | None = None) -> int:
+    client = Client(address, clock=clock or SystemClock(), token="worker.secret")
+    client.up.limit(mbit)
+
+    async def body() -> AsyncIterator[bytes]:
+        for start in range(0, SIZE, BULK_BYTES):
+            yield DATA[start : start + BULK_BYTES]
+
+    try:
+        headers = {"Content-Length": str(SIZE), "Upload-Offset": "0"}
+        said = await client.put("/uploads/x", headers, body(), Said)
+        assert client.sent_bytes == SIZE
+        return said.value
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_file_goes_up_whole(chunked: bool) -> None:
+    answer = whole(b"200 OK", b'{"value":7}')
+    if chunked:
+        answer = (
+            b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nb\r\n{"value":7}\r\n0\r\n\r\n'
+        )
+    server = Server(answer, takes=SIZE)
+    async with listening(server) as url:
+        assert await send(Address(url=url)) == 7
+    assert bytes(server.received) == DATA
+    assert "Upload-Offset: 0" in server.requests[0]
+    assert "Authorization: Bearer worker.secret" in server.requests[0]
+
+
+async def test_it_goes_up_over_tls_to_the_pinned_certificate_only(tmp_path: Path) -> None:
+    file, pin = certificate(tmp_path)
+    server = Server(whole(b"200 OK", b'{"value":7}'), takes=SIZE)
+    async with listening(server, file) as url:
+        assert await send(Address(url=url, tls_pin=pin)) == 7
+        with pytest.raises(errors.Configuration, match="another certificate"):
+            await send(Address(url=url, tls_pin="0" * 64))
+    assert bytes(server.received) == DATA
+
+
+@pytest.mark.parametrize("takes", [0, BULK_BYTES])
+async def test_a_refusal_in_the_middle_is_heard(takes: int) -> None:
+    said = b'{"code": "offset_mismatch", "message": "the upload is at byte 5"}'
+    server = Server(whole(b"409 Conflict", said), takes=takes)
+    server.close.clear()  # what else comes is read and thrown away, as uvicorn does
+    async with listening(server) as url:
+        with pytest.raises(errors.OffsetMismatch, match="at byte 5"):
+            await send(Address(url=url))
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"no http\r\n\r\n"])
+async def test_an_upload_without_a_good_answer_is_an_error(answer: bytes) -> None:
+    async with listening(Server(answer, takes=SIZE)) as url:
+        with pytest.raises(errors.VolunteerError):
+            await send(Address(url=url))
+
+
+async def test_an_endless_answer_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("volunteer.client.JSON_BYTES_MAX", 1000)
+    async with listening(Server(whole(b"200 OK", b" " * 5000), takes=SIZE)) as url:
+        with pytest.raises(errors.Unreachable):
+            await send(Address(url=url))
+
+
+async def test_who_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("volunteer.client.READ_S", 0.2)
+    monkeypatch.setattr("tests.unit.test_bulk.SIZE", 64 * BULK_BYTES)
+    monkeypatch.setattr("tests.unit.test_bulk.DATA", bytes(64 * BULK_BYTES))
+    server = Server(b"", takes=-1)
+    async with listening(server) as url:
+        with pytest.raises(errors.Unreachable, match="did not answer in time"):
+            await send(Address(url=url))
