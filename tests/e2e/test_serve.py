@@ -269,7 +269,7 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
     ("words", "code", "says"),
     [
         (("serve", "--port", "x"), 2, "--port"),
-        (("serve", "--port", "99999"), 78, "65535"),
+        (("serve", "--port", "99999"), 2, "65535"),
         (("serve", "--prot", "1"), 2, "--prot"),
         (("serve", "--host", "no.such.host.invalid"), 78, "not an address"),
         (("serve", "--tls-cert", "absent.pem", "--tls-key", "absent.pem"), 78, "TLS files"),
