@@ -76,10 +76,16 @@ async def announced(lesson: Lesson, machine: Lent, process: Process) -> Path:
         path = machine.directories.cache / sha256[:2] / sha256
         while not path.exists():
             await process.tick()
-        told = len(process.all(events.Training))
-        while len(process.all(events.Training)) < told + 3:
+        # The next game to begin takes it, and one after that is surely played with it.
+        played = games(process)
+        while games(process) < played + 2:
             await process.tick()
     return path
+
+
+def games(process: Process) -> int:
+    """How many are over."""
+    return process.all(events.Training)[-1].step
 
 
 def fill(cache: Path) -> None:
