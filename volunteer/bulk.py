@@ -77,9 +77,8 @@ async def got(question: Question) -> AsyncIterator[Answer | None]:
     """The answer to a GET, or None for one that is not usual. Raises Lost, also while the body is read; then what came before
     was handed over."""
     wire = await _connect(question)
-    http = _begun(wire, question, "GET")
     try:
-        yield await _usual(wire, http)
+        yield await _usual(wire, _begun(wire, question, "GET"))
     finally:
         wire.close()
 
@@ -87,8 +86,8 @@ async def got(question: Question) -> AsyncIterator[Answer | None]:
 async def put(question: Question, body: AsyncIterator[bytes], bytes_max: int) -> Told:
     """Send a body whose Content-Length is among the headers; what is said to it, also before all of it was sent. Raises Lost."""
     wire = await _connect(question)
-    http = _begun(wire, question, "PUT")
     try:
+        http = _begun(wire, question, "PUT")
         with suppress(Lost):  # perhaps it was refused first, and then cut off
             async for piece in body:
                 await wire.send(piece)
@@ -136,7 +135,8 @@ async def _usual(wire: _Wire, http: h11.Connection) -> Answer | None:
         return None
     found = _headers(head)
     length = found.get("content-length", "")
-    if head.status_code not in (200, 206) or not length or "transfer-encoding" in found:
+    strange = found.keys() & {"transfer-encoding", "content-encoding"}
+    if head.status_code not in (200, 206) or not length or strange:
         return None
     body = wire.body(http.trailing_data[0], int(length))
     return Answer(status=head.status_code, headers=found, body=body)

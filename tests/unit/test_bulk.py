@@ -139,6 +139,13 @@ async def test_a_refusal_is_told_in_the_words_of_the_coordinator() -> None:
             await read(Address(url=url))
 
 
+async def test_a_compressed_answer_is_refused_at_once() -> None:
+    answer = whole(b"200 OK").replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n", 1)
+    async with listening(Server(answer)) as url:
+        with pytest.raises(errors.Internal, match="compressed"):
+            await read(Address(url=url))
+
+
 async def test_more_than_was_announced_is_refused() -> None:
     async with listening(Server(whole(b"200 OK") + b"x" * BULK_BYTES)) as url:
         with pytest.raises(errors.Unreachable):
