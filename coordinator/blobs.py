@@ -17,13 +17,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 from uuid import uuid4
 
 import msgspec
 
 from shared.errors import BadRequest, NotFound, StorageFull
 from shared.threads import R, opened
+
+if TYPE_CHECKING:
+    from coordinator.zerocopy import SendFile
 
 READ_BYTES = (
     1 << 20
@@ -154,6 +157,15 @@ class FileStream:
         self._left = stop - start
         self._pending: asyncio.Future[bytes] | None = None
         file.seek(start)
+
+    async def pass_on(self, send_file: SendFile) -> int:
+        """Have the kernel send what it has in memory of what is left; how many bytes that was."""
+        if self._pending is not None:
+            return 0
+        done = await send_file(self._file.fileno(), self._file.tell(), self._left)
+        self._file.seek(done, os.SEEK_CUR)
+        self._left -= done
+        return done
 
     def _begin(self, size: int) -> None:
         self._pending = asyncio.ensure_future(in_pool(self._file.read, size)) if size else None

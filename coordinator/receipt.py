@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from coordinator.zerocopy import EXTENSION, ZeroCopy, possible
 from shared.protocol import BODY_RATE_MIN, HEADER_BYTES_MAX, ErrorBody
 
 if TYPE_CHECKING:
@@ -97,7 +99,7 @@ class Guard:
     def _problem(self, connection: Any, watch: Watch, now: float) -> str:
         phase: Phase = connection.phase()
         key = (phase, watch.resumed if phase == "reply" else watch.request)
-        moved = connection.transport.get_write_buffer_size() if phase == "reply" else watch.received
+        moved = connection.unsent() if phase == "reply" else watch.received
         if key != watch.seen:
             watch.seen, watch.since, watch.bytes_then = key, now, moved
             return ""
@@ -176,6 +178,7 @@ def _on_httptools(guard: Guard) -> type[asyncio.Protocol]:
             self._phase = "body"
             if self._check_headers():
                 super().on_headers_complete()
+                self.offer_files(self.scope)
 
         def on_body(self, body: bytes) -> None:
             if not self._refused:
@@ -232,6 +235,7 @@ class _Watched:
 
     _guard: Guard
     watch: Watch | None = None
+    wire: ZeroCopy | None = None
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
     flow: Any
@@ -240,6 +244,8 @@ class _Watched:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[misc]
+        if possible(self.transport):
+            self.wire = ZeroCopy(self.transport, self.loop)
         address = self.client[0] if self.client else ""
         self.watch = self._guard.admit(self, address, self.loop.time())
         if self.watch is None:
@@ -247,6 +253,8 @@ class _Watched:
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._guard.leave(self)
+        if self.wire is not None:
+            self.wire.lost()
         super().connection_lost(exc)  # type: ignore[misc]
 
     def resume_writing(self) -> None:
@@ -256,12 +264,28 @@ class _Watched:
 
     def _while(self, receiving: Phase) -> Phase:
         """The phase to judge by: the client is not to blame while we have stopped reading, or have not asked yet."""
-        if self.flow.write_paused:
+        if self.flow.write_paused or (self.wire is not None and self.wire.busy):
             return "reply"
         if receiving == "body":
             waiting = self.cycle is not None and self.cycle.waiting_for_100_continue
             return "idle" if self.flow.read_paused or waiting else "body"
         return receiving
+
+    def offer_files(self, scope: Any) -> None:
+        """Let the answer to a request come from files. Called before it begins."""
+        if self.wire is not None and self.cycle is not None:
+            scope["extensions"] = {EXTENSION: partial(self._send_file, self.cycle)}
+
+    async def _send_file(self, cycle: Any, descriptor: int, offset: int, count: int) -> int:
+        assert self.wire is not None
+        done = await self.wire.send(descriptor, offset, count)
+        cycle.expected_content_length -= done
+        return done
+
+    def unsent(self) -> int:
+        """Falls with every byte of an answer that the client takes, whichever way it went."""
+        past = self.wire.sent if self.wire is not None else 0
+        return self.transport.get_write_buffer_size() - past
 
     def refuse(self, status: int, message: str) -> None:
         """Say why, if nothing was said yet, and close."""

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from coordinator.blobs import Pieces
+from coordinator.blobs import FileStream, Pieces
 from coordinator.limits import (
     INTEGER_DIGITS_MAX,
     ClientGone,
@@ -28,6 +28,7 @@ from coordinator.limits import (
     read_body,
     read_json,
 )
+from coordinator.zerocopy import of_scope
 from shared.errors import BadRequest, NotFound, Unauthorized, VolunteerError
 from shared.protocol import ErrorBody
 
@@ -238,8 +239,14 @@ async def _send_stream(scope: Scope, receive: Receive, send: Send, stream: Piece
     gone = asyncio.ensure_future(
         _until_gone(receive)
     )  # the server drops what is sent to nobody without a word
+    send_file = of_scope(scope)
     try:
-        async for piece in stream:
+        while True:
+            if send_file is not None and isinstance(stream, FileStream):
+                scope["sent"] += await stream.pass_on(send_file)
+            piece = await anext(stream, b"")
+            if not piece:
+                break
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             scope["sent"] += len(piece)
             if gone.done():
