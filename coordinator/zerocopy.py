@@ -18,6 +18,7 @@ from coordinator.limits import ClientGone
 EXTENSION = "coordinator.sendfile"  # of the ASGI scope, where it is possible
 BYTES_MIN = 256 << 10  # fewer are sent sooner as they are
 AT_ONCE_BYTES = 1 << 20  # then others have their turn
+CALL_BYTES = 8 << 20  # that one call sends: then they are counted, and who has gone is noticed
 AHEAD_BYTES = 128 << 10  # what the kernel reads ahead: one byte there stands for all of it
 TURNS = 4  # of the loop, for the head of the answer to leave
 
@@ -36,10 +37,11 @@ class ZeroCopy:
         self._waiting: asyncio.Future[None] | None = None
 
     async def send(self, descriptor: int, offset: int, count: int) -> int:
-        """Send [offset, offset + count) of a file as far as the kernel has it in memory; how much that was.
+        """Send the bytes of a file from `offset` on, at most `count`, while the kernel has them in memory; how many went.
 
         Raises ClientGone.
         """
+        count = min(count, CALL_BYTES)
         if count < BYTES_MIN or not await self._empty():
             return 0
         # Of its own: the loop has the other one registered for itself.

@@ -243,7 +243,8 @@ async def _send_stream(scope: Scope, receive: Receive, send: Send, stream: Piece
     try:
         while True:
             if send_file is not None and isinstance(stream, FileStream):
-                scope["sent"] += await stream.pass_on(send_file)
+                while done := await stream.pass_on(send_file):
+                    scope["sent"] += done
             piece = await anext(stream, b"")
             if not piece:
                 break
