@@ -105,7 +105,10 @@ async def test_what_arrives_is_the_file(server: tuple[Server, int], first: int, 
     for turn in (1, 2):  # a connection is good for more than one
         writer.write(request(f"/{first}/{last}"))
         assert await answer(reader) == DATA[first:last]
-        assert served.passed == (turn * (last - first) if last - first >= BYTES_MIN else 0)
+        # What is left at the end may be too little for it.
+        least = last - first - BYTES_MIN + 1 if last - first >= BYTES_MIN else 0
+        assert turn * least <= served.passed <= turn * (last - first)
+        assert (served.passed > 0) == (last - first >= BYTES_MIN)
     assert served.ended == [None, None]
     writer.close()
 
