@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from coordinator.limits import ClientGone
 from coordinator.receipt import Guard, protocol
 from coordinator.routes.endpoint import Reply, respond
 from coordinator.zerocopy import AT_ONCE_BYTES, BYTES_MIN
+from tests.certificates import certificate
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sendfile with RWF_NOWAIT")
 
@@ -195,3 +197,20 @@ async def test_a_file_that_was_cut_short_breaks_the_answer(
         await answer(reader)
     assert DATA.startswith(broken.value.partial)
     writer.close()
+
+
+async def test_what_is_encrypted_goes_in_pieces(server: tuple[Server, int], tmp_path: Path) -> None:
+    served, _ = server
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate(tmp_path)[0])
+    loop = asyncio.get_running_loop()
+    listening = await loop.create_server(served.connect, "127.0.0.1", 0, ssl=context)
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    port = listening.sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+    writer.write(request(f"/0/{LARGE}"))
+    assert await answer(reader) == DATA
+    assert [connection.wire for connection in served.connections] == [None]
+    writer.close()
+    listening.close()
