@@ -18,7 +18,7 @@ from coordinator.limits import ClientGone
 EXTENSION = "coordinator.sendfile"  # of the ASGI scope, where it is possible
 BYTES_MIN = 256 << 10  # fewer are sent sooner as they are
 AT_ONCE_BYTES = 1 << 20  # then others have their turn
-CALL_BYTES = 8 << 20  # that one call sends: then they are counted, and who has gone is noticed
+CALL_BYTES = 8 << 20  # that one call sends: then they are counted
 AHEAD_BYTES = 128 << 10  # what the kernel reads ahead: one byte there stands for all of it
 TURNS = 4  # of the loop, for the head of the answer to leave
 

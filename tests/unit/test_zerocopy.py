@@ -31,7 +31,7 @@ DATA = random.Random(8).randbytes(1 << 20) * 24 + b"the end"
 
 
 class Server:
-    """Sends a file: /FIRST/LAST is its bytes [FIRST, LAST), /gone answers and no more."""
+    """Sends a file: /FIRST/LAST is its bytes [FIRST, LAST), /small a short answer."""
 
     def __init__(self, path: Path) -> None:
         self.guard = Guard(Settings(data_dir=str(path.parent), body_window_s=10.0))
