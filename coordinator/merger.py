@@ -112,8 +112,8 @@ class Merger:
                 busy |= await self.merge_if_due(run.id)
             if any(definition(run).plan.shards > 1 for run in running):
                 busy |= await self.help()
-            if not busy:
-                await watch.wait(POLL_S)
+            # What a merge of ours told everybody is no news; but more may be due.
+            await watch.wait(0 if busy else POLL_S)
 
     async def help(self) -> bool:
         """Make parts of merges that other replicas lead. True when there were any."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -40,6 +42,14 @@ log = structlog.get_logger(__name__)
 FLUSH_S = 1.0
 EXPIRE_S = 2.0
 EXPIRE_MAX = 500  # tasks in one transaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wait:
+    """A merge that has to come before a task begins."""
+
+    run_id: int
+    patience_s: float
 
 
 class Queue:
@@ -85,50 +95,40 @@ class Queue:
         it could still be merged; otherwise the task goes back to the queue, with nothing counted, and this raises Gone.
         Raises NotFound for a task of somebody else, Gone when it was taken away, Cancelled when the run has ended.
         """
-        if base is None:
-            await self._in_step(principal, task_id)
-        else:
+        if base is not None:
             await self._still_good(principal, task_id, attempt, base)
-        who, now = principal.worker_id, self._clock.now()
+        who, now = principal.worker_id, self._clock.now
+        watch, until = self._signals.watch(), math.inf
 
-        def bind(conn: Connection) -> Begun:
-            if base is None:
-                begun = tasks.begin(conn, task_id, who, attempt, now, newest=newest)
+        def bind(conn: Connection) -> Begun | _Wait:
+            """All in one look: most begin at once, and who waited begins with the look that says so."""
+            if base is not None:
+                begun = bases.tell(conn, task_id, who, attempt, base, now())
+            elif self._clock.monotonic() < until and (wait := self._in_step(conn, who, task_id)):
+                return wait
             else:
-                begun = bases.tell(conn, task_id, who, attempt, base, now)
+                begun = tasks.begin(conn, task_id, who, attempt, now(), newest=newest)
             part, tries = handover.wanted(conn, begun.task)
             return msgspec.structs.replace(begun, part=part, tries=tries)
 
-        begun = await self._db.write(bind)
-        self._renewals.hold(begun.task)
-        return begun
+        while isinstance(found := await self._db.write(bind), _Wait):
+            watch.topics = (f"run:{found.run_id}",)
+            until = min(until, self._clock.monotonic() + found.patience_s)
+            await watch.wait(until - self._clock.monotonic())
+        self._renewals.hold(found.task)
+        return found
 
-    async def _in_step(self, principal: Principal, task_id: int) -> None:
-        """Wait for the merge that this worker has a part in; no longer than the plan's own deadline."""
-
-        def run_to_wait_for(conn: Connection) -> tuple[int, float] | None:
-            row = tasks.holder(conn, task_id, for_update=False)
-            run = runs.by_id(conn, row.run_id)
-            plan = in_phase(self._claims.spec(conn, run.id).plan, run.phase)
-            mine = row.worker_id == principal.worker_id and row.begun_at is None
-            if plan.overlap or not mine:
-                return None
-            if not contributions.is_waiting(conn, row.run_id, principal.worker_id):
-                return None
-            return row.run_id, plan.deadline_seconds or LONG_POLL_S_MAX
-
-        found = await self._db.read(run_to_wait_for)
-        if found is None:
-            return
-        run_id, patience = found
-        watch = self._signals.watch(f"run:{run_id}")
-        until = self._clock.monotonic() + min(patience, LONG_POLL_S_MAX)
-        # Looked at again before the first wait: the merge may have come before the watch.
-        while await self._db.read(run_to_wait_for) is not None:
-            left = until - self._clock.monotonic()
-            if left <= 0:
-                return
-            await watch.wait(left)
+    def _in_step(self, conn: Connection, worker_id: str, task_id: int) -> _Wait | None:
+        """The merge that this worker has a part in, to be waited for no longer than the plan's own deadline."""
+        row = tasks.holder(conn, task_id, for_update=False)
+        if row.worker_id != worker_id or row.begun_at is not None:
+            return None
+        run = runs.by_id(conn, row.run_id)
+        plan = in_phase(self._claims.spec(conn, run.id).plan, run.phase)
+        if plan.overlap or not contributions.is_waiting(conn, run.id, worker_id):
+            return None
+        patience_s = min(plan.deadline_seconds or LONG_POLL_S_MAX, LONG_POLL_S_MAX)
+        return _Wait(run_id=run.id, patience_s=patience_s)
 
     async def _still_good(
         self, principal: Principal, task_id: int, attempt: int, base: int

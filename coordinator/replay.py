@@ -62,13 +62,16 @@ class Replay:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Tend every running run until `stop` is set."""
-        watch = self._signals.watch("contributions", "versions", "queue")
+        watch = self._signals.watch()
         while not stop.is_set():
+            watch.topics = ("runs",)  # while none makes its own data, nothing else concerns us
             for row in await self._db.read(lambda conn: runs.every(conn, ("running",))):
                 try:
                     await self.tend(row.id)
                 except (VolunteerError, OSError) as error:
                     log.warning("replay not tended", run=row.name, error=str(error))
+                if row.id not in self._specs or self._specs[row.id].play is not None:
+                    watch.topics = ("runs", "contributions", "versions", "queue")
             await watch.wait(POLL_S)
 
     async def tend(self, run_id: int) -> bool:

@@ -301,5 +301,5 @@ class Runs(Reading):
         return await self.describe(row)
 
     def _wake(self, run_id: int) -> None:
-        self._signals.notify(f"run:{run_id}")
-        self._signals.notify("queue")
+        for topic in (f"run:{run_id}", "runs", "queue"):
+            self._signals.notify(topic)

@@ -20,8 +20,9 @@ class Signals:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._count: dict[str, int] = {}
-        self._everything = 0
+        self._moment = 0  # how often something was notified
+        self._everything = 0  # the moment when anything may have changed
+        self._last: dict[str, int] = {}  # topic -> the moment when it was notified last
         # In the order in which they came, so that a simulation wakes them in the same order every time.
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
         self._send: Callable[[str], None] = lambda topic: None
@@ -37,22 +38,27 @@ class Signals:
 
     def deliver(self, topic: str | None) -> None:
         """Wake those who watch `topic` in this process; None wakes all."""
+        self._moment += 1
         if topic is None:
-            self._everything += 1
+            self._everything = self._moment
             sleepers = [future for waiting in self._waiting.values() for future in waiting]
         else:
-            self._count[topic] = self._count.get(topic, 0) + 1
+            self._last[topic] = self._moment
             sleepers = list(self._waiting.get(topic, ()))
         for future in sleepers:
             if not future.done():
                 future.set_result(None)
 
     def watch(self, *topics: str) -> Watch:
-        """Begin to watch: what is notified from now on is not missed, even before `wait` is called."""
+        """Begin to watch: what is notified from now on is not missed, even before `wait` is called.
+
+        Who has to look first to know what to watch names the topics later (`Watch.topics`), and misses nothing either.
+        """
         return Watch(self, topics)
 
-    def _seen(self, topics: tuple[str, ...]) -> tuple[int, ...]:
-        return (self._everything, *(self._count.get(topic, 0) for topic in topics))
+    def _latest(self, topics: tuple[str, ...]) -> int:
+        """The moment when one of `topics` was notified last."""
+        return max([self._everything, *(self._last.get(topic, 0) for topic in topics)])
 
     async def _sleep(self, topics: tuple[str, ...], timeout_s: float) -> None:
         """Until one of `topics` is notified, or time is up."""
@@ -75,21 +81,21 @@ class Watch:
     """One watcher of some topics."""
 
     def __init__(self, signals: Signals, topics: tuple[str, ...]) -> None:
+        self.topics = topics
         self._signals = signals
-        self._topics = topics
-        self._last = signals._seen(topics)
+        self._since = signals._moment
 
     async def wait(self, timeout_s: float) -> bool:
-        """True as soon as something was notified since `watch` or the last `wait`; False when time is up."""
-        if self._news() or timeout_s <= 0:
-            return self._take()
-        await self._signals._sleep(self._topics, timeout_s)
-        return self._take()
+        """True as soon as something was notified since `watch`, or the last `wait` or `skip`; False when time is up."""
+        if not self._news() and timeout_s > 0:
+            await self._signals._sleep(self.topics, timeout_s)
+        news = self._news()
+        self.skip()
+        return news
+
+    def skip(self) -> None:
+        """Take what was notified so far as known: for who is about to look."""
+        self._since = self._signals._moment
 
     def _news(self) -> bool:
-        return self._signals._seen(self._topics) != self._last
-
-    def _take(self) -> bool:
-        news = self._news()
-        self._last = self._signals._seen(self._topics)
-        return news
+        return self._signals._latest(self.topics) > self._since

@@ -293,7 +293,7 @@ class Coordinator:
             yield
         finally:
             self.stopping.set()
-            for topic in ("queue", "contributions", "versions"):
+            for topic in ("queue", "contributions", "versions", "runs"):
                 self.signals.deliver(topic)
             _, late = await asyncio.wait(tasks, timeout=STOP_S)
             for task in late:

@@ -130,6 +130,21 @@ async def test_a_watch_misses_nothing() -> None:
     assert not await watch.wait(0)
 
 
+async def test_a_watch_whose_topics_are_named_later_misses_nothing_either() -> None:
+    signals = Signals(VirtualClock())
+    watch, other = signals.watch(), signals.watch()
+    signals.notify("run:1")
+    watch.topics, other.topics = ("run:1",), ("run:2",)
+    assert await watch.wait(10)
+    assert not await other.wait(0)
+    signals.notify("run:1")
+    watch.skip()  # what was said is known
+    assert not await watch.wait(0)
+    signals.deliver(None)
+    assert await watch.wait(10)
+    assert await other.wait(10)
+
+
 async def test_a_watch_gives_up_when_time_is_up() -> None:
     clock = VirtualClock()
     signals = Signals(clock)
