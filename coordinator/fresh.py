@@ -8,22 +8,28 @@ from typing import Generic, TypeVar
 
 from shared.clock import Clock
 
+K = TypeVar("K")
 T = TypeVar("T")
-
 
 AHEAD = 0.75  # of its age: from then on the next value is loaded while this one is still given
 
 
 class Fresh(Generic[T]):
-    """What `load` gave at most `age_s` ago. A failed load is told to all who waited for it, and not kept."""
+    """What `load` gave at most `age_s` ago, or `rest` times as long ago as loading took: what grows slow is then asked for less.
 
-    def __init__(self, load: Callable[[], Awaitable[T]], age_s: float, clock: Clock) -> None:
+    A failed load is told to all who waited for it, and not kept.
+    """
+
+    def __init__(
+        self, load: Callable[[], Awaitable[T]], age_s: float, clock: Clock, *, rest: float = 0.0
+    ) -> None:
         self._load = load
-        self._age_s = age_s
+        self._age_s = self._age_min_s = age_s
+        self._rest = rest
         self._clock = clock
         self._loading: asyncio.Future[T] | None = None
         self._loaded: tuple[T] | None = None
-        self._loaded_at = 0.0  # monotonic
+        self._began_at = self._loaded_at = 0.0  # monotonic
 
     def peek(self) -> T | None:
         """The value if it is young enough, without waiting; None otherwise."""
@@ -43,6 +49,7 @@ class Fresh(Generic[T]):
     def _begin(self) -> asyncio.Future[T]:
         """The load that is under way, or that starts now."""
         if self._loading is None:
+            self._began_at = self._clock.monotonic()
             self._loading = asyncio.ensure_future(self._load())
             self._loading.add_done_callback(self._note)
         return self._loading
@@ -54,7 +61,34 @@ class Fresh(Generic[T]):
             if not failed:
                 self._loaded = (loading.result(),)
                 self._loaded_at = self._clock.monotonic()
+                took_s = self._loaded_at - self._began_at
+                self._age_s = max(self._age_min_s, self._rest * took_s)
 
     def drop(self) -> None:
         """Forget: the next one who asks loads anew."""
         self._loading = self._loaded = None
+
+
+class Kept(Generic[K, T]):
+    """Fresh values by key, of the keys that were asked for last."""
+
+    def __init__(self, age_s: float, clock: Clock, *, rest: float = 0.0, most: int = 64) -> None:
+        self._age_s = age_s
+        self._clock = clock
+        self._rest = rest
+        self._most = most
+        self._values: dict[K, Fresh[T]] = {}
+
+    async def get(self, key: K, load: Callable[[], Awaitable[T]]) -> T:
+        """The value of a key; `load` is asked for it, now and later. Raises what that raises."""
+        value = self._values.pop(key, None)
+        if value is None:
+            value = Fresh(load, self._age_s, self._clock, rest=self._rest)
+        self._values[key] = value
+        while len(self._values) > self._most:
+            del self._values[next(iter(self._values))]
+        return await value.get()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._values.clear()

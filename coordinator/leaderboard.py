@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from coordinator.fresh import Kept
 from coordinator.store import report, runs
 from coordinator.store.report import Standing
 from shared.errors import BadRequest
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 FRESH_S = 5.0
-KEPT_MAX = 64  # windows remembered
+REST = 20.0  # of a long history it takes long to compute: at most a twentieth of the time
 ROWS = 100
 DAYS_MAX = 3650
 DAY_S = 86_400.0
@@ -32,7 +33,7 @@ class Leaderboard:
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
         self._clock = clock
-        self._kept: dict[tuple[str, int], tuple[float, Sequence[Standing]]] = {}
+        self._kept: Kept[tuple[str, int], Sequence[Standing]] = Kept(FRESH_S, clock, rest=REST)
 
     async def rows(
         self, run: str | None, window_days: int | None, me: str | None
@@ -65,21 +66,13 @@ class Leaderboard:
     async def _standings(self, run: str | None, days: int | None) -> Sequence[Standing]:
         if days is not None and not 1 <= days <= DAYS_MAX:
             raise BadRequest(f"a leaderboard looks back between 1 and {DAYS_MAX} days")
-        key, now = (run or "", days or 0), self._clock.monotonic()
-        kept = self._kept.get(key)
-        if kept is not None and kept[0] > now:
-            return kept[1]
-        since = None if days is None else self._clock.now() - days * DAY_S
 
         def read(conn: Connection) -> Sequence[Standing]:
             run_id = None if run is None else runs.by_name(conn, run).id
+            since = None if days is None else self._clock.now() - days * DAY_S
             return report.standings(conn, run_id, since)
 
-        found = await self._db.read(read)
-        while len(self._kept) >= KEPT_MAX:
-            self._kept.pop(next(iter(self._kept)))
-        self._kept[key] = (now + FRESH_S, found)
-        return found
+        return await self._kept.get((run or "", days or 0), lambda: self._db.read(read))
 
 
 def _places(standings: Sequence[Standing], me: str | None) -> list[tuple[int, Standing]]:

@@ -9,6 +9,7 @@ import msgspec
 
 from coordinator import phases
 from coordinator.definition import Definition, definition
+from coordinator.fresh import Kept
 from coordinator.merge.plan import Pending, Plan, Ready, ready
 from coordinator.sizing import memory_bytes
 from coordinator.store import contributions, datasets, games, runs, versions
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 LIVE_S = 4 * HEARTBEAT_S
 LISTING_MAX = 1000
+LOSSES_MAX = 2000
+COUNTS_S = 0.0  # how old the numbers of contributions may be ...
+REST = 20.0  # ... or so many times as old as counting them took
 
 
 class Reading:
@@ -44,6 +48,7 @@ class Reading:
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
         self._clock = clock
+        self._counts: Kept[str, dict[str, int]] = Kept(COUNTS_S, clock, rest=REST)
 
     async def listing(self) -> tuple[RunInfo, ...]:
         """Every run, oldest first."""
@@ -133,8 +138,11 @@ class Reading:
 
         def read(conn: Connection) -> tuple[VersionInfo, ...]:
             run = runs.by_name(conn, name)
-            mine = contributions.merged_by(conn, run.id, volunteer_id) if volunteer_id else {}
             pairs = versions.listing(conn, run.id, after, max(1, min(limit, LISTING_MAX)))
+            mine = {}
+            if volunteer_id and pairs:
+                first, last = pairs[0][0].version, pairs[-1][0].version
+                mine = contributions.merged_by(conn, run.id, volunteer_id, first, last)
             rated = games.measured(conn, run.id)
             found = [_version_info(row, seen, run, rated) for row, seen in pairs]
             drawn = _pictures(conn, [seen for _, seen in pairs])
@@ -158,15 +166,12 @@ class Reading:
         return await self._db.read(read)
 
     async def loss_history(self, name: str) -> tuple[LossPoint, ...]:
-        """Measured losses, oldest first."""
+        """Measured losses, oldest first; of very many, so many as a curve can show."""
 
         def read(conn: Connection) -> tuple[LossPoint, ...]:
             run = runs.by_name(conn, name)
-            rows = versions.measured(conn, run.id)
-            return tuple(
-                LossPoint(version=row.version, loss=row.loss or 0.0, at=row.at or 0.0)
-                for row in rows
-            )
+            rows = versions.measured(conn, run.id, LOSSES_MAX)
+            return tuple(LossPoint(version=v, loss=loss, at=at) for v, loss, at in rows)
 
         return await self._db.read(read)
 
@@ -191,11 +196,15 @@ class Reading:
         return await self._db.read(read)
 
     async def summary(self, name: str, bytes_in: int = 0, bytes_out: int = 0) -> Summary:
-        """The figures of a run in one struct."""
+        """The figures of a run in one struct; its contributions may have been counted a moment ago."""
+
+        def count(conn: Connection) -> dict[str, int]:
+            return contributions.counts(conn, runs.by_name(conn, name).id)
+
+        counts = await self._counts.get(name, lambda: self._db.read(count))
 
         def read(conn: Connection) -> Summary:
             run = runs.by_name(conn, name)
-            counts = contributions.counts(conn, run.id)
             now = self._clock.now()
             lasted = max(1.0, (run.ended_at or now) - (run.started_at or now))
             return Summary(

@@ -183,7 +183,7 @@ class Upkeep:
             datasets.unregister(conn, gone)
             return gone
 
-        gone = await self._db.write(forget)
+        gone = await self._db.write(forget) if orphans else []
         for sha256 in gone:
             await self._blobs.delete(sha256)
         if gone:

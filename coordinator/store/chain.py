@@ -53,7 +53,7 @@ def seal(
     at = end(conn, table)
     query = (
         select(table.c.id, *columns)
-        .where(table.c.chain.is_(None))
+        .where(table.c.id > at.id, table.c.chain.is_(None))
         .order_by(table.c.id)
         .limit(limit)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from sqlalchemy import Connection, and_, bindparam, case, func, insert, or_, select, update
@@ -28,6 +28,7 @@ TRANSITIONS: frozenset[tuple[ContributionState, ContributionState]] = frozenset(
 )
 
 
+STATES = get_args(ContributionState)
 UPDATES = ("delta", "gradient")  # kinds that are merged; games and evaluations are not
 
 
@@ -76,6 +77,7 @@ _ADD = insert(contributions).returning(*_C)
 _KEEP = update(tasks).where(its(tasks.c.id)).values(renew_by=None, finish_by=None)
 _BY_KEY = select(contributions).where(its(_C.task_id), its(_C.attempt), its(_C.part), its(_C.tries))
 _BY_ID = select(contributions).where(its(_C.id))
+_BY_ID_LOCKED = _BY_ID.with_for_update()
 _MERGE_ORDER = (_C.task_id, _C.part, _C.tries)
 _BY_IDS = select(contributions).where(among(_C.id, "ids")).order_by(*_MERGE_ORDER)
 _IS_UPDATE = _C.kind.in_(UPDATES)
@@ -108,7 +110,7 @@ def by_id(
     conn: Connection, contribution_id: int, volunteer_id: str | None = None, *, lock: bool = False
 ) -> ContributionRow:
     """Raises NotFound, also when it belongs to somebody else."""
-    query = _BY_ID.with_for_update() if lock else _BY_ID
+    query = _BY_ID_LOCKED if lock else _BY_ID
     row = conn.execute(query, {"its_id": contribution_id}).mappings().first()
     if row is None or volunteer_id not in (None, row["volunteer_id"]):
         raise NotFound(f"there is no contribution {contribution_id} of yours")
@@ -381,14 +383,16 @@ def history(
 
 
 def counts(conn: Connection, run_id: int) -> dict[str, int]:
-    query = select(contributions.c.state, func.count()).where(contributions.c.run_id == run_id)
+    c = contributions.c
+    query = select(c.state, func.count()).where(c.run_id == run_id, c.state.in_(STATES))
     return dict(conn.execute(query.group_by(contributions.c.state)).all())
 
 
-def merged_by(conn: Connection, run_id: int, volunteer_id: str) -> dict[int, int]:
-    """How many of a volunteer's contributions went into each version."""
+def merged_by(
+    conn: Connection, run_id: int, volunteer_id: str, first: int, last: int
+) -> dict[int, int]:
+    """How many of a volunteer's contributions went into each of the versions [first, last]."""
     c = contributions.c
-    query = select(c.version, func.count()).where(
-        c.run_id == run_id, c.volunteer_id == volunteer_id, c.state == "merged"
-    )
-    return dict(conn.execute(query.group_by(c.version)).all())
+    mine = (c.volunteer_id == volunteer_id) & (c.run_id == run_id)
+    query = select(c.version, func.count()).where(mine, c.version.between(first, last))
+    return dict(conn.execute(query.where(c.state == "merged").group_by(c.version)).all())

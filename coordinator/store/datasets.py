@@ -101,13 +101,13 @@ def every(conn: Connection) -> list[DatasetRow]:
     ]
 
 
+_D = dataset_blobs.c
+_SERVED = select(_D.sha256).where(its(_D.sha256), _D.served).limit(1)
+
+
 def is_served(conn: Connection, sha256: str) -> bool:
     """Whether a volunteer may fetch this blob as part of a dataset."""
-    d = dataset_blobs.c
-    return (
-        conn.execute(select(d.sha256).where(d.sha256 == sha256, d.served).limit(1)).first()
-        is not None
-    )
+    return conn.execute(_SERVED, {"its_sha256": sha256}).first() is not None
 
 
 # --- the register of blobs ---

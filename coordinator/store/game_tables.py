@@ -5,8 +5,9 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Column, Double, ForeignKey, Index, Integer, String, Table
 
 from coordinator.store.merge_tables import metadata
+from coordinator.store.tables import Key
 
-__all__ = ["chunks", "harvests", "matches", "metadata"]
+__all__ = ["chunks", "harvests", "matches", "metadata", "metrics"]
 
 # The good games of one accepted contribution, until they are sealed into a chunk.
 harvests = Table(
@@ -50,3 +51,16 @@ matches = Table(
     Column("losses", Integer, nullable=False),
     Column("at", Double, nullable=False),
 )
+
+# How the versions of a run stand to each other, as its matches say.
+metrics = Table(
+    "metrics",
+    metadata,
+    Column("id", Key, primary_key=True, autoincrement=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("version", Integer, nullable=True),
+    Column("value", Double, nullable=False),
+    Column("at", Double, nullable=False),
+)
+Index("ix_metrics_read", metrics.c.run_id, metrics.c.name, metrics.c.id)

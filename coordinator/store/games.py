@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, case, delete, func, insert, select, update
 
-from coordinator.store.game_tables import chunks, harvests, matches
-from coordinator.store.tables import metrics, tasks
+from coordinator.store.game_tables import chunks, harvests, matches, metrics
+from coordinator.store.tables import tasks
 
 KEPT_S = 86_400.0  # a chunk that left the window stays for the learners who still read it
 

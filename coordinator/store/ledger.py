@@ -233,6 +233,20 @@ def earned_since(conn: Connection, volunteer_id: str, at: float) -> int:
     return int(conn.execute(query).scalar_one())
 
 
+def _newest(conn: Connection, owner: str, before: int | None, limit: int) -> list[int]:
+    """The newest events of an owner: those of each account come in order from its index, however many there are."""
+    found: set[int] = set()
+    for account in conn.execute(select(accounts.c.id).where(accounts.c.owner == owner)).scalars():
+        query = select(postings.c.event_id).where(postings.c.account_id == account)
+        if before is not None:
+            query = query.where(
+                postings.c.event_id < max(0, min(before, BALANCE_MAX))
+            )  # whatever is sent
+        query = query.order_by(postings.c.event_id.desc()).limit(limit)
+        found |= set(conn.execute(query).scalars())
+    return sorted(found, reverse=True)[:limit]
+
+
 def history(conn: Connection, volunteer_id: str, before: int | None, limit: int) -> list[LedgerRow]:
     """A volunteer's lines, newest first; `before` (the id of the last line seen) continues the listing."""
     # Each kind is told by one of its sides: a step within a volunteer's own accounts would sum to nothing.
@@ -245,6 +259,7 @@ def history(conn: Connection, volunteer_id: str, before: int | None, limit: int)
             else_=postings.c.amount_micro,
         )
     )
+    newest = _newest(conn, volunteer_id, before, max(1, min(limit, HISTORY_MAX)))
     query = (
         select(*(events.c[n] for n in ("id", "at", "kind", "contribution_id", "memo")))
         .add_columns(runs.c.name.label("run"), amount.label("amount_micro"))
@@ -252,13 +267,10 @@ def history(conn: Connection, volunteer_id: str, before: int | None, limit: int)
         .join(events, events.c.id == postings.c.event_id)
         .join(accounts, accounts.c.id == postings.c.account_id)
         .join(runs, runs.c.id == events.c.run_id, isouter=True)
-        .where(accounts.c.owner == volunteer_id)
+        .where(accounts.c.owner == volunteer_id, postings.c.event_id.in_(newest))
         .group_by(events.c.id, runs.c.name)
         .order_by(events.c.id.desc())
-        .limit(max(1, min(limit, HISTORY_MAX)))
     )
-    if before is not None:
-        query = query.where(events.c.id < max(0, min(before, BALANCE_MAX)))  # whatever is sent
     return [
         LedgerRow(
             id=row.id,

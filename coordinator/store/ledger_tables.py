@@ -8,6 +8,7 @@ from sqlalchemy import (
     Column,
     Double,
     ForeignKey,
+    Index,
     String,
     Table,
     Text,
@@ -51,9 +52,10 @@ postings = Table(
     metadata,
     Column("id", Key, primary_key=True, autoincrement=True),
     Column("event_id", ForeignKey("events.id"), nullable=False, index=True),
-    Column("account_id", ForeignKey("accounts.id"), nullable=False, index=True),
+    Column("account_id", ForeignKey("accounts.id"), nullable=False),
     Column("amount_micro", BigInteger, nullable=False),
 )
+Index("ix_postings_history", postings.c.account_id, postings.c.event_id)
 
 # --- the record ---
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, exists, insert, select, update
 
 from coordinator.store.merge_tables import merge_parts, state_parts
 from coordinator.store.prepared import its
@@ -161,8 +161,8 @@ def blobs_in_use(conn: Connection) -> set[str]:
 
 def drop_old(conn: Connection, before: float) -> None:
     """Forget the parts of merges that nobody has been at since."""
-    old = select(merges.c.id).where(merges.c.lease_until < before)
-    conn.execute(delete(merge_parts).where(merge_parts.c.merge_id.in_(old)))
+    old = exists().where(merges.c.id == merge_parts.c.merge_id, merges.c.lease_until < before)
+    conn.execute(delete(merge_parts).where(old))
 
 
 # --- states in shards ---

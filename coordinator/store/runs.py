@@ -138,8 +138,11 @@ def set_values(conn: Connection, run_id: int, **values: Any) -> None:
 def _live_workers() -> Select[int]:
     holding = select(tasks.c.worker_id).where(its(tasks.c.run_id), tasks.c.state == "doing")
     c = contributions.c
-    to_merge = (c.state == "accepted") & c.kind.in_(UPDATES)
-    waiting = select(c.worker_id).where(its(c.run_id), (c.state == "checking") | to_merge)
+    waiting = select(c.worker_id).where(
+        its(c.run_id),
+        c.state.in_(("checking", "accepted")),
+        (c.state == "checking") | c.kind.in_(UPDATES),
+    )
     query = select(func.count()).select_from(workers)
     since = workers.c.last_seen_at > bindparam("since")
     return query.where(since, workers.c.id.in_(union(holding, waiting)))

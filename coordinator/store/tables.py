@@ -262,12 +262,12 @@ contributions = Table(
     Column("part", Integer, nullable=False),
     Column("tries", Integer, nullable=False),
     Column("worker_id", String(64), nullable=False),
-    Column("volunteer_id", String(64), nullable=False, index=True),
+    Column("volunteer_id", String(64), nullable=False),
     # of the submit message: same key, other digest = 409
     Column("digest", String(64), nullable=False),
     Column("kind", String(16), nullable=False),  # delta, gradient, games, evaluation
     Column("codec", String(32), nullable=False),
-    Column("sha256", String(64), nullable=False, index=True),
+    Column("sha256", String(64), nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("base_version", Integer, nullable=False),
     Column("steps", Integer, nullable=False),  # from the task
@@ -289,7 +289,19 @@ contributions = Table(
     Column("merged_at", Double, nullable=True),
     UniqueConstraint("task_id", "attempt", "part", "tries"),
 )
-Index("ix_contributions_pending", contributions.c.run_id, contributions.c.state, contributions.c.id)
+_c = contributions.c
+Index("ix_contributions_pending", _c.state, _c.run_id, _c.id)
+# Every decision compares with the newest of its kind, and looks whether the same bytes came before.
+Index(
+    "ix_contributions_newest",
+    _c.run_id,
+    _c.kind,
+    _c.id,
+    sqlite_where=_c.norm.is_not(None),
+    postgresql_where=_c.norm.is_not(None),
+)
+Index("ix_contributions_seen", _c.sha256, _c.run_id)
+Index("ix_contributions_volunteer", _c.volunteer_id, _c.run_id, _c.version)
 
 # Every change of a contribution's state, in order: what a volunteer's history is made of.
 verdicts = Table(
@@ -306,6 +318,7 @@ verdicts = Table(
     Column("at", Double, nullable=False),
 )
 Index("ix_verdicts_news", verdicts.c.worker_id, verdicts.c.id)
+Index("ix_verdicts_history", verdicts.c.volunteer_id, verdicts.c.id)
 
 # --- versions ---
 
@@ -317,7 +330,7 @@ versions = Table(
     Column("kind", String(16), nullable=False),  # initial, merge, rollback
     Column("parent", Integer, nullable=True),
     Column("master_sha256", String(64), nullable=False),
-    Column("published_sha256", String(64), nullable=False),
+    Column("published_sha256", String(64), nullable=False, index=True),
     Column("size", BigInteger, nullable=False),  # published
     Column("state_sha256", String(64), nullable=True),  # server-optimiser state
     Column("manifest", Text, nullable=False),  # canonical JSON that was signed
@@ -342,10 +355,21 @@ evaluations = Table(
     Column("loss", Double, nullable=True),
     Column("metrics", Text, nullable=False),
     Column("sample", Text, nullable=False),
-    Column("sample_sha256", String(64), nullable=True),
+    Column("sample_sha256", String(64), nullable=True, index=True),
     Column("message", Text, nullable=False),
     Column("at", Double, nullable=True),
     Column("pruned", Boolean, nullable=False),  # its blobs are gone (retention)
+)
+_e = evaluations.c
+Index("ix_evaluations_waiting", _e.state, _e.run_id, _e.version)
+Index("ix_evaluations_best", _e.run_id, _e.loss, _e.version)
+# Retention looks at the few versions whose blobs are there.
+Index(
+    "ix_evaluations_kept",
+    _e.run_id,
+    _e.version,
+    sqlite_where=~_e.pruned,
+    postgresql_where=~_e.pruned,
 )
 
 merges = Table(
@@ -367,15 +391,3 @@ merges = Table(
     Column("ended_at", Double, nullable=True),
     UniqueConstraint("run_id", "base", "shard"),
 )
-
-metrics = Table(
-    "metrics",
-    metadata,
-    Column("id", Key, primary_key=True, autoincrement=True),
-    Column("run_id", ForeignKey("runs.id"), nullable=False),
-    Column("name", String(64), nullable=False),
-    Column("version", Integer, nullable=True),
-    Column("value", Double, nullable=False),
-    Column("at", Double, nullable=False),
-)
-Index("ix_metrics_read", metrics.c.run_id, metrics.c.name, metrics.c.id)

@@ -330,9 +330,10 @@ def awaits_verdict() -> ColumnElement[bool]:
 
 def bases_in_use(conn: Connection, run_id: int) -> list[int]:
     """The versions that leases of a run are based on: their files must stay."""
-    alive = (tasks.c.state == "doing") | and_(tasks.c.state == "todo", tasks.c.returned)
+    open_ = tasks.c.state.in_(("doing", "todo"))
+    held = (tasks.c.state == "doing") | tasks.c.returned
     query = select(tasks.c.base_version).distinct()
-    query = query.where(tasks.c.run_id == run_id, alive, tasks.c.base_version.is_not(None))
+    query = query.where(tasks.c.run_id == run_id, open_, held, tasks.c.base_version.is_not(None))
     return sorted(int(base) for base in conn.execute(query).scalars())
 
 

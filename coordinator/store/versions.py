@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import LABEL_STYLE_TABLENAME_PLUS_COL, Connection, func, insert, or_, select, update
+from sqlalchemy import (
+    LABEL_STYLE_TABLENAME_PLUS_COL,
+    Connection,
+    bindparam,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from coordinator.store.prepared import its
 from coordinator.store.tables import evaluations, merges, versions
@@ -186,15 +194,25 @@ def evaluation(conn: Connection, run_id: int, version: int) -> EvaluationRow:
     return EvaluationRow(**conn.execute(query).mappings().one())
 
 
-def measured(conn: Connection, run_id: int) -> list[EvaluationRow]:
-    """Versions with a loss, oldest first."""
+class Measured(NamedTuple):
+    """A loss, and the version it is of."""
+
+    version: int
+    loss: float
+    at: float
+
+
+def measured(conn: Connection, run_id: int, most: int) -> list[Measured]:
+    """Versions with a loss, oldest first: about `most` of them, evenly spread, when there are more; always the newest."""
     e = evaluations.c
-    query = (
-        select(evaluations)
-        .where(e.run_id == run_id, e.state == "done", e.loss.is_not(None))
-        .order_by(e.version)
-    )
-    return [EvaluationRow(**row) for row in conn.execute(query).mappings()]
+    found = (e.run_id == run_id) & (e.state == "done") & e.loss.is_not(None)
+    count = conn.execute(select(func.count()).select_from(evaluations).where(found)).scalar_one()
+    place = func.row_number().over(order_by=e.version.desc()) - 1
+    every = select(e.version, e.loss, e.at, place.label("place")).where(found).subquery()
+    chosen = select(every.c.version, every.c.loss, every.c.at).order_by(every.c.version)
+    if count > most:
+        chosen = chosen.where(every.c.place % -(-count // most) == 0)
+    return [Measured(version, loss, at or 0.0) for version, loss, at in conn.execute(chosen)]
 
 
 def losses_in_phase(conn: Connection, run_id: int, phase: int, limit: int) -> list[float]:
@@ -277,14 +295,10 @@ def blobs_in_use(conn: Connection) -> set[str]:
         (evaluations.c.run_id == versions.c.run_id) & (evaluations.c.version == versions.c.version),
     )
     v, e = versions.c, evaluations.c
-    query = select(
-        v.master_sha256, v.published_sha256, v.state_sha256, e.sample_sha256, e.pruned
-    ).select_from(join)
-    used: set[str] = set()
-    for master, published, state, sample, pruned in conn.execute(query):
-        used |= {sample} if sample else set()
-        if not pruned:
-            used |= {sha for sha in (master, published, state) if sha}
+    query = select(v.master_sha256, v.published_sha256, v.state_sha256).select_from(join)
+    files = conn.execute(query.where(~e.pruned))
+    used = {sha256 for row in files for sha256 in row if sha256}
+    used |= set(conn.execute(select(e.sample_sha256).where(e.sample_sha256.is_not(None))).scalars())
     b = version_blobs.c
     kept = version_blobs.join(
         evaluations, (evaluations.c.run_id == b.run_id) & (evaluations.c.version == b.version)
@@ -292,20 +306,17 @@ def blobs_in_use(conn: Connection) -> set[str]:
     return used | set(conn.execute(select(b.sha256).select_from(kept).where(~e.pruned)).scalars())
 
 
+# Each by an index of its own: every download asks.
+_PUBLIC = tuple(
+    select(column).where(column == bindparam("sha256")).limit(1)
+    for column in (version_blobs.c.sha256, versions.c.published_sha256, _E.sample_sha256)
+)
+
+
 def is_published(conn: Connection, sha256: str) -> bool:
     """Whether volunteers may have this blob: published weights, a shorter way to them, or what a version drew."""
-    way = select(version_blobs.c.sha256).where(version_blobs.c.sha256 == sha256).limit(1)
-    if conn.execute(way).first() is not None:
-        return True
-    join = versions.join(
-        evaluations,
-        (evaluations.c.run_id == versions.c.run_id) & (evaluations.c.version == versions.c.version),
-    )
-    query = select(versions.c.version).select_from(join)
-    query = query.where(
-        or_(versions.c.published_sha256 == sha256, evaluations.c.sample_sha256 == sha256)
-    ).limit(1)
-    return conn.execute(query).first() is not None
+    given = {"sha256": sha256}
+    return any(conn.execute(statement, given).first() is not None for statement in _PUBLIC)
 
 
 # --- merges ---

@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import Connection, select
 
 from coordinator.store import tables, versions
-from coordinator.store.versions import EvaluationRow
 from tests.house import RUN, House
 from tests.volunteering import Lent, Process, lent
 
@@ -34,8 +33,8 @@ async def contributions(home: House) -> list[Any]:
     return await home.coordinator.db.read(read)
 
 
-async def measured(home: House) -> list[EvaluationRow]:
-    return await home.coordinator.db.read(lambda conn: versions.measured(conn, 1))
+async def measured(home: House) -> list[versions.Measured]:
+    return await home.coordinator.db.read(lambda conn: versions.measured(conn, 1, 1000))
 
 
 async def until(process: Process, holds: Callable[[], Awaitable[bool]]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from coordinator.fresh import Fresh
+from coordinator.fresh import Fresh, Kept
 from shared.clock import VirtualClock
 from shared.errors import Unavailable
 
@@ -99,3 +99,38 @@ async def test_a_load_that_was_dropped_is_not_taken() -> None:
     source.open.set()
     assert [await first, await second] == [1, 2]
     assert fresh.peek() == 2
+
+
+async def test_what_takes_long_to_load_is_loaded_less_often() -> None:
+    source, clock = Source(), VirtualClock()
+    fresh = Fresh(source.load, 1.0, clock, rest=20.0)
+    asking = asyncio.create_task(fresh.get())
+    await asyncio.sleep(0)
+    await clock.advance(3)  # it takes so long
+    source.open.set()
+    assert await asking == 1
+    await clock.advance(0.7 * 60)
+    assert fresh.peek() == 1
+    assert source.asked == 1
+    await clock.advance(0.4 * 60)
+    assert await fresh.get() == 2
+
+
+async def test_values_are_kept_by_key_and_the_oldest_question_is_forgotten() -> None:
+    asked: list[str] = []
+
+    async def ask(name: str) -> str:
+        async def load() -> str:
+            asked.append(name)
+            return name.upper()
+
+        return await kept.get(name, load)
+
+    kept: Kept[str, str] = Kept(60.0, VirtualClock(), most=2)
+    assert [await ask(name) for name in "abab"] == ["A", "B", "A", "B"]
+    assert asked == ["a", "b"]
+    assert [await ask(name) for name in "cba"] == ["C", "B", "A"]  # c put a out
+    assert asked == ["a", "b", "c", "a"]
+    kept.clear()
+    await ask("a")
+    assert asked[-2:] == ["a", "a"]
