@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, case, delete, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    case,
+    delete,
+    func,
+    insert,
+    literal_column,
+    select,
+    update,
+)
 
 from coordinator.store.game_tables import chunks, harvests, matches, metrics
 from coordinator.store.tables import tasks
@@ -136,7 +146,7 @@ def totals(conn: Connection, run_id: int) -> Totals:
     size = t.stop - t.start
     done = func.sum(case((t.state == "done", size), else_=0))
     made = select(func.coalesce(func.sum(size), 0), func.coalesce(done, 0)).where(
-        t.run_id == run_id, t.kind == "learn", t.state.not_in(("discarded", "cancelled"))
+        _beside(run_id, "learn"), t.state.not_in(("discarded", "cancelled"))
     )
     planned, learnt = conn.execute(made).one()
     return Totals(
@@ -162,6 +172,12 @@ def _unfinished(conn: Connection, run_id: int, kind: str) -> int:
 # --- tasks ---
 
 
+def _beside(run_id: int, kind: str) -> ColumnElement[bool]:
+    """Tasks of a kind that are of no pass: they have an index of their own, for games are many more."""
+    t = tasks.c
+    return (t.run_id == run_id) & (t.kind == kind) & (t.pass_no == literal_column("0"))
+
+
 def add_task(conn: Connection, values: dict[str, Any], now: float) -> int:
     """A task beside the pass: of a learner, or a match. It waits for whoever asks next."""
     fixed = {
@@ -180,8 +196,7 @@ def add_task(conn: Connection, values: dict[str, Any], now: float) -> int:
 
 def next_start(conn: Connection, run_id: int, kind: str) -> int:
     """Where the next task of a kind begins to count."""
-    t = tasks.c
-    query = select(func.coalesce(func.max(t.stop), 0)).where(t.run_id == run_id, t.kind == kind)
+    query = select(func.coalesce(func.max(tasks.c.stop), 0)).where(_beside(run_id, kind))
     return int(conn.execute(query).scalar_one())
 
 

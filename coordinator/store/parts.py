@@ -95,7 +95,7 @@ def take(
     free = (p.state == "todo") | ((p.state == "leased") & (p.lease_until <= now))
     wanted: list[ColumnElement[bool]] = [free, (p.phase == "survey") | ~surveying]
     if merge_id is None:
-        wanted.append(p.merge_id.in_(select(merges.c.id).where(merges.c.state == "leased")))
+        wanted.append(exists().where(merges.c.id == p.merge_id, merges.c.state == "leased"))
     else:
         wanted.append(p.merge_id == merge_id)
     first = select(p.id).where(*wanted).order_by(p.id).limit(1).with_for_update(skip_locked=True)

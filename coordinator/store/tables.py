@@ -222,6 +222,13 @@ Index(
     postgresql_where=tasks.c.state == "doing",
 )
 Index("ix_tasks_renew", tasks.c.state, tasks.c.renew_by)
+Index(
+    "ix_tasks_beside",
+    tasks.c.run_id,
+    tasks.c.kind,
+    sqlite_where=tasks.c.pass_no == 0,
+    postgresql_where=tasks.c.pass_no == 0,
+)
 
 failures = Table(
     "failures",
