@@ -37,6 +37,7 @@ from coordinator.store.tables import (
 
 GAP = 10_000  # between the numbers of a row and of its copy
 READ = "SELECT coalesce(sum(seq_tup_read + idx_tup_fetch), 0) FROM pg_stat_xact_user_tables"
+BATCH = 2_000  # rounds copied at once
 STEPS = 20  # of SQLite's virtual machine, counted at once
 
 Change = Callable[[int, Any], Any]  # of a column's value in copy k
@@ -63,12 +64,13 @@ def grow(conn: Connection, run_id: int, rounds: int) -> None:
 
     def copy(table: Table, which: ColumnElement[bool], **changes: Change) -> None:
         found = [dict(row) for row in conn.execute(select(table).where(which)).mappings()]
-        made = [
-            row | {name: change(k, row[name]) for name, change in changes.items()}
-            for k in range(1, rounds + 1)
-            for row in found
-        ]
-        conn.execute(insert(table), made)
+        for first in range(1, rounds + 1, BATCH):
+            made = [
+                row | {name: change(k, row[name]) for name, change in changes.items()}
+                for k in range(first, min(rounds + 1, first + BATCH))
+                for row in found
+            ]
+            conn.execute(insert(table), made)
 
     copy(tasks, tasks.c.id.in_(done), id=beside, claim_id=lambda k, was: None, base_version=later)
     copy(
