@@ -11,6 +11,7 @@ from shared.clock import Clock
 K = TypeVar("K")
 T = TypeVar("T")
 
+REST = 20.0  # sums over all history take long once it is long: at most a twentieth of the time
 AHEAD = 0.75  # of its age: from then on the next value is loaded while this one is still given
 
 

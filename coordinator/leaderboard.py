@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from coordinator.fresh import Kept
+from coordinator.fresh import REST, Kept
 from coordinator.store import report, runs
 from coordinator.store.report import Standing
 from shared.errors import BadRequest
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 FRESH_S = 5.0
-REST = 20.0  # of a long history it takes long to compute: at most a twentieth of the time
 ROWS = 100
 DAYS_MAX = 3650
 DAY_S = 86_400.0

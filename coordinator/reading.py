@@ -9,7 +9,7 @@ import msgspec
 
 from coordinator import phases
 from coordinator.definition import Definition, definition
-from coordinator.fresh import Kept
+from coordinator.fresh import REST, Kept
 from coordinator.merge.plan import Pending, Plan, Ready, ready
 from coordinator.sizing import memory_bytes
 from coordinator.store import contributions, datasets, games, runs, versions
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 LIVE_S = 4 * HEARTBEAT_S
 LISTING_MAX = 1000
 LOSSES_MAX = 2000
-COUNTS_S = 0.0  # how old the numbers of contributions may be ...
-REST = 20.0  # ... or so many times as old as counting them took
 
 
 class Reading:
@@ -48,7 +46,7 @@ class Reading:
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
         self._clock = clock
-        self._counts: Kept[str, dict[str, int]] = Kept(COUNTS_S, clock, rest=REST)
+        self._counts: Kept[str, dict[str, int]] = Kept(0.0, clock, rest=REST)
 
     async def listing(self) -> tuple[RunInfo, ...]:
         """Every run, oldest first."""

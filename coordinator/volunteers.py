@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from coordinator import codes, machines, nicknames, registration, tokens
+from coordinator.fresh import REST, Kept
 from coordinator.invites import Invites, NewCode
 from coordinator.leaderboard import Leaderboard
 from coordinator.registration import Registered
@@ -42,6 +43,7 @@ T = TypeVar("T")
 LINK_S = 600.0
 REISSUE_S = 86_400.0  # the organiser passes this one on
 DAY_S = 86_400.0
+WORK_MAX = 4096  # volunteers whose counts are remembered
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +65,7 @@ class Volunteers:
         self._settings = settings
         self._tokens = Tokens(db, clock)
         self._board = Leaderboard(db, clock)
+        self._work: Kept[str, report.Work] = Kept(0.0, clock, rest=REST, most=WORK_MAX)
         self.invites = Invites(db, clock)
 
     # --- coming and going ---
@@ -142,10 +145,14 @@ class Volunteers:
         now, who = self._clock.now(), principal.volunteer_id
         rank = await self._board.rank(who)
 
+        def count(conn: Connection) -> report.Work:
+            return report.work(conn, volunteer_id=who).get(who, report.Work())
+
+        done = await self._work.get(who, lambda: self._db.read(count))
+
         def read(conn: Connection) -> Me:
             row = _account(store.by_id(conn, who))
             has = ledger.balances(conn, who)
-            done = report.work(conn, volunteer_id=who).get(who, report.Work())
             return Me(
                 volunteer_id=who,
                 nickname=row.nickname,

@@ -55,6 +55,7 @@ __all__ = [
 ]
 
 HISTORY_MAX = 500
+SKEW_S = 60.0  # events in the order of their numbers are in that of their instants up to this
 # A step comes after the first of these, and never together with the second.
 ORDER = {"earn": ("pending", "void"), "void": ("pending", "earn"), "reverse": ("earn", "void")}
 # What a volunteer reads for each kind of event.
@@ -223,12 +224,15 @@ def balances(conn: Connection, volunteer_id: str) -> Balances:
 
 def earned_since(conn: Connection, volunteer_id: str, at: float) -> int:
     """What was earned from `at` on, less what was taken back."""
+    before = select(events.c.id).where(events.c.at < at - SKEW_S)
+    first = before.order_by(events.c.at.desc()).limit(1).scalar_subquery()
     query = (
         select(func.coalesce(func.sum(postings.c.amount_micro), 0))
         .join(events, events.c.id == postings.c.event_id)
         .join(accounts, accounts.c.id == postings.c.account_id)
         .where(accounts.c.owner == volunteer_id, accounts.c.kind == "earned")
         .where(events.c.kind.in_(("earn", "reverse")), events.c.at >= at)
+        .where(postings.c.event_id > func.coalesce(first, 0))  # of a long history only the end
     )
     return int(conn.execute(query).scalar_one())
 

@@ -43,7 +43,7 @@ events = Table(
     Column("run_id", Key, nullable=True),
     Column("contribution_id", Key, nullable=True),
     Column("memo", Text, nullable=False),
-    Column("at", Double, nullable=False),
+    Column("at", Double, nullable=False, index=True),
     Column("chain", String(64), nullable=True),  # hash chain, sealed by upkeep
 )
 
