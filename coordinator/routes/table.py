@@ -233,7 +233,7 @@ _READING = (
         method="GET",
         path=f"{API}/runs/{{run}}/loss",
         handler=runs.loss,
-        summary="Measured losses, oldest first",
+        summary="Measured losses, oldest first, as many as a curve can show",
         reply=tuple[LossPoint, ...],
     ),
     Endpoint(
