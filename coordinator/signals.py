@@ -1,6 +1,7 @@
 """Waking those who wait: topics in this process, bridged to the other processes of the same database.
 
-Topics: "run:<id>" (its head, state or merge moved), "contributions:<run id>", "queue" (there may be work), "volunteers".
+Topics: "run:<id>" (its head or state moved), "runs" (the state of any did), "versions", "contributions", "queue" (there may be
+work), "volunteers".
 """
 
 from __future__ import annotations

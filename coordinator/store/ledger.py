@@ -240,14 +240,12 @@ def earned_since(conn: Connection, volunteer_id: str, at: float) -> int:
 def _newest(conn: Connection, owner: str, before: int | None, limit: int) -> list[int]:
     """The newest events of an owner: those of each account come in order from its index, however many there are."""
     found: set[int] = set()
+    number = postings.c.event_id
     for account in conn.execute(select(accounts.c.id).where(accounts.c.owner == owner)).scalars():
-        query = select(postings.c.event_id).where(postings.c.account_id == account)
+        query = select(number).where(postings.c.account_id == account)
         if before is not None:
-            query = query.where(
-                postings.c.event_id < max(0, min(before, BALANCE_MAX))
-            )  # whatever is sent
-        query = query.order_by(postings.c.event_id.desc()).limit(limit)
-        found |= set(conn.execute(query).scalars())
+            query = query.where(number < max(0, min(before, BALANCE_MAX)))  # whatever is sent
+        found |= set(conn.execute(query.order_by(number.desc()).limit(limit)).scalars())
     return sorted(found, reverse=True)[:limit]
 
 
