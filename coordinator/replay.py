@@ -200,7 +200,7 @@ class Replay:
         if play is None or not play.match_every or found.measuring:
             return False
         best = run.best or 0
-        last = max((row.version for row in games.matches_of(conn, run.id)), default=0)
+        _, last = games.count_matches(conn, run.id)
         if run.head == best or run.head < last + play.match_every:
             return False
         other = versions.get(conn, run.id, best)
@@ -232,9 +232,10 @@ class Replay:
 
     async def _rate(self, run_id: int) -> None:
         """Ratings and the best version, when there are new matches."""
-        rows = await self._db.read(lambda conn: games.matches_of(conn, run_id))
-        if len(rows) == self._rated.get(run_id, 0):
+        count, _ = await self._db.read(lambda conn: games.count_matches(conn, run_id))
+        if count == self._rated.get(run_id, 0):
             return
+        rows = await self._db.read(lambda conn: games.matches_of(conn, run_id))
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._threads, standing, rows)
         await self._db.write(lambda conn: self._store_rating(conn, run_id, found))

@@ -222,6 +222,15 @@ def matches_of(conn: Connection, run_id: int) -> list[MatchRow]:
     return [MatchRow(**row) for row in conn.execute(query).mappings()]
 
 
+def count_matches(conn: Connection, run_id: int) -> tuple[int, int]:
+    """How many there were, and the newest version that played one; (0, 0) before the first."""
+    newest = func.coalesce(func.max(matches.c.version), 0)
+    count, version = conn.execute(
+        select(func.count(), newest).where(matches.c.run_id == run_id)
+    ).one()
+    return int(count), int(version)
+
+
 def measure(
     conn: Connection, run_id: int, figures: dict[int, dict[str, float]], now: float
 ) -> None:

@@ -38,7 +38,7 @@ async def measured(home: House) -> list[versions.Measured]:
 
 
 async def until(process: Process, holds: Callable[[], Awaitable[bool]]) -> None:
-    async with process.eventually(120):
+    async with process.eventually(300):
         while not await holds():
             await process.tick()
 
