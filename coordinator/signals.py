@@ -87,16 +87,12 @@ class Watch:
         self._since = signals._moment
 
     async def wait(self, timeout_s: float) -> bool:
-        """True as soon as something was notified since `watch`, or the last `wait` or `skip`; False when time is up."""
+        """True as soon as something was notified since `watch` or the last `wait`; False when time is up."""
         if not self._news() and timeout_s > 0:
             await self._signals._sleep(self.topics, timeout_s)
         news = self._news()
-        self.skip()
-        return news
-
-    def skip(self) -> None:
-        """Take what was notified so far as known: for who is about to look."""
         self._since = self._signals._moment
+        return news
 
     def _news(self) -> bool:
         return self._signals._latest(self.topics) > self._since

@@ -175,7 +175,8 @@ def _unfinished(conn: Connection, run_id: int, kind: str) -> int:
 def _beside(run_id: int, kind: str) -> ColumnElement[bool]:
     """Tasks of a kind that are of no pass: they have an index of their own, for games are many more."""
     t = tasks.c
-    return (t.run_id == run_id) & (t.kind == kind) & (t.pass_no == literal_column("0"))
+    of_no_pass = t.pass_no == literal_column("0")  # SQLite must see it to use that index
+    return (t.run_id == run_id) & (t.kind == kind) & of_no_pass
 
 
 def add_task(conn: Connection, values: dict[str, Any], now: float) -> int:
