@@ -22,8 +22,8 @@ from uuid import uuid4
 
 import msgspec
 
+from shared.cancel_safe_open import R, opened
 from shared.errors import BadRequest, NotFound, StorageFull
-from shared.threads import R, opened
 
 if TYPE_CHECKING:
     from coordinator.zerocopy import SendFile

@@ -14,7 +14,7 @@ from coordinator.ledger import Ledger
 from coordinator.store import datasets, invariants, runs, versions
 from shared.decoding import decode
 from shared.errors import VolunteerError, why
-from shared.protocol import VersionManifest
+from shared.protocol.work import VersionManifest
 from shared.signing import SigningKey, verify
 from shared.tensors.frame import open_frame
 

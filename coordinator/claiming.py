@@ -27,7 +27,9 @@ from coordinator.store.claims import View
 from coordinator.store.leases import Taken
 from coordinator.store.tasks import TaskRow
 from shared.errors import BadRequest, Banned, Unauthorized, VolunteerError
-from shared.protocol import LONG_POLL_S_MAX, ClaimReply, ClaimRequest, Idle, Lease, Reason
+from shared.protocol.base import Reason
+from shared.protocol.limits import LONG_POLL_S_MAX
+from shared.protocol.work import ClaimReply, ClaimRequest, Idle, Lease
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

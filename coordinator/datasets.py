@@ -15,10 +15,10 @@ from coordinator.store import datasets, games, versions
 from coordinator.store.datasets import DatasetRow
 from shared.clock import Clock
 from shared.errors import InvalidName, InvalidRunFile, NotFound
-from shared.protocol import dataset_view
+from shared.protocol.heartbeat import dataset_view
 from shared.signing import canonical, digest
 from shared.workloads.base import ChunkRef, DatasetManifest
-from shared.workloads.documents import Skipped
+from shared.workloads.data.documents import Skipped
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -73,14 +73,14 @@ class Datasets:
         return manifest
 
     async def add_text(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
-        """A token dataset from text files, folders, JSONL or a token `.bin`; see `shared.workloads.text.build_text`."""
-        from shared.workloads.text import build_text
+        """A token dataset from text files, folders, JSONL or a token `.bin`; see `shared.workloads.data.text_dataset.build_text`."""
+        from shared.workloads.data.text_dataset import build_text
 
         return await self._named(name, build_text, paths, options)
 
     async def add_images(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
-        """A dataset of images from folders, zip archives, PNG and JPEG; see `shared.workloads.images.build_images`."""
-        from shared.workloads.images import build_images
+        """A dataset of images from folders, zip archives, PNG and JPEG; see `shared.workloads.data.image_dataset.build_images`."""
+        from shared.workloads.data.image_dataset import build_images
 
         return await self._named(name, build_images, paths, options)
 

@@ -24,7 +24,9 @@ import msgspec
 from coordinator.demo_report import Drawn, Report, Said, drawn, keep, report, traffic_of
 from coordinator.demo_runs import DemoRun, demo_run
 from shared.errors import Unavailable
-from shared.protocol import LeaderRow, RunInfo, VersionInfo
+from shared.protocol.accounts import RunInfo
+from shared.protocol.heartbeat import LeaderRow
+from shared.protocol.work import VersionInfo
 
 START_S = 60.0
 DRAIN_S = 25.0

@@ -16,7 +16,8 @@ from coordinator.strength import ANCHOR, standing
 from coordinator.versions import read_weights
 from shared.decoding import decode
 from shared.errors import NotFound
-from shared.protocol import RunInfo, VersionInfo
+from shared.protocol.accounts import RunInfo
+from shared.protocol.work import VersionInfo
 from shared.workloads.games import Encounter
 
 GAMES = 40  # of the last match

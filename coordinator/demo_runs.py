@@ -125,8 +125,8 @@ class DemoRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _standard_library(put: Put) -> DatasetManifest:
-    from shared.workloads.documents import standard_library_documents
-    from shared.workloads.text import build_text
+    from shared.workloads.data.documents import standard_library_documents
+    from shared.workloads.data.text_dataset import build_text
 
     return build_text(
         "stdlib",
@@ -139,8 +139,8 @@ def _standard_library(put: Put) -> DatasetManifest:
 
 
 def _digits(put: Put) -> DatasetManifest:
-    from shared.workloads.images import build_images
-    from shared.workloads.pictures import digit_pictures
+    from shared.workloads.data.image_dataset import build_images
+    from shared.workloads.data.image_sources import digit_pictures
 
     return build_images(
         "digits",

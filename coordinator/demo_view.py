@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shared.workloads.mosaic import braille, corner, half_blocks
-from shared.workloads.png import read_png
+from shared.workloads.data.png import read_png
+from shared.workloads.data.resize import braille, corner, half_blocks
 
 if TYPE_CHECKING:
     from coordinator.demo import Glance
     from coordinator.demo_report import Drawn, Report, Strength
-    from shared.protocol import VersionInfo
+    from shared.protocol.work import VersionInfo
 
 BARS = "▁▂▃▄▅▆▇█"
 LINE_EVERY_S = 10.0

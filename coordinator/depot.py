@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.blobs import FileStream, Pieces, in_pool, open_in_pool, storage_errors
 from shared.errors import BadRequest, NotFound, TooLarge
-from shared.protocol import UPLOAD_BYTES_MAX
+from shared.protocol.limits import UPLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
     from coordinator.space import Space

@@ -24,7 +24,7 @@ from coordinator.sizing import (
     steps_in,
     task_seed,
 )
-from shared.protocol import Reason
+from shared.protocol.base import Reason
 
 
 class Waiter(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,8 +56,8 @@ async def example_dataset(datasets: Datasets) -> None:
 
 
 def _build(put: Callable[[bytes], str]) -> DatasetManifest:
-    from shared.workloads.documents import standard_library_documents
-    from shared.workloads.text import build_text
+    from shared.workloads.data.documents import standard_library_documents
+    from shared.workloads.data.text_dataset import build_text
 
     return build_text(
         DATASET,

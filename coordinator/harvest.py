@@ -26,7 +26,7 @@ from coordinator.store.tasks import TaskRow
 from coordinator.validation import TOO_LATE, Judgement
 from shared.clock import Clock
 from shared.errors import InvalidRunFile, NotFound
-from shared.protocol import Reason
+from shared.protocol.base import Reason
 from shared.workloads.base import Job
 from shared.workloads.games import Games, Inspection, KnownVersion
 

@@ -12,7 +12,7 @@ from coordinator.fresh import REST, Kept
 from coordinator.store import report, runs
 from coordinator.store.report import Standing
 from shared.errors import BadRequest
-from shared.protocol import LeaderRow
+from shared.protocol.heartbeat import LeaderRow
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

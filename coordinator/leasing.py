@@ -26,9 +26,9 @@ from coordinator.sizing import (
 from coordinator.store import datasets, runs
 from coordinator.store.tasks import BESIDE, GAMES
 from shared.decoding import convert, decode
-from shared.protocol import Grant, Lease
+from shared.protocol.work import Grant, Lease
 from shared.workloads.base import DatasetManifest, Job, installed, load
-from shared.workloads.order import PassOrder
+from shared.workloads.data.pass_order import PassOrder
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -13,7 +13,7 @@ from coordinator.store.ledger import Balances
 
 if TYPE_CHECKING:
     from coordinator.store.database import Database
-    from shared.protocol import LedgerRow
+    from shared.protocol.heartbeat import LedgerRow
 
 ROWS = 100
 

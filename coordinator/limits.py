@@ -16,7 +16,7 @@ import msgspec
 
 from shared.decoding import decode
 from shared.errors import BadRequest, Configuration, TooLarge, TooManyRequests
-from shared.protocol import JSON_BYTES_MAX, JSON_DEPTH_MAX
+from shared.protocol.limits import JSON_BYTES_MAX, JSON_DEPTH_MAX
 
 if TYPE_CHECKING:
     from coordinator.config import Settings

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from shared.protocol import Benchmark, Device, Hardware
+from shared.protocol.accounts import Benchmark, Device, Hardware
 
 DEVICES_MAX = 16
 WORKLOADS_MAX = 32

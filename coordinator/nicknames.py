@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 
 from shared.errors import InvalidName
-from shared.protocol import NICKNAME_MAX, NICKNAME_MIN
+from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN
 
 SKELETON_MAX = 128  # the column's width
 RAW_MAX = 256  # nothing longer is even looked at

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shared.errors import BY_CODE
-from shared.protocol import PROTOCOL, ErrorBody
+from shared.protocol.base import ErrorBody
+from shared.protocol.limits import PROTOCOL
 
 if TYPE_CHECKING:
     from coordinator.routes.endpoint import Endpoint

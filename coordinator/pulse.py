@@ -12,7 +12,9 @@ import msgspec
 
 from coordinator.fresh import Fresh
 from coordinator.store import contributions, ledger, news
-from shared.protocol import HEARTBEAT_S, NEWS_MAX, HeartbeatReply, HeartbeatRequest, Verdict
+from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
+from shared.protocol.limits import HEARTBEAT_S, NEWS_MAX
+from shared.protocol.work import Verdict
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -18,15 +18,9 @@ from coordinator.renewals import Renewals
 from coordinator.store import bases, contributions, handover, runs, tasks
 from coordinator.store.tasks import Begun, FailedTask, TaskRow
 from shared.errors import Gone, VolunteerError
-from shared.protocol import (
-    LONG_POLL_S_MAX,
-    RENEW_S,
-    ClaimReply,
-    ClaimRequest,
-    HeartbeatRequest,
-    ReleaseRequest,
-    TaskOrder,
-)
+from shared.protocol.heartbeat import HeartbeatRequest, TaskOrder
+from shared.protocol.limits import LONG_POLL_S_MAX, RENEW_S
+from shared.protocol.work import ClaimReply, ClaimRequest, ReleaseRequest
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

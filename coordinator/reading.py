@@ -17,18 +17,10 @@ from coordinator.store.runs import RunRow
 from coordinator.store.volunteers import worker_state
 from shared.clock import Clock
 from shared.decoding import decode
-from shared.protocol import (
-    HEARTBEAT_S,
-    Benchmark,
-    BlobRef,
-    LossPoint,
-    RunBeat,
-    RunInfo,
-    SignedManifest,
-    Summary,
-    VersionInfo,
-    WorkerInfo,
-)
+from shared.protocol.accounts import Benchmark, RunInfo, WorkerInfo
+from shared.protocol.heartbeat import LossPoint, RunBeat, Summary
+from shared.protocol.limits import HEARTBEAT_S
+from shared.protocol.work import BlobRef, SignedManifest, VersionInfo
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from coordinator.zerocopy import EXTENSION, ZeroCopy, possible
-from shared.protocol import BODY_RATE_MIN, HEADER_BYTES_MAX, ErrorBody
+from shared.protocol.base import ErrorBody
+from shared.protocol.limits import BODY_RATE_MIN, HEADER_BYTES_MAX
 
 if TYPE_CHECKING:
     from coordinator.config import Settings

@@ -26,7 +26,8 @@ from shared.errors import (
     Unauthorized,
     UpgradeRequired,
 )
-from shared.protocol import PROTOCOL_MIN, RegisterRequest
+from shared.protocol.accounts import RegisterRequest
+from shared.protocol.limits import PROTOCOL_MIN
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -28,7 +28,8 @@ from shared.errors import (
     why,
 )
 from shared.links import JoinLink, parse_link
-from shared.protocol import API, ErrorBody
+from shared.protocol.base import ErrorBody
+from shared.protocol.limits import API
 
 TIMEOUT_S = 600.0  # building a dataset takes as long as it takes
 CONNECT_S = 10.0

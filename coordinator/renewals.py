@@ -15,7 +15,8 @@ from coordinator.store import beats
 from coordinator.store.beats import Renewal, Sign
 from coordinator.store.tasks import TaskRow
 from shared.errors import BadRequest
-from shared.protocol import HEARTBEAT_S, RENEW_S, HeartbeatRequest, TaskBeat, TaskOrder
+from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat, TaskOrder
+from shared.protocol.limits import HEARTBEAT_S, RENEW_S
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -30,7 +30,9 @@ from coordinator.versions import Content, Progress, write_weights
 from coordinator.versions import sign as sign_version
 from shared.clock import Clock
 from shared.errors import Conflict, InvalidRunFile, NotFound
-from shared.protocol import RunInfo, RunState, SignedManifest
+from shared.protocol.accounts import RunInfo
+from shared.protocol.base import RunState
+from shared.protocol.work import SignedManifest
 from shared.tensors.spec import nbytes
 from shared.workloads.base import Workload, load
 

@@ -33,11 +33,11 @@ from coordinator.receipt import Guard, protocol
 from coordinator.store import runs
 from coordinator.store.runs import RunRow
 from coordinator.wiring import Address, Coordinator, opened
-from shared import collector
+from shared import gc_freeze
+from shared.command_hints import options
 from shared.errors import Configuration, Internal, why
-from shared.hints import options
 from shared.links import format_link, is_loopback
-from shared.protocol import HEADER_BYTES_MAX
+from shared.protocol.limits import HEADER_BYTES_MAX
 
 KEEP_ALIVE_S = 75  # longer than a heartbeat's rhythm: no new handshake for each
 BACKLOG = 2048
@@ -138,7 +138,7 @@ async def _serve(
         await coordinator.set_address(address(settings, listener, certificate))
         server = _Server(_config(coordinator, certificate), coordinator, say)
         gc.collect()
-        collector.spare()
+        gc_freeze.spare()
         await server.serve(sockets=[listener])
     return 0
 

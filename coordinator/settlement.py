@@ -10,7 +10,7 @@ from coordinator.store import contributions, handover, ledger, tasks
 from coordinator.store.contributions import ContributionRow
 from coordinator.store.runs import RunRow
 from coordinator.versions import Progress
-from shared.protocol import Reason
+from shared.protocol.base import Reason
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

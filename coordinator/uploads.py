@@ -31,8 +31,9 @@ from shared.errors import (
     TooLarge,
     TooManyRequests,
 )
-from shared.protocol import PARTS_MAX, TRIES_MAX, UPLOAD_BYTES_MAX, UploadInfo, UploadRequest
-from shared.tensors.sink import Syncing
+from shared.protocol.limits import PARTS_MAX, TRIES_MAX, UPLOAD_BYTES_MAX
+from shared.protocol.work import UploadInfo, UploadRequest
+from shared.tensors.writer import Syncing
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

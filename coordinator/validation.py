@@ -17,9 +17,10 @@ import msgspec
 from coordinator.merge.plan import Plan, staleness_weight
 from coordinator.runfile import ValidationSettings
 from shared.errors import InvalidFrame
-from shared.protocol import ContributionState, Reason, SubmitRequest
+from shared.protocol.base import ContributionState, Reason
+from shared.protocol.work import SubmitRequest
 from shared.workloads.base import TrainSettings
-from shared.workloads.schedule import full_steps
+from shared.workloads.training.lr_schedule import full_steps
 
 if TYPE_CHECKING:
     from shared.tensors.spec import Schema

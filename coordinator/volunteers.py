@@ -20,14 +20,8 @@ from coordinator.store.report import Person
 from coordinator.store.volunteers import VolunteerRow
 from coordinator.tokens import Principal, Tokens
 from shared.errors import Banned, Forbidden, NotFound
-from shared.protocol import (
-    BenchmarkRequest,
-    LeaderRow,
-    LeaveRequest,
-    Me,
-    RegisterRequest,
-    WorkerInfo,
-)
+from shared.protocol.accounts import BenchmarkRequest, LeaveRequest, Me, RegisterRequest, WorkerInfo
+from shared.protocol.heartbeat import LeaderRow
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

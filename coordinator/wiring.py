@@ -53,7 +53,8 @@ from shared.clock import Clock, SystemClock
 from shared.decoding import decode
 from shared.errors import Configuration
 from shared.links import JoinLink
-from shared.protocol import PROTOCOL, PROTOCOL_MIN, RunInfo, ServerInfo
+from shared.protocol.accounts import RunInfo, ServerInfo
+from shared.protocol.limits import PROTOCOL, PROTOCOL_MIN
 from shared.signing import SigningKey, fingerprint
 
 SERVER_INFO_S = 1.0

@@ -19,19 +19,12 @@ from coordinator.definition import definition
 from coordinator.store import runs
 from shared import decoding
 from shared.clock import VirtualClock
-from shared.protocol import (
-    API,
-    BeginReply,
-    ClaimReply,
-    ErrorBody,
-    Lease,
-    RegisterReply,
-    SubmitRequest,
-    UploadInfo,
-    Verdict,
-)
+from shared.protocol.accounts import RegisterReply
+from shared.protocol.base import ErrorBody
+from shared.protocol.limits import API
+from shared.protocol.work import BeginReply, ClaimReply, Lease, SubmitRequest, UploadInfo, Verdict
 from shared.tensors.quantize import codec
-from shared.workloads.documents import Document
+from shared.workloads.data.documents import Document
 
 T = TypeVar("T")
 
@@ -77,7 +70,7 @@ class House:
 
     async def start_run(self, text: str = RUN) -> str:
         """A tiny dataset and a running run on it; its name."""
-        from shared.workloads.text import build_text
+        from shared.workloads.data.text_dataset import build_text
 
         documents = [Document(str(n), f"{n} plus {n} is {n + n};\n" * 40) for n in range(40)]
         await self.coordinator.datasets.add(

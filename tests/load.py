@@ -23,17 +23,9 @@ import numpy as np
 from coordinator.app import Coordinator
 from coordinator.store import tables
 from shared.decoding import decode
-from shared.protocol import (
-    API,
-    BeginReply,
-    ClaimReply,
-    Lease,
-    Me,
-    RegisterReply,
-    SubmitRequest,
-    UploadInfo,
-    Verdict,
-)
+from shared.protocol.accounts import Me, RegisterReply
+from shared.protocol.limits import API
+from shared.protocol.work import BeginReply, ClaimReply, Lease, SubmitRequest, UploadInfo, Verdict
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
 

@@ -12,7 +12,7 @@ from coordinator.store.database import Database
 from coordinator.store.ledger import Payment
 from coordinator.store.tables import contributions, runs, tasks, workers
 from coordinator.volunteers import Principal, Volunteers
-from shared.protocol import RegisterRequest
+from shared.protocol.accounts import RegisterRequest
 
 OTHER = "another-" + "0123456789abcdef" * 2  # the secret of somebody else
 SECRET = "s3cret-" + "0123456789abcdef" * 2

@@ -12,14 +12,14 @@ from sqlalchemy import Connection, select
 
 from coordinator.store.tables import volunteers
 from shared import decoding
-from shared.protocol import BeginReply, ClaimReply, Lease, Verdict, VersionManifest
+from shared.protocol.work import BeginReply, ClaimReply, Lease, Verdict, VersionManifest
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import codec
 from shared.tensors.update import delta
 from shared.workloads.base import ChunkRef, Data, DatasetManifest, load
-from shared.workloads.gomoku_games import GameRecord
-from shared.workloads.gomoku_games import decode as read_games
-from shared.workloads.gomoku_games import encode as write_games
+from shared.workloads.gomoku.records import GameRecord
+from shared.workloads.gomoku.records import decode as read_games
+from shared.workloads.gomoku.records import encode as write_games
 from tests.house import House, Worker, decode
 
 Change = Callable[[list[GameRecord]], list[GameRecord]]

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.runfile import TaskSettings
-from shared.protocol import RENEW_S, Lease
+from shared.protocol.limits import RENEW_S
+from shared.protocol.work import Lease
 
 TOTAL, TASK = 23, 4  # samples of a pass, of a task
 

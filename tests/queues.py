@@ -14,14 +14,10 @@ from coordinator.store.database import Database
 from coordinator.store.tasks import TaskRow
 from coordinator.volunteers import Principal
 from shared.clock import VirtualClock
-from shared.protocol import (
-    RENEW_S,
-    HeartbeatRequest,
-    Lease,
-    Reason,
-    TaskBeat,
-    TaskOrder,
-)
+from shared.protocol.base import Reason
+from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat, TaskOrder
+from shared.protocol.limits import RENEW_S
+from shared.protocol.work import Lease
 from tests.runs import add_run, add_worker, claim, queue_of
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from coordinator.store.database import Database
 from coordinator.store.tasks import TaskRow
 from coordinator.volunteers import Principal
 from shared.clock import Clock
-from shared.protocol import ClaimReply, ClaimRequest
+from shared.protocol.work import ClaimReply, ClaimRequest
 
 WORKLOAD = "gpt"
 _numbers = itertools.count(1)

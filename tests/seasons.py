@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from coordinator.store import ledger, runs
 from shared.decoding import decode as parsed
-from shared.protocol import VersionManifest
+from shared.protocol.work import VersionManifest
 from tests.house import House, Worker
 
 T = TypeVar("T")

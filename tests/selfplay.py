@@ -9,9 +9,9 @@ from pathlib import Path
 from sqlalchemy import select
 
 from coordinator.store.game_tables import harvests
-from shared.protocol import VersionInfo
-from shared.workloads.gomoku_games import GameRecord
-from shared.workloads.gomoku_games import decode as read_games
+from shared.protocol.work import VersionInfo
+from shared.workloads.gomoku.records import GameRecord
+from shared.workloads.gomoku.records import decode as read_games
 from tests.house import House, house
 from tests.players import Player
 from tests.volunteering import Lent

@@ -26,7 +26,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(enco
 # Modules that the design names. A missing one fails by name.
 HOUSE = {
     "shared": "protocol errors signing clock links tensors.spec tensors.frame tensors.quantize"
-    " tensors.update workloads.base workloads.gpt workloads.text workloads.order",
+    " tensors.update workloads.base workloads.gpt workloads.data.text_dataset workloads.data.pass_order",
     "coordinator": "cli config app server commands limits openapi tls backup demo queue signals intake"
     " validation merger evaluation ledger trust datasets runs volunteers upkeep uploads blobs runfile"
     " merge.aggregate merge.optimizer merge.plan merge.shards store.database store.tables routes",

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from shared.workloads.base import ChunkRef, Data, DatasetManifest, Job, TrainSettings
-from shared.workloads.dcgan import DcganWorkload
-from shared.workloads.dcgan_config import DcganConfig
-from shared.workloads.images import build_images
-from shared.workloads.order import PassOrder
-from shared.workloads.pictures import digit_pictures
+from shared.workloads.data.image_dataset import build_images
+from shared.workloads.data.image_sources import digit_pictures
+from shared.workloads.data.pass_order import PassOrder
+from shared.workloads.dcgan.config import DcganConfig
+from shared.workloads.dcgan.workload import DcganWorkload
 from tests.tiny_gpt import Folder
 
 WORKLOAD = DcganWorkload()

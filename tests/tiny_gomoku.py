@@ -14,9 +14,9 @@ from torch import Tensor
 
 from shared.errors import NotFound
 from shared.workloads.base import ChunkRef, DatasetManifest, Job, Result, TrainSettings, Work
-from shared.workloads.gomoku import GomokuWorkload
-from shared.workloads.gomoku_games import GameRecord, decode, encode
-from shared.workloads.gomoku_rules import Boards, Rules
+from shared.workloads.gomoku.records import GameRecord, decode, encode
+from shared.workloads.gomoku.rules import Boards, Rules
+from shared.workloads.gomoku.workload import GomokuWorkload
 
 WORKLOAD = GomokuWorkload()
 BOARD = {"size": 6, "win": 4, "blocks": 2, "channels": 16}

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from shared.errors import NotFound
 from shared.workloads.base import DatasetManifest, Job, TrainSettings, Work
-from shared.workloads.documents import Document
-from shared.workloads.gpt import GptWorkload
-from shared.workloads.text import build_text
+from shared.workloads.data.documents import Document
+from shared.workloads.data.text_dataset import build_text
+from shared.workloads.gpt.workload import GptWorkload
 
 WORKLOAD = GptWorkload()
 Weights = dict[str, Tensor]

@@ -10,7 +10,7 @@ from coordinator import publishing
 from coordinator.merge.plan import plan
 from coordinator.publishing import Base, Publication
 from coordinator.versions import Content
-from shared.protocol import BlobRef, VersionManifest
+from shared.protocol.work import BlobRef, VersionManifest
 from shared.signing import canonical, digest
 from shared.tensors.frame import FrameWriter, Written
 from shared.tensors.slices import Array

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from shared.protocol import Device
+from shared.protocol.accounts import Device
 from tests.house import RUN, House, house
 from volunteer.agent import Machine
 from volunteer.client import Client

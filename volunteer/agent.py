@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shared.errors import VolunteerError
-from shared.protocol import PROTOCOL, Device
+from shared.protocol.accounts import Device
+from shared.protocol.limits import PROTOCOL
 from volunteer import events
 from volunteer.beat import Beat
 from volunteer.chosen import check_chosen

@@ -10,7 +10,7 @@ import msgspec
 from shared import errors
 from shared.decoding import decode
 from shared.errors import VolunteerError
-from shared.protocol import ErrorBody
+from shared.protocol.base import ErrorBody
 from volunteer.wording import printable
 
 SENTENCE_CHARS_MAX = 500

@@ -8,35 +8,39 @@ from urllib.parse import quote
 
 import msgspec
 
-from shared.protocol import (
-    LONG_POLL_S_MAX,
-    BeginReply,
-    BeginRequest,
+from shared.protocol.accounts import (
     BenchmarkRequest,
-    ClaimReply,
-    ClaimRequest,
-    HeartbeatReply,
-    HeartbeatRequest,
-    LeaderRow,
     LeaveRequest,
-    LedgerRow,
     LinkCode,
-    LossPoint,
     Me,
     RegisterReply,
     RegisterRequest,
-    ReleaseRequest,
     RunInfo,
     ServerInfo,
+    VisibilityRequest,
+    WorkerInfo,
+)
+from shared.protocol.heartbeat import (
+    HeartbeatReply,
+    HeartbeatRequest,
+    LeaderRow,
+    LedgerRow,
+    LossPoint,
+    Summary,
+)
+from shared.protocol.limits import LONG_POLL_S_MAX
+from shared.protocol.work import (
+    BeginReply,
+    BeginRequest,
+    ClaimReply,
+    ClaimRequest,
+    ReleaseRequest,
     SignedManifest,
     SubmitRequest,
-    Summary,
     UploadInfo,
     UploadRequest,
     Verdict,
     VersionInfo,
-    VisibilityRequest,
-    WorkerInfo,
 )
 from shared.workloads.base import DatasetManifest
 from volunteer.client import Call, Client

@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shared.errors import VolunteerError
-from shared.protocol import (
-    HEARTBEAT_S,
-    HeartbeatReply,
-    HeartbeatRequest,
-    RunBeat,
-    TaskBeat,
-    TaskOrder,
-    Verdict,
-)
+from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest, RunBeat, TaskBeat, TaskOrder
+from shared.protocol.limits import HEARTBEAT_S
+from shared.protocol.work import Verdict
 from volunteer import events
 from volunteer.desk import FATAL, Held
 from volunteer.leases import HeldLease

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.protocol import Benchmark
+from shared.protocol.accounts import Benchmark
 
 if TYPE_CHECKING:
     import torch

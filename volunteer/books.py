@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from shared.protocol import LedgerRow
+from shared.protocol.heartbeat import LedgerRow
 
 PAGES_MAX = 10_000  # answers in a row; a hundred lines each
 

@@ -11,7 +11,8 @@ from xml.sax.saxutils import escape, quoteattr
 
 import msgspec
 
-from shared.protocol import Me, RunInfo, VersionInfo
+from shared.protocol.accounts import Me, RunInfo
+from shared.protocol.work import VersionInfo
 from volunteer.wording import printable
 
 WIDTH, HEIGHT = 1200, 630

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 
 from shared.errors import BadRequest
-from shared.protocol import RunInfo
+from shared.protocol.accounts import RunInfo
 from volunteer.wording import printable
 
 ENDED = ("completed", "failed")

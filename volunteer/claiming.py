@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shared.errors import Gone, StorageFull, Unavailable, VolunteerError
-from shared.protocol import Benchmark, ClaimRequest, Device, Idle, Lease, ReleaseRequest
+from shared.protocol.accounts import Benchmark, Device
+from shared.protocol.work import ClaimRequest, Idle, Lease, ReleaseRequest
 from shared.tensors.quantize import CODECS
 from volunteer import events
 from volunteer.desk import FATAL, Held

@@ -22,7 +22,7 @@ from shared import errors
 from shared.clock import Clock
 from shared.errors import VolunteerError
 from shared.links import is_loopback
-from shared.protocol import API, JSON_BYTES_MAX
+from shared.protocol.limits import API, JSON_BYTES_MAX
 from volunteer import bulk
 from volunteer.answers import decoded, refusal
 from volunteer.limit import Limit

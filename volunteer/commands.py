@@ -6,19 +6,9 @@ from typing import Any, Generic, Literal, TypeVar, dataclass_transform
 
 import msgspec
 
-from shared.protocol import (
-    Benchmark,
-    LeaderRow,
-    LedgerRow,
-    LinkCode,
-    LossPoint,
-    RunInfo,
-    ServerInfo,
-    Summary,
-    Verdict,
-    VersionInfo,
-    WorkerInfo,
-)
+from shared.protocol.accounts import Benchmark, LinkCode, RunInfo, ServerInfo, WorkerInfo
+from shared.protocol.heartbeat import LeaderRow, LedgerRow, LossPoint, Summary
+from shared.protocol.work import Verdict, VersionInfo
 from volunteer.events import AnyEvent
 from volunteer.public import PublicRun
 from volunteer.status import Status

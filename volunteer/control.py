@@ -11,18 +11,9 @@ from collections.abc import Awaitable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from shared.protocol import (
-    Benchmark,
-    LeaderRow,
-    LedgerRow,
-    LinkCode,
-    LossPoint,
-    RunInfo,
-    ServerInfo,
-    Summary,
-    VersionInfo,
-    WorkerInfo,
-)
+from shared.protocol.accounts import Benchmark, LinkCode, RunInfo, ServerInfo, WorkerInfo
+from shared.protocol.heartbeat import LeaderRow, LedgerRow, LossPoint, Summary
+from shared.protocol.work import VersionInfo
 from volunteer import commands
 from volunteer.commands import Ask, Command, History, Joined, SettingRow
 from volunteer.commands import How as How  # part of this interface

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import InvalidFrame, NotFound
-from shared.protocol import BlobRef, Lease
+from shared.protocol.work import BlobRef, Lease
 from shared.workloads.base import ChunkRef, DatasetManifest
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from shared.errors import NotFound
-from shared.protocol import RunInfo, VersionInfo
+from shared.protocol.accounts import RunInfo
+from shared.protocol.work import VersionInfo
 
 VERSIONS_MAX = 20_000
 

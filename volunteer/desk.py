@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import msgspec
 
 from shared.errors import Banned, Configuration, Unauthorized, UpgradeRequired, VolunteerError
-from shared.protocol import TaskBeat, Verdict
+from shared.protocol.heartbeat import TaskBeat
+from shared.protocol.work import Verdict
 from volunteer.commands import How
 from volunteer.leases import HeldLease
 from volunteer.trainer import Handle

@@ -19,7 +19,7 @@ import msgspec
 import psutil
 
 from shared.errors import Configuration
-from shared.protocol import Device, Hardware
+from shared.protocol.accounts import Device, Hardware
 
 CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
 CPUINFO = Path("/proc/cpuinfo")

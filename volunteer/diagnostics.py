@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from shared.protocol import Hardware
+from shared.protocol.accounts import Hardware
 from volunteer.commands import SettingRow
 from volunteer.events import AnyEvent
 from volunteer.sentences import words

@@ -12,7 +12,7 @@ import asyncio
 import msgspec
 
 from shared.errors import Gone, Unreachable
-from shared.protocol import BeginReply, Lease, SignedManifest, VersionManifest
+from shared.protocol.work import BeginReply, Lease, SignedManifest, VersionManifest
 from volunteer.api import Api
 from volunteer.desk import Held, with_begin
 from volunteer.parts import Parts

@@ -7,7 +7,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 from shared.errors import NotFound, VolunteerError
-from shared.protocol import RunBeat, RunInfo, VersionInfo
+from shared.protocol.accounts import RunInfo
+from shared.protocol.heartbeat import RunBeat
+from shared.protocol.work import VersionInfo
 from volunteer import events
 from volunteer.desk import FATAL
 from volunteer.parts import Parts

@@ -17,7 +17,8 @@ from shared.errors import (
     UpgradeRequired,
 )
 from shared.links import JoinLink, is_loopback
-from shared.protocol import PROTOCOL, RegisterReply, RegisterRequest, ServerInfo
+from shared.protocol.accounts import RegisterReply, RegisterRequest, ServerInfo
+from shared.protocol.limits import PROTOCOL
 from shared.signing import fits
 from shared.workloads.base import installed
 from volunteer.api import Api

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shared.errors import Cancelled, Gone, StorageFull, VolunteerError
-from shared.protocol import Benchmark, Device
+from shared.protocol.accounts import Benchmark, Device
 from volunteer import events
 from volunteer.assignment import Finished, Interrupted, Report
 from volunteer.claiming import DISK_WAIT_S, Claimer

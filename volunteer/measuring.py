@@ -9,7 +9,7 @@ import msgspec
 
 from shared.clock import SystemClock
 from shared.errors import Unavailable
-from shared.protocol import Benchmark, BenchmarkRequest, Device
+from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
 from volunteer import config
 from volunteer.api import Api
 from volunteer.benchmark import benchmark

@@ -14,8 +14,8 @@ def thumbnail(path: Path) -> Picture:
     """The upper left part of a PNG file, at most 72 pixels wide and high. Raises BadRequest for what is no picture."""
     import numpy as np
 
-    from shared.workloads.mosaic import corner, resize
-    from shared.workloads.png import read_png
+    from shared.workloads.data.png import read_png
+    from shared.workloads.data.resize import corner, resize
 
     part = corner(read_png(path.read_bytes()))
     scale = min(1.0, SIDE / max(part.shape[:2]))

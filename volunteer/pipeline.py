@@ -12,7 +12,8 @@ from typing import TypeVar
 import msgspec
 
 from shared.errors import InvalidFrame, VolunteerError
-from shared.protocol import BeginReply, BlobRef, Device, Lease, SignedManifest, VersionManifest
+from shared.protocol.accounts import Device
+from shared.protocol.work import BeginReply, BlobRef, Lease, SignedManifest, VersionManifest
 from shared.workloads.base import DatasetManifest, Work
 from volunteer import events
 from volunteer.aside import Aside

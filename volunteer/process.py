@@ -7,8 +7,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, NoReturn
 
+from shared.command_hints import completed, options
 from shared.errors import VolunteerError
-from shared.hints import completed, options
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,8 @@ from typing import BinaryIO
 import msgspec
 
 from shared.errors import Configuration, StorageFull
-from shared.protocol import Benchmark, ServerInfo, Verdict
+from shared.protocol.accounts import Benchmark, ServerInfo
+from shared.protocol.work import Verdict
 from shared.signing import digest
 from volunteer.files import private_directory, read_record, set_aside, write_record, write_whole
 

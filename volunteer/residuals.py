@@ -18,7 +18,8 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from shared.errors import Configuration, InvalidFrame, StorageFull
-from shared.protocol import Reason, Verdict
+from shared.protocol.base import Reason
+from shared.protocol.work import Verdict
 from shared.signing import digest
 from shared.tensors.frame import open_frame
 from shared.tensors.spec import Schema

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shared.errors import Cancelled, Gone, NotFound, VolunteerError
-from shared.protocol import UploadRequest, Verdict
+from shared.protocol.work import UploadRequest, Verdict
 from volunteer import events
 from volunteer.desk import FATAL
 from volunteer.early import tell

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from shared.protocol import BeginReply, Lease, VersionManifest
+from shared.protocol.work import BeginReply, Lease, VersionManifest
 from shared.workloads.base import Job
 from volunteer.assignment import Finished, Interrupted, Report
 from volunteer.desk import Held

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shared.protocol import Benchmark, BenchmarkRequest, Device
+from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
 from volunteer import events
 from volunteer.benchmark import BenchmarkCancelled, benchmark
 from volunteer.device import hardware

@@ -6,7 +6,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from shared.protocol import Benchmark, Device, Me, RunBeat, RunInfo, Verdict
+from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
+from shared.protocol.heartbeat import RunBeat
+from shared.protocol.work import Verdict
 from volunteer import events
 from volunteer.events import AnyEvent
 

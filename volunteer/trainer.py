@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, Generic, TypeVar
 
-from shared import collector
+from shared import gc_freeze
 from shared.clock import Clock, SystemClock
 from shared.errors import Internal
 from shared.workloads.base import Progress, Work
@@ -175,7 +175,7 @@ class Trainer:
                     import torch
 
                     torch.set_num_threads(self._threads)
-                    collector.spare()
+                    gc_freeze.spare()
                     configured = True
                 job.run()
             except BaseException:

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+from shared.cancel_safe_open import opened
 from shared.errors import BadRequest, Internal, InvalidFrame, OffsetMismatch, Unreachable
-from shared.protocol import UPLOAD_PIECE_BYTES, BlobRef, UploadInfo, UploadRequest
-from shared.threads import opened
+from shared.protocol.limits import UPLOAD_PIECE_BYTES
+from shared.protocol.work import BlobRef, UploadInfo, UploadRequest
 from volunteer.api import Api
 from volunteer.cache import Cache, Partial
 from volunteer.client import Reply

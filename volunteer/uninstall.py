@@ -10,7 +10,8 @@ import msgspec
 
 from shared.clock import Clock
 from shared.errors import Configuration, Unreachable, VolunteerError
-from shared.protocol import LeaveRequest, ReleaseRequest
+from shared.protocol.accounts import LeaveRequest
+from shared.protocol.work import ReleaseRequest
 from volunteer.api import Api
 from volunteer.channel import attach
 from volunteer.config import Directories

@@ -13,7 +13,8 @@ from cyclopts import App, Parameter
 from volunteer.process import hinted
 
 if TYPE_CHECKING:
-    from shared.protocol import Me, RunInfo, VersionInfo
+    from shared.protocol.accounts import Me, RunInfo
+    from shared.protocol.work import VersionInfo
     from volunteer.api import Api
     from volunteer.units import Service
 

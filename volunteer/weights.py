@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
+from shared.download_plan import Route, routes
 from shared.errors import BadRequest, InvalidFrame, NotFound
-from shared.protocol import VersionManifest
-from shared.routes import Route, routes
+from shared.protocol.work import VersionManifest
 from shared.tensors.downlink import Following, follow_link, schema_of_link
 from shared.tensors.frame import Written
 from shared.tensors.quantize import codec

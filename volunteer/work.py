@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
-from shared import collector
+from shared import gc_freeze
 from shared.clock import SystemClock
 from shared.errors import BadRequest, Configuration, Unavailable, Unreachable
 from volunteer import config
@@ -78,7 +78,7 @@ def work(options: Options) -> int:
         with ExitStack() as held:
             if _is_ours(profile, held, options):
                 _lower_priority(settings)
-                collector.spare()
+                gc_freeze.spare()
                 return asyncio.run(_work(options, directories, profile, settings))
         shown = asyncio.run(_attach(options, profile, settings)) if options.screen else None
         if shown is not None:

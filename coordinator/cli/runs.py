@@ -12,7 +12,7 @@ from coordinator.cli.target import HERE, Where, call
 from shared.errors import BadRequest, why
 
 if TYPE_CHECKING:
-    from shared.protocol import RunInfo
+    from shared.protocol.accounts import RunInfo
 
 Json = Annotated[bool, Parameter(help="As JSON, for machines.", negative="")]
 Run = Annotated[str, Parameter(help="Name of the run.")]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from shared.command_hints import completed, options
 from shared.decoding import convert
 from shared.errors import BadRequest, Configuration, VolunteerError
-from shared.hints import completed, options
 
 if TYPE_CHECKING:
     from coordinator.commands.registry import Command, Needs

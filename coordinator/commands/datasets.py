@@ -12,7 +12,7 @@ import msgspec
 
 from coordinator.commands.registry import Ask, Command, Nothing
 from shared.errors import BadRequest, InvalidRunFile, why
-from shared.workloads.documents import Skipped
+from shared.workloads.data.documents import Skipped
 
 if TYPE_CHECKING:
     from coordinator.wiring import Coordinator

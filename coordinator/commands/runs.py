@@ -15,7 +15,8 @@ from coordinator.export import Exported
 from coordinator.remerge import Remade, Remerge
 from coordinator.store.report import Person
 from shared.errors import BadRequest
-from shared.protocol import RunInfo, VersionInfo
+from shared.protocol.accounts import RunInfo
+from shared.protocol.work import VersionInfo
 
 if TYPE_CHECKING:
     from coordinator.wiring import Coordinator

@@ -21,7 +21,7 @@ from coordinator.merge.plan_checks import check, convert, known_preset
 from coordinator.merge.presets import PRESETS
 from shared.decoding import decode
 from shared.errors import InvalidPlan
-from shared.protocol import TRIES_MAX
+from shared.protocol.limits import TRIES_MAX
 
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 CountOrOff = Annotated[int, Meta(ge=0, le=1 << 53)]

@@ -12,7 +12,7 @@ import msgspec
 
 from shared import decoding
 from shared.errors import InvalidPlan
-from shared.protocol import PARTS_MAX
+from shared.protocol.limits import PARTS_MAX
 
 if TYPE_CHECKING:
     from coordinator.merge.plan import Plan

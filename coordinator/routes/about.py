@@ -7,7 +7,7 @@ import msgspec
 from coordinator.routes.endpoint import Call, Reply
 from coordinator.routes.metrics import exposition
 from shared.errors import NotFound, Unavailable
-from shared.protocol import ServerInfo
+from shared.protocol.accounts import ServerInfo
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Join</title><body style="font:1.1rem/1.6 system-ui;max-width:44rem;margin:3rem auto;padding:0 1rem">

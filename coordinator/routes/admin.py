@@ -8,7 +8,7 @@ from coordinator.commands import COMMANDS
 from coordinator.limits import body_stream, read_body, read_json
 from coordinator.routes.endpoint import Call, Endpoint, Reply, json_reply
 from shared.errors import NotFound
-from shared.protocol import API
+from shared.protocol.limits import API
 
 ADMIN_BYTES_MAX = 16 << 20  # a run file, a class list
 

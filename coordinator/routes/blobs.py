@@ -8,7 +8,7 @@ from coordinator.blobs import check_name
 from coordinator.limits import INTEGER_DIGITS_MAX
 from coordinator.routes.endpoint import Call, Reply, json_reply
 from shared.errors import NotFound
-from shared.protocol import ErrorBody
+from shared.protocol.base import ErrorBody
 
 _RANGE = re.compile(rf"bytes=([0-9]{{0,{INTEGER_DIGITS_MAX}}})-([0-9]{{0,{INTEGER_DIGITS_MAX}}})")
 

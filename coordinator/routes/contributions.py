@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from coordinator.routes.endpoint import Call, Reply, json_reply
-from shared.protocol import LedgerRow, Verdict
+from shared.protocol.heartbeat import LedgerRow
+from shared.protocol.work import Verdict
 
 
 async def history(call: Call[None]) -> Reply:

@@ -30,7 +30,7 @@ from coordinator.limits import (
 )
 from coordinator.zerocopy import of_scope
 from shared.errors import BadRequest, NotFound, Unauthorized, VolunteerError
-from shared.protocol import ErrorBody
+from shared.protocol.base import ErrorBody
 
 if TYPE_CHECKING:
     from coordinator.volunteers import Principal

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from coordinator.routes.endpoint import Call, Reply, json_reply
 from shared.decoding import decode
-from shared.protocol import (
-    LeaderRow,
-    LossPoint,
-    RunInfo,
-    SignedManifest,
-    Summary,
-    VersionInfo,
-    VersionManifest,
-    WorkerInfo,
-)
+from shared.protocol.accounts import RunInfo, WorkerInfo
+from shared.protocol.heartbeat import LeaderRow, LossPoint, Summary
+from shared.protocol.work import SignedManifest, VersionInfo, VersionManifest
 from shared.workloads.base import DatasetManifest
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from coordinator.routes.endpoint import Call, Endpoint, Query, Reply
 from coordinator.samples import Kind
 from shared.errors import NotFound
-from shared.protocol import API
+from shared.protocol.limits import API
 
 _SAFE = (("x-content-type-options", "nosniff"), ("cache-control", "no-cache"))
 

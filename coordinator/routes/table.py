@@ -17,35 +17,39 @@ from coordinator.routes import (
     workers,
 )
 from coordinator.routes.endpoint import Call, Endpoint, Query, Reply, json_reply
-from shared.protocol import (
-    API,
-    BeginReply,
-    BeginRequest,
+from shared.protocol.accounts import (
     BenchmarkRequest,
-    ClaimReply,
-    ClaimRequest,
-    HeartbeatReply,
-    HeartbeatRequest,
-    LeaderRow,
     LeaveRequest,
-    LedgerRow,
     LinkCode,
-    LossPoint,
     Me,
     RegisterReply,
     RegisterRequest,
-    ReleaseRequest,
     RunInfo,
     ServerInfo,
+    VisibilityRequest,
+    WorkerInfo,
+)
+from shared.protocol.heartbeat import (
+    HeartbeatReply,
+    HeartbeatRequest,
+    LeaderRow,
+    LedgerRow,
+    LossPoint,
+    Summary,
+)
+from shared.protocol.limits import API
+from shared.protocol.work import (
+    BeginReply,
+    BeginRequest,
+    ClaimReply,
+    ClaimRequest,
+    ReleaseRequest,
     SignedManifest,
     SubmitRequest,
-    Summary,
     UploadInfo,
     UploadRequest,
     Verdict,
     VersionInfo,
-    VisibilityRequest,
-    WorkerInfo,
 )
 from shared.workloads.base import DatasetManifest
 

@@ -10,13 +10,13 @@ from coordinator.limits import ClientGone, Receive
 from coordinator.routes.endpoint import Call
 from coordinator.space import RETRY_S
 from shared.errors import Unavailable
-from shared.protocol import (
+from shared.protocol.base import Reason
+from shared.protocol.work import (
     BeginReply,
     BeginRequest,
     ClaimReply,
     ClaimRequest,
     Idle,
-    Reason,
     ReleaseRequest,
     SubmitRequest,
     Verdict,

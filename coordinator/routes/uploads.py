@@ -5,7 +5,7 @@ from __future__ import annotations
 from coordinator.limits import INTEGER_DIGITS_MAX, body_stream
 from coordinator.routes.endpoint import Call
 from shared.errors import BadRequest
-from shared.protocol import UploadInfo, UploadRequest
+from shared.protocol.work import UploadInfo, UploadRequest
 
 
 async def create(call: Call[UploadRequest]) -> UploadInfo:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from coordinator.routes.endpoint import Call
 from shared.links import format_link
-from shared.protocol import (
+from shared.protocol.accounts import (
     BenchmarkRequest,
-    HeartbeatReply,
-    HeartbeatRequest,
     LeaveRequest,
     LinkCode,
     Me,
@@ -15,6 +13,7 @@ from shared.protocol import (
     RegisterRequest,
     VisibilityRequest,
 )
+from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 
 
 async def register(call: Call[RegisterRequest]) -> RegisterReply:

@@ -22,23 +22,20 @@ from coordinator.simulate.world import World
 from coordinator.store import contributions
 from coordinator.volunteers import Principal
 from shared.decoding import decode
+from shared.download_plan import routes
 from shared.errors import Cancelled, Gone, VolunteerError
-from shared.protocol import (
-    HEARTBEAT_S,
-    Benchmark,
-    BenchmarkRequest,
+from shared.protocol.accounts import Benchmark, BenchmarkRequest, RegisterRequest
+from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
+from shared.protocol.limits import HEARTBEAT_S
+from shared.protocol.work import (
     BlobRef,
     ClaimRequest,
-    HeartbeatRequest,
     Lease,
-    RegisterRequest,
     SubmitRequest,
-    TaskBeat,
     UploadRequest,
     Verdict,
     VersionManifest,
 )
-from shared.routes import routes
 from shared.tensors.quantize import CODECS
 from shared.workloads.base import Job
 

@@ -11,7 +11,8 @@ from sqlalchemy import Connection, and_, bindparam, case, func, insert, or_, sel
 from coordinator.store.prepared import among, its
 from coordinator.store.tables import contributions, runs, tasks, verdicts, versions
 from shared.errors import Conflict, NotFound
-from shared.protocol import ContributionState, Verdict
+from shared.protocol.base import ContributionState
+from shared.protocol.work import Verdict
 
 # received -> checking -> accepted -> merged, with the ways out.
 TRANSITIONS: frozenset[tuple[ContributionState, ContributionState]] = frozenset(

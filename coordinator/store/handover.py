@@ -15,7 +15,8 @@ from coordinator.store.prepared import its
 from coordinator.store.tables import contributions, tasks
 from coordinator.store.tasks import FREE, TaskRow, finish, holder
 from shared.errors import Conflict
-from shared.protocol import RENEW_S, SubmitRequest
+from shared.protocol.limits import RENEW_S
+from shared.protocol.work import SubmitRequest
 
 GOOD = ("accepted", "merged", "superseded")
 WAITING = ("received", "checking")

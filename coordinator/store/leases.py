@@ -28,7 +28,7 @@ from coordinator.store.lines import Lines
 from coordinator.store.tables import failures, tasks
 from coordinator.store.tasks import TaskRow, row_of
 from shared.errors import Conflict
-from shared.protocol import RENEW_S
+from shared.protocol.limits import RENEW_S
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):

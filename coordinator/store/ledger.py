@@ -36,7 +36,7 @@ from coordinator.store.postings import (
 )
 from coordinator.store.tables import runs
 from shared.errors import BadRequest, Conflict
-from shared.protocol import LedgerRow
+from shared.protocol.heartbeat import LedgerRow
 
 __all__ = [
     "Balances",

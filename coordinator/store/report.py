@@ -18,7 +18,7 @@ from coordinator.store.tables import (
     workers,
 )
 from coordinator.store.volunteers import worker_state
-from shared.protocol import WorkerInfo
+from shared.protocol.accounts import WorkerInfo
 
 GOOD = ("accepted", "merged", "superseded")  # contributions that were found good
 LISTING_MAX = 100_000

@@ -12,7 +12,7 @@ from coordinator.store.contributions import UPDATES
 from coordinator.store.prepared import among, its
 from coordinator.store.tables import contributions, runs, tasks, workers
 from shared.errors import Conflict, NotFound
-from shared.protocol import RunState
+from shared.protocol.base import RunState
 
 TRANSITIONS: frozenset[tuple[RunState, RunState]] = frozenset(
     {

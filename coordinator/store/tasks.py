@@ -22,7 +22,7 @@ from coordinator.sizing import games_bytes_max, upload_bytes_max
 from coordinator.store.prepared import its
 from coordinator.store.tables import contributions, failures, runs, tasks, versions
 from shared.errors import Cancelled, Gone, NotFound, Unavailable
-from shared.protocol import TaskState
+from shared.protocol.base import TaskState
 
 FailureKind = Literal["failure", "timeout"]
 

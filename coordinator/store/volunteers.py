@@ -12,7 +12,7 @@ from coordinator.store.postings import insert_new
 from coordinator.store.prepared import its
 from coordinator.store.tables import codes, consents, failures, volunteers, workers
 from shared.errors import NotFound
-from shared.protocol import RENEW_S
+from shared.protocol.limits import RENEW_S
 
 VolunteerState = Literal["active", "banned", "forgotten"]
 WorkerState = Literal["online", "training", "paused", "offline", "left"]

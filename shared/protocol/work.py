@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from shared.protocol.message import ContributionState, Message, Reason
+from shared.protocol.base import ContributionState, Message, Reason
 from shared.workloads.base import DatasetManifest, Job
 
 # Claim and lease.

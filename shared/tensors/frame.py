@@ -29,8 +29,8 @@ from shared.tensors.header import (
     parse_header,
     render_header,
 )
-from shared.tensors.sink import Sink
 from shared.tensors.spec import Schema, TensorSpec, by_name, nbytes
+from shared.tensors.writer import Sink
 
 Array: TypeAlias = npt.NDArray[Any]
 

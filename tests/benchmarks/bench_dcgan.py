@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 
 from shared.workloads.base import Job
-from shared.workloads.dcgan_config import DcganConfig
-from shared.workloads.dcgan_model import build
-from shared.workloads.draws import normal
+from shared.workloads.dcgan.config import DcganConfig
+from shared.workloads.dcgan.model import build
+from shared.workloads.training.seeded_random import normal
 from tests.tiny_dcgan import WORKLOAD, config, digits, job, real_images
 from tests.tiny_gpt import Folder, Weights
 

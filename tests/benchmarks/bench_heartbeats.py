@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from coordinator.routes.endpoint import Call
-    from shared.protocol import HeartbeatRequest
+    from shared.protocol.heartbeat import HeartbeatRequest
 
 GOAL = 0.85
 WORKERS = 32
@@ -57,7 +57,7 @@ async def serve(data_dir: Path) -> None:
     from coordinator.receipt import Guard, protocol
     from coordinator.routes.endpoint import Endpoint, Reply, Served, json_reply
     from coordinator.server import listen
-    from shared import protocol as wire
+    from shared.protocol.heartbeat import HeartbeatRequest
 
     async def plain(request: Request) -> Response:
         await request.json()
@@ -80,7 +80,7 @@ async def serve(data_dir: Path) -> None:
             handler=endpoint,
             summary="nothing",
             auth="none",
-            request=wire.HeartbeatRequest,
+            request=HeartbeatRequest,
         )
         # Beside the heartbeat, which is the first otherwise: a route further down is found later.
         app.router.routes[0:0] = [Route(ENDPOINT, Served(noop, coordinator), methods=["POST"])]

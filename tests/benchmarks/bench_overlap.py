@@ -28,7 +28,7 @@ from coordinator.config import Settings
 from coordinator.definition import of_file
 from coordinator.store import runs
 from coordinator.wiring import opened
-from shared.workloads.text import build_text
+from shared.workloads.data.text_dataset import build_text
 from tests.e2e.processes import Process
 from tests.slow_link import MBIT, SlowLink, slow_link
 

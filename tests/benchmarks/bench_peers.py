@@ -34,7 +34,7 @@ from coordinator.definition import of_file
 from coordinator.store import runs
 from coordinator.wiring import opened
 from shared.tensors.spec import Schema
-from shared.workloads.text import build_text
+from shared.workloads.data.text_dataset import build_text
 from tests.benchmarks.peers.table import HEAD, joined, line, told
 from tests.benchmarks.resident import STAGES, WARM
 from tests.benchmarks.wire import Memory, until_idle

@@ -28,10 +28,11 @@ from coordinator.definition import of_file
 from coordinator.store import runs
 from coordinator.wiring import opened
 from shared.clock import SystemClock
-from shared.protocol import ClaimRequest, RegisterRequest
+from shared.protocol.accounts import RegisterRequest
+from shared.protocol.work import ClaimRequest
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
-from shared.workloads.text import build_text
+from shared.workloads.data.text_dataset import build_text
 from tests.benchmarks.handing import Handing
 from tests.e2e.processes import Process
 from volunteer.api import Api

@@ -28,7 +28,8 @@ from typing import Any
 
 import psutil
 
-from shared.protocol import Benchmark, Verdict
+from shared.protocol.accounts import Benchmark
+from shared.protocol.work import Verdict
 from tests.tui.terminal import Terminal
 from volunteer.config import directories
 from volunteer.profile import VERDICTS_KEPT, Identity, Profile

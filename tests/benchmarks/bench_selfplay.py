@@ -27,15 +27,15 @@ import numpy as np
 import torch
 
 from shared.workloads.base import TrainSettings
-from shared.workloads.gomoku_arena import Arena, GamePlan
-from shared.workloads.gomoku_config import GomokuConfig
-from shared.workloads.gomoku_games import Manner
-from shared.workloads.gomoku_net import NetEvaluator, build
-from shared.workloads.gomoku_openings import drawn
-from shared.workloads.gomoku_rules import Boards, Position, Rules
-from shared.workloads.gomoku_train import Batches, losses, window
-from shared.workloads.inner import InnerOptimizer
-from shared.workloads.mcts import Evaluator, Floats, Search, SearchSettings, uniform
+from shared.workloads.gomoku.arena import Arena, GamePlan
+from shared.workloads.gomoku.config import GomokuConfig
+from shared.workloads.gomoku.network import NetEvaluator, build
+from shared.workloads.gomoku.openings import drawn
+from shared.workloads.gomoku.records import Manner
+from shared.workloads.gomoku.rules import Boards, Position, Rules
+from shared.workloads.gomoku.search import Evaluator, Floats, Search, SearchSettings, uniform
+from shared.workloads.gomoku.train import Batches, losses, window
+from shared.workloads.training.optimizer import InnerOptimizer
 from tests.tiny_gomoku import WORKLOAD, Weights, Window, job, play
 
 SIMULATIONS = 100

@@ -22,12 +22,12 @@ from typing import Any
 import msgspec
 import torch
 
-from shared.protocol import HeartbeatRequest, TaskBeat
+from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
 from shared.workloads.base import Job, TrainSettings
-from shared.workloads.gpt_config import GptConfig
-from shared.workloads.gpt_model import build
-from shared.workloads.order import PassOrder
-from shared.workloads.windows import Windows, of_pass, windows_of
+from shared.workloads.data.pass_order import PassOrder
+from shared.workloads.data.windows import Windows, of_pass, windows_of
+from shared.workloads.gpt.config import GptConfig
+from shared.workloads.gpt.model import build
 from tests.benchmarks.reports import training
 from tests.tiny_gpt import WORKLOAD, Folder, job, sums
 from volunteer.assignment import Assignment, Report

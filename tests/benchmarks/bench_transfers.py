@@ -34,7 +34,7 @@ from coordinator.config import Settings
 from coordinator.store import datasets
 from coordinator.store.tables import dataset_blobs, runs
 from coordinator.wiring import opened
-from shared.protocol import BlobRef
+from shared.protocol.work import BlobRef
 from tests.benchmarks.bench_rounds import prepare
 from tests.benchmarks.transfer_sides import (
     OWN_BYTES,

@@ -28,8 +28,8 @@ from shared.tensors.slices import Array
 from shared.tensors.spec import Schema, count
 from shared.tensors.update import delta
 from shared.workloads.base import TrainSettings
-from shared.workloads.documents import Document
-from shared.workloads.text import build_text
+from shared.workloads.data.documents import Document
+from shared.workloads.data.text_dataset import build_text
 from tests.tiny_gpt import WORKLOAD, Folder, finish, job
 from tests.versions import Versions
 

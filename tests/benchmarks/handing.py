@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shared.protocol import BeginReply, Lease, SubmitRequest, UploadRequest
+from shared.protocol.work import BeginReply, Lease, SubmitRequest, UploadRequest
 from shared.tensors.quantize import EncodedUpdate
 from volunteer.api import Api
 from volunteer.transfer import Transfers

@@ -12,14 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from shared import collector
+from shared import gc_freeze
 from shared.clock import SystemClock
 from shared.decoding import decode
-from shared.protocol import (
-    ClaimRequest,
-    RegisterRequest,
-    VersionManifest,
-)
+from shared.protocol.accounts import RegisterRequest
+from shared.protocol.work import ClaimRequest, VersionManifest
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
 from tests.benchmarks.handing import Handing
@@ -100,7 +97,7 @@ async def reside(options: argparse.Namespace) -> None:
     schema = decode((folder.parent / "schema.json").read_bytes(), Schema)
     resident = Resident(options, folder, schema)
     await resident.join()
-    collector.spare()  # as a volunteer does
+    gc_freeze.spare()  # as a volunteer does
     sent, received, before = 0, 0, time.process_time()
     began, stages = [], []
     for turn in range(options.rounds + WARM + 1):

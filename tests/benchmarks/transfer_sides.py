@@ -22,7 +22,7 @@ import httpcore
 import httpx
 
 from shared.clock import SystemClock
-from shared.protocol import BlobRef, UploadRequest
+from shared.protocol.work import BlobRef, UploadRequest
 from tests.benchmarks.wire import Bare, Connection
 from tests.e2e.processes import Process
 from volunteer.api import Api

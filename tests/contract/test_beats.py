@@ -10,12 +10,9 @@ from coordinator.store.database import Database
 from shared.errors import (
     Gone,
 )
-from shared.protocol import (
-    RENEW_S,
-    HeartbeatRequest,
-    ReleaseRequest,
-    TaskBeat,
-)
+from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
+from shared.protocol.limits import RENEW_S
+from shared.protocol.work import ReleaseRequest
 from tests.queues import House, housed
 from tests.runs import add_contribution, queue_of
 

@@ -18,13 +18,9 @@ from shared.errors import (
     Unauthorized,
     VolunteerError,
 )
-from shared.protocol import (
-    RENEW_S,
-    ClaimRequest,
-    Lease,
-    Reason,
-    ReleaseRequest,
-)
+from shared.protocol.base import Reason
+from shared.protocol.limits import RENEW_S
+from shared.protocol.work import ClaimRequest, Lease, ReleaseRequest
 from tests.queues import TASK, House, check_cover, housed
 from tests.runs import add_run, add_worker, claim, queue_of
 

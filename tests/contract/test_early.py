@@ -9,7 +9,8 @@ import pytest
 
 from coordinator.store.database import Database
 from shared.errors import Gone
-from shared.protocol import RENEW_S, Lease
+from shared.protocol.limits import RENEW_S
+from shared.protocol.work import Lease
 from tests.queues import TASK, House, housed
 from tests.runs import add_run, add_version
 

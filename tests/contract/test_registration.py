@@ -24,7 +24,7 @@ from shared.errors import (
     Unauthorized,
     UpgradeRequired,
 )
-from shared.protocol import Benchmark, BenchmarkRequest, Device, Hardware
+from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device, Hardware
 from tests.people import OTHER, SECRET, add_run, join, newcomer
 
 

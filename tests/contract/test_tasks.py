@@ -17,14 +17,10 @@ from shared.errors import (
     Gone,
     NotFound,
 )
-from shared.protocol import (
-    RENEW_S,
-    HeartbeatRequest,
-    Lease,
-    Reason,
-    ReleaseRequest,
-    TaskBeat,
-)
+from shared.protocol.base import Reason
+from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
+from shared.protocol.limits import RENEW_S
+from shared.protocol.work import Lease, ReleaseRequest
 from tests.queues import TASK, House, check_cover, housed
 from tests.runs import add_contribution, add_run, add_version, add_worker
 

@@ -22,7 +22,8 @@ from shared.errors import (
     NotFound,
     Unauthorized,
 )
-from shared.protocol import HEARTBEAT_S, Device, Hardware, LeaveRequest
+from shared.protocol.accounts import Device, Hardware, LeaveRequest
+from shared.protocol.limits import HEARTBEAT_S
 from tests.people import OTHER, SECRET, add_contribution, add_run, add_task, join, newcomer
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.app import Coordinator, opened
 from coordinator.config import Settings
-from shared.workloads.documents import Document
+from shared.workloads.data.documents import Document
 from tests.e2e.command_line import (  # noqa: F401 # fixtures of this directory
     busy,
     here,
@@ -80,7 +80,7 @@ class Site:
 
     async def start_run(self, text: str = RUN) -> str:
         """A tiny dataset and a running run on it; its name."""
-        from shared.workloads.text import build_text
+        from shared.workloads.data.text_dataset import build_text
 
         documents = [Document(str(n), f"{n} plus {n} is {n + n};\n" * 40) for n in range(40)]
         async with self.opened() as coordinator:

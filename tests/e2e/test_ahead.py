@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.decoding import decode
-from shared.protocol import VersionManifest
+from shared.protocol.work import VersionManifest
 from tests.volunteering import LONG, Lent, Process, lent
 from volunteer import events
 

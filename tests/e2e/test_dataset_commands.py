@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from shared.workloads.pictures import digit_pictures
+from shared.workloads.data.image_sources import digit_pictures
 from tests.e2e.command_line import Run, json_lines
 from tests.e2e.processes import Process
 

@@ -16,11 +16,13 @@ from PIL import Image
 from coordinator.definition import definition
 from coordinator.store import runs
 from coordinator.versions import read_weights
-from shared.protocol import API, RunInfo, SignedManifest, VersionInfo, VersionManifest
+from shared.protocol.accounts import RunInfo
+from shared.protocol.limits import API
+from shared.protocol.work import SignedManifest, VersionInfo, VersionManifest
 from shared.workloads.base import DatasetManifest
-from shared.workloads.images import build_images
-from shared.workloads.pictures import digit_pictures
-from shared.workloads.png import read_png
+from shared.workloads.data.image_dataset import build_images
+from shared.workloads.data.image_sources import digit_pictures
+from shared.workloads.data.png import read_png
 from tests.house import House, decode, house, refused
 from tests.volunteering import Lent
 from volunteer import events

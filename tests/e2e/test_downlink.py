@@ -20,7 +20,8 @@ from coordinator.store import datasets, runs, versions
 from coordinator.store.versions import VersionRow
 from shared.clock import SystemClock
 from shared.decoding import decode
-from shared.protocol import BlobRef, RunInfo, SignedManifest, VersionManifest
+from shared.protocol.accounts import RunInfo
+from shared.protocol.work import BlobRef, SignedManifest, VersionManifest
 from shared.signing import digest
 from shared.tensors.frame import parse_frame
 from shared.tensors.slices import Array

@@ -11,7 +11,7 @@ import pytest
 
 from shared.errors import NotFound
 from shared.workloads.base import load
-from shared.workloads.png import read_png
+from shared.workloads.data.png import read_png
 from tests import fourth
 from tests.house import house
 from tests.tiny_dcgan import stripes

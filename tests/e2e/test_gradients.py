@@ -9,7 +9,9 @@ import pytest
 
 from coordinator.definition import definition
 from coordinator.store import runs
-from shared.protocol import HeartbeatReply, Me, RunInfo, Verdict
+from shared.protocol.accounts import Me, RunInfo
+from shared.protocol.heartbeat import HeartbeatReply
+from shared.protocol.work import Verdict
 from tests.house import RUN, House, Worker, decode, house, refused
 
 GRADIENTS = RUN.replace('preset = "fedavg"', 'preset = "gradient-average"\nlr = 0.01')

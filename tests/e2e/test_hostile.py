@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from coordinator.routes.table import ENDPOINTS
-from shared.protocol import API, ErrorBody
+from shared.protocol.base import ErrorBody
+from shared.protocol.limits import API
 from tests.e2e.conftest import Site
 from tests.house import house
 

@@ -12,23 +12,18 @@ import pytest
 
 from coordinator.app import create_app
 from coordinator.store import runs
-from shared.protocol import (
-    API,
+from shared.protocol.accounts import (
     Benchmark,
-    HeartbeatReply,
-    LedgerRow,
     LinkCode,
     Me,
     RegisterReply,
     RunInfo,
     ServerInfo,
-    SignedManifest,
-    UploadInfo,
-    Verdict,
-    VersionInfo,
-    VersionManifest,
     WorkerInfo,
 )
+from shared.protocol.heartbeat import HeartbeatReply, LedgerRow
+from shared.protocol.limits import API
+from shared.protocol.work import SignedManifest, UploadInfo, Verdict, VersionInfo, VersionManifest
 from shared.signing import fingerprint, verify
 from tests.house import House, decode, house, refused
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.definition import CREDIT_FLOPS, MICRO
-from shared.protocol import Lease
-from shared.workloads.documents import Document
-from shared.workloads.text import build_text
+from shared.protocol.work import Lease
+from shared.workloads.data.documents import Document
+from shared.workloads.data.text_dataset import build_text
 from tests.house import House, house
 from tests.players import Player
 from tests.tiny_dcgan import stripes

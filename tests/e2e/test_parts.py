@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy import select
 
 from coordinator.store import tables
-from shared.protocol import Me, TaskBeat
+from shared.protocol.accounts import Me
+from shared.protocol.heartbeat import TaskBeat
 from tests.house import RUN, House, Worker, decode, house, refused
 
 STEPS = RUN.replace("local_steps = 2", "local_steps = 5")

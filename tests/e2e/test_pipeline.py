@@ -10,7 +10,9 @@ import pytest
 
 from coordinator.definition import definition
 from coordinator.store import contributions, runs
-from shared.protocol import ClaimReply, HeartbeatReply, Me, RunInfo, Verdict
+from shared.protocol.accounts import Me, RunInfo
+from shared.protocol.heartbeat import HeartbeatReply
+from shared.protocol.work import ClaimReply, Verdict
 from tests.faults import fail, faults
 from tests.house import RUN, House, Worker, decode, house, refused
 

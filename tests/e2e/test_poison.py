@@ -14,7 +14,8 @@ from sqlalchemy import update
 
 from coordinator.definition import definition
 from coordinator.store import contributions, runs, tables, versions
-from shared.protocol import Me, Verdict
+from shared.protocol.accounts import Me
+from shared.protocol.work import Verdict
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema, TensorSpec
 from tests.faults import fail, faults

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from shared.protocol import Verdict
+from shared.protocol.work import Verdict
 from tests.house import decode, house
 
 

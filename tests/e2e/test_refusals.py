@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.protocol import (
-    API,
-    LedgerRow,
-    Verdict,
-)
+from shared.protocol.heartbeat import LedgerRow
+from shared.protocol.limits import API
+from shared.protocol.work import Verdict
 from tests.house import House, decode, house, refused
 
 

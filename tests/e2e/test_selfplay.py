@@ -13,9 +13,9 @@ from sqlalchemy import Connection, select
 from coordinator.demo_report import strength
 from coordinator.store import games, runs
 from coordinator.store.tables import tasks
-from shared.protocol import Verdict, VersionInfo
-from shared.workloads.gomoku import GomokuWorkload
-from shared.workloads.gomoku_games import GameRecord
+from shared.protocol.work import Verdict, VersionInfo
+from shared.workloads.gomoku.records import GameRecord
+from shared.workloads.gomoku.workload import GomokuWorkload
 from tests.faults import fail, faults
 from tests.house import House, decode, house
 from tests.players import Player

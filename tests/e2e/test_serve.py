@@ -25,8 +25,8 @@ from coordinator.server import welcome
 from coordinator.wiring import Address, opened
 from shared.errors import Configuration, Unauthorized
 from shared.links import parse_link
-from shared.workloads.documents import Document
-from shared.workloads.text import build_text
+from shared.workloads.data.documents import Document
+from shared.workloads.data.text_dataset import build_text
 from tests.e2e.processes import Process, command
 from tests.house import RUN
 

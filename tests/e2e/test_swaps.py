@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coordinator.pulse import SHARED_S
 from shared import decoding
-from shared.protocol import BeginReply, Lease, VersionManifest
+from shared.protocol.work import BeginReply, Lease, VersionManifest
 from tests.players import Player
 from tests.selfplay import RUN, harvested, history, lent, player
 from tests.volunteering import Lent, Process

@@ -12,12 +12,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.limits import ClientGone
-from shared.protocol import (
-    Lease,
-    UploadInfo,
-    Verdict,
-)
-from shared.tensors import sink
+from shared.protocol.work import Lease, UploadInfo, Verdict
+from shared.tensors import writer
 from tests.house import House, Worker, decode, house, refused
 
 
@@ -72,7 +68,7 @@ async def test_an_upload_that_the_disk_lost_a_part_of_begins_again(
             raise failures.pop()
         real(descriptor)
 
-    monkeypatch.setattr(sink, "SYNC_BYTES", 1)
+    monkeypatch.setattr(writer, "SYNC_BYTES", 1)
     monkeypatch.setattr(os, "fsync", failing)
     refused(await ann.put(info.upload_id, 0, data[:-1]), 507)
     assert decode(await ann.get(f"/uploads/{info.upload_id}"), UploadInfo).offset == 0

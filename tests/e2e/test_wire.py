@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.definition import definition
 from coordinator.store import runs
-from shared.protocol import ClaimReply, Verdict
+from shared.protocol.work import ClaimReply, Verdict
 from shared.tensors.blocks import SCALE
 from shared.tensors.frame import frame_bytes, open_frame
 from shared.tensors.packed import MAGIC

@@ -23,7 +23,7 @@ from coordinator.merge.cohort import NotFinite
 from coordinator.merge.plan import Plan, plan
 from coordinator.runfile import ValidationSettings
 from coordinator.validation import Evidence, judge, measure
-from shared.protocol import SubmitRequest
+from shared.protocol.work import SubmitRequest
 from shared.tensors.frame import FrameWriter, open_frame
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema

@@ -17,7 +17,7 @@ from coordinator.simulate.simulation import Dataset
 from coordinator.sizing import pass_seed
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Job, TrainSettings
-from shared.workloads.gpt import GptWorkload
+from shared.workloads.gpt.workload import GptWorkload
 from tests.experiments.cells import arguments, results, work_off
 from tests.experiments.digits import Weights
 from tests.experiments.exp_attacks import CONTROL, STEPS, Cell, play, table

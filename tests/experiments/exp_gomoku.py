@@ -24,11 +24,11 @@ from safetensors.torch import load_file, save_file
 from shared.errors import NotFound
 from shared.workloads.base import ChunkRef, Data, DatasetManifest, TrainSettings
 from shared.workloads.elo import Score
-from shared.workloads.gomoku_config import GomokuConfig
-from shared.workloads.gomoku_games import decode, score
-from shared.workloads.gomoku_net import NetEvaluator
-from shared.workloads.gomoku_tactics import EACH, KINDS
-from shared.workloads.gomoku_tactics import score as tactics
+from shared.workloads.gomoku.config import GomokuConfig
+from shared.workloads.gomoku.network import NetEvaluator
+from shared.workloads.gomoku.records import decode, score
+from shared.workloads.gomoku.tactics import EACH, KINDS
+from shared.workloads.gomoku.tactics import score as tactics
 from tests.tiny_gomoku import WORKLOAD, Weights, Window, finish, job
 
 BOARD = {"size": 6, "win": 4}

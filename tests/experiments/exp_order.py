@@ -22,15 +22,15 @@ from torch import Tensor
 
 from coordinator.datasets import LocalData
 from shared.workloads.base import DatasetManifest, TrainSettings
-from shared.workloads.documents import standard_library_documents
-from shared.workloads.gpt import GptWorkload
-from shared.workloads.gpt_config import GptConfig
-from shared.workloads.gpt_model import build
-from shared.workloads.inner import InnerOptimizer
-from shared.workloads.order import PassOrder
-from shared.workloads.schedule import learning_rate
-from shared.workloads.text import build_text
-from shared.workloads.windows import Windows, windows_of
+from shared.workloads.data.documents import standard_library_documents
+from shared.workloads.data.pass_order import PassOrder
+from shared.workloads.data.text_dataset import build_text
+from shared.workloads.data.windows import Windows, windows_of
+from shared.workloads.gpt.config import GptConfig
+from shared.workloads.gpt.model import build
+from shared.workloads.gpt.workload import GptWorkload
+from shared.workloads.training.lr_schedule import learning_rate
+from shared.workloads.training.optimizer import InnerOptimizer
 from tests.experiments.cells import Row, arguments, read, results, work_off
 from tests.experiments.learning import BYTES, PROBE
 

@@ -27,8 +27,8 @@ from coordinator.store import runs
 from coordinator.wiring import Coordinator
 from shared.tensors.frame import open_frame
 from shared.workloads.base import ChunkRef, DatasetManifest
-from shared.workloads.documents import Document, standard_library_documents
-from shared.workloads.text import build_text
+from shared.workloads.data.documents import Document, standard_library_documents
+from shared.workloads.data.text_dataset import build_text
 
 BYTES = 257  # every byte and the end of a text
 HELD_OUT = 0.05  # of the texts

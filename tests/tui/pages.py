@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from shared.errors import Unreachable
-from shared.protocol import LeaderRow, LedgerRow, ServerInfo, Verdict, WorkerInfo
+from shared.protocol.accounts import ServerInfo, WorkerInfo
+from shared.protocol.heartbeat import LeaderRow, LedgerRow
+from shared.protocol.work import Verdict
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app
 from volunteer import commands, config, events

@@ -6,7 +6,10 @@ import math
 import random
 from collections.abc import Callable, Iterator
 
-from shared.protocol import Benchmark, ContributionState, Device, Me, RunBeat, RunInfo, Verdict
+from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
+from shared.protocol.base import ContributionState
+from shared.protocol.heartbeat import RunBeat
+from shared.protocol.work import Verdict
 from volunteer import events
 from volunteer.events import AnyEvent
 

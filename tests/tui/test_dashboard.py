@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from textual.pilot import Pilot
 
-from shared.protocol import Verdict, VersionInfo
+from shared.protocol.work import Verdict, VersionInfo
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app, opened, screen_text
 from volunteer import commands, events

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.protocol import VersionInfo
+from shared.protocol.work import VersionInfo
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from volunteer import commands, events

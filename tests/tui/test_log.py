@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.protocol import Hardware
+from shared.protocol.accounts import Hardware
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import SETTINGS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle

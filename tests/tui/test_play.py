@@ -12,8 +12,8 @@ from textual.pilot import Pilot
 from shared.errors import NotFound, Unreachable
 from shared.workloads.games import Look as Position
 from shared.workloads.games import Reply, cell_name
-from shared.workloads.gomoku_rules import Position as Game
-from shared.workloads.gomoku_rules import Rules
+from shared.workloads.gomoku.rules import Position as Game
+from shared.workloads.gomoku.rules import Rules
 from tests.tui.engine import screen_text
 from tests.tui.pages import SMALL, Snapshot
 from volunteer.rival import Seated

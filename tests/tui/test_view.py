@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from shared.protocol import Verdict
+from shared.protocol.work import Verdict
 from tests.tui import scenes
 from volunteer import events
 from volunteer.events import AnyEvent

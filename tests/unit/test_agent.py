@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from coordinator.store import tables
 from shared.errors import Unreachable
-from shared.workloads.gpt import GptWorkload
+from shared.workloads.gpt.workload import GptWorkload
 from tests.house import house
 from tests.volunteering import LONG, Lent, Network, Process, lent
 from volunteer import events

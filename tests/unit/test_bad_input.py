@@ -18,8 +18,9 @@ from msgspec.structs import replace
 from shared.clock import VirtualClock
 from shared.errors import Configuration, StorageFull, Unreachable, UpgradeRequired
 from shared.links import parse_link
-from shared.protocol import PROTOCOL, ServerInfo
-from shared.workloads.gpt import GptWorkload
+from shared.protocol.accounts import ServerInfo
+from shared.protocol.limits import PROTOCOL
+from shared.workloads.gpt.workload import GptWorkload
 from tests.tui.pages import SERVER
 from tests.volunteering import lent
 from volunteer import events

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shared.clock import VirtualClock
-from shared.protocol import LedgerRow
+from shared.protocol.heartbeat import LedgerRow
 from volunteer import commands
 from volunteer.books import ledger
 from volunteer.commands import Command

@@ -16,7 +16,7 @@ import pytest
 
 from shared import errors
 from shared.clock import Clock, SystemClock, VirtualClock
-from shared.protocol import BlobRef
+from shared.protocol.work import BlobRef
 from tests.certificates import certificate
 from volunteer import bulk
 from volunteer.api import Api

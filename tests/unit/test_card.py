@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from shared.errors import NotFound
-from shared.protocol import RunInfo, VersionInfo
+from shared.protocol.accounts import RunInfo
+from shared.protocol.work import VersionInfo
 from tests.tui.scenes import AFTER, BEFORE, ME, RUN
 from volunteer.card import CardFacts, card, card_facts, share_words
 from volunteer.deeds import deeds

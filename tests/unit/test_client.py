@@ -17,7 +17,7 @@ import pytest
 from shared import errors
 from shared.clock import VirtualClock
 from shared.errors import VolunteerError
-from shared.protocol import ErrorBody
+from shared.protocol.base import ErrorBody
 from tests.certificates import certificate
 from volunteer.client import Call, Client
 from volunteer.limit import Limit

@@ -10,7 +10,7 @@ import pytest
 from coordinator import runfile
 from shared.decoding import complaint, convert
 from shared.errors import InvalidRunFile
-from shared.workloads.gpt import GptWorkload
+from shared.workloads.gpt.workload import GptWorkload
 
 
 class Plan(msgspec.Struct):

@@ -15,7 +15,8 @@ import pytest
 
 from shared.clock import VirtualClock
 from shared.errors import Configuration, Unreachable
-from shared.protocol import LossPoint, RunBeat, Verdict
+from shared.protocol.heartbeat import LossPoint, RunBeat
+from shared.protocol.work import Verdict
 from tests.tui.engine import FakeEngine
 from volunteer import commands, events
 from volunteer.channel import ControlServer, Endpoint, attach

@@ -11,8 +11,8 @@ import torch
 from shared.errors import BadRequest, InvalidRunFile
 from shared.tensors.spec import count
 from shared.workloads.base import installed, load
-from shared.workloads.dcgan_config import DcganConfig, schema
-from shared.workloads.dcgan_model import Dcgan, build
+from shared.workloads.dcgan.config import DcganConfig, schema
+from shared.workloads.dcgan.model import Dcgan, build
 from tests.tiny_dcgan import NETWORKS, WORKLOAD, config, digits, job
 from tests.tiny_gpt import Folder, same
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from shared.errors import InvalidRunFile
-from shared.workloads.dcgan_quality import class_figures
-from shared.workloads.judge import Spread, frechet, load_judge, spread
-from shared.workloads.png import read_png
+from shared.workloads.data.classifier import Spread, frechet, load_judge, spread
+from shared.workloads.data.png import read_png
+from shared.workloads.dcgan.evaluate import class_figures
 from tests.tiny_dcgan import ADAM, WORKLOAD, config, digits, job, real_images
 from tests.tiny_gpt import Folder, finish
 

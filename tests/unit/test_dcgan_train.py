@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared.errors import InvalidRunFile
-from shared.workloads.dcgan_config import DcganConfig
-from shared.workloads.dcgan_model import Dcgan, build
-from shared.workloads.draws import normal
+from shared.workloads.dcgan.config import DcganConfig
+from shared.workloads.dcgan.model import Dcgan, build
+from shared.workloads.training.seeded_random import normal
 from tests.tiny_dcgan import ADAM, NETWORKS, WORKLOAD, config, cosine, digits, job, real_images
 from tests.tiny_gpt import Folder, Weights, close, finish, same
 

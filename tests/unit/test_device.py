@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import Configuration
-from shared.protocol import Device
+from shared.protocol.accounts import Device
 from volunteer.benchmark import BenchmarkCancelled, benchmark
 from volunteer.device import (
     DriverGpu,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.dispatch import Assignment, Holding, Load, Todo
 from coordinator.shares import HALF_LIFE_S, Shares
-from shared.protocol import Reason
+from shared.protocol.base import Reason
 from tests.waiters import ask, run_of, todo_of, waiter
 
 

@@ -14,12 +14,12 @@ from shared.errors import InvalidRunFile
 from shared.tensors.spec import count
 from shared.workloads.base import TrainSettings, load
 from shared.workloads.elo import Meeting, Score, ratings
-from shared.workloads.gomoku import GomokuWorkload
-from shared.workloads.gomoku_config import GomokuConfig
-from shared.workloads.gomoku_games import decode, score
-from shared.workloads.gomoku_net import GomokuNet, NetEvaluator, build
-from shared.workloads.gomoku_rules import Position, Rules
-from shared.workloads.gomoku_tactics import EACH, KINDS, completing, forking, kind_of, suite
+from shared.workloads.gomoku.config import GomokuConfig
+from shared.workloads.gomoku.network import GomokuNet, NetEvaluator, build
+from shared.workloads.gomoku.records import decode, score
+from shared.workloads.gomoku.rules import Position, Rules
+from shared.workloads.gomoku.tactics import EACH, KINDS, completing, forking, kind_of, suite
+from shared.workloads.gomoku.workload import GomokuWorkload
 from tests.tiny_gomoku import WORKLOAD, Window, config, finish, job, lively, options
 
 # ------------------------------------------------------------------------------------------- model

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from shared.workloads.gomoku_arena import Arena, GamePlan
-from shared.workloads.gomoku_games import Manner
-from shared.workloads.gomoku_rules import Boards, Rules
-from shared.workloads.mcts import Floats, uniform
+from shared.workloads.gomoku.arena import Arena, GamePlan
+from shared.workloads.gomoku.records import Manner
+from shared.workloads.gomoku.rules import Boards, Rules
+from shared.workloads.gomoku.search import Floats, uniform
 
 
 def test_it_comes_back_after_every_batch_when_asked_to() -> None:

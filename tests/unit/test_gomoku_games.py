@@ -11,10 +11,13 @@ import pytest
 
 from shared.errors import BadRequest
 from shared.workloads.base import Job
+from shared.workloads.data.jsonl_zst import pack
 from shared.workloads.games import cell_name
-from shared.workloads.gomoku_chance import draw, game_seed
-from shared.workloads.gomoku_config import GomokuConfig, GomokuOptions
-from shared.workloads.gomoku_games import (
+from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
+from shared.workloads.gomoku.network import NetEvaluator
+from shared.workloads.gomoku.openings import drawn
+from shared.workloads.gomoku.randomness import draw, game_seed
+from shared.workloads.gomoku.records import (
     GameRecord,
     InvalidGame,
     check,
@@ -23,11 +26,8 @@ from shared.workloads.gomoku_games import (
     flat,
     positions,
 )
-from shared.workloads.gomoku_net import NetEvaluator
-from shared.workloads.gomoku_openings import drawn
-from shared.workloads.gomoku_referee import Bench, examine, numbering
-from shared.workloads.gomoku_rules import Position, Rules
-from shared.workloads.lines import pack
+from shared.workloads.gomoku.rules import Position, Rules
+from shared.workloads.gomoku.verification import Bench, examine, numbering
 from tests.tiny_gomoku import WORKLOAD, Weights, Window, config, finish, job, lively, options, play
 
 CONFIG = GomokuConfig.from_dict(config())

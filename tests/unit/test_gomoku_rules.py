@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.workloads.games import cell_name
-from shared.workloads.gomoku_rules import (
+from shared.workloads.gomoku.rules import (
     IllegalMove,
     Position,
     Rules,

@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 
 from shared.errors import BadRequest, InvalidFrame, InvalidRunFile
-from shared.workloads import gomoku_play
 from shared.workloads.base import TrainSettings
 from shared.workloads.games import Actor
-from shared.workloads.gomoku_config import GomokuConfig, GomokuOptions
-from shared.workloads.gomoku_games import GameRecord, check, decode, positions, score
-from shared.workloads.gomoku_net import NetEvaluator, build
-from shared.workloads.gomoku_referee import Bench, examine
-from shared.workloads.gomoku_rules import inverse_symmetries
-from shared.workloads.gomoku_train import Batches
+from shared.workloads.gomoku import play as gomoku_play
+from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
+from shared.workloads.gomoku.network import NetEvaluator, build
+from shared.workloads.gomoku.records import GameRecord, check, decode, positions, score
+from shared.workloads.gomoku.rules import inverse_symmetries
+from shared.workloads.gomoku.train import Batches
+from shared.workloads.gomoku.verification import Bench, examine
 from tests.tiny_gomoku import (
     WORKLOAD,
     Weights,

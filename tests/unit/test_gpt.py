@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from shared.errors import InvalidFrame, InvalidRunFile
 from shared.tensors.spec import count
 from shared.workloads.base import load
-from shared.workloads.gpt_config import GptConfig
-from shared.workloads.gpt_model import build
-from shared.workloads.gpt_sample import Sampling, TextGenerator
+from shared.workloads.gpt.config import GptConfig
+from shared.workloads.gpt.evaluate import Sampling, TextGenerator
+from shared.workloads.gpt.model import build
 from tests.tiny_gpt import (
     SMALL,
     WORKLOAD,
@@ -119,7 +119,7 @@ def test_the_schema_is_exactly_the_models_parameters(data: Folder, tied: bool, b
 
 def test_a_schema_needs_no_torch() -> None:
     code = (
-        "import sys; from shared.workloads.gpt import GptWorkload as W;"
+        "import sys; from shared.workloads.gpt.workload import GptWorkload as W;"
         " w = W(); c = w.config({'vocab_size': 300}, None); w.schema(c); w.flops_per_sample(c);"
         " sys.exit('torch' in sys.modules)"
     )

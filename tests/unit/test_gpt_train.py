@@ -11,9 +11,9 @@ import torch
 
 from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.base import TrainSettings
-from shared.workloads.gpt_config import GptConfig
-from shared.workloads.gpt_model import build
-from shared.workloads.order import PassOrder
+from shared.workloads.data.pass_order import PassOrder
+from shared.workloads.gpt.config import GptConfig
+from shared.workloads.gpt.model import build
 from tests.tiny_gpt import (
     WORKLOAD,
     Folder,

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from shared.protocol import Benchmark, Device, Me, Verdict
+from shared.protocol.accounts import Benchmark, Device, Me
+from shared.protocol.work import Verdict
 from tests.tui.engine import FakeEngine
 from volunteer import commands, events
 from volunteer.events import AnyEvent

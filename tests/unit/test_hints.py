@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli.target import Where
-from shared.hints import completed, options
+from shared.command_hints import completed, options
 from volunteer.cli import run_command
 
 

@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from shared.errors import InvalidRunFile
-from shared.workloads.documents import Skipped
-from shared.workloads.images import ImageOptions, build_images
-from shared.workloads.judge import load_judge
-from shared.workloads.pictures import Picture, digit_pictures, read_pictures
-from shared.workloads.png import Pixels
+from shared.workloads.data.classifier import load_judge
+from shared.workloads.data.documents import Skipped
+from shared.workloads.data.image_dataset import ImageOptions, build_images
+from shared.workloads.data.image_sources import Picture, digit_pictures, read_pictures
+from shared.workloads.data.png import Pixels
 from tests.tiny_dcgan import digits
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from shared.workloads.base import TrainSettings
-from shared.workloads.inner import InnerOptimizer
-from shared.workloads.pace import Pace
-from shared.workloads.schedule import learning_rate
+from shared.workloads.training.lr_schedule import learning_rate
+from shared.workloads.training.micro_batch import Pace
+from shared.workloads.training.optimizer import InnerOptimizer
 from tests.tiny_gpt import (
     WORKLOAD,
     Folder,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shared.protocol import Grant, Lease
+from shared.protocol.work import Grant, Lease
 from shared.workloads.base import Job, TrainSettings
 from volunteer.leases import HeldLease, Leases
 

@@ -16,7 +16,9 @@ from coordinator.limits import KEYS_MAX, ClientGone, Rates, read_body, read_json
 from coordinator.space import Space
 from shared.clock import VirtualClock
 from shared.errors import BadRequest, Configuration, StorageFull, TooLarge, TooManyRequests
-from shared.protocol import JSON_BYTES_MAX, JSON_DEPTH_MAX, HeartbeatRequest, SubmitRequest
+from shared.protocol.heartbeat import HeartbeatRequest
+from shared.protocol.limits import JSON_BYTES_MAX, JSON_DEPTH_MAX
+from shared.protocol.work import SubmitRequest
 
 
 class Request:

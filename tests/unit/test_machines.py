@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import machines
-from shared.protocol import Benchmark, Device, Hardware
+from shared.protocol.accounts import Benchmark, Device, Hardware
 
 anything = st.text(max_size=600)
 counts = st.integers(-(2**70), 2**70)

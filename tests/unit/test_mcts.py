@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shared.workloads.gomoku_chance import dirichlet, draw
-from shared.workloads.gomoku_rules import (
+from shared.workloads.gomoku.randomness import dirichlet, draw
+from shared.workloads.gomoku.rules import (
     OUTSIDE,
     Boards,
     Position,
@@ -19,7 +19,7 @@ from shared.workloads.gomoku_rules import (
     symmetries,
     wins,
 )
-from shared.workloads.mcts import Evaluator, Search, SearchSettings, uniform
+from shared.workloads.gomoku.search import Evaluator, Search, SearchSettings, uniform
 from tests.tiny_gomoku import opinion, scattered
 
 GOLDEN_DRAWS = [4, 1, 1, 1, 1, 1, 1, 1, 4, 1, 1, 1]

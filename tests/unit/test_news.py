@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.protocol import ContributionState, Verdict
+from shared.protocol.base import ContributionState
+from shared.protocol.work import Verdict
 from volunteer.profile import is_news
 
 

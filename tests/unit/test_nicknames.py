@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.nicknames import SKELETON_MAX, normal, pseudonym, skeleton, suggestion
 from shared.errors import InvalidName
-from shared.protocol import NICKNAME_MAX, NICKNAME_MIN
+from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import BadRequest
-from shared.workloads.order import PassOrder, permutation
+from shared.workloads.data.pass_order import PassOrder, permutation
 
 counts = st.lists(st.integers(0, 40), max_size=14)
 seeds = st.integers(0, 2**64 - 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import Configuration
-from shared.protocol import SubmitRequest
+from shared.protocol.work import SubmitRequest
 from volunteer.outbox import Entry, Outbox
 
 

@@ -14,8 +14,8 @@ from hypothesis.extra.numpy import arrays
 from PIL import Image
 
 from shared.errors import BadRequest
-from shared.workloads.mosaic import braille, half_blocks, resize, square, tile
-from shared.workloads.png import Pixels, read_png, write_png
+from shared.workloads.data.png import Pixels, read_png, write_png
+from shared.workloads.data.resize import braille, half_blocks, resize, square, tile
 
 SHAPES = st.tuples(st.integers(1, 20), st.integers(1, 20)) | st.tuples(
     st.integers(1, 20), st.integers(1, 20), st.just(3)

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from shared.errors import BadRequest, BadSignature, Configuration, Forbidden, InvalidName
-from shared.protocol import ServerInfo, Verdict
+from shared.protocol.accounts import ServerInfo
+from shared.protocol.work import Verdict
 from tests.house import house
 from tests.volunteering import Lent, Network
 from volunteer.config import directories

@@ -14,16 +14,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared import protocol
-from shared.protocol import Message
+from shared.protocol import accounts, base, heartbeat, work
+from shared.protocol.base import Message
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "messages.json"
 
 
 def messages() -> dict[str, type[Message]]:
     """Every message that the two sides exchange, by name."""
-    found = {name: getattr(protocol, name) for name in protocol.__all__}
-    return {n: m for n, m in found.items() if isinstance(m, type) and issubclass(m, Message)}
+    found = {n: m for part in (accounts, base, heartbeat, work) for n, m in vars(part).items()}
+    return {
+        name: message
+        for name, message in sorted(found.items())
+        if isinstance(message, type) and issubclass(message, Message)
+    }
 
 
 def example(described: msgspec.inspect.Type) -> Any:

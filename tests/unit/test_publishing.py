@@ -11,7 +11,7 @@ import pytest
 from coordinator.merge.plan import plan
 from coordinator.publishing import ways
 from shared.errors import InvalidFrame, InvalidPlan
-from shared.protocol import BlobRef, Downlink, Link, Snapshot
+from shared.protocol.work import BlobRef, Downlink, Link, Snapshot
 from shared.tensors.frame import parse_frame
 from tests.versions import SCHEMA, Versions
 

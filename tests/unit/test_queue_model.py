@@ -29,7 +29,9 @@ from coordinator.store.database import Database
 from coordinator.volunteers import Principal
 from shared.clock import VirtualClock
 from shared.errors import Gone
-from shared.protocol import RENEW_S, HeartbeatRequest, Lease, ReleaseRequest, TaskBeat
+from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
+from shared.protocol.limits import RENEW_S
+from shared.protocol.work import Lease, ReleaseRequest
 from tests.queue_model import SETTINGS, TOTAL, Model, Task
 from tests.runs import add_run, add_worker, claim, queue_of
 

@@ -11,7 +11,7 @@ from uvicorn.server import ServerState
 
 from coordinator.config import Settings
 from coordinator.receipt import Guard, protocol
-from shared.protocol import HEADER_BYTES_MAX
+from shared.protocol.limits import HEADER_BYTES_MAX
 
 
 class Wire(asyncio.Transport):

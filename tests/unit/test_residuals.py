@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shared.protocol import ContributionState, Verdict
+from shared.protocol.base import ContributionState
+from shared.protocol.work import Verdict
 from shared.tensors.frame import frame_bytes
 from shared.tensors.spec import TensorSpec
 from volunteer.residuals import Carried, Residuals

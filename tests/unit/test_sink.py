@@ -13,8 +13,8 @@ import pytest
 
 from shared.errors import StorageFull
 from shared.tensors.frame import FrameWriter
-from shared.tensors.sink import PIECE_BYTES, PIECES, SMALL_BYTES, SYNC_BYTES, Sink
 from shared.tensors.spec import TensorSpec
+from shared.tensors.writer import PIECE_BYTES, PIECES, SMALL_BYTES, SYNC_BYTES, Sink
 
 SIZES = (0, 1, PIECE_BYTES, (PIECES + 2) * PIECE_BYTES + 17, SMALL_BYTES, 3 * SYNC_BYTES + 5)
 

@@ -25,7 +25,7 @@ from coordinator.sizing import (
     total_steps,
     upload_bytes_max,
 )
-from shared.protocol import Reason
+from shared.protocol.base import Reason
 from tests.waiters import ask, run_of, todo_of, waiter
 
 

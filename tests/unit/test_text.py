@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import ChunkRef, DatasetManifest
-from shared.workloads.documents import (
+from shared.workloads.data.documents import (
     Document,
     Skipped,
     read_documents,
     standard_library_documents,
 )
-from shared.workloads.text import Building, build_text
-from shared.workloads.tokens import ChunkWriter, TokenChunk, load_tokenizer, train_tokenizer
+from shared.workloads.data.text_dataset import Building, build_text
+from shared.workloads.data.tokenizer import ChunkWriter, TokenChunk, load_tokenizer, train_tokenizer
 
 WORDS = [*"abcdefghijklm", "the", "cat", "sat", "on", "a", "mat", "and", "saw", "night"]
 

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import pytest
 
-from shared.threads import opened
+from shared.cancel_safe_open import opened
 
 
 class Door:

@@ -17,7 +17,7 @@ import pytest
 
 from shared import errors
 from shared.clock import VirtualClock
-from shared.protocol import BlobRef, UploadInfo, UploadRequest
+from shared.protocol.work import BlobRef, UploadInfo, UploadRequest
 from volunteer.api import Api
 from volunteer.cache import Cache, Partial
 from volunteer.client import Client

@@ -22,7 +22,7 @@ from coordinator.validation import (
     judge,
     reach,
 )
-from shared.protocol import SubmitRequest
+from shared.protocol.work import SubmitRequest
 from shared.workloads.base import TrainSettings
 
 SETTINGS = ValidationSettings()

@@ -12,7 +12,8 @@ import pytest
 
 from shared.clock import VirtualClock
 from shared.errors import InvalidFrame
-from shared.protocol import BlobRef, ErrorBody, VersionManifest
+from shared.protocol.base import ErrorBody
+from shared.protocol.work import BlobRef, VersionManifest
 from shared.signing import digest
 from tests.versions import Versions
 from volunteer.api import Api

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from rich.cells import cell_len
 
-from shared.protocol import RunBeat
+from shared.protocol.heartbeat import RunBeat
 from volunteer.commands import How
 from volunteer.events import BenchmarkProgress
 from volunteer.status import PauseStatus, TaskStatus

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from shared.protocol import Benchmark, Device, RunInfo
+from shared.protocol.accounts import Benchmark, Device, RunInfo
 from volunteer.wording import size
 
 STATES = {

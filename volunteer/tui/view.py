@@ -9,7 +9,9 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from shared.protocol import RunBeat, RunInfo, Verdict, VersionInfo
+from shared.protocol.accounts import RunInfo
+from shared.protocol.heartbeat import RunBeat
+from shared.protocol.work import Verdict, VersionInfo
 from volunteer import events
 from volunteer.events import AnyEvent
 from volunteer.status import Status, TaskStatus, fold

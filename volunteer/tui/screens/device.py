@@ -10,7 +10,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
-from shared.protocol import Benchmark, Device, RunInfo, WorkerInfo
+from shared.protocol.accounts import Benchmark, Device, RunInfo, WorkerInfo
 from volunteer.tui import keys
 from volunteer.tui.activity import activity
 from volunteer.tui.asking import Answer, AskingPage, Question

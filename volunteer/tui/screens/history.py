@@ -15,7 +15,8 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input
 
 from shared.errors import VolunteerError
-from shared.protocol import LedgerRow, Verdict
+from shared.protocol.heartbeat import LedgerRow
+from shared.protocol.work import Verdict
 from volunteer.books import ledger
 from volunteer.commands import History as Page
 from volunteer.control import Control

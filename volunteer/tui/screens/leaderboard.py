@@ -11,7 +11,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
 from shared.errors import VolunteerError
-from shared.protocol import LeaderRow, LedgerRow
+from shared.protocol.heartbeat import LeaderRow, LedgerRow
 from volunteer.books import ledger
 from volunteer.card import card, card_facts
 from volunteer.control import Control

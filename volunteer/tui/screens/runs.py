@@ -9,7 +9,8 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
-from shared.protocol import LossPoint, RunInfo
+from shared.protocol.accounts import RunInfo
+from shared.protocol.heartbeat import LossPoint
 from shared.workloads.base import installed
 from volunteer.commands import SettingRow
 from volunteer.tui import keys

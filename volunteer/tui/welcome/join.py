@@ -11,7 +11,7 @@ from textual.widgets import Input
 
 from shared.errors import BadRequest, Unreachable, VolunteerError
 from shared.links import is_loopback, parse_link
-from shared.protocol import ServerInfo
+from shared.protocol.accounts import ServerInfo
 from volunteer.public import PublicRun
 from volunteer.status import PRACTICE
 from volunteer.tui.text import Line, fit, left, wrap

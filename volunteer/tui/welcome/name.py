@@ -7,7 +7,7 @@ from textual.app import ComposeResult
 from textual.widgets import Input
 
 from shared.errors import VolunteerError
-from shared.protocol import NICKNAME_MAX, NICKNAME_MIN
+from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN
 from volunteer.tui.text import Line
 from volunteer.tui.welcome.step import BACK, NEXT, Choice, Step, said
 from volunteer.tui.widgets.drawn import Drawn

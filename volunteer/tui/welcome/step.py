@@ -8,7 +8,7 @@ import msgspec
 from textual.containers import Vertical
 from textual.message import Message
 
-from shared.protocol import ServerInfo
+from shared.protocol.accounts import ServerInfo
 from volunteer.commands import SettingRow
 from volunteer.tui.text import Line, wrap
 from volunteer.tui.widgets.panel import Scene

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.protocol import Benchmark, Device, Me
+from shared.protocol.accounts import Benchmark, Device, Me
 from volunteer.events import Sensed
 from volunteer.tui.activity import activity, merging, traffic
 from volunteer.tui.text import (

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from msgspec.structs import replace
 from rich.cells import cell_len
 
-from shared.protocol import Verdict
+from shared.protocol.work import Verdict
 from volunteer.tui.text import (
     ASCII,
     Glyphs,

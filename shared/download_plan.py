@@ -1,0 +1,58 @@
+"""Which ways lead to the published weights of a version, and how many bytes travel on each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from shared.protocol.work import BlobRef, Link, Snapshot, VersionManifest
+
+LINK_CODECS = frozenset({"int8", "int4"})  # what a link may be written in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """From a base or a snapshot over links to the weights that are wanted."""
+
+    base: str = ""  # SHA-256 of weights that are here
+    snapshot: Snapshot | None = None
+    links: tuple[Link, ...] = ()  # in the order in which they are followed
+
+    @property
+    def blobs(self) -> tuple[BlobRef, ...]:
+        packed = (self.snapshot.blob,) if self.snapshot else ()
+        return (*packed, *(link.blob for link in self.links))
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        """All that is needed or made on the way."""
+        made = (self.snapshot.weights,) if self.snapshot else (self.base,)
+        return (
+            *made,
+            *(blob.sha256 for blob in self.blobs),
+            *(link.weights for link in self.links),
+        )
+
+    @property
+    def size(self) -> int:
+        """Bytes that travel."""
+        return sum(blob.size for blob in self.blobs)
+
+
+def routes(manifest: VersionManifest, held: Collection[str]) -> list[Route]:
+    """Every way that is fewer bytes than the whole file, the fewest first. `held` are the hashes of weights that are here."""
+    links = {link.weights: link for link in manifest.downlink.links}
+    packed = {each.weights: each for each in manifest.downlink.snapshots}
+    size, at = manifest.weights.size, manifest.weights.sha256
+    steps: tuple[Link, ...] = ()
+    found: list[Route] = []
+    while True:
+        if steps and at in held:
+            found.append(Route(base=at, links=steps))
+        if at in packed:
+            found.append(Route(snapshot=packed[at], links=steps))
+        link = links.pop(at, None)
+        if link is None or link.codec not in LINK_CODECS:
+            break
+        at, steps = link.base, (link, *steps)
+    return sorted((route for route in found if route.size < size), key=lambda route: route.size)

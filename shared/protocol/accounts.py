@@ -1,0 +1,164 @@
+"""Who is there: runs, servers, machines, accounts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from shared.protocol.base import Message, RunState
+from shared.protocol.limits import PROTOCOL
+
+# Who is there.
+
+
+class RunInfo(Message):
+    """What a volunteer sees before choosing a run."""
+
+    name: str
+    state: RunState
+    workload: str
+    workload_version: int
+    description: str
+    licence: str  # of the model that comes out
+    contact: str
+    dataset: str
+    dataset_licence: str
+    parameters: int
+    version: int  # head
+    loss: float | None  # newest measured
+    loss_first: float | None
+    workers: int  # live
+    progress: float | None  # 0..1 of [stop], where it can be told
+    credits_per_step: float
+    step_flops: float  # of the reference batch
+    memory_bytes: int  # a device needs about this much
+    steps: int = 0  # global
+    tokens: int = 0  # samples x size merged so far
+    merging: str = ""  # "merging after 2 more contributions or 3:12"
+    items: str = "tokens"  # what `tokens` counts
+    measure: str = "held-out loss"  # what `loss` is
+
+
+class ServerInfo(Message):
+    name: str
+    software: str  # version of the package
+    protocol: int
+    protocol_min: int
+    protocol_min_next: int  # announced before it is enforced
+    public_key: str  # hex
+    fingerprint: str
+    invite_only: bool
+    contact: str
+    now: float
+    runs: tuple[RunInfo, ...]
+
+
+class Device(Message):
+    """One device of a worker. Fields a machine cannot tell are None."""
+
+    id: str  # "cpu", "cuda:0", "mps"
+    kind: Literal["cpu", "cuda", "rocm", "mps", "xpu"]
+    name: str
+    memory_bytes: int
+    usable: bool = True
+    problem: str = ""  # why not, and the one command that mends it
+
+
+class Hardware(Message):
+    hostname: str = ""
+    system: str = ""
+    cores: int = 0  # physical
+    threads: int = 0
+    memory_bytes: int = 0
+    devices: tuple[Device, ...] = ()
+    torch: str = ""
+    python: str = ""
+
+
+class Benchmark(Message):
+    """Measured on the worker's own training thread."""
+
+    device: str
+    fp32_flops: float  # matmul
+    bf16_flops: float
+    memory_bytes_per_s: float
+    step_flops: float  # of a real training step: what task sizing uses
+    disk_bytes_per_s: float = 0.0
+    at: float = 0.0
+
+
+class RegisterRequest(Message):
+    """Sent once; the client has stored `volunteer_id`, `worker_id` and the secret before the first byte leaves."""
+
+    volunteer_id: str
+    worker_id: str
+    secret: str
+    nickname: str
+    public: bool = True  # shown on the leaderboard
+    code: str = ""  # invite or link code
+    protocol: int = PROTOCOL
+    software: str = ""
+    hardware: Hardware = Hardware()
+    workloads: tuple[str, ...] = ()
+    accepts: tuple[
+        str, ...
+    ] = ()  # names of runs whose licence and consent text were shown and accepted
+
+
+class RegisterReply(Message):
+    volunteer_id: str
+    worker_id: str
+    nickname: str
+    created: bool  # False: the same id was here before
+    server: ServerInfo
+
+
+class WorkerInfo(Message):
+    worker_id: str
+    hostname: str
+    state: Literal["online", "training", "paused", "offline", "left"]
+    device: str
+    last_seen: float
+    rate: float | None = None  # steps a second of its device, by the benchmark it was measured with
+    task: int | None = None
+
+
+class Me(Message):
+    volunteer_id: str
+    nickname: str
+    public: bool
+    state: Literal["active", "banned"]
+    trust: float
+    earned_micro: int
+    pending_micro: int
+    spent_micro: int
+    today_micro: int
+    rank: int | None
+    accepted: int
+    rejected: int
+    merged: int
+    device_s: float
+    workers: tuple[WorkerInfo, ...]
+
+
+class LinkCode(Message):
+    """Ten minutes to add a second machine."""
+
+    code: str
+    link: str
+    expires_at: float
+
+
+class BenchmarkRequest(Message):
+    benchmarks: tuple[Benchmark, ...]
+    hardware: Hardware | None = None
+    workloads: tuple[str, ...] | None = None  # that may run there now; None: as registered
+
+
+class LeaveRequest(Message):
+    forget: bool = False
+
+
+class VisibilityRequest(Message):
+    """Whether the nickname of this account is shown to others from now on."""
+
+    public: bool

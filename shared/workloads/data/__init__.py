@@ -1,0 +1,1 @@
+"""Datasets, tokenizers and the order of a pass: what workloads train on."""

@@ -1,0 +1,60 @@
+"""Images on disk: a chunk is raw 8-bit pixels, image after image, each (C, H, W), and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import InvalidRunFile
+from shared.workloads.base import Data
+from shared.workloads.data.png import Pixels
+
+
+class Images:
+    """A list of images, each (chunk, number in the chunk), read from memory-mapped chunks."""
+
+    def __init__(self, data: Data, shape: tuple[int, int, int], rows: NDArray[np.int64]) -> None:
+        self._data = data
+        self._shape = shape
+        self._rows = rows
+        self._open: dict[int, Pixels] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, start: int, stop: int) -> Pixels:
+        """Images [start, stop) of the list, (B, C, H, W). Raises InvalidRunFile for a chunk that cannot be used."""
+        rows = self._rows[start:stop]
+        out = np.empty((len(rows), *self._shape), np.uint8)
+        for chunk in np.unique(rows[:, 0]).tolist():
+            images = self._open.get(chunk)
+            if images is None:
+                images = self._open[chunk] = self._chunk(chunk)
+            here = rows[:, 0] == chunk
+            out[here] = images[rows[here, 1]]
+        return out
+
+    def _chunk(self, index: int) -> Pixels:
+        manifest, path = self._data.manifest, self._data.chunk(index)
+        count = manifest.chunks[index].items
+        expected = count * int(np.prod(self._shape))
+        if path.stat().st_size != expected or not expected:
+            channels, side, _ = self._shape
+            raise InvalidRunFile(
+                f"chunk {index} of {manifest.name} has {path.stat().st_size} bytes, but {count}"
+                f" images of {side} x {side} pixels with {channels} channels have {expected}"
+            )
+        return np.memmap(path, np.uint8, "r", shape=(count, *self._shape))
+
+
+def unit_range(pixels: Pixels) -> NDArray[np.float32]:
+    """0 ... 255 as -1 ... 1."""
+    found: NDArray[np.float32] = pixels.astype(np.float32) / np.float32(127.5) - np.float32(1)
+    return found
+
+
+def to_pixels(images: NDArray[np.float32]) -> Pixels:
+    """-1 ... 1 as 0 ... 255; what is no number is black."""
+    wide = np.nan_to_num((images + 1) * 127.5, nan=0.0)
+    found: Pixels = np.clip(np.rint(wide), 0, 255).astype(np.uint8)
+    return found

@@ -1,0 +1,255 @@
+"""Build a dataset of images: pictures -> one size -> shuffled chunks, a held-out share, and a judge of generated ones.
+
+Two runs over the same input give the same chunks. Pixels pass through a temporary file, so memory holds an index of the
+images and never all of them. Reading the sources is `pictures.py`, the format of a chunk `image_chunks.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, TypedDict, Unpack
+
+import msgspec
+import numpy as np
+
+from shared.errors import InvalidRunFile
+from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.data.documents import Skipped
+from shared.workloads.data.image_sources import Picture, read_pictures
+from shared.workloads.data.pass_order import permutation
+from shared.workloads.data.png import Pixels
+from shared.workloads.data.resize import grey, resize, square
+
+Put = Callable[[bytes], str]  # stores a blob and returns its SHA-256 in hex
+
+JUDGE = "judge"  # the asset that measures generated images
+_SIDES = (8, 512)
+_IMAGES_MIN = 32
+_CHUNK_BYTES = 8 << 20
+_CHUNKS_MAX = 4096  # a manifest must stay small
+_JUDGED = 4096  # images the judge learns from
+_CLASSES_MAX = 1000
+_CLASS_IMAGES_MIN = 5  # with fewer on average, folders are no classes
+
+
+class Building(msgspec.Struct, frozen=True, kw_only=True):
+    """Progress of a build. `total` is 0 while it is not known yet."""
+
+    stage: str  # "reading", "writing", "judge"
+    done: int  # images
+    total: int
+
+
+class ImageOptions(TypedDict, total=False):
+    """What `build_images` accepts by name: the fields of `ImageSettings`."""
+
+    licence: str
+    source: str
+    size: int
+    channels: int
+    chunk_images: int
+    heldout_share: float
+    seed: int
+
+
+class ImageSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a dataset of images is made: the middle square of each, at one size."""
+
+    licence: str = "unknown"
+    source: str = ""
+    size: int = 64  # pixels, both sides
+    channels: int = 3  # 1 = grey
+    chunk_images: int = (
+        64  # images are shuffled as a whole, so a task is as well off with small chunks
+    )
+    heldout_share: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        low, high = _SIDES
+        if not low <= self.size <= high:
+            raise InvalidRunFile(f"size {self.size} must lie between {low} and {high} pixels")
+        if self.channels not in (1, 3):
+            raise InvalidRunFile(f"channels {self.channels} must be 1 (grey) or 3 (colour)")
+        if not 0 < self.heldout_share < 0.5:
+            raise InvalidRunFile(f"heldout_share {self.heldout_share} must lie between 0 and 0.5")
+        if not 1 <= self.chunk_images <= 1 << 20:
+            raise InvalidRunFile(f"chunk_images {self.chunk_images} must be at least 1")
+
+    @property
+    def image_bytes(self) -> int:
+        return self.channels * self.size * self.size
+
+
+class _Stored(NamedTuple):
+    """An image in the temporary file."""
+
+    digest: bytes
+    number: int
+    label: str
+
+
+Tell = Callable[[Building], None]
+
+
+def build_images(
+    name: str,
+    sources: Iterable[str | Path | Picture],
+    put: Put,
+    *,
+    on_progress: Tell | None = None,
+    skipped: Skipped | None = None,
+    **options: Unpack[ImageOptions],
+) -> DatasetManifest:
+    """Store a dataset of images through `put` and return its manifest.
+
+    Exact copies are dropped; the images with the smallest SHA-256 are held out, so the split depends on the pixels alone.
+    What could not be read is added to `skipped`. Raises InvalidRunFile when fewer than 32 images are left.
+    """
+    settings = ImageSettings(**options)
+    tell = on_progress or (lambda _: None)
+    skipped = skipped if skipped is not None else Skipped()
+    with tempfile.TemporaryFile() as spool:
+        pictures = read_pictures(sources, skipped, settings.size)
+        stored, copies = _spool(pictures, spool, settings, tell)
+        if len(stored) < _IMAGES_MIN:
+            raise InvalidRunFile(_too_few(len(stored), skipped))
+        corpus = _Corpus(spool, stored, settings)
+        train, held = corpus.split()
+        writer = _Writer(corpus, put, tell, total=len(stored))
+        chunks, heldout = writer.write(train), writer.write(held)
+        tell(Building(stage="judge", done=0, total=1))
+        judge, about = _judge(corpus, train, held)
+    return DatasetManifest(
+        name=name,
+        kind="images",
+        licence=settings.licence,
+        source=settings.source,
+        chunks=chunks,
+        heldout=heldout,
+        assets={JUDGE: ChunkRef(sha256=put(judge), size=len(judge), items=1)},
+        meta={
+            "size": settings.size,
+            "channels": settings.channels,
+            "images": len(train),
+            "heldout_images": len(held),
+            "copies": copies,
+            "skipped": skipped.count,
+            **about,
+        },
+    )
+
+
+def _too_few(count: int, skipped: Skipped) -> str:
+    text = f"{count} different images are too few to learn from (at least {_IMAGES_MIN})"
+    if skipped.count:
+        text += f"; {skipped.count} could not be used: {'; '.join(skipped.sentences[:3])}"
+    return text
+
+
+def fit(pixels: Pixels, size: int, channels: int) -> Pixels:
+    """The middle square of an image as (C, size, size)."""
+    found = resize(square(pixels), size, size)
+    if channels == 1:
+        return grey(found)[None]
+    colour = found if found.ndim == 3 else np.repeat(found[..., None], 3, axis=-1)
+    return np.ascontiguousarray(colour[..., :3].transpose(2, 0, 1))
+
+
+def _spool(
+    pictures: Iterable[Picture], spool: BinaryIO, settings: ImageSettings, tell: Tell
+) -> tuple[list[_Stored], int]:
+    """Write every new image to the temporary file."""
+    seen: set[bytes] = set()
+    stored: list[_Stored] = []
+    copies = 0
+    for picture in pictures:
+        data = fit(picture.pixels, settings.size, settings.channels).tobytes()
+        digest = hashlib.sha256(data).digest()
+        if digest in seen:
+            copies += 1
+            continue
+        seen.add(digest)
+        spool.write(data)
+        stored.append(_Stored(digest, len(stored), picture.label))
+        if len(stored) % 64 == 0:
+            tell(Building(stage="reading", done=len(stored), total=0))
+    return stored, copies
+
+
+class _Corpus:
+    """The temporary file and what lies in it."""
+
+    def __init__(self, spool: BinaryIO, stored: list[_Stored], settings: ImageSettings) -> None:
+        self._spool = spool
+        self._stored = stored
+        self.settings = settings
+
+    def split(self) -> tuple[list[_Stored], list[_Stored]]:
+        """(train, held out), shuffled and by digest."""
+        by_digest = sorted(self._stored)
+        held = max(1, round(self.settings.heldout_share * len(by_digest)))
+        rest = by_digest[held:]
+        order = permutation(len(rest), self.settings.seed, 1)
+        return [rest[index] for index in order], by_digest[:held]
+
+    def pixels(self, images: Iterable[_Stored]) -> Iterator[Pixels]:
+        """Each image, (C, size, size)."""
+        size, shape = self.settings.image_bytes, (self.settings.channels, *[self.settings.size] * 2)
+        for image in images:
+            self._spool.seek(image.number * size)
+            yield np.frombuffer(self._spool.read(size), np.uint8).reshape(shape)
+
+
+class _Writer:
+    """Cuts a list of images into chunks."""
+
+    def __init__(self, corpus: _Corpus, put: Put, tell: Tell, *, total: int) -> None:
+        self._corpus = corpus
+        self._put = put
+        self._tell = tell
+        self._done, self._total = 0, total
+        settings = corpus.settings
+        wanted = max(settings.chunk_images, -(-total // _CHUNKS_MAX))
+        self._images = max(1, min(wanted, _CHUNK_BYTES // settings.image_bytes))
+
+    def write(self, images: list[_Stored]) -> tuple[ChunkRef, ...]:
+        chunks = []
+        for start in range(0, len(images), self._images):
+            part = images[start : start + self._images]
+            blob = b"".join(image.tobytes() for image in self._corpus.pixels(part))
+            chunks.append(ChunkRef(sha256=self._put(blob), size=len(blob), items=len(part)))
+            self._done += len(part)
+            self._tell(Building(stage="writing", done=self._done, total=self._total))
+        return tuple(chunks)
+
+
+def _judge(
+    corpus: _Corpus, train: list[_Stored], held: list[_Stored]
+) -> tuple[bytes, dict[str, str | int | float]]:
+    """The judge of this dataset, and what the manifest says of it."""
+    from shared.workloads.data.classifier import cluster, shrink, train_judge
+
+    train, held = train[:_JUDGED], held[:_JUDGED]
+    some = shrink(corpus.pixels(train))
+    real = shrink(corpus.pixels(held))
+    counted = Counter(image.label for image in train)
+    named = "" not in counted and 2 <= len(counted) <= _CLASSES_MAX
+    if named and len(train) >= _CLASS_IMAGES_MIN * len(counted):
+        known = {label: index for index, label in enumerate(sorted(counted))}
+        labels = np.array([known[image.label] for image in train])
+        expected = np.array([known.get(image.label, -1) for image in held])
+        kind = "folders"
+    else:
+        labels, expected = cluster(some, real, corpus.settings.seed)
+        kind = "clusters"
+    judged = train_judge(some, labels, real, expected, corpus.settings.seed)
+    return judged.data, {
+        "classes": judged.classes,
+        "classes_from": kind,
+        "judge_accuracy": judged.accuracy,
+    }

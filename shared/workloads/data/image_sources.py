@@ -1,0 +1,180 @@
+"""Where images come from: folders, zip archives read in place, PNG and JPEG files, and the digits of scikit-learn.
+
+What cannot be decoded is left out one by one and remembered with its name and reason; only a source that is not there at all
+is an error. Nothing is unpacked to disk, and no file decides how much memory it takes. Decoding needs the extra "images".
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable, Iterator
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from shared.errors import InvalidRunFile
+from shared.workloads.data.documents import Skipped, walk
+from shared.workloads.data.png import Pixels
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})  # what folders and archives are searched for
+_FORMATS = ("PNG", "JPEG")  # nothing else is decoded, whatever a file calls itself
+_FILE_BYTES_MAX = 64 << 20
+_PIXELS_MAX = 1 << 26
+_SIDE_MIN = 2
+
+
+class Picture(msgspec.Struct, frozen=True):
+    """One image: pixels (H, W) or (H, W, 3), the name to call it by, and what it shows where that is known."""
+
+    name: str
+    pixels: Pixels
+    label: str = ""
+
+
+def read_pictures(
+    sources: Iterable[str | Path | Picture], skipped: Skipped, side: int
+) -> Iterator[Picture]:
+    """Every image of `sources`, folders and archives in sorted order, labelled by the folder it lies in.
+
+    Large ones come smaller, but with sides of at least 2 x `side` pixels. Raises InvalidRunFile for a source that is not there.
+    """
+    for source in sources:
+        if isinstance(source, Picture):
+            yield source
+            continue
+        path = Path(source)
+        if path.is_dir():
+            for file in walk(path, frozenset()):
+                inside = file.relative_to(path)
+                if _is_archive(file):
+                    yield from _archive(file, inside.as_posix(), skipped, side)
+                elif file.suffix.lower() in IMAGE_SUFFIXES:
+                    yield from _file(file, inside.as_posix(), skipped, side)
+        elif _is_archive(path):
+            yield from _archive(path, path.name, skipped, side)
+        elif path.is_file():
+            yield from _file(path, path.name, skipped, side)
+        else:
+            raise InvalidRunFile(f"{path}: there is no such file or directory")
+
+
+def digit_pictures() -> Iterator[Picture]:
+    """The 1,797 hand-written digits of 8 x 8 pixels that scikit-learn ships (Alpaydin and Kaynak 1998)."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise InvalidRunFile(
+            'the digits come with scikit-learn, which is not installed here (the extra "digits")'
+        ) from error
+    found = load_digits()
+    pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)
+    for index, (image, label) in enumerate(zip(pixels, found.target.tolist(), strict=True)):
+        yield Picture(f"digit {index}", image, str(label))
+
+
+def _is_archive(path: Path) -> bool:
+    return path.suffix.lower() == ".zip" and path.is_file()
+
+
+def _file(path: Path, name: str, skipped: Skipped, side: int) -> Iterator[Picture]:
+    try:
+        if path.stat().st_size > _FILE_BYTES_MAX:
+            skipped.add(f"{name}: larger than {_FILE_BYTES_MAX >> 20} MiB")
+            return
+        data = path.read_bytes()
+    except OSError as error:
+        skipped.add(f"{name}: {error.strerror or error}")
+        return
+    yield from _decoded(data, name, skipped, side)
+
+
+def _archive(path: Path, name: str, skipped: Skipped, side: int) -> Iterator[Picture]:
+    """The images in a zip file, one member at a time."""
+    try:
+        archive = zipfile.ZipFile(path)
+    except Exception as error:  # damage shows as any of a dozen errors
+        skipped.add(f"{name}: this zip archive cannot be read ({error})")
+        return
+    with archive:
+        members = sorted(archive.infolist(), key=lambda member: member.filename)
+        for member in members:
+            inside = PurePosixPath(member.filename)
+            hidden = any(part.startswith((".", "__MACOSX")) for part in inside.parts)
+            if member.is_dir() or hidden or inside.suffix.lower() not in IMAGE_SUFFIXES:
+                continue
+            whole = f"{name}/{member.filename}"
+            data = _member(archive, member, whole, skipped)
+            if data is not None:
+                yield from _decoded(data, whole, skipped, side)
+
+
+def _member(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, skipped: Skipped
+) -> bytes | None:
+    try:
+        with archive.open(member) as stream:
+            data = stream.read(_FILE_BYTES_MAX + 1)  # the size in the directory may be a lie
+    except Exception as error:  # a damaged or encrypted member raises what its reader raises
+        skipped.add(f"{name}: cannot be read ({error})")
+        return None
+    if len(data) > _FILE_BYTES_MAX:
+        skipped.add(f"{name}: larger than {_FILE_BYTES_MAX >> 20} MiB")
+        return None
+    return data
+
+
+def _decoded(data: bytes, name: str, skipped: Skipped, side: int) -> Iterator[Picture]:
+    pillow = _pillow()
+    try:
+        with pillow.open(BytesIO(data), formats=_FORMATS) as image:
+            width, height = image.size
+            if width * height > _PIXELS_MAX or min(width, height) < _SIDE_MIN:
+                skipped.add(f"{name}: {width} x {height} pixels are too many or too few")
+                return
+            pixels = _pixels(image, side)
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise anything from OSError to struct.error
+        reason = "not a PNG or JPEG image" if "cannot identify" in str(error) else str(error)
+        skipped.add(f"{name}: cannot be decoded ({reason or type(error).__name__})")
+        return
+    yield Picture(name, pixels, PurePosixPath(name).parent.name)
+
+
+def _pixels(image: Image.Image, side: int) -> Pixels:
+    """Upright, 8 bits, grey or colour; transparent parts on white."""
+    from PIL import Image, ImageOps
+
+    least = min(image.size)
+    image.draft(None, (2 * side, 2 * side))  # a JPEG decodes to a smaller size at once
+    image.load()
+    found = ImageOps.exif_transpose(image)
+    factor = min(least, *found.size) // (2 * side)
+    if found.mode.startswith("I;16") or found.mode == "I":  # 16 bits a pixel
+        wide = np.asarray(found).astype(np.int64)
+        found = Image.fromarray((wide >> 8).clip(0, 255).astype(np.uint8))
+    if found.has_transparency_data:
+        found = found.convert("RGBA")
+        white = Image.new("RGBA", found.size, "white")
+        found = Image.alpha_composite(white, found).convert("RGB")
+    if found.mode not in ("L", "RGB"):
+        found = found.convert("L" if found.mode in ("1", "LA") else "RGB")
+    if factor > 1:
+        found = found.reduce(factor)
+    return np.asarray(found, np.uint8)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InvalidRunFile(
+            'decoding images needs Pillow, which is not installed here (the extra "images")'
+        ) from error
+    return Image

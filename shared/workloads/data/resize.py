@@ -1,0 +1,85 @@
+"""Pixels for people: many images side by side, other sizes, and signs of a terminal."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.workloads.data.png import Pixels
+
+_BLANK = 0x2800  # a braille sign without dots
+_DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # 4 rows of 2
+# Ordered dithering (Bayer 1973): which of 16 brightnesses lights which dot.
+_BAYER = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]])
+_GREY = np.array([0.299, 0.587, 0.114], np.float32)
+
+
+def tile(images: Pixels, columns: int, gap: int = 2) -> Pixels:
+    """Images (N, C, H, W) in rows of `columns` on black, as (H', W') or (H', W', 3)."""
+    N, C, H, W = images.shape
+    rows = -(-N // columns)
+    sheet = np.zeros((C, rows * (H + gap) + gap, columns * (W + gap) + gap), np.uint8)
+    for index, image in enumerate(images):
+        y = gap + index // columns * (H + gap)
+        x = gap + index % columns * (W + gap)
+        sheet[:, y : y + H, x : x + W] = image
+    return sheet[0] if C == 1 else np.ascontiguousarray(sheet.transpose(1, 2, 0))
+
+
+def grey(pixels: Pixels) -> Pixels:
+    """Brightness (H, W) of grey or colour pixels."""
+    return pixels if pixels.ndim == 2 else (pixels[..., :3] @ _GREY).astype(np.uint8)
+
+
+def resize(pixels: Pixels, height: int, width: int) -> Pixels:
+    """Pixels at another size by a triangle filter that is as wide as what it joins: smooth up, without aliases down."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    flat = pixels.reshape(*pixels.shape[:2], -1).astype(np.float32)  # (H, W, C)
+    down = np.tensordot(_triangles(flat.shape[0], height), flat, 1)  # (height, W, C)
+    both = np.tensordot(_triangles(flat.shape[1], width), down, (1, 1))  # (width, height, C)
+    out = np.clip(np.rint(both), 0, 255).astype(np.uint8).transpose(1, 0, 2)
+    return np.ascontiguousarray(out.reshape(height, width, *pixels.shape[2:]))
+
+
+def _triangles(size: int, wanted: int) -> NDArray[np.float32]:
+    """(wanted, size): how much each pixel counts for each new one."""
+    ratio = size / wanted
+    reach = max(1.0, ratio)
+    centres = (np.arange(wanted) + 0.5) * ratio - 0.5
+    weights = np.maximum(0, 1 - np.abs(np.arange(size) - centres[:, None]) / reach)
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights.astype(np.float32)
+
+
+def square(pixels: Pixels) -> Pixels:
+    """The middle of an image, as high as wide."""
+    height, width = pixels.shape[:2]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    return pixels[top : top + side, left : left + side]
+
+
+def corner(pixels: Pixels) -> Pixels:
+    """The upper left quarter: of many images side by side, as many as can be told apart in a terminal."""
+    return pixels[: -(-pixels.shape[0] // 2), : -(-pixels.shape[1] // 2)]
+
+
+def braille(pixels: Pixels, columns: int) -> list[str]:
+    """An image in dots, two by four to a sign, brightness by dithering: for text that has no colour."""
+    height, width = pixels.shape[:2]
+    rows = max(1, round(columns * 2 * height / width / 4))
+    small = resize(grey(pixels), rows * 4, columns * 2)
+    threshold = np.tile((_BAYER + 0.5) * 16, (rows, -(-columns // 2)))[:, : columns * 2]
+    dots = (small > threshold).reshape(rows, 4, columns, 2)
+    signs = _BLANK + np.einsum("yrxc,rc->yx", dots, _DOTS)
+    return ["".join(map(chr, line)) for line in signs.tolist()]
+
+
+def half_blocks(pixels: Pixels, columns: int) -> NDArray[np.uint8]:
+    """Colours for a terminal: (rows, columns, 2, 3), an upper and a lower pixel in each cell."""
+    height, width = pixels.shape[:2]
+    rows = max(1, round(columns * height / width / 2))
+    small = resize(pixels, rows * 2, columns)
+    colour = np.repeat(small[..., None], 3, axis=-1) if small.ndim == 2 else small[..., :3]
+    return colour.reshape(rows, 2, columns, 3).transpose(0, 2, 1, 3)

@@ -1,0 +1,235 @@
+"""Build a token dataset: documents -> tokenizer -> shuffled chunks, and a held-out share that volunteers never get.
+
+Two runs over the same input give the same bytes. Text passes through a temporary file, so memory holds an index of the
+documents and never the corpus. Reading the sources is `documents.py`,
+the format of a chunk `tokens.py`, and what is tokens already `token_files.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple, Unpack
+
+import msgspec
+import numpy as np
+
+from shared.errors import InvalidRunFile
+from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.data.documents import Document, Skipped, read_documents
+from shared.workloads.data.pass_order import permutation
+from shared.workloads.data.token_files import build_token_files, token_files
+from shared.workloads.data.tokenizer import (
+    Built,
+    ChunkWriter,
+    Put,
+    TextOptions,
+    TextSettings,
+    dtype_for,
+    end_of_text,
+    load_tokenizer,
+    train_tokenizer,
+    vocab_of,
+)
+
+_PART_MIN, _PART_MAX = 1 << 10, 256 << 10  # bytes of a part of a long document
+_TOKENIZER_BYTES = 64 << 20  # the tokenizer learns from at most this much
+_BATCH_BYTES = 1 << 20  # encoded at a time
+
+
+class Building(msgspec.Struct, frozen=True, kw_only=True):
+    """Progress of a build. `total` is 0 while it is not known yet."""
+
+    stage: Literal["reading", "tokenizer", "writing"]
+    done_bytes: int
+    total_bytes: int
+
+
+class _Part(NamedTuple):
+    """A document, or a part of a long one, in the temporary file."""
+
+    digest: bytes
+    offset: int
+    size: int
+
+
+Tell = Callable[[Building], None]
+
+
+def build_text(
+    name: str,
+    sources: Iterable[str | Path | Document],
+    put: Put,
+    *,
+    on_progress: Tell | None = None,
+    skipped: Skipped | None = None,
+    **options: Unpack[TextOptions],
+) -> DatasetManifest:
+    """Store a token dataset through `put` and return its manifest.
+
+    A source is a file, a directory, a `Document`, or a nanoGPT `.bin` of uint16 tokens. Long documents are cut, exact copies
+    dropped; the parts with the smallest SHA-256 are held out until `heldout_share` of the bytes is reached, so the split
+    depends on the text alone. What could not be read is added to `skipped`. Raises InvalidRunFile.
+    """
+    settings = TextSettings(**options)
+    tell = on_progress or (lambda _: None)
+    skipped = skipped if skipped is not None else Skipped()
+    if isinstance(sources, Sequence) and (files := token_files(sources)):
+        built = build_token_files(files, put, settings)
+    else:
+        with tempfile.TemporaryFile() as spool:
+            documents = read_documents(sources, skipped)
+            parts, counts = _spool(documents, spool, settings.heldout_share, tell)
+            built = _build(_Corpus(spool, parts), put, settings, tell)
+        built.meta.update(counts, skipped=skipped.count)
+    return DatasetManifest(
+        name=name,
+        kind="tokens",
+        licence=settings.licence,
+        source=settings.source,
+        chunks=built.chunks,
+        heldout=built.heldout,
+        assets=built.assets,
+        meta=built.meta,
+    )
+
+
+class _Corpus:
+    """The temporary file and where each part lies in it."""
+
+    def __init__(self, spool: BinaryIO, parts: list[_Part]) -> None:
+        self._spool = spool
+        self.parts = parts
+        self.bytes = sum(part.size for part in parts)
+
+    def texts(self, parts: Iterable[_Part]) -> Iterator[str]:
+        for part in parts:
+            self._spool.seek(part.offset)
+            yield self._spool.read(part.size).decode()
+
+    def split(self, share: float) -> tuple[list[_Part], list[_Part]]:
+        """(train, held out): both have at least one part."""
+        by_digest = sorted(self.parts)
+        held, size = 0, 0
+        while held == 0 or (size < share * self.bytes and held < len(by_digest) - 1):
+            size += by_digest[held].size
+            held += 1
+        return by_digest[held:], by_digest[:held]
+
+
+def _spool(
+    documents: Iterable[Document], spool: BinaryIO, share: float, tell: Tell
+) -> tuple[list[_Part], dict[str, int]]:
+    """Write every new document to the temporary file and cut the long ones."""
+    seen: set[bytes] = set()
+    whole: list[_Part] = []
+    offset = copies = 0
+    for document in documents:
+        data = document.text.encode("utf-8", "replace")
+        digest = hashlib.sha256(data).digest()
+        if digest in seen:
+            copies += 1
+        elif data.strip():
+            seen.add(digest)
+            spool.write(data)
+            whole.append(_Part(digest, offset, len(data)))
+            offset += len(data)
+            if len(whole) % 64 == 0:
+                tell(Building(stage="reading", done_bytes=offset, total_bytes=0))
+    limit = min(_PART_MAX, max(_PART_MIN, int(share * offset / 2)))
+    parts = [piece for part in whole for piece in _cut(part, limit, spool)]
+    if len(parts) < 2:
+        raise InvalidRunFile(
+            "there is too little text to train on and hold some out"
+            f" ({offset} bytes in {len(whole)} documents): name more files, or other ones"
+        )
+    return parts, {"documents": len(whole), "copies": copies, "bytes": offset}
+
+
+def _cut(part: _Part, limit: int, spool: BinaryIO) -> Iterator[_Part]:
+    """Parts of at most `limit` bytes, cut after a line where there is one and never inside a character."""
+    if part.size <= limit:
+        yield part
+        return
+    start = 0
+    while start < part.size:
+        size = min(limit, part.size - start)
+        if start + size < part.size:
+            spool.seek(part.offset + start)
+            window = spool.read(size + 1)
+            line = window.rfind(b"\n", size // 2, size) + 1
+            while not line and size > 1 and window[size] & 0xC0 == 0x80:  # a continuation byte
+                size -= 1
+            size = line or size
+        digest = hashlib.sha256(part.digest + start.to_bytes(8, "little")).digest()
+        yield _Part(digest, part.offset + start, size)
+        start += size
+
+
+def _build(corpus: _Corpus, put: Put, settings: TextSettings, tell: Tell) -> Built:
+    by_digest, heldout = corpus.split(settings.heldout_share)
+    shuffled = permutation(len(by_digest), settings.seed, 1)
+    train = [by_digest[index] for index in shuffled]
+    blob = settings.tokenizer or _learn(corpus, train, settings.vocab_size, tell)
+    tokenizer = load_tokenizer(blob)
+    vocab_size = vocab_of(tokenizer)
+    end = end_of_text(tokenizer)
+    done = 0
+
+    def encode(parts: list[_Part]) -> ChunkWriter:
+        nonlocal done
+        writer = ChunkWriter(put, dtype_for(vocab_size), settings.chunk_tokens)
+        for batch in _batches(parts):
+            texts = list(corpus.texts(batch))
+            for found in tokenizer.encode_batch_fast(texts, add_special_tokens=False):
+                tokens = found.ids if end is None else [*found.ids, end]
+                writer.add(np.asarray(tokens, np.uint32))
+            done += sum(part.size for part in batch)
+            tell(Building(stage="writing", done_bytes=done, total_bytes=corpus.bytes))
+        return writer
+
+    written, held = encode(train), encode(heldout)
+    meta: dict[str, str | int | float] = {
+        "vocab_size": vocab_size,
+        "dtype": dtype_for(vocab_size),
+        "tokens": written.tokens,
+        "heldout_tokens": held.tokens,
+        "bytes_per_token": sum(part.size for part in heldout) / max(1, held.tokens),
+    }
+    if end is not None:
+        meta["end_of_text"] = end
+    assets = {"tokenizer": ChunkRef(sha256=put(blob), size=len(blob), items=vocab_size)}
+    return Built(written.close(), held.close(), assets, meta)
+
+
+def _learn(corpus: _Corpus, train: list[_Part], vocab_size: int, tell: Tell) -> bytes:
+    """Train a tokenizer on training text only, at most `_TOKENIZER_BYTES` of it."""
+    total = min(_TOKENIZER_BYTES, sum(part.size for part in train))
+    tell(Building(stage="tokenizer", done_bytes=0, total_bytes=total))
+
+    def some() -> Iterator[str]:
+        size = 0
+        for part, text in zip(train, corpus.texts(train), strict=True):
+            yield text
+            size += part.size
+            if size >= _TOKENIZER_BYTES:
+                return
+
+    blob = train_tokenizer(some(), vocab_size)
+    tell(Building(stage="tokenizer", done_bytes=total, total_bytes=total))
+    return blob
+
+
+def _batches(parts: list[_Part]) -> Iterator[list[_Part]]:
+    batch: list[_Part] = []
+    size = 0
+    for part in parts:
+        batch.append(part)
+        size += part.size
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,81 @@
+"""Windows of tokens, read from memory-mapped chunks: what a GPT is trained on and measured with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import BadRequest, InvalidRunFile
+from shared.workloads.base import Data, DatasetManifest
+from shared.workloads.data.pass_order import PassOrder, permutation
+from shared.workloads.data.tokenizer import TokenChunk
+
+
+def windows_of(manifest: DatasetManifest, block_size: int) -> list[int]:
+    """How many windows of `block_size` tokens and their targets each chunk gives."""
+    return [max(0, (chunk.items - 1) // block_size) for chunk in manifest.chunks]
+
+
+class Windows:
+    """A list of windows, each (chunk, number in the chunk): window s is tokens [s T, s T + T], T inputs and T targets."""
+
+    def __init__(
+        self, data: Data, block_size: int, vocab_size: int, rows: NDArray[np.int64]
+    ) -> None:
+        self._data = data
+        self._block = block_size
+        self._vocab = vocab_size
+        self._rows = rows
+        self._open: dict[int, TokenChunk] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Windows [start, stop) of the list, shape (B, T + 1). Raises InvalidRunFile for a chunk that cannot be used."""
+        T = self._block
+        out = np.empty((stop - start, T + 1), np.int64)
+        for line, (chunk, sample) in zip(out, self._rows[start:stop].tolist(), strict=True):
+            tokens = self._open.get(chunk)
+            if tokens is None:
+                tokens = self._check(chunk)
+            line[:] = tokens.tokens[sample * T : sample * T + T + 1]
+        return out
+
+    def _check(self, index: int) -> TokenChunk:
+        manifest = self._data.manifest
+        chunk = TokenChunk(self._data.chunk(index), str(manifest.meta.get("dtype", "uint16")))
+        if len(chunk) != manifest.chunks[index].items:
+            raise InvalidRunFile(
+                f"chunk {index} of {manifest.name} has {len(chunk)} tokens, but its manifest says"
+                f" {manifest.chunks[index].items}"
+            )
+        chunk.check(self._vocab)
+        self._open[index] = chunk
+        return chunk
+
+
+def of_pass(
+    order: PassOrder, start: int, stop: int, steps: int, batch_size: int
+) -> NDArray[np.int64]:
+    """The samples of a task. Raises BadRequest unless they fill `steps` batches (the last one may be smaller)."""
+    samples = stop - start
+    if not (
+        steps >= 1 and batch_size >= 1 and (steps - 1) * batch_size < samples <= steps * batch_size
+    ):
+        raise BadRequest(f"a task of {samples} samples does not make {steps} steps of {batch_size}")
+    return order.at(start, stop)
+
+
+def spread(counts: Sequence[int], wanted: int) -> NDArray[np.int64]:
+    """At most `wanted` samples evenly spread over all, in a fixed mixed order, so that any beginning represents the rest."""
+    ends = np.cumsum(np.asarray(counts, np.int64))
+    total = int(ends[-1]) if len(ends) else 0
+    taken = min(total, wanted)
+    flat = np.arange(taken, dtype=np.int64) * total // max(1, taken)
+    flat = flat[permutation(taken, 0, 0)]
+    chunk = np.searchsorted(ends, flat, side="right")
+    starts = np.concatenate([np.zeros(1, np.int64), ends])
+    return np.stack([chunk, flat - starts[chunk]], axis=1)

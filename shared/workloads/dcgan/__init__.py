@@ -1,0 +1,1 @@
+"""A DCGAN on images."""

@@ -1,0 +1,106 @@
+"""What a trained generator is asked: what it draws, and how near that comes to real images.
+
+It draws as whoever downloads it would: with the running statistics of its batch norm, never with those of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import monotonic
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shared.errors import InvalidRunFile, NotFound
+from shared.workloads.base import Data, Sample
+from shared.workloads.data.classifier import Judge, frechet, load_judge, spread
+from shared.workloads.data.image_chunks import to_pixels
+from shared.workloads.data.image_dataset import JUDGE
+from shared.workloads.data.png import Pixels, write_png
+from shared.workloads.data.resize import braille, tile
+from shared.workloads.dcgan.config import DcganConfig, flops
+from shared.workloads.dcgan.model import build
+from shared.workloads.training.seeded_random import normal
+
+_MEASURED = 1024  # images
+_EVAL_FLOPS = 3e11  # ten seconds on a slow core
+_AT_ONCE = 64
+_ROW = 8  # images side by side, and as many rows
+_TEXT_ROW, _TEXT_ROWS, _TEXT_SIGNS = 4, 2, 36  # of the text that stands for a sample
+_SURE = 0.5  # a class counts as drawn from this probability on
+_SHARE_MIN = 0.25  # ... and as covered from this part of its share among real images on
+
+
+@torch.inference_mode()
+def draw(config: DcganConfig, weights: Mapping[str, Tensor], noise: NDArray[np.float32]) -> Tensor:
+    """Images (N, C, S, S) in -1 ... 1 of noise (N, L), on the CPU."""
+    model = build(config, weights, "cpu").eval()
+    parts = [noise[start : start + _AT_ONCE] for start in range(0, len(noise), _AT_ONCE)]
+    return torch.cat([model.draw(torch.from_numpy(part)) for part in parts])
+
+
+def evaluate(
+    config: DcganConfig,
+    weights: Mapping[str, Tensor],
+    heldout: Data | None,
+    budget_s: float,
+    stop: Callable[[], bool],
+) -> dict[str, float]:
+    """How near images of fixed noise come to real ones; `budget_s` and `stop` only end it early.
+
+    "loss" is the Fréchet distance in the judge's features ("frechet_real": of real images that it never saw), "coverage" the
+    share of classes that are drawn, "class_overlap" how much of the classes' shares agrees, "complete" 1 or 0.
+    """
+    judge = _judge(config, heldout)
+    wanted = int(_EVAL_FLOPS / flops(config.generator()))
+    wanted = max(2 * _AT_ONCE, min(_MEASURED, wanted // _AT_ONCE * _AT_ONCE))
+    noise = normal("measured", 0, (wanted, config.latent))
+    ends = monotonic() + budget_s
+    parts: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+    for start in range(0, wanted, _AT_ONCE):
+        if len(parts) > 1 and (stop() or monotonic() > ends):
+            break
+        parts.append(judge.look(draw(config, weights, noise[start : start + _AT_ONCE])))
+    features = np.concatenate([part[0] for part in parts])
+    odds = np.concatenate([part[1] for part in parts])
+    coverage, overlap = class_figures(odds, judge.shares)
+    return {
+        "loss": frechet(spread(features), judge.real),
+        "frechet_real": judge.floor,
+        "coverage": coverage,
+        "class_overlap": overlap,
+        "images": float(len(features)),
+        "complete": float(len(features) == wanted),
+    }
+
+
+def _judge(config: DcganConfig, heldout: Data | None) -> Judge:
+    if heldout is None:
+        raise InvalidRunFile("dcgan is measured beside real images, so it needs a dataset")
+    try:
+        return load_judge(heldout.asset(JUDGE), config.channels)
+    except NotFound as error:
+        raise InvalidRunFile(
+            f'the dataset "{heldout.manifest.name}" has no judge of images: make it with'
+            " `coordinator dataset add NAME --images PATH`"
+        ) from error
+
+
+def class_figures(odds: NDArray[np.float64], real: NDArray[np.float64]) -> tuple[float, float]:
+    """(coverage, overlap) of the classes that images show for sure, odds (N, K) beside their shares (K,) among real ones."""
+    sure = np.nan_to_num(odds).max(axis=1) >= _SURE
+    shown = np.bincount(odds[sure].argmax(axis=1), minlength=len(real)) / len(odds)
+    there = real > 0
+    covered = shown[there] >= _SHARE_MIN * real[there]
+    return float(covered.mean()), float(np.minimum(shown, real).sum())
+
+
+def sample(config: DcganConfig, weights: Mapping[str, Tensor], prompt: str, seed: int) -> Sample:
+    """64 images of noise that seed and prompt fix, as PNG; the first of them as text too."""
+    noise = normal(f"sample/{prompt}", seed, (_ROW * _ROW, config.latent))
+    images: Pixels = to_pixels(draw(config, weights, noise).numpy())
+    title = f"{len(images)} images of fixed noise" + (f" “{prompt}”" if prompt else "")
+    text = "\n".join(braille(tile(images[: _TEXT_ROW * _TEXT_ROWS], _TEXT_ROW), _TEXT_SIGNS))
+    return Sample(kind="png", title=title, text=text, data=write_png(tile(images, _ROW)))

@@ -1,0 +1,96 @@
+"""The two networks of a DCGAN: the generator draws images, the discriminator tells them from real ones.
+
+Shapes: B images, L latent, C channels, S side. Images lie in -1 ... 1. Weights are float32; autocast is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from shared.errors import InvalidFrame
+from shared.workloads.dcgan.config import DcganConfig, Layer, schema
+
+_SLOPE = 0.2  # of the leaky activation
+
+
+class Dcgan(nn.Module):
+    """Both networks, whose tensors have the names of the schema."""
+
+    def __init__(self, config: DcganConfig) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(OrderedDict(_generator(config.generator())))
+        self.discriminator = nn.Sequential(OrderedDict(_discriminator(config.discriminator())))
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Images (B, C, S, S) of noise (B, L)."""
+        out: Tensor = self.generator(noise[:, :, None, None])
+        return out
+
+    def judge(self, images: Tensor) -> Tensor:
+        """One number (B,) for each image: the log odds that it is real."""
+        out: Tensor = self.discriminator(images)  # (B, 1, 1, 1)
+        return out.flatten()
+
+
+def _generator(layers: list[Layer]) -> Iterator[tuple[str, nn.Module]]:
+    for index, layer in enumerate(layers):
+        # The first makes b x b of one point, the others double the side.
+        stride, padding = (1, 0) if index == 0 else (2, 1)
+        yield (
+            f"up{index}",
+            nn.ConvTranspose2d(
+                layer.before, layer.after, layer.kernel, stride, padding, bias=False
+            ),
+        )
+        if layer.normed:
+            yield f"norm{index}", nn.BatchNorm2d(layer.after)
+            yield f"act{index}", nn.ReLU(inplace=True)
+    yield "out", nn.Tanh()
+
+
+def _discriminator(layers: list[Layer]) -> Iterator[tuple[str, nn.Module]]:
+    for index, layer in enumerate(layers):
+        last = index == len(layers) - 1
+        stride, padding = (1, 0) if last else (2, 1)
+        yield (
+            f"down{index}",
+            nn.Conv2d(layer.before, layer.after, layer.kernel, stride, padding, bias=False),
+        )
+        if layer.normed:
+            yield f"norm{index}", nn.BatchNorm2d(layer.after)
+        if not last:
+            yield f"act{index}", nn.LeakyReLU(_SLOPE, inplace=True)
+
+
+def build(config: DcganConfig, weights: Mapping[str, Tensor], device: str) -> Dcgan:
+    """Both networks on `device` with their own copy of `weights`. Raises InvalidFrame when they are not this model's."""
+    own: dict[str, Tensor] = {}
+    for spec in schema(config):
+        found = weights.get(spec.name)
+        if found is None or tuple(found.shape) != spec.shape:
+            has = "is missing" if found is None else f"has the shape {tuple(found.shape)}"
+            raise InvalidFrame(f"{spec.name} {has}, but this model needs {spec.shape}")
+        dtype = torch.int64 if spec.role == "counter" else torch.float32
+        own[spec.name] = found.detach().to(device, dtype, copy=True)
+    with torch.device("meta"):  # no memory, no random numbers: the weights come from outside
+        model = Dcgan(config)
+    model.load_state_dict(own, strict=True, assign=True)
+    return model
+
+
+@contextmanager
+def statistics_kept(network: nn.Module) -> Iterator[None]:
+    """Meanwhile batches are normalised as ever, but the running averages do not see them."""
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True

@@ -1,0 +1,320 @@
+"""One DCGAN task on one device, advanced a micro-batch at a time.
+
+A step has two turns over the same batch: the discriminator learns from real images and from fakes, then the generator learns
+to fool it. Each network's gradient comes from its own loss alone: the discriminator is frozen while the generator learns.
+Batch norm looks at one micro-batch at a time (Hoffer et al. 2017), so micro-batches are as large and as even as can be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from time import perf_counter
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shared.errors import InvalidRunFile
+from shared.workloads.base import Data, Job, Progress, Result
+from shared.workloads.data.image_chunks import Images, to_pixels
+from shared.workloads.data.pass_order import PassOrder
+from shared.workloads.data.resize import braille, tile
+from shared.workloads.data.windows import of_pass
+from shared.workloads.dcgan.config import (
+    DISCRIMINATOR,
+    GENERATOR,
+    DcganConfig,
+    flops_per_sample,
+    schema,
+)
+from shared.workloads.dcgan.model import build, statistics_kept
+from shared.workloads.training.devices import autocast, release, to_device, to_host
+from shared.workloads.training.learner import Learner
+from shared.workloads.training.micro_batch import Pace
+from shared.workloads.training.seeded_random import normal
+
+_READ_S = 0.2  # on a GPU the figures are read this often
+_PREVIEW_S = 2.0
+_PREVIEWED, _PREVIEW_SIGNS = 3, 54
+_MICRO_MIN = 16  # images: of fewer, statistics say little
+_FIGURES = ("loss_d", "loss_g", "real_known", "fakes_known")
+_COUNTERS = "counters"
+
+
+class DcganWork:
+    """Local training ("delta") or the mean gradients at the base weights ("gradient"); see `Work`."""
+
+    def __init__(
+        self,
+        job: Job,
+        weights: Mapping[str, Tensor],
+        data: Data,
+        device: str,
+        inner: Mapping[str, Tensor] | None,
+    ) -> None:
+        config = DcganConfig.from_dict(job.config)
+        order = PassOrder([chunk.items for chunk in data.manifest.chunks], job.order_seed)
+        rows = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
+        shape = (config.channels, config.image_size, config.image_size)
+        self._images = Images(data, shape, rows)
+        self._job = job
+        self._device = device
+        self._latent = config.latent
+        self._order = [spec.name for spec in schema(config)]
+        self._model = build(config, weights, device).train()
+        self._learners = [  # in the order of their turns
+            Learner(_parameters(self._model, name), job, _part(name, inner or {}))
+            for name in (DISCRIMINATOR, GENERATOR)
+        ]
+        self._autocast = autocast(job.train.precision, device)
+        batch = min(job.batch_size, len(rows))
+        self._pace = Pace(batch, flops_per_sample(config) / 2, device)
+        self._least = min(_MICRO_MIN, batch)
+        self._step = 0
+        self._turn = 0
+        self._in_turn = 0  # images of the turn in progress that are done
+        self._fakes: deque[Tensor] = deque()  # of this step, with the graph for the generator
+        self._frugal = False  # memory was short: draw them a second time instead of keeping them
+        self._now = torch.zeros(len(_FIGURES), device=device)  # of the step in progress
+        self._figures = torch.zeros(job.steps, len(_FIGURES), device=device)
+        self._read_at = self._shown_at = 0.0
+        self._unread = 0  # images since the device was last waited for
+        self._busy_s = 0.0  # spent on them
+
+    @property
+    def done(self) -> bool:
+        return self._step == self._job.steps
+
+    def advance(self) -> Progress:
+        """Do one micro-batch of one turn. Raises InvalidRunFile when a loss is no number or a chunk cannot be used."""
+        if self.done:
+            raise RuntimeError("this task is done")
+        began = perf_counter()
+        first = self._step * self._job.batch_size
+        size = min(self._job.batch_size, len(self._images) - first)
+        micro = len(self._fakes[0]) if self._turn and self._fakes else self._micro(size)
+        if self._turn == 0:
+            real = self._load(first + self._in_turn, micro)
+            self._judge(real, self._noise(size, micro), micro / size)
+        else:
+            self._fool(self._drawn(size, micro), micro / size)
+        self._in_turn += micro
+        self._unread += micro
+        preview = self._preview(began)
+        timed = self._turn == 0  # the turn that takes longer
+        ended = self._in_turn == size and self._finish_turn(size)
+        figures = self._read(began, ended, timed)
+        samples = min(self._step * self._job.batch_size, len(self._images))
+        return Progress(
+            step=self._step,
+            steps=self._job.steps,
+            samples=samples + (self._turn * size + self._in_turn) // 2,
+            loss=figures["loss_d"] + figures["loss_g"] if figures else None,
+            metrics=figures,
+            preview=preview,
+        )
+
+    def result(self) -> tuple[Result, dict[str, Tensor]]:
+        figures = self._figures.tolist()
+        self._refuse_nan(figures)
+        tail = figures[-max(1, len(figures) // 10) :]
+        means = [sum(column) / len(tail) for column in zip(*tail, strict=True)]
+        metrics = dict(zip(_FIGURES, means, strict=True))
+        rate = self._learners[0].rate(self._step - 1)
+        report = Result(
+            steps=self._step,
+            samples=len(self._images),
+            loss_first=figures[0][0] + figures[0][1],
+            loss_last=means[0] + means[1],
+            metrics=metrics | {"micro_batch": float(self._pace.micro), "lr": rate},
+        )
+        found = {name: to_host(value) for name, value in self._model.named_buffers()}
+        for learner in self._learners:
+            found |= learner.result()
+        return report, {name: found[name] for name in self._order}
+
+    def suspend(self) -> None:
+        self._fakes.clear()  # drawn again from the same noise
+        self._move("cpu")
+        release(self._device)
+
+    def resume(self) -> None:
+        self._move(self._device)
+        self._unread, self._busy_s = 0, 0.0
+
+    def halve(self) -> int:
+        """Halve the micro-batch; the turn in progress starts over."""
+        self._pace.set(max(self._pace.micro, self._least))
+        micro = self._pace.halve()
+        self._least = min(self._least, micro)
+        self._learners[self._turn].drop()
+        self._frugal = True
+        self._fakes.clear()
+        self._now[1 if self._turn else slice(None)] = 0
+        self._in_turn = 0
+        release(self._device)
+        self._unread, self._busy_s = 0, 0.0
+        return micro
+
+    def state(self) -> dict[str, Tensor]:
+        return _whole({name: learner.state() for name, learner in self._named()})
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Weights, statistics, optimisers, sums and counters. Raises RuntimeError in the middle of a step."""
+        if self._in_turn or self._turn:
+            raise RuntimeError("a snapshot is taken between steps")
+        found = _whole({name: learner.snapshot() for name, learner in self._named()})
+        found |= {name: to_host(value) for name, value in self._model.named_buffers()}
+        found["figures"] = to_host(self._figures)
+        found[_COUNTERS] = torch.tensor([self._step, self._pace.micro], dtype=torch.int64)
+        return found
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Go on where `snapshot` was taken. Raises InvalidRunFile when it is of another task."""
+        own = {**dict(self._model.named_buffers()), "figures": self._figures}
+        counters = snapshot.get(_COUNTERS, torch.zeros(0)).flatten().tolist()
+        fits = len(counters) == 2 and 0 <= counters[0] <= self._job.steps
+        for name, value in own.items():
+            fits = fits and name in snapshot and snapshot[name].shape == value.shape
+        if not fits or not all(
+            learner.restore(_part(name, snapshot)) for name, learner in self._named()
+        ):
+            raise InvalidRunFile("this snapshot belongs to another task: start the task afresh")
+        for name, value in own.items():
+            value.copy_(snapshot[name])
+        self._now.zero_()
+        self._fakes.clear()
+        self._turn = self._in_turn = 0
+        self._step = int(counters[0])
+        self._pace.set(max(1, int(counters[1])))
+
+    def _named(self) -> Iterator[tuple[str, Learner]]:
+        yield from zip((DISCRIMINATOR, GENERATOR), self._learners, strict=True)
+
+    def _micro(self, size: int) -> int:
+        left = size - self._in_turn
+        parts = -(-left // max(self._pace.micro, self._least))
+        return -(-left // parts)  # even ones: a last one of a single image would know no statistics
+
+    def _noise(self, size: int, micro: int) -> Tensor:
+        """Of the next `micro` images (micro, L), the same however the batch is cut."""
+        drawn = normal(f"noise/{self._step}", self._job.seed, (size, self._latent))
+        return to_device(
+            torch.from_numpy(drawn[self._in_turn : self._in_turn + micro]), self._device
+        )
+
+    def _load(self, start: int, micro: int) -> Tensor:
+        pixels = to_device(torch.from_numpy(self._images.read(start, start + micro)), self._device)
+        return pixels.float().div_(127.5).sub_(1.0)  # (B, C, S, S)
+
+    def _judge(self, real: Tensor, noise: Tensor, share: float) -> None:
+        """The discriminator's turn."""
+        model = self._model
+        with self._autocast:
+            with torch.set_grad_enabled(not self._frugal):
+                fakes = model.draw(noise)
+            if not self._frugal:
+                self._fakes.append(fakes)
+            on_real, on_fakes = model.judge(real), model.judge(fakes.detach())
+            loss = F.binary_cross_entropy_with_logits(on_real, torch.ones_like(on_real))
+            loss = loss + F.binary_cross_entropy_with_logits(on_fakes, torch.zeros_like(on_fakes))
+        torch.autograd.backward(loss * share)
+        known = [(on_real > 0).float().mean(), (on_fakes < 0).float().mean()]
+        seen = torch.stack([loss.detach().float(), torch.zeros_like(known[0]), *known])
+        self._now.add_(seen, alpha=share)
+
+    def _drawn(self, size: int, micro: int) -> Tensor:
+        """The fakes that the discriminator saw, kept or drawn again."""
+        if self._fakes:
+            return self._fakes.popleft()
+        with self._autocast, statistics_kept(self._model.generator):  # which have seen these
+            return self._model.draw(self._noise(size, micro))
+
+    def _fool(self, fakes: Tensor, share: float) -> None:
+        """The generator's turn."""
+        model = self._model
+        with self._autocast, _frozen(model.discriminator):
+            on_fakes = model.judge(fakes)
+            loss = F.binary_cross_entropy_with_logits(on_fakes, torch.ones_like(on_fakes))
+        torch.autograd.backward(loss * share)
+        self._now[1].add_(loss.detach().float(), alpha=share)
+
+    def _finish_turn(self, size: int) -> bool:
+        """Use the gradients of a whole turn. True when the step is over."""
+        self._learners[self._turn].finish(self._step, size / len(self._images))
+        self._in_turn = 0
+        self._turn = 1 - self._turn
+        if self._turn:
+            return False
+        self._fakes.clear()
+        self._figures[self._step] = self._now
+        self._now.zero_()
+        self._step += 1
+        return True
+
+    def _preview(self, now: float) -> str:
+        """Three of the fakes in dots, now and then."""
+        if not self._fakes or now - self._shown_at < _PREVIEW_S:
+            return ""
+        self._shown_at = now
+        some = to_pixels(to_host(self._fakes[0][:_PREVIEWED]).numpy())
+        return "\n".join(braille(tile(some, _PREVIEWED), _PREVIEW_SIGNS))
+
+    def _read(self, began: float, ended: bool, timed: bool) -> dict[str, float]:
+        """Wait for the device and read the figures: on a CPU always, on a GPU rarely, and at the end.
+
+        Those of the step that has ended, empty in the middle of a step or when nothing was read.
+        """
+        if self._device != "cpu" and not self.done and began - self._read_at < _READ_S:
+            self._busy_s += perf_counter() - began
+            return {}
+        values = (self._figures[self._step - 1] if ended else self._now).tolist()
+        self._refuse_nan([values])
+        self._read_at = perf_counter()
+        if timed or self._device != "cpu":
+            self._pace.record(self._unread, self._busy_s + self._read_at - began)
+        self._unread, self._busy_s = 0, 0.0
+        return dict(zip(_FIGURES, values, strict=True)) if ended else {}
+
+    def _refuse_nan(self, figures: list[list[float]]) -> None:
+        if not all(math.isfinite(value) for row in figures for value in row):
+            raise InvalidRunFile(
+                f"a loss is no longer a number (by step {self._step} of {self._job.steps});"
+                " a lower [train] lr may help"
+            )
+
+    def _move(self, device: str) -> None:
+        for learner in self._learners:
+            learner.move(device)
+        for value in self._model.buffers():
+            value.data = value.data.to(device)
+        self._now = self._now.to(device)
+        self._figures = self._figures.to(device)
+
+
+@contextmanager
+def _frozen(network: nn.Module) -> Iterator[None]:
+    """Meanwhile the network passes gradients on, and learns and remembers nothing."""
+    network.requires_grad_(False)
+    try:
+        with statistics_kept(network):
+            yield
+    finally:
+        network.requires_grad_(True)
+
+
+def _parameters(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
+    return {key: value for key, value in model.named_parameters() if key.startswith(f"{name}.")}
+
+
+def _part(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    start = f"{name}/"
+    return {key[len(start) :]: value for key, value in tensors.items() if key.startswith(start)}
+
+
+def _whole(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The inverse of `_part`."""
+    return {f"{name}/{key}": value for name, part in parts.items() for key, value in part.items()}

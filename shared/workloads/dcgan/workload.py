@@ -1,0 +1,136 @@
+"""The workload `dcgan`: many machines train one generator of images and the discriminator it learns from.
+
+This module only puts the parts together and loads torch when a tensor is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shared.errors import BadRequest
+from shared.tensors.spec import Schema, TensorSpec
+from shared.workloads.base import (
+    Data,
+    DatasetManifest,
+    Job,
+    Sample,
+    Traits,
+    Work,
+    Workload,
+    check_keys,
+)
+from shared.workloads.dcgan import config as dcgan_config
+from shared.workloads.dcgan.config import DcganConfig
+from shared.workloads.training.seeded_random import normal
+
+if TYPE_CHECKING:
+    import torch
+
+_STD = 0.02
+# Adam 2e-4 with betas 0.5 and 0.999, level, without decay or clipping: the recipe of the paper.
+_ADAM = {"lr": 2e-4, "beta1": 0.5, "beta2": 0.999}
+_TRAIN = _ADAM | {"min_lr_ratio": 1.0, "warmup_steps": 0, "weight_decay": 0.0, "clip_norm": 0.0}
+_TASK = {"batch_size": 64, "local_steps": 5}  # 320 images
+# The norms of honest work may triple within a few versions, when one network finds out the other (measured).
+_VALIDATION = {"clip_until": 5.0}
+_GRADIENTS = (
+    "gradient-average",
+    "sync-sgd",
+    "async-sgd",
+)  # there the coordinator has the optimiser
+
+
+class DcganWorkload(Workload):
+    """See `Workload`."""
+
+    name = "dcgan"
+    version = 1
+    dataset_kinds = ("images",)
+    traits = Traits(items="images", measure="Fréchet distance", loss_is_measured=False)
+
+    def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        by_server = plan.get("preset") in _GRADIENTS and plan.get("optimizer", "adam") == "adam"
+        plan_too = _ADAM if by_server else {}
+        return {"train": _TRAIN, "task": _TASK, "validation": _VALIDATION, "plan": plan_too}
+
+    def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
+        return dcgan_config.config_for(raw, manifest).to_dict()
+
+    def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        check_keys(raw, (), "task")
+        return {}
+
+    def schema(self, config: Mapping[str, Any]) -> Schema:
+        return dcgan_config.schema(DcganConfig.from_dict(config))
+
+    def init(self, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+        """Convolutions normal with deviation 0.02, scales of norms so around one, everything else as nothing was seen."""
+        import torch
+
+        specs = dcgan_config.schema(DcganConfig.from_dict(config))
+        return {spec.name: torch.from_numpy(_initial(spec, seed)) for spec in specs}
+
+    def samples(self, config: Mapping[str, Any], manifest: DatasetManifest) -> Sequence[int]:
+        return [chunk.items for chunk in manifest.chunks]
+
+    def flops_per_sample(self, config: Mapping[str, Any]) -> float:
+        return dcgan_config.flops_per_sample(DcganConfig.from_dict(config))
+
+    def begin(
+        self,
+        job: Job,
+        weights: Mapping[str, torch.Tensor],
+        data: Data,
+        device: str,
+        inner: Mapping[str, torch.Tensor] | None,
+    ) -> Work:
+        from shared.workloads.dcgan.train import DcganWork
+
+        if job.kind != "train" or job.update not in ("delta", "gradient"):
+            raise BadRequest(
+                f"dcgan has no task of the kind {job.kind} with the update {job.update}"
+            )
+        return DcganWork(job, weights, data, device, inner)
+
+    def evaluate(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        heldout: Data | None,
+        budget_s: float,
+        stop: Callable[[], bool],
+    ) -> dict[str, float]:
+        from shared.workloads.dcgan.evaluate import evaluate
+
+        return evaluate(DcganConfig.from_dict(config), weights, heldout, budget_s, stop)
+
+    def sample(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        data: Data | None,
+        prompt: str,
+        seed: int,
+    ) -> Sample:
+        from shared.workloads.dcgan.evaluate import sample
+
+        return sample(DcganConfig.from_dict(config), weights, prompt, seed)
+
+    def export(
+        self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        return dict(weights)
+
+
+def _initial(spec: TensorSpec, seed: int) -> np.ndarray:
+    if spec.role == "counter":
+        return np.zeros(spec.shape, np.int64)
+    if spec.name.endswith((".bias", ".running_mean")):
+        return np.zeros(spec.shape, np.float32)
+    if spec.role == "buffer":  # the running variance
+        return np.ones(spec.shape, np.float32)
+    drawn = normal(spec.name, seed, spec.shape) * np.float32(_STD)
+    return drawn if len(spec.shape) == 4 else drawn + np.float32(1)

@@ -1,0 +1,1 @@
+"""Gomoku by self-play, as AlphaZero learns."""

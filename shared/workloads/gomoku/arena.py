@@ -1,0 +1,177 @@
+"""Games that advance together: each round one network batch serves the searches of all of them.
+
+    plans ──> seats (a game each) ──> one search for all seats ──> a move each ──> records
+
+Who plays is named by a key, so that a game goes on with the network that it began with while others begin with a newer one,
+and so that two networks can meet. Which games share a batch changes no game.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import perf_counter
+
+import msgspec
+import numpy as np
+
+from shared.workloads.gomoku.randomness import dirichlet, draw
+from shared.workloads.gomoku.records import GameRecord, Manner, flat
+from shared.workloads.gomoku.rules import Boards, Position, Rules
+from shared.workloads.gomoku.search import Evaluator, Floats, Search, SearchSettings
+
+
+class GamePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A game to be played: who plays the first and the second stones, and what is given."""
+
+    game: int
+    seed: int
+    players: tuple[str, str]  # keys of evaluators
+    opening: tuple[int, ...] = ()
+    began_s: float = 0.0
+
+
+class Played(msgspec.Struct, frozen=True, kw_only=True):
+    """A game that is over."""
+
+    plan: GamePlan
+    moves: tuple[int, ...]
+    visits: tuple[tuple[int, ...], ...]
+    outcome: int
+
+    def record(self, version: int, weights: str, device: str, against: int = -1) -> GameRecord:
+        """As handed in."""
+        return GameRecord(
+            game=self.plan.game,
+            seed=self.plan.seed,
+            version=version,
+            weights=weights,
+            moves=self.moves,
+            visits=self.visits,
+            outcome=self.outcome,
+            opening=len(self.plan.opening),
+            against=against,
+            began_s=round(self.plan.began_s, 1),
+            device=device,
+        )
+
+
+class Seat:
+    """A game in progress."""
+
+    def __init__(self, rules: Rules, plan: GamePlan) -> None:
+        self.plan = plan
+        self.position = Position(rules, plan.opening)
+        self.visits: list[tuple[int, ...]] = []
+
+    @property
+    def player(self) -> str:
+        """The key of who is to move."""
+        return self.plan.players[len(self.position.moves) % 2]
+
+    def played(self) -> Played:
+        return Played(
+            plan=self.plan,
+            moves=tuple(self.position.moves),
+            visits=tuple(self.visits),
+            outcome=self.position.winner,
+        )
+
+
+class Arena:
+    """`slots` seats, filled from `following` until it has no more plans; `players` may change between games."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        manner: Manner,
+        slots: int,
+        players: Mapping[str, Evaluator],
+        following: Callable[[], GamePlan | None],
+    ) -> None:
+        settings = SearchSettings(simulations=manner.simulations, noise=manner.noise)
+        self.seats: list[Seat] = []
+        self.plies = 0  # searched so far
+        self._rules = rules
+        self._manner = manner
+        self._slots = slots
+        self._players = players
+        self._following = following
+        self._search = Search(rules, settings, slots)
+        self._searching = False
+
+    def advance(self, limit_s: float) -> list[Played]:
+        """Play for about this long, at least one batch; the games that ended meanwhile."""
+        began, ended = perf_counter(), list[Played]()
+        while True:
+            if not self._searching and not self._begin():
+                return ended
+            boards = self._search.waiting()
+            if len(boards):
+                self._search.receive(*self._ask(boards))
+            if self._search.done:
+                ended += self._move()
+            if perf_counter() - began >= limit_s:
+                return ended
+
+    @property
+    def idle(self) -> bool:
+        """Nobody plays: there was no plan left."""
+        return not self.seats
+
+    def keys(self) -> set[str]:
+        """Who is needed to finish the games in progress."""
+        return {key for seat in self.seats for key in seat.plan.players}
+
+    def again(self) -> None:
+        """Drop the search in progress: it is done again from its beginning, with the same result."""
+        self._searching = False
+
+    def _begin(self) -> bool:
+        """Fill the seats and start a search for all; False when nobody is left."""
+        while len(self.seats) < self._slots:
+            plan = self._following()
+            if plan is None:
+                break
+            self.seats.append(Seat(self._rules, plan))
+        if not self.seats:
+            return False
+        boards = np.concatenate([seat.position.board for seat in self.seats])
+        movers = np.array([seat.position.player for seat in self.seats], np.int8)
+        self._search.start(boards, movers, self._noise(boards))
+        self._searching = True
+        return True
+
+    def _noise(self, boards: Boards) -> Floats | None:
+        if self._manner.noise <= 0:
+            return None
+        return np.stack(
+            [
+                dirichlet(seat.plan.seed, len(seat.position.moves), board[:-1] == 0)
+                for seat, board in zip(self.seats, boards, strict=True)
+            ]
+        )
+
+    def _ask(self, boards: Boards) -> tuple[Floats, Floats]:
+        """Each board to the network of its game."""
+        keys = [self.seats[game].player for game in self._search.waiting_games()]
+        if len(set(keys)) == 1:
+            return self._players[keys[0]](boards)
+        logits = np.empty(boards.shape, np.float32)
+        values = np.empty(len(boards), np.float32)
+        for key in sorted(set(keys)):
+            mine = np.array([one == key for one in keys])
+            logits[mine], values[mine] = self._players[key](boards[mine])
+        return logits, values
+
+    def _move(self) -> list[Played]:
+        """One move in every game; the games that end leave their seats."""
+        self._searching = False
+        visits = self._search.visits()
+        for seat, row in zip(self.seats, visits, strict=True):
+            ply = len(seat.position.moves)
+            seat.visits.append(flat(row))
+            seat.position.play(draw(row, seat.plan.seed, ply, self._manner.temperature_plies))
+        self.plies += len(self.seats)
+        ended = [seat.played() for seat in self.seats if seat.position.over]
+        self.seats = [seat for seat in self.seats if not seat.position.over]
+        return ended

@@ -1,0 +1,163 @@
+"""Games of the gomoku workload as the coordinator and people meet them: paced, inspected, sealed, played against."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.workloads.base import Job
+from shared.workloads.elo import Score
+from shared.workloads.games import (
+    Encounter,
+    Games,
+    Inspection,
+    KnownVersion,
+    Opponent,
+    Sealed,
+    SelfPlay,
+)
+from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions, forward_flops
+from shared.workloads.gomoku.records import GameRecord, InvalidGame, decode, encode, score
+from shared.workloads.gomoku.verification import Bench, examine, numbering
+
+if TYPE_CHECKING:
+    import torch
+
+    from shared.workloads.gomoku.network import NetEvaluator
+
+NOTICE_S = (
+    60.0  # an actor hears of a version with its next heartbeat; that long nobody can know of it
+)
+_FILLED = (
+    1 / 4
+)  # of the board when a game ends, about: only the first estimate of what a game costs
+
+
+class GomokuGames(Games):
+    """See `Games`."""
+
+    def plan(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> SelfPlay:
+        checked, how = GomokuConfig.from_dict(config), GomokuOptions.from_dict(options)
+        one = forward_flops(checked)
+        return SelfPlay(
+            games=how.games,
+            game_flops=one * how.simulations * max(2 * checked.win, checked.cells * _FILLED),
+            position_flops=one,
+            chunk=how.chunk,
+            window=how.window,
+            window_min=how.window_min,
+            reuse=how.reuse,
+            queue=how.queue,
+            lag=how.lag,
+            learners=how.learners,
+            match_games=how.match_games,
+            match_every=how.match_every,
+        )
+
+    def inspect(
+        self,
+        job: Job,
+        data: bytes,
+        versions: Sequence[KnownVersion],
+        weights: Callable[[int], Path],
+        secret: int,
+    ) -> Inspection:
+        """See `Games.inspect`. Games in order are kept even when others of the file are not."""
+        config, how = GomokuConfig.from_dict(job.config), GomokuOptions.from_dict(job.options)
+        match = job.kind == "evaluate"
+        try:
+            records = decode(data)
+        except InvalidGame as error:
+            return Inspection(refused=job.stop - job.start, complaint=error.message)
+        bench = Bench(
+            rules=config.rules,
+            manner=how.match_manner() if match else how.manner(),
+            hashes={version.number: version.sha256 for version in versions},
+            player=_players(config, weights),
+            seed=secret,
+            share=how.match_replay if match else 0.0,
+        )
+        known = sorted(versions, key=lambda version: version.since_s)
+        wrong = numbering(records, job, match=match)
+        stale = {} if match else _stale(records, known, how.lag)
+        sound = [place for place in range(len(records)) if place not in wrong | stale]
+        told = examine([records[place] for place in sound], bench)
+        wrong |= {sound[at]: complaint for at, complaint in told.items()}
+        kept = [record for place, record in enumerate(records) if place not in wrong | stale]
+        searched = sum(len(record.visits) for record in kept)
+        found = score(kept) if match else Score()
+        return Inspection(
+            data=encode(kept) if kept else b"",
+            games=len(kept),
+            positions=searched,
+            evaluations=searched * (bench.manner.simulations + 1),
+            refused=len(wrong),
+            stale=len(stale.keys() - wrong.keys()),
+            complaint=next(iter((wrong or stale).values()), ""),
+            wins=found.wins,
+            draws=found.draws,
+            losses=found.losses,
+        )
+
+    def seal(self, files: Sequence[bytes]) -> Sealed:
+        records = [record for data in files for record in decode(data)]
+        positions = sum(len(record.visits) for record in records)
+        return Sealed(data=encode(records), games=len(records), positions=positions)
+
+    def opponent(self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> Opponent:
+        from shared.workloads.gomoku.opponent import GomokuOpponent
+
+        return GomokuOpponent(GomokuConfig.from_dict(config), weights)
+
+    def meet(
+        self,
+        config: Mapping[str, Any],
+        options: Mapping[str, Any],
+        weights: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]],
+        games: int,
+    ) -> Encounter:
+        from shared.workloads.gomoku.match import meet
+
+        manner = GomokuOptions.from_dict(options).match_manner()
+        return meet(GomokuConfig.from_dict(config), manner, weights, games)
+
+    def rules(self, config: Mapping[str, Any]) -> tuple[int, int]:
+        checked = GomokuConfig.from_dict(config)
+        return checked.size, checked.win
+
+
+def _stale(
+    records: Sequence[GameRecord], known: Sequence[KnownVersion], lag: int
+) -> dict[int, str]:
+    """Which games began with a version too far behind the newest that their player could know of, by place.
+
+    Judged by when a game began and never by when it was handed in: a slow machine's long game is as welcome as any.
+    """
+    published = [version.since_s for version in known]
+    found: dict[int, str] = {}
+    for place, record in enumerate(records):
+        before = bisect.bisect_right(published, max(0.0, record.began_s - NOTICE_S))
+        newest = max((version.number for version in known[:before]), default=record.version)
+        if record.version < newest - lag:
+            found[place] = (
+                f"game {record.game} began with version {record.version} when version {newest} was"
+                f" out, more than {lag} behind"
+            )
+    return found
+
+
+def _players(config: GomokuConfig, weights: Callable[[int], Path]) -> Callable[[int], NetEvaluator]:
+    """Networks by version, each loaded when it is first asked for."""
+    from shared.workloads.gomoku.network import NetEvaluator, read_weights
+
+    loaded: dict[int, NetEvaluator] = {}
+
+    def player(number: int) -> NetEvaluator:
+        if number not in loaded:
+            held = read_weights(weights(number), config)
+            loaded[number] = NetEvaluator(config, held, "cpu")
+        return loaded[number]
+
+    return player

@@ -1,0 +1,112 @@
+"""Matches between two versions.
+
+Openings are fixed, each is played with both colours, and nothing is left to chance: whoever has the two networks can play
+every game again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from shared.errors import InvalidFrame
+from shared.workloads.base import Data, Job, Sample
+from shared.workloads.games import Encounter, cell_name
+from shared.workloads.gomoku.arena import Arena, GamePlan, Played
+from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
+from shared.workloads.gomoku.network import NetEvaluator, read_weights
+from shared.workloads.gomoku.openings import fixed
+from shared.workloads.gomoku.play import ADVANCE_S, PlayWork
+from shared.workloads.gomoku.records import GameRecord, Manner, score
+from shared.workloads.gomoku.rules import Position, Rules, drawing
+
+OPPONENT = "opponent"  # the asset of a match task with the weights of the other version
+
+Held = Mapping[str, Tensor]
+
+
+def plan(rules: Rules, game: int, one: str, other: str) -> GamePlan:
+    """Game `game` of a match: `one` has the first stones in even games."""
+    players = (one, other) if game % 2 == 0 else (other, one)
+    return GamePlan(game=game, seed=0, players=players, opening=fixed(rules, game // 2))
+
+
+class MatchWork(PlayWork):
+    """See `Work`. The version of the job against the one that comes as an asset."""
+
+    def __init__(self, job: Job, weights: Held, data: Data, device: str) -> None:
+        super().__init__(job, GomokuOptions.from_dict(job.options).match_manner(), device)
+        other = data.manifest.assets.get(OPPONENT)
+        if other is None or OPPONENT not in data.manifest.meta:
+            raise InvalidFrame("a match needs the weights of another version")
+        self._against = int(data.manifest.meta[OPPONENT])
+        self._players["one"] = NetEvaluator(self._config, weights, device)
+        self._players["other"] = NetEvaluator(
+            self._config, read_weights(data.asset(OPPONENT), self._config), device
+        )
+
+    def _plan(self, game: int) -> GamePlan:
+        return plan(self._config.rules, game, "one", "other")
+
+    def _record(self, played: Played) -> GameRecord:
+        return played.record(
+            self._job.base_version, self._job.base_sha256, self._kind, self._against
+        )
+
+    def _metrics(self) -> dict[str, float]:
+        found = score(self._records)
+        return {
+            "wins": float(found.wins),
+            "draws": float(found.draws),
+            "losses": float(found.losses),
+            "positions": float(sum(player.positions for player in self._players.values())),
+        }
+
+
+def meet(config: GomokuConfig, manner: Manner, weights: tuple[Held, Held], games: int) -> Encounter:
+    """A whole match on this machine, all its games at once: the first version against the second."""
+    one, other = (NetEvaluator(config, held, "cpu") for held in weights)
+    plans = [plan(config.rules, game, "one", "other") for game in range(games)]
+    played = _play(config.rules, manner, {"one": one, "other": other}, plans)
+    records = [game.record(0, "", "cpu") for game in played]
+    found = score(records)
+    return Encounter(
+        wins=found.wins,
+        draws=found.draws,
+        losses=found.losses,
+        game=_told(config.rules, records[0].moves),
+    )
+
+
+def exhibition(config: GomokuConfig, weights: Held, seed: int) -> Sample:
+    """A game of a version against itself."""
+    manner = Manner(simulations=64, temperature_plies=0, noise=0.0)
+    players = {"one": NetEvaluator(config, weights, "cpu")}
+    plans = [plan(config.rules, 2 * (seed % 1000), "one", "one")]
+    played = _play(config.rules, manner, players, plans)
+    return Sample(
+        kind="text", title="a game against itself", text=_told(config.rules, played[0].moves)
+    )
+
+
+def _play(
+    rules: Rules, manner: Manner, players: Mapping[str, NetEvaluator], plans: list[GamePlan]
+) -> list[Played]:
+    """All these games, in their order."""
+    following = iter(plans)
+    arena = Arena(rules, manner, len(plans), players, lambda: next(following, None))
+    played: list[Played] = []
+    while len(played) < len(plans):
+        played += arena.advance(ADVANCE_S)
+    return sorted(played, key=lambda game: game.plan.game)
+
+
+def _told(rules: Rules, moves: tuple[int, ...]) -> str:
+    """A game as a person reads it: the moves and the last position."""
+    position = Position(rules, moves)
+    names = [cell_name(move, rules.size) for move in moves]
+    pairs = [f"{n // 2 + 1}. {' '.join(names[n : n + 2])}" for n in range(0, len(names), 2)]
+    ends = {1: "X wins", -1: "O wins", 0: "a draw"}[position.winner]
+    text = f"{' '.join(pairs)}\n{ends} after {len(names)} moves\n\n"
+    return text + drawing(rules, position.board[0], moves[-1])

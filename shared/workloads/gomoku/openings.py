@@ -1,0 +1,42 @@
+"""The moves that a game begins with before anybody thinks: random ones in self-play, fixed ones in matches."""
+
+from __future__ import annotations
+
+from shared.workloads.gomoku.randomness import words
+from shared.workloads.gomoku.rules import Position, Rules, completes
+
+_MATCH_SEED = 0x0_9E_41
+_MATCH_PLIES = 2  # one stone of each player
+_STREAM = 1 << 32  # far from the streams of the plies
+
+
+def drawn(rules: Rules, seed: int, plies: int) -> tuple[int, ...]:
+    """Up to `plies` moves anywhere, none of which ends the game: so that self-play sees more than its own favourites."""
+    if plies <= 0:
+        return ()
+    first, *rest = words(seed, _STREAM, 64).tolist()
+    many = first % (min(plies, rules.cells - 1) + 1)
+    position, cells = Position(rules), list(range(rules.cells))
+    for word in rest:
+        if len(position.moves) == many or not cells:
+            break
+        move = cells.pop(word % len(cells))
+        if not completes(rules, position.board, move, position.player):
+            position.play(move)
+    return tuple(position.moves)
+
+
+def fixed(rules: Rules, number: int) -> tuple[int, ...]:
+    """The opening that games 2 n and 2 n + 1 of every match begin with, near the centre."""
+    side = min(rules.size, rules.size // 2 + 2)
+    margin = (rules.size - side) // 2
+    middle = [
+        (row + margin) * rules.size + column + margin
+        for row in range(side)
+        for column in range(side)
+    ]
+    return _distinct(words(_MATCH_SEED, number, 64).tolist(), middle, _MATCH_PLIES)
+
+
+def _distinct(raw: list[int], cells: list[int], count: int) -> tuple[int, ...]:
+    return tuple(cells.pop(word % len(cells)) for word in raw[:count])

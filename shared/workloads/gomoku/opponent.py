@@ -1,0 +1,61 @@
+"""A version of the network as somebody to play against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from shared.errors import BadRequest
+from shared.workloads.games import Look, Reply
+from shared.workloads.gomoku.config import GomokuConfig
+from shared.workloads.gomoku.network import NetEvaluator
+from shared.workloads.gomoku.randomness import fractions, words
+from shared.workloads.gomoku.rules import Position
+from shared.workloads.gomoku.search import Search, SearchSettings
+
+SIMULATIONS = (16, 200, 1600)  # of the three levels
+_LEAVES = 8
+_SLOPPY = 0.35  # the easiest level plays the network's second thought this often
+
+
+class GomokuOpponent:
+    """See `Opponent`. Reproducible: the same game at the same level gets the same answer."""
+
+    def __init__(self, config: GomokuConfig, weights: Mapping[str, Tensor]) -> None:
+        self._rules = config.rules
+        self._player = NetEvaluator(config, weights, "cpu")
+
+    def look(self, moves: Sequence[int]) -> Look:
+        """See `Opponent.look`."""
+        position = Position(self._rules, moves)
+        return Look(
+            board=tuple(position.board[0, :-1].tolist()),
+            over=position.over,
+            winner=position.winner,
+            row=position.row(),
+        )
+
+    def reply(self, moves: Sequence[int], level: int) -> Reply:
+        """Level 0 looks little and errs on purpose now and then, 2 looks far. Raises BadRequest when the game is over."""
+        position = Position(self._rules, moves)
+        if position.over:
+            raise BadRequest("the game is over")
+        simulations = SIMULATIONS[max(0, min(level, len(SIMULATIONS) - 1))]
+        search = Search(
+            self._rules,
+            SearchSettings(simulations=simulations, leaves=min(_LEAVES, simulations // 4)),
+            1,
+        )
+        search.start(position.board, np.array([position.player], np.int8))
+        search.run(self._player)
+        visits = search.visits()[0]
+        order = np.argsort(-visits, kind="stable")
+        chance = float(fractions(words(len(moves), sum(moves) + 1, 1))[0])
+        second = level <= 0 and chance < _SLOPPY and visits[order[1]] > 0
+        return Reply(
+            move=int(order[1 if second else 0]),
+            value=float(search.values()[0]),
+            heat=tuple((visits / visits.sum()).tolist()),
+        )

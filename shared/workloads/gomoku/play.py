@@ -1,0 +1,128 @@
+"""What self-play and matches have in common: a task of so many games on one device, advanced a quarter of a second at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from time import perf_counter
+
+from torch import Tensor
+
+from shared.errors import BadRequest
+from shared.workloads.base import Job, Progress, Result
+from shared.workloads.gomoku.arena import Arena, GamePlan, Played
+from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
+from shared.workloads.gomoku.network import NetEvaluator
+from shared.workloads.gomoku.records import GameRecord, Manner, encode
+from shared.workloads.gomoku.rules import drawing
+from shared.workloads.training.devices import release
+
+ADVANCE_S = 0.25
+
+
+class PlayWork(ABC):
+    """See `Work`. A step is a game; samples are games too. Subclasses say who plays what, and record it."""
+
+    def __init__(self, job: Job, manner: Manner, device: str) -> None:
+        if job.steps != job.stop - job.start:
+            raise BadRequest(f"a task of {job.stop - job.start} games does not make {job.steps}")
+        self._job = job
+        self._config = GomokuConfig.from_dict(job.config)
+        self._device = device
+        self._players: dict[str, NetEvaluator] = {}
+        self._following = job.start
+        self._records: list[GameRecord] = []
+        self._elapsed_s = 0.0
+        slots = GomokuOptions.from_dict(job.options).slots
+        self._arena = Arena(
+            self._config.rules, manner, min(slots, job.steps), self._players, self._next_plan
+        )
+
+    @property
+    def done(self) -> bool:
+        return len(self._records) == self._job.steps
+
+    def advance(self) -> Progress:
+        """Play for a quarter of a second."""
+        if self.done:
+            raise RuntimeError("this task is done")
+        began = perf_counter()
+        self._records += [self._record(played) for played in self._arena.advance(ADVANCE_S)]
+        self._elapsed_s += perf_counter() - began
+        return Progress(
+            step=len(self._records),
+            steps=self._job.steps,
+            samples=len(self._records),
+            metrics=self._metrics(),
+            preview=self._preview(),
+            counted="games",
+        )
+
+    def result(self) -> tuple[Result, dict[str, Tensor]]:
+        records = sorted(self._records, key=lambda record: record.game)
+        report = Result(
+            steps=len(records),
+            samples=len(records),
+            loss_first=0.0,
+            loss_last=0.0,
+            metrics=self._metrics(),
+            games=encode(records),
+        )
+        return report, {}
+
+    def suspend(self) -> None:
+        for player in self._players.values():
+            player.move("cpu")
+        release(self._device)
+
+    def resume(self) -> None:
+        for player in self._players.values():
+            player.move(self._device)
+
+    def halve(self) -> int:
+        """Evaluate in smaller batches; the search in progress starts over."""
+        self._arena.again()
+        release(self._device)
+        return min(player.halve() for player in self._players.values())
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Nothing: what is short is played again after a restart, with the same result."""
+        return {}
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:  # noqa: B027 # nothing is right for most
+        """See `snapshot`."""
+
+    def _next_plan(self) -> GamePlan | None:
+        """The next game of the task, if there is one."""
+        if self._following >= self._job.stop:
+            return None
+        self._following += 1
+        return self._plan(self._following - 1)
+
+    @abstractmethod
+    def _plan(self, game: int) -> GamePlan:
+        """Who plays it, and how it begins."""
+
+    @abstractmethod
+    def _record(self, played: Played) -> GameRecord:
+        """As handed in."""
+
+    @abstractmethod
+    def _metrics(self) -> dict[str, float]:
+        """What a person may want to know of the task."""
+
+    @property
+    def _kind(self) -> str:
+        """Of device."""
+        return self._device.partition(":")[0]
+
+    def _preview(self) -> str:
+        """The game that is furthest."""
+        if not self._arena.seats:
+            return ""
+        position = max((seat.position for seat in self._arena.seats), key=lambda p: len(p.moves))
+        last = position.moves[-1] if position.moves else -1
+        return drawing(self._config.rules, position.board[0], last)

@@ -1,0 +1,282 @@
+"""Monte Carlo tree search for many games at once: PUCT over flat arrays, one network batch for the leaves of all.
+
+    start ──> waiting: boards to evaluate ──> receive: logits, values ──> (simulations / leaves rounds) ──> visits
+
+Every game has a block of rows, one row a node. A row holds for each move: `q`, its mean value for whoever is to move there;
+`n`, its visits; `u`, its prior / (1 + n); and the row that it leads to. A move is chosen by q + c sqrt(N + 1) u (Silver et
+al. 2017). A move that nobody visited has for its q the network's value of the position, less `fpu` times the root of the
+priors that were visited: the more of the likely moves were tried, the less the rest promises. Only a visit changes what
+would be chosen next, so each row knows its best move and the row below it: they are found once after a visit, for all
+rows of all paths together, and the way down is one look-up a level.
+
+A simulation under way counts as a lost visit until its value arrives (virtual loss), so that several leaves of one game can
+be asked for in one batch. The search of a game depends on nothing but its own position, noise and evaluator: the others in
+the batch, their number and their order change nothing. Legend: G games, R rows, A cells.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.workloads.gomoku.rules import Boards, Rules, empty, wins
+
+Floats = NDArray[np.float32]
+Rows = NDArray[np.intp]
+
+ROW_BYTES = 17  # of memory for each cell of each row
+_NONE = -1
+_PENDING, _OPEN, _ENDED = 0, 1, 2  # states of a row
+_SCORED = 256  # rows whose moves are compared at once: they fit into the cache of a core
+
+
+class Evaluator(Protocol):
+    """What judges positions: boards (B, A) of whoever is to move (+1 own, -1 other) -> logits (B, A), values (B,)."""
+
+    def __call__(self, boards: Boards, /) -> tuple[Floats, Floats]: ...
+
+
+class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a move is searched."""
+
+    simulations: int = 100
+    leaves: int = 1  # of one game in one batch
+    exploration: float = 1.5  # c
+    fpu: float = 0.2
+    noise: float = 0.0  # share of the noise in the priors of the root
+
+
+def uniform(boards: Boards) -> tuple[Floats, Floats]:
+    """The evaluator that knows nothing."""
+    return np.zeros(boards.shape, np.float32), np.zeros(len(boards), np.float32)
+
+
+class _Paths(msgspec.Struct, frozen=True, kw_only=True):
+    """One way from root to leaf in each game, all steps flat; no row stands in it twice."""
+
+    rows: Rows
+    moves: Rows
+    leaves: Rows
+    signs: Floats  # whether the value of the leaf is for whoever moves here, or for the other
+    fresh: Rows  # leaves that must be evaluated, once each
+
+
+class Search:
+    """Room for `games` searches that advance together."""
+
+    def __init__(self, rules: Rules, settings: SearchSettings, games: int) -> None:
+        self.rules = rules
+        self.settings = settings
+        self.simulated = 0  # simulations finished, of each game
+        self._per_game = settings.simulations + 1
+        rows, cells = games * self._per_game, rules.cells
+        self._q = np.empty((rows, cells), np.float32)
+        self._u = np.empty((rows, cells), np.float32)
+        self._n = np.empty((rows, cells), np.int32)
+        self._next = np.empty((rows, cells), np.int32)
+        self._total = np.empty(rows, np.float32)  # N
+        self._tried = np.empty(rows, np.float32)  # sum of the priors that were visited
+        self._value = np.empty(rows, np.float32)  # of the position, for whoever is to move
+        self._end = rows  # one row more, which stands for none
+        self._best = np.empty(rows, np.intp)  # the move with the highest score
+        self._below = np.full(rows + 1, self._end, np.intp)  # where it leads, if that is open
+        self._state = np.full(rows + 1, _PENDING, np.int8)
+        self._mover = np.empty(rows, np.int8)
+        self._stones = np.empty(rows, np.int32)
+        self._boards = empty(rules, rows)
+        self._used = np.zeros(games, np.intp)  # rows of each game
+        self._scores = np.empty((2, _SCORED, cells), np.float32)
+        self._roots: Rows = np.empty(0, np.intp)
+        self._noise: Floats | None = None
+        self._waiting: Rows = np.empty(0, np.intp)
+        self._paths: list[_Paths] = []
+
+    def start(self, boards: Boards, movers: NDArray[np.int8], noise: Floats | None = None) -> None:
+        """Search these positions (G, A + 1), none of them over; `noise` (G, A) is mixed into the priors of the roots."""
+        games = len(boards)
+        self._roots = np.arange(games, dtype=np.intp) * self._per_game
+        self._noise = noise if self.settings.noise > 0 else None
+        self._used[:games] = 1
+        self._boards[self._roots] = boards
+        self._mover[self._roots] = movers
+        self._stones[self._roots] = (boards[:, :-1] != 0).sum(axis=1)
+        self._state[self._roots] = _PENDING
+        self._waiting = self._roots
+        self._paths = []
+        self.simulated = 0
+
+    @property
+    def done(self) -> bool:
+        return self.simulated >= self.settings.simulations
+
+    def waiting(self) -> Boards:
+        """Boards (B, A) to evaluate, as whoever is to move sees them; none when the search is done."""
+        while not len(self._waiting) and not self.done:
+            self._descend()
+            if not len(self._waiting):  # every leaf was the end of a game
+                self._ascend()
+        rows = self._waiting
+        found: Boards = self._boards[rows, :-1] * self._mover[rows, None]
+        return found
+
+    def waiting_games(self) -> Rows:
+        """Of which game each board of `waiting` is, as a number in the order of `start`."""
+        return self._waiting // self._per_game
+
+    def receive(self, logits: Floats, values: Floats) -> None:
+        """What the evaluator says of the boards that waited."""
+        rows = self._waiting
+        self._waiting = np.empty(0, np.intp)
+        self._open(rows, logits, values)
+        if self._paths:
+            self._ascend()
+        elif self._noise is not None:
+            self._stir(self._noise)
+
+    def run(self, evaluator: Evaluator) -> None:
+        """Search to the end."""
+        while len(boards := self.waiting()):
+            self.receive(*evaluator(boards))
+
+    def visits(self) -> NDArray[np.int32]:
+        """How often each move of each root was visited, (G, A): the raw distribution."""
+        return self._n[self._roots]
+
+    def values(self) -> Floats:
+        """The mean value of each root for whoever is to move, (G,)."""
+        n = self._n[self._roots]
+        total = (np.where(n > 0, self._q[self._roots], 0) * n).sum(axis=1)
+        mean: Floats = ((total + self._value[self._roots]) / (n.sum(axis=1) + 1)).astype(np.float32)
+        return mean
+
+    def _open(self, rows: Rows, logits: Floats, values: Floats) -> None:
+        """Give rows their moves."""
+        taken = self._boards[rows, :-1] != 0
+        logits = np.where(taken, np.float32(-np.inf), logits)
+        logits -= logits.max(axis=1, keepdims=True)
+        priors = np.exp(logits, out=logits)
+        priors /= priors.sum(axis=1, keepdims=True)
+        self._u[rows] = priors
+        self._q[rows] = np.where(taken, np.float32(-np.inf), values[:, None])
+        self._n[rows] = 0
+        self._next[rows] = _NONE
+        self._total[rows] = 0
+        self._tried[rows] = 0
+        self._value[rows] = values
+        self._state[rows] = _OPEN
+        self._choose(rows)
+
+    def _stir(self, noise: Floats) -> None:
+        """Mix the noise into the priors of the roots."""
+        share = np.float32(self.settings.noise)
+        legal = self._boards[self._roots, :-1] == 0
+        noise = np.where(legal, noise, np.float32(0))
+        noise /= np.maximum(noise.sum(axis=1, keepdims=True), np.float32(1e-12))
+        self._u[self._roots] = (1 - share) * self._u[self._roots] + share * noise
+        self._choose(self._roots)
+
+    def _choose(self, rows: Rows) -> None:
+        """Find the best move of each row again."""
+        c = np.float32(self.settings.exploration)
+        for start in range(0, len(rows), _SCORED):
+            some = rows[start : start + _SCORED]
+            scores, q = self._scores[:, : len(some)]
+            # "clip" spares a check of the bounds, and a copy: these rows are all there.
+            np.take(self._u, some, axis=0, out=scores, mode="clip")
+            np.take(self._q, some, axis=0, out=q, mode="clip")
+            scores *= c * np.sqrt(self._total[some, None] + np.float32(1))
+            scores += q
+            best = scores.argmax(axis=1)
+            below = self._next[some, best]  # _NONE is the last row: never open
+            self._best[some] = best
+            self._below[some] = np.where(self._state[below] == _OPEN, below, self._end)
+
+    def _descend(self) -> None:
+        """One leaf of each game, `leaves` times; what must be evaluated stands in `_waiting`."""
+        self._paths = []
+        for _ in range(min(self.settings.leaves, self.settings.simulations - self.simulated)):
+            if self._paths:
+                self._choose(self._paths[-1].rows)
+            path = self._select()
+            self._lose(path)
+            self._paths.append(path)
+        self._waiting = np.concatenate([path.fresh for path in self._paths])
+
+    def _select(self) -> _Paths:
+        """Walk from each root to a position that is new or over, and make it if it is new."""
+        levels, rows = list[Rows](), self._roots
+        while int(rows.min()) < self._end:
+            levels.append(rows)
+            rows = self._below.take(rows)
+        way = np.stack(levels)  # (levels, G)
+        level, game = np.nonzero(way < self._end)
+        steps = np.bincount(game)
+        leaves, fresh = self._leaves(way[steps - 1, np.arange(len(steps))])
+        rows = way[level, game]
+        return _Paths(
+            rows=rows,
+            moves=self._best[rows],
+            leaves=leaves[game],
+            signs=np.where((steps[game] - level) % 2 == 0, np.float32(1), np.float32(-1)),
+            fresh=fresh,
+        )
+
+    def _leaves(self, last: Rows) -> tuple[Rows, Rows]:
+        """Below the last row of each game; those that are new, and not the end of a game."""
+        moves = self._best[last]
+        leaves = self._next[last, moves].astype(np.intp)
+        new = np.flatnonzero(leaves == _NONE)
+        made = self._make(new, last[new], moves[new])
+        leaves[new] = made
+        return leaves, made[self._state[made] == _PENDING]
+
+    def _make(self, games: Rows, parents: Rows, moves: Rows) -> Rows:
+        """New rows for the positions after `moves`; those that end a game get their value at once."""
+        rows = self._roots[games] + self._used[games]
+        self._used[games] += 1
+        self._next[parents, moves] = rows
+        movers = self._mover[parents]
+        boards = self._boards[parents]
+        boards[np.arange(len(rows)), moves] = movers
+        stones = self._stones[parents] + 1
+        won = wins(self.rules, boards, moves)
+        self._boards[rows] = boards
+        self._mover[rows] = -movers
+        self._stones[rows] = stones
+        self._value[rows] = np.where(won, np.float32(-1), np.float32(0))
+        self._state[rows] = np.where(won | (stones == self.rules.cells), _ENDED, _PENDING)
+        return rows
+
+    def _ascend(self) -> None:
+        """Put the values of the leaves where the lost visits stand."""
+        for path in self._paths:
+            gain = self._value[path.leaves] * path.signs + 1
+            self._q[path.rows, path.moves] += gain / self._n[path.rows, path.moves]
+            self.simulated += 1
+        self._choose(np.concatenate([path.rows for path in self._paths]))
+        self._paths = []
+
+    def _lose(self, path: _Paths) -> None:
+        """Count a visit that is lost until its value is known."""
+        rows, moves = path.rows, path.moves
+        n = self._n[rows, moves]
+        first = n == 0
+        self._disappoint(rows[first], moves[first])
+        more = n + 1
+        self._u[rows, moves] *= more / (more + np.float32(1))
+        self._q[rows, moves] = (self._q[rows, moves] * n - 1) / more
+        self._n[rows, moves] = more
+        self._total[rows] += 1
+
+    def _disappoint(self, rows: Rows, moves: Rows) -> None:
+        """A move is visited for the first time: what nobody visited is worth a little less from now on."""
+        before = self._tried[rows]
+        after = before + self._u[rows, moves]
+        drop = np.float32(self.settings.fpu) * (np.sqrt(after) - np.sqrt(before))
+        q = self._q[rows]
+        np.subtract(q, drop[:, None], out=q, where=self._n[rows] == 0)
+        self._q[rows] = q
+        self._tried[rows] = after

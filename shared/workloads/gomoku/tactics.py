@@ -1,0 +1,178 @@
+"""Positions with known answers: how much a player sees without searching.
+
+    win      complete the row now
+    block    the other would complete one: there is one cell to prevent it
+    attack   make two threats at once (the open three of five in a row), so that one cannot be blocked
+    defend   the other could do that next: the moves that leave no such move
+
+The positions are made from a fixed seed for any board and proved by looking at every move; nothing is drawn by hand.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.workloads.gomoku.randomness import words
+from shared.workloads.gomoku.rules import Boards, Rules, rays
+from shared.workloads.gomoku.search import Evaluator
+
+KINDS = ("win", "block", "attack", "defend")
+EACH = 32  # positions of a kind, unless more are asked for
+_SEED = 0x60_40_B0
+_TRIES = 125  # boards looked at for each position; on the smallest boards some kinds are rare
+
+
+class Suite(msgspec.Struct, frozen=True, kw_only=True):
+    """Boards (P, A) of whoever is to move, the cells that are right (P, A), and the kind of each as its number in KINDS."""
+
+    boards: Boards
+    answers: NDArray[np.bool_]
+    kinds: NDArray[np.intp]
+
+
+@lru_cache(maxsize=8)
+def windows(rules: Rules) -> NDArray[np.intp]:
+    """The cells of every row that wins, (W, win)."""
+    along = rays(rules)[:, 0::2]  # one direction of each line: (A, 4, win - 1)
+    start = np.broadcast_to(np.arange(rules.cells)[:, None, None], (*along.shape[:2], 1))
+    rows = np.concatenate([start, along], axis=2).reshape(-1, rules.win)
+    found: NDArray[np.intp] = rows[rows[:, -1] < rules.cells]
+    return found
+
+
+def completing(rules: Rules, boards: Boards, player: int) -> NDArray[np.bool_]:
+    """The empty cells of each board (B, A) where `player` would complete a row at once."""
+    found = np.zeros(boards.shape, np.bool_)
+    board, rows = _short_of(rules, boards, player, 1)
+    cells = windows(rules)[rows]
+    gaps = boards[board[:, None], cells] == 0
+    found[board, cells[gaps]] = True
+    return found
+
+
+def forking(rules: Rules, boards: Boards, player: int) -> NDArray[np.bool_]:
+    """The empty cells (B, A) after which `player` can complete a row in two ways and the other in none.
+
+    Of boards where nobody can complete one now, or only the other, in one cell.
+    """
+    board, rows = _short_of(rules, boards, player, 2)
+    cells = windows(rules)[rows]
+    gaps = cells[boards[board[:, None], cells] == 0].reshape(-1, 2)
+    ways = np.concatenate([np.stack([board, *pair], axis=1) for pair in (gaps.T, gaps.T[::-1])])
+    ways = np.unique(ways, axis=0)  # board, the move, where it then threatens to complete a row
+    count = np.zeros(boards.shape, np.intp)
+    np.add.at(count, (ways[:, 0], ways[:, 1]), 1)
+    theirs = completing(rules, boards, -player)
+    many = theirs.sum(axis=1, keepdims=True)
+    found: NDArray[np.bool_] = (count >= 2) & ((many == 0) | ((many == 1) & theirs))
+    return found
+
+
+def kind_of(rules: Rules, board: NDArray[np.int8]) -> tuple[str, NDArray[np.bool_]]:
+    """What a board (A,) asks of whoever is to move (+1), and the right cells; "" when it is none of KINDS."""
+    nothing = np.zeros(len(board), np.bool_)
+    if any(len(_short_of(rules, board[None], player, 0)[0]) for player in (1, -1)):
+        return "", nothing  # somebody has won
+    mine, theirs = (completing(rules, board[None], player)[0] for player in (1, -1))
+    if mine.any():
+        return "win", mine
+    if theirs.any():
+        return ("block", theirs) if theirs.sum() == 1 else ("", nothing)  # else it is lost
+    attack = forking(rules, board[None], 1)[0]
+    if attack.any():
+        return "attack", attack
+    if not forking(rules, board[None], -1).any():
+        return "", nothing
+    moves = np.flatnonzero(board == 0)
+    after = np.repeat(board[None], len(moves), axis=0)
+    after[np.arange(len(moves)), moves] = 1
+    held = moves[~forking(rules, after, -1).any(axis=1)]
+    nothing[held] = True
+    return ("defend" if 0 < len(held) <= len(moves) // 2 else ""), nothing
+
+
+@lru_cache(maxsize=8)
+def suite(rules: Rules, each: int = EACH) -> Suite:
+    """`each` positions of every kind for this board, always the same; more of them begin with the fewer."""
+    found: dict[str, list[tuple[NDArray[np.int8], NDArray[np.bool_]]]] = {
+        kind: [] for kind in KINDS
+    }
+    for number in range(_TRIES * each):
+        board = _scene(rules, number)
+        kind, answers = kind_of(rules, board)
+        if kind and len(found[kind]) < each:
+            found[kind].append((board, answers))
+        if all(len(rows) == each for rows in found.values()):
+            break
+    rows = [(KINDS.index(kind), *row) for kind in KINDS for row in found[kind]]
+    return Suite(
+        boards=np.array([row[1] for row in rows], np.int8).reshape(-1, rules.cells),
+        answers=np.array([row[2] for row in rows], np.bool_).reshape(-1, rules.cells),
+        kinds=np.array([row[0] for row in rows], np.intp),
+    )
+
+
+def score(rules: Rules, evaluator: Evaluator, each: int = EACH) -> dict[str, float]:
+    """The share of positions whose likeliest move is right, in all and for each kind; "loss": the mean of -log of what the
+    policy gives to the right moves together."""
+    found = suite(rules, each)
+    logits, _ = evaluator(found.boards)
+    logits = np.where(found.boards == 0, logits.astype(np.float64), -np.inf)
+    logits -= logits.max(axis=1, keepdims=True)
+    policy = np.exp(logits)
+    policy /= policy.sum(axis=1, keepdims=True)
+    right = found.answers[np.arange(len(policy)), policy.argmax(axis=1)]
+    mass = np.maximum((policy * found.answers).sum(axis=1), 1e-12)
+    figures = {"loss": float(-np.log(mass).mean()), "tactics": float(right.mean())}
+    for number, kind in enumerate(KINDS):
+        if (found.kinds == number).any():
+            figures[f"tactics_{kind}"] = float(right[found.kinds == number].mean())
+    return figures
+
+
+def _short_of(
+    rules: Rules, boards: Boards, player: int, missing: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Which windows of which boards hold all but `missing` stones of `player` and none of the other: boards, windows."""
+    stones = boards[:, windows(rules)]  # (B, W, win)
+    own = (stones == player).sum(axis=2, dtype=np.int8)
+    other = (stones == -player).any(axis=2)
+    board, window = np.nonzero((own == rules.win - missing) & ~other)
+    return board, window
+
+
+def _scene(rules: Rules, number: int) -> NDArray[np.int8]:
+    """A board with the beginning of a row and stones around it, as many of either player or one more of the other (-1)."""
+    raw = iter(words(_SEED + rules.size * 64 + rules.win, number, 512).tolist())
+    board = np.zeros(rules.cells, np.int8)
+    owner = 1 if next(raw) % 2 else -1
+    line: list[int] = []
+    while not line:
+        cell, direction = next(raw) % rules.cells, next(raw) % 8
+        along = [cell, *rays(rules)[cell, direction].tolist()]
+        line = along if along[-1] < rules.cells else []
+    missing = 1 + next(raw) % 2
+    for _ in range(missing):
+        line.pop(next(raw) % len(line))
+    board[line] = owner
+    mine = rules.win - missing + next(raw) % 3
+    others = mine + (next(raw) % 2) * owner
+    for player, count in ((owner, mine), (-owner, others)):
+        for _ in range(count - int((board == player).sum())):
+            near = _near(rules, board)
+            if len(near):
+                board[near[next(raw) % len(near)]] = player
+    return board
+
+
+def _near(rules: Rules, board: NDArray[np.int8]) -> NDArray[np.intp]:
+    """Empty cells within two of a stone."""
+    stones = np.flatnonzero(board)
+    around = rays(rules)[stones][:, :, :2].reshape(-1)
+    cells = np.unique(around[around < rules.cells])
+    found: NDArray[np.intp] = cells[board[cells] == 0]
+    return found

@@ -1,0 +1,111 @@
+"""Learning from games, one task on one device.
+
+A task draws its positions from a window of sealed chunks, each time turned or mirrored at random; nothing is taken out of the
+window, so any number of learners may work at once. Shapes: B positions, A cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shared.errors import InvalidRunFile
+from shared.workloads.base import Data, Job
+from shared.workloads.gomoku.config import GomokuConfig, forward_flops
+from shared.workloads.gomoku.network import GomokuNet, build
+from shared.workloads.gomoku.randomness import words
+from shared.workloads.gomoku.records import Positions, decode, positions
+from shared.workloads.gomoku.rules import symmetries
+from shared.workloads.training.devices import to_device
+from shared.workloads.training.step_loop import StepWork
+
+_ILLEGAL = -1e9  # in place of minus infinity, which times a probability of zero is no number
+
+
+def window(data: Data, config: GomokuConfig) -> Positions:
+    """All positions of the chunks of a task. Raises InvalidRunFile for a chunk that cannot be used."""
+    records = []
+    for index, chunk in enumerate(data.manifest.chunks):
+        games = decode(data.chunk(index).read_bytes())
+        if len(games) != chunk.items:
+            raise InvalidRunFile(
+                f"chunk {index} of the replay window has {len(games)} games, but its manifest says"
+                f" {chunk.items}"
+            )
+        records += games
+    return positions(records, config.rules)
+
+
+class Batches:
+    """The positions that a task draws: the same for the same seed, whatever the micro-batches."""
+
+    def __init__(self, found: Positions, size: int, job: Job) -> None:
+        if len(found) < job.batch_size:
+            raise InvalidRunFile(
+                f"the replay window holds {len(found)} positions, fewer than a batch of"
+                f" {job.batch_size}: play more games first, or make [task] batch_size smaller"
+            )
+        self._found = found
+        self._turns = symmetries(size)
+        self._job = job
+
+    def read(self, step: int, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows [start, stop) of a step's batch: boards (B, A), policies (B, A), results (B,)."""
+        raw = words(self._job.seed, step, self._job.batch_size)[start:stop]
+        rows = ((raw >> np.uint64(16)) % np.uint64(len(self._found))).astype(np.intp)
+        turns = self._turns[(raw & np.uint64(7)).astype(np.intp)]  # (B, A)
+        boards = np.take_along_axis(self._found.boards[rows], turns, axis=1)
+        visits = np.take_along_axis(self._found.visits[rows], turns, axis=1).astype(np.float32)
+        visits /= visits.sum(axis=1, keepdims=True)
+        results = self._found.results[rows].astype(np.float32)
+        return torch.from_numpy(boards), torch.from_numpy(visits), torch.from_numpy(results)
+
+
+def losses(
+    model: GomokuNet, boards: Tensor, policies: Tensor, results: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The loss to go down, and (detached) its terms in the order of `LearnWork.FIGURES`, (4,)."""
+    logits, values = model(boards)
+    logits = logits.float().masked_fill(boards != 0, _ILLEGAL)
+    policy = F.cross_entropy(logits, policies)
+    value = F.mse_loss(values.float(), results)
+    with torch.no_grad():
+        right = (logits.argmax(1) == policies.argmax(1)).float().mean()
+        error = (values.float() - results).abs().mean()
+    return policy + value, torch.stack([policy.detach(), value.detach(), right, error])
+
+
+class LearnWork(StepWork):
+    """See `StepWork`. A sample is a position."""
+
+    FIGURES = ("policy_loss", "value_loss", "policy_accuracy", "value_error")
+
+    def __init__(
+        self,
+        job: Job,
+        weights: Mapping[str, Tensor],
+        data: Data,
+        device: str,
+        inner: Mapping[str, Tensor] | None,
+    ) -> None:
+        config = GomokuConfig.from_dict(job.config)
+        self._batches = Batches(window(data, config), config.size, job)
+        self._net = build(config, weights, device)
+        super().__init__(
+            job,
+            self._net,
+            inner,
+            device=device,
+            samples=job.steps * job.batch_size,
+            flops=3 * forward_flops(config),
+        )
+
+    def measure(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        step, first = divmod(start, self.job.batch_size)
+        drawn = self._batches.read(step, first, first + stop - start)
+        boards, policies, results = (to_device(value, self.device) for value in drawn)
+        return losses(self._net, boards, policies, results)

@@ -1,0 +1,184 @@
+"""Whether games were really played by the network that they name: rules, chance, and searches done again.
+
+Everything that costs nothing is checked of every move (see `gomoku_games.check`). Then a few positions of every game, chosen
+by the checker after the games came in, are searched again with the same network, noise and number of simulations. An honest
+search gives the same visits, but for last bits of arithmetic that differ between devices and now and then send a simulation
+elsewhere; invented visits, or those of another network, differ nearly everywhere. Measured (6 x 6, 64 simulations): noise of
+1e-4 in what the network says moves less than 1 % of positions by more than APART, the version before or after 90 % of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.workloads.base import Job
+from shared.workloads.gomoku.randomness import dirichlet, game_seed, words
+from shared.workloads.gomoku.records import GameRecord, InvalidGame, Manner, check, counts
+from shared.workloads.gomoku.rules import Boards, Rules, empty
+from shared.workloads.gomoku.search import Evaluator, Search, SearchSettings
+
+BATCH = 64  # positions searched together
+FIRST = 2  # positions of each game that are searched again
+MORE = 4  # and so many more when one of them differs
+APART = 0.05  # total variation between two distributions of visits that are not the same search
+AGREE = 0.5  # share of the searched positions of a game that must be the same search
+
+
+class Bench(msgspec.Struct, frozen=True, kw_only=True):
+    """What the checker knows: the versions that may play, and how to ask them."""
+
+    rules: Rules
+    manner: Manner
+    hashes: Mapping[int, str]  # of the published weights of each version that may have played
+    player: Callable[[int], Evaluator]
+    seed: int  # secret until the games are in: chooses the positions
+    share: float = 0.0  # of the positions of each game, where that is more than `FIRST`
+
+
+class Spot(msgspec.Struct, frozen=True, kw_only=True):
+    """One position that is searched again."""
+
+    record: GameRecord
+    ply: int
+    player: int  # version whose move it is
+
+
+def examine(records: Sequence[GameRecord], bench: Bench) -> dict[int, str]:
+    """What is wrong with each record, by its place in the file; nothing of those that are in order."""
+    found: dict[int, str] = {}
+    for place, record in enumerate(records):
+        try:
+            _check_version(record, bench)
+            check(record, bench.rules, bench.manner)
+        except InvalidGame as error:
+            found[place] = error.message
+    looked = {
+        place: max(FIRST, round(bench.share * len(record.visits)))
+        for place, record in enumerate(records)
+        if place not in found
+    }
+    first = [
+        (place, spot)
+        for place, many in looked.items()
+        for spot in _spots(records[place], bench, 0, many)
+    ]
+    gaps = _compare(first, bench)
+    doubtful = [place for place, seen in gaps.items() if max(seen) > APART]
+    more = [
+        (place, spot)
+        for place in doubtful
+        for spot in _spots(records[place], bench, looked[place], looked[place] + MORE)
+    ]
+    for place, seen in _compare(more, bench).items():
+        gaps[place] += seen
+    for place in doubtful:
+        same = sum(gap <= APART for gap in gaps[place])
+        if same < AGREE * len(gaps[place]):
+            record = records[place]
+            found[place] = (
+                f"game {record.game}: searched again by version {record.version}, {same} of"
+                f" {len(gaps[place])} positions gave the visits that it shows"
+            )
+    return found
+
+
+def numbering(records: Sequence[GameRecord], job: Job, *, match: bool) -> dict[int, str]:
+    """Which records are not those that a task asked for, by their place in the file: each game once, with its own seed."""
+    found: dict[int, str] = {}
+    seen: set[int] = set()
+    for place, record in enumerate(records):
+        seed = 0 if match else game_seed(job.seed, record.game)
+        if not job.start <= record.game < job.stop:
+            found[place] = f"game {record.game} is not one of {job.start} to {job.stop - 1}"
+        elif record.game in seen:
+            found[place] = f"game {record.game} stands in the file twice"
+        elif record.seed != seed:
+            found[place] = f"game {record.game} was not played with its own seed"
+        elif match and record.version != job.base_version:
+            found[place] = (
+                f"game {record.game} measures version {record.version}, not the one asked for"
+            )
+        seen.add(record.game)
+    return found
+
+
+def gap(one: NDArray[np.int32], other: NDArray[np.int32]) -> float:
+    """Total variation between two distributions of visits, 0 ... 1."""
+    return float(np.abs(one / one.sum() - other / other.sum()).sum()) / 2
+
+
+def _check_version(record: GameRecord, bench: Bench) -> None:
+    known = bench.hashes.get(record.version)
+    if known is None:
+        raise InvalidGame(
+            f"game {record.game}: version {record.version} may not play here (any more)"
+        )
+    if known != record.weights:
+        raise InvalidGame(
+            f"game {record.game}: version {record.version} has other weights than the record says"
+        )
+    if bench.manner.match and record.against not in bench.hashes:
+        raise InvalidGame(
+            f"game {record.game}: version {record.against} was not the one to play against"
+        )
+
+
+def _spots(record: GameRecord, bench: Bench, first: int, last: int) -> list[Spot]:
+    """Distinct positions of a game in an order that only the checker knows."""
+    searched = len(record.visits)
+    order = np.argsort(words(bench.seed, record.game, max(1, searched)), kind="stable")[:searched]
+    plies = (order[first:last] + record.opening).tolist()
+    return [Spot(record=record, ply=ply, player=_player(record, ply, bench)) for ply in plies]
+
+
+def _player(record: GameRecord, ply: int, bench: Bench) -> int:
+    """Whose move it is: in a match the measured version has the first stones of even games."""
+    theirs = bench.manner.match and (ply + record.game) % 2 == 1
+    return record.against if theirs else record.version
+
+
+def _compare(spots: Iterable[tuple[int, Spot]], bench: Bench) -> dict[int, list[float]]:
+    """How far each spot is from its record, by the place of the record."""
+    groups: dict[int, list[tuple[int, Spot]]] = {}
+    for place, spot in spots:
+        groups.setdefault(spot.player, []).append((place, spot))
+    found: dict[int, list[float]] = {}
+    for version, members in groups.items():
+        evaluator = bench.player(version)
+        for start in range(0, len(members), BATCH):
+            batch = members[start : start + BATCH]
+            visits = search_again([spot for _, spot in batch], bench, evaluator)
+            for (place, spot), row in zip(batch, visits, strict=True):
+                shown = spot.record.visits[spot.ply - spot.record.opening]
+                distance = gap(counts(shown, bench.rules.cells), row)
+                found.setdefault(place, []).append(distance)
+    return found
+
+
+def search_again(spots: Sequence[Spot], bench: Bench, evaluator: Evaluator) -> NDArray[np.int32]:
+    """The visits of each position, (spots, A), as whoever plays by the rules of the task gets them."""
+    manner = bench.manner
+    boards, movers = _boards(spots, bench.rules)
+    noise = None
+    if manner.noise > 0:
+        rows = zip(spots, boards, strict=True)
+        noise = np.stack([dirichlet(s.record.seed, s.ply, b[:-1] == 0) for s, b in rows])
+    settings = SearchSettings(simulations=manner.simulations, noise=manner.noise)
+    search = Search(bench.rules, settings, len(spots))
+    search.start(boards, movers, noise)
+    search.run(evaluator)
+    return search.visits()
+
+
+def _boards(spots: Sequence[Spot], rules: Rules) -> tuple[Boards, NDArray[np.int8]]:
+    boards = empty(rules, len(spots))
+    for board, spot in zip(boards, spots, strict=True):
+        moves = np.array(spot.record.moves[: spot.ply], np.intp)
+        board[moves[0::2]] = 1
+        board[moves[1::2]] = -1
+    movers = np.array([1 if spot.ply % 2 == 0 else -1 for spot in spots], np.int8)
+    return boards, movers

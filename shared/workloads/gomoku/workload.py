@@ -1,0 +1,126 @@
+"""The workload `gomoku`: many machines teach one network to play, by games against itself.
+
+Three kinds of task: actors play (`selfplay`), learners train on the games (`learn`), and matches between versions measure
+strength (`evaluate`). This module only puts the parts together and loads torch when a tensor is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from shared.errors import BadRequest
+from shared.tensors.spec import Schema
+from shared.workloads.base import Data, DatasetManifest, Job, Sample, Traits, Work, Workload
+from shared.workloads.gomoku import config as gomoku_config
+from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
+from shared.workloads.gomoku.games_service import GomokuGames
+from shared.workloads.training.seeded_random import normal
+
+if TYPE_CHECKING:
+    import torch
+
+
+class GomokuWorkload(Workload):
+    """See `Workload`."""
+
+    name = "gomoku"
+    version = 1
+    dataset_kinds = ()
+    traits = Traits(items="positions", measure="tactical loss", loss_is_measured=False)
+    games = GomokuGames()
+
+    def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        return {
+            "plan": {"preset": "self-play", "codec": "bf16"},
+            "task": {"local_steps": 100, "batch_size": 256},
+            "train": {"lr": 2e-3, "beta2": 0.99, "weight_decay": 1e-3},
+        }
+
+    def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
+        return GomokuConfig.from_dict(raw).to_dict()
+
+    def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        return msgspec.structs.asdict(GomokuOptions.from_dict(raw))
+
+    def schema(self, config: Mapping[str, Any]) -> Schema:
+        return gomoku_config.schema(GomokuConfig.from_dict(config))
+
+    def init(self, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+        """He et al. 2015; each residual branch and the heads' last layers begin as zero (Zhang et al. 2019): version 0 knows
+        nothing, whatever its depth."""
+        import torch
+
+        found: dict[str, torch.Tensor] = {}
+        for spec in self.schema(config):
+            value = np.zeros(spec.shape, np.float32)
+            if spec.name.endswith(".weight") and not spec.name.endswith(
+                (".two.weight", ".out.weight")
+            ):
+                fan_in = spec.count // spec.shape[0]
+                value = normal(spec.name, seed, spec.shape) * np.float32((2 / fan_in) ** 0.5)
+            found[spec.name] = torch.from_numpy(value)
+        return found
+
+    def samples(self, config: Mapping[str, Any], manifest: DatasetManifest) -> Sequence[int]:
+        return [chunk.items for chunk in manifest.chunks]
+
+    def flops_per_sample(self, config: Mapping[str, Any]) -> float:
+        """Of one position that is learnt from."""
+        return 3 * gomoku_config.forward_flops(GomokuConfig.from_dict(config))
+
+    def begin(
+        self,
+        job: Job,
+        weights: Mapping[str, torch.Tensor],
+        data: Data,
+        device: str,
+        inner: Mapping[str, torch.Tensor] | None,
+    ) -> Work:
+        from shared.workloads.gomoku.match import MatchWork
+        from shared.workloads.gomoku.selfplay import SelfPlayWork
+        from shared.workloads.gomoku.train import LearnWork
+
+        if (job.kind, job.update) == ("selfplay", "games"):
+            return SelfPlayWork(job, weights, device)
+        if (job.kind, job.update) == ("learn", "delta"):
+            return LearnWork(job, weights, data, device, inner)
+        if (job.kind, job.update) == ("evaluate", "evaluation"):
+            return MatchWork(job, weights, data, device)
+        raise BadRequest(f"gomoku has no task of the kind {job.kind} with the update {job.update}")
+
+    def evaluate(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        heldout: Data | None,
+        budget_s: float,
+        stop: Callable[[], bool],
+    ) -> dict[str, float]:
+        """How much the network sees without searching, over positions with known answers (see `gomoku_tactics`)."""
+        from shared.workloads.gomoku.network import NetEvaluator
+        from shared.workloads.gomoku.tactics import score
+
+        checked = GomokuConfig.from_dict(config)
+        return score(checked.rules, NetEvaluator(checked, weights, "cpu"))
+
+    def sample(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        data: Data | None,
+        prompt: str,
+        seed: int,
+    ) -> Sample:
+        """A game of this version against itself."""
+        from shared.workloads.gomoku.match import exhibition
+
+        return exhibition(GomokuConfig.from_dict(config), weights, seed)
+
+    def export(
+        self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        return dict(weights)

@@ -1,0 +1,50 @@
+"""One GPT task on one device: the windows of tokens that it reads, and their loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from shared.workloads.base import Data, Job
+from shared.workloads.data.pass_order import PassOrder
+from shared.workloads.data.windows import Windows, of_pass, windows_of
+from shared.workloads.gpt.config import GptConfig, flops_per_sample
+from shared.workloads.gpt.model import build
+from shared.workloads.training.devices import seed_device, to_device
+from shared.workloads.training.step_loop import StepWork
+
+
+class GptWork(StepWork):
+    """See `StepWork`. A sample is a window."""
+
+    def __init__(
+        self,
+        job: Job,
+        weights: Mapping[str, Tensor],
+        data: Data,
+        device: str,
+        inner: Mapping[str, Tensor] | None,
+    ) -> None:
+        config = GptConfig.from_dict(job.config)
+        order = PassOrder(windows_of(data.manifest, config.block_size), job.order_seed)
+        rows = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
+        self._windows = Windows(data, config.block_size, config.vocab_size, rows)
+        self._dropout = config.dropout > 0
+        super().__init__(
+            job,
+            build(config, weights, device),
+            inner,
+            device=device,
+            samples=len(rows),
+            flops=flops_per_sample(config),
+        )
+
+    def measure(self, start: int, stop: int) -> tuple[Tensor, None]:
+        tokens = to_device(
+            torch.from_numpy(self._windows.read(start, stop)), self.device
+        )  # (B, T + 1)
+        if self._dropout:
+            seed_device(self.device, self.job.seed, *divmod(start, self.job.batch_size))
+        return self.model(tokens[:, :-1], tokens[:, 1:]), None

@@ -1,0 +1,126 @@
+"""The workload `gpt`: many machines train one language model on tokens.
+
+This module only puts the parts together and loads torch when a tensor is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shared.errors import BadRequest, NotFound
+from shared.tensors.spec import Schema
+from shared.workloads.base import Data, DatasetManifest, Job, Sample, Work, Workload, check_keys
+from shared.workloads.data.windows import windows_of
+from shared.workloads.gpt import config as gpt_config
+from shared.workloads.gpt.config import GptConfig
+from shared.workloads.training.seeded_random import normal
+
+if TYPE_CHECKING:
+    import torch
+
+_STD = 0.02
+_RESIDUAL = ("attn.proj.weight", "mlp.down.weight")  # scaled down with depth, as in GPT-2
+
+
+class GptWorkload(Workload):
+    """See `Workload`."""
+
+    name = "gpt"
+    version = 1
+    dataset_kinds = ("tokens",)
+
+    def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
+        return gpt_config.config_for(raw, manifest).to_dict()
+
+    def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        check_keys(raw, (), "task")
+        return {}
+
+    def schema(self, config: Mapping[str, Any]) -> Schema:
+        return gpt_config.schema(GptConfig.from_dict(config))
+
+    def init(self, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+        """Normal with deviation 0.02, on residual branches 0.02 / sqrt(2 layers); norms one, biases zero.
+
+        Each tensor has a stream of its own from the seed and its name: neither threads nor the other tensors change it.
+        """
+        import torch
+
+        checked = GptConfig.from_dict(config)
+        found: dict[str, torch.Tensor] = {}
+        for spec in gpt_config.schema(checked):
+            if spec.name.endswith(".bias"):
+                value = np.zeros(spec.shape, np.float32)
+            elif len(spec.shape) == 1:
+                value = np.ones(spec.shape, np.float32)
+            else:
+                std = _STD / (2 * checked.n_layer) ** 0.5 if spec.name.endswith(_RESIDUAL) else _STD
+                value = normal(spec.name, seed, spec.shape) * np.float32(std)
+            found[spec.name] = torch.from_numpy(value)
+        return found
+
+    def samples(self, config: Mapping[str, Any], manifest: DatasetManifest) -> Sequence[int]:
+        return windows_of(manifest, GptConfig.from_dict(config).block_size)
+
+    def items_per_sample(self, config: Mapping[str, Any]) -> int:
+        return GptConfig.from_dict(config).block_size
+
+    def flops_per_sample(self, config: Mapping[str, Any]) -> float:
+        return gpt_config.flops_per_sample(GptConfig.from_dict(config))
+
+    def begin(
+        self,
+        job: Job,
+        weights: Mapping[str, torch.Tensor],
+        data: Data,
+        device: str,
+        inner: Mapping[str, torch.Tensor] | None,
+    ) -> Work:
+        from shared.workloads.gpt.train import GptWork
+
+        if job.kind != "train" or job.update not in ("delta", "gradient"):
+            raise BadRequest(f"gpt has no task of the kind {job.kind} with the update {job.update}")
+        return GptWork(job, weights, data, device, inner)
+
+    def evaluate(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        heldout: Data | None,
+        budget_s: float,
+        stop: Callable[[], bool],
+    ) -> dict[str, float]:
+        from shared.workloads.gpt.evaluate import evaluate
+
+        if heldout is None:
+            raise BadRequest("gpt is measured on held-out text, so it needs a dataset")
+        return evaluate(GptConfig.from_dict(config), weights, heldout, budget_s, stop)
+
+    def sample(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        data: Data | None,
+        prompt: str,
+        seed: int,
+    ) -> Sample:
+        from shared.workloads.gpt.evaluate import Sampling, TextGenerator
+
+        try:
+            tokenizer = data.asset("tokenizer").read_bytes() if data else None
+        except NotFound:  # a dataset of bare tokens
+            tokenizer = None
+        generator = TextGenerator(GptConfig.from_dict(config), weights, tokenizer)
+        text = "".join(generator.text(prompt, Sampling(), seed))
+        return Sample(kind="text", title=prompt or "from nothing", text=prompt + text)
+
+    def export(
+        self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        found = dict(weights)
+        if GptConfig.from_dict(config).tie_head:
+            found["head.weight"] = weights["tok_emb.weight"].clone()
+        return found

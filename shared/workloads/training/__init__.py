@@ -1,0 +1,1 @@
+"""The step loop of a task, its optimizer, its learning-rate schedule and its devices."""

@@ -1,0 +1,114 @@
+"""What becomes of the gradients of a network: steps of an inner optimiser ("delta"), or their mean over a task ("gradient")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from shared.workloads.base import Job
+from shared.workloads.training.devices import to_host
+from shared.workloads.training.lr_schedule import learning_rate
+from shared.workloads.training.optimizer import InnerOptimizer
+
+
+class Learner:
+    """One set of named parameters during one task. `inner` is an optimiser state to go on with."""
+
+    def __init__(
+        self, parameters: Mapping[str, Parameter], job: Job, inner: Mapping[str, Tensor] | None
+    ) -> None:
+        self._parameters = dict(parameters)
+        self._job = job
+        self._inner: InnerOptimizer | None = None
+        self._sums: dict[str, Tensor] = {}  # of the gradient, in a "gradient" job
+        self._base: dict[str, Tensor] = {}  # where FedProx pulls to
+        self._fresh = True  # the inner state was empty when this task began
+        if job.update == "delta":
+            self._inner = InnerOptimizer(self._parameters, job.train)
+            self._fresh = job.reset_inner or not inner or not self._inner.load(inner)
+            if job.train.prox_mu > 0:
+                self._base = {name: p.detach().clone() for name, p in self._parameters.items()}
+        else:
+            self._sums = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
+
+    def finish(self, step: int, share: float) -> None:
+        """Use the gradients of step `step`, whose samples are `share` of the task's, and drop them."""
+        if self._inner:
+            self._pull()
+            self._inner.step(self.rate(step))
+            return
+        for name, value in self._parameters.items():
+            if value.grad is not None:
+                self._sums[name].add_(value.grad, alpha=share)
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the gradients of a step that starts over."""
+        for value in self._parameters.values():
+            value.grad = None
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step of this task."""
+        job = self._job
+        rate = learning_rate(job.train, job.global_step + step, job.total_steps)
+        if self._fresh and step < job.train.rewarm_steps:
+            rate *= (step + 1) / job.train.rewarm_steps
+        return rate
+
+    def result(self) -> dict[str, Tensor]:
+        """What the task ends with, on the CPU: the weights, or the mean gradient."""
+        found: Mapping[str, Tensor] = self._sums or self._parameters
+        return {name: to_host(value) for name, value in found.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """The inner optimiser's state; empty when there is none."""
+        return self._inner.state() if self._inner else {}
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """All that `restore` needs, between two steps."""
+        found = {name: to_host(value) for name, value in self._own().items()}
+        found |= {f"inner/{name}": value for name, value in self.state().items()}
+        return found | {"fresh": torch.tensor(int(self._fresh))}
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> bool:
+        """Go on where `snapshot` was taken. False, and nothing changed, when it is of another task."""
+        own = self._own()
+        inner = {name[6:]: value for name, value in snapshot.items() if name.startswith("inner/")}
+        fits = "fresh" in snapshot and all(
+            name in snapshot and snapshot[name].shape == value.shape for name, value in own.items()
+        )
+        if not fits or (self._inner and not self._inner.load(inner)):
+            return False
+        for name, value in own.items():
+            value.copy_(snapshot[name])
+        self._fresh = bool(snapshot["fresh"])
+        self.drop()
+        return True
+
+    def move(self, device: str) -> None:
+        """Take everything to another device, a gradient along with its parameter."""
+        for value in self._parameters.values():
+            gradient, value.grad = value.grad, None  # it must never lie elsewhere
+            value.data = value.data.to(device)
+            value.grad = gradient.to(device) if gradient is not None else None
+        if self._inner:
+            self._inner.move(device)
+        self._base = {name: value.to(device) for name, value in self._base.items()}
+        self._sums = {name: value.to(device) for name, value in self._sums.items()}
+
+    def _own(self) -> dict[str, Tensor]:
+        found = {f"weights/{name}": value.data for name, value in self._parameters.items()}
+        found |= {f"base/{name}": value for name, value in self._base.items()}
+        return found | {f"sums/{name}": value for name, value in self._sums.items()}
+
+    @torch.no_grad()
+    def _pull(self) -> None:
+        """Add the gradient of mu / 2 |w - base|^2 (FedProx, Li et al. 2020)."""
+        mu = self._job.train.prox_mu
+        for name, base in self._base.items():
+            value = self._parameters[name]
+            if value.grad is not None:
+                value.grad.add_(value, alpha=mu).sub_(base, alpha=mu)

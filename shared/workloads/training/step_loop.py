@@ -1,0 +1,205 @@
+"""A task that is steps of one optimiser over batches: all of `Work` but what a batch is and what its loss is.
+
+A step is `batch_size` samples whatever the size of a micro-batch: each adds its share to the gradient. On a GPU nothing waits
+for the device but reading the figures, five times a second.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from time import perf_counter
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from shared.errors import InvalidRunFile
+from shared.workloads.base import Job, Progress, Result
+from shared.workloads.training.devices import autocast, release, to_host
+from shared.workloads.training.learner import Learner
+from shared.workloads.training.micro_batch import Pace
+
+_READ_S = 0.2
+_COUNTERS = "counters"
+_FIGURES = "figures"
+_WORD = (1 << 63) - 1
+
+
+class StepWork(ABC):
+    """Local training ("delta") or the mean gradient at the base weights ("gradient") of a model without buffers; see `Work`.
+
+    The parameters of `model` are named, and stand in the order, of the workload's schema. `samples` is how many the task has,
+    `flops` what one of them costs forward and backward.
+    """
+
+    FIGURES: ClassVar[tuple[str, ...]] = ()  # what is measured beside the loss
+
+    def __init__(
+        self,
+        job: Job,
+        model: nn.Module,
+        inner: Mapping[str, Tensor] | None,
+        *,
+        device: str,
+        samples: int,
+        flops: float,
+    ) -> None:
+        self.job = job
+        self.model = model.train()
+        self.device = device
+        self._samples = samples
+        self._autocast = autocast(job.train.precision, device)
+        self._pace = Pace(min(job.batch_size, samples), flops, device)
+        self._learner = Learner(dict(model.named_parameters()), job, inner)
+        self._step = 0
+        self._in_step = 0  # samples of the step in progress that are done
+        self._now = torch.zeros(1 + len(self.FIGURES), device=device)  # of the step in progress
+        self._figures = torch.zeros((job.steps, len(self._now)), device=device)
+        self._read_at = 0.0
+        self._unread = 0  # samples since the device was last waited for
+        self._busy_s = 0.0  # spent on them
+
+    @abstractmethod
+    def measure(self, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+        """The mean loss of samples [start, stop) of the task, all of one step; and, detached, its figures (F,).
+
+        Must be the same for the same samples, however often it is asked.
+        """
+
+    @property
+    def done(self) -> bool:
+        return self._step == self.job.steps
+
+    def advance(self) -> Progress:
+        """Do one micro-batch. Raises InvalidRunFile when the loss stops being a number or a chunk cannot be used."""
+        if self.done:
+            raise RuntimeError("this task is done")
+        began = perf_counter()
+        first = self._step * self.job.batch_size
+        size = min(self.job.batch_size, self._samples - first)
+        micro = min(self._pace.micro, size - self._in_step)
+        at = first + self._in_step
+        with self._autocast:
+            loss, figures = self.measure(at, at + micro)
+        share = micro / size
+        torch.autograd.backward(loss if micro == size else loss * share)
+        seen = loss.detach().float()[None]
+        self._now.add_(seen if figures is None else torch.cat([seen, figures]), alpha=share)
+        self._in_step += micro
+        self._unread += micro
+        ended = self._in_step == size
+        if ended:
+            self._finish_step(size)
+        found = self._read(began, ended)
+        return Progress(
+            step=self._step,
+            steps=self.job.steps,
+            samples=at + micro,
+            loss=found[0] if found else None,
+            metrics=dict(zip(self.FIGURES, found[1:], strict=True)) if found else {},
+        )
+
+    def result(self) -> tuple[Result, dict[str, Tensor]]:
+        figures = self._figures.cpu()
+        self._refuse_nan(figures.flatten().tolist())
+        tail = figures[-max(1, len(figures) // 10) :].mean(0).tolist()
+        report = Result(
+            steps=self._step,
+            samples=self._samples,
+            loss_first=float(figures[0, 0]),
+            loss_last=tail[0],
+            metrics={
+                **dict(zip(self.FIGURES, tail[1:], strict=True)),
+                "micro_batch": float(self._pace.micro),
+                "lr": self._learner.rate(self._step - 1),
+            },
+        )
+        return report, self._learner.result()
+
+    def suspend(self) -> None:
+        self._move("cpu")
+        release(self.device)
+
+    def resume(self) -> None:
+        self._move(self.device)
+        self._unread, self._busy_s = 0, 0.0
+
+    def halve(self) -> int:
+        micro = self._pace.halve()
+        self._learner.drop()
+        self._start_over()
+        release(self.device)
+        return micro
+
+    def state(self) -> dict[str, Tensor]:
+        return self._learner.state()
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Weights, optimiser, sums and counters. Raises RuntimeError in the middle of a step."""
+        if self._in_step:
+            raise RuntimeError("a snapshot is taken between steps")
+        counters = [self.job.seed & _WORD, self._step, self._pace.micro]
+        return self._learner.snapshot() | {
+            _FIGURES: to_host(self._figures),
+            _COUNTERS: torch.tensor(counters, dtype=torch.int64),
+        }
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Go on where `snapshot` was taken. Raises InvalidRunFile when it is of another task."""
+        counters = snapshot.get(_COUNTERS, torch.zeros(0)).flatten().tolist()
+        figures = snapshot.get(_FIGURES)
+        fits = (
+            len(counters) == 3
+            and counters[0] == self.job.seed & _WORD
+            and 0 <= counters[1] <= self.job.steps
+            and figures is not None
+            and figures.shape == self._figures.shape
+        )
+        if figures is None or not fits or not self._learner.restore(snapshot):
+            raise InvalidRunFile("this snapshot belongs to another task: start the task afresh")
+        self._figures.copy_(figures)
+        self._start_over()
+        self._step = int(counters[1])
+        self._pace.set(max(1, int(counters[2])))
+
+    def _finish_step(self, size: int) -> None:
+        self._learner.finish(self._step, size / self._samples)
+        self._figures[self._step] = self._now
+        self._now.zero_()
+        self._in_step = 0
+        self._step += 1
+
+    def _start_over(self) -> None:
+        """The step in progress."""
+        self._now.zero_()
+        self._in_step = 0
+        self._unread, self._busy_s = 0, 0.0
+
+    def _read(self, began: float, ended: bool) -> list[float]:
+        """Wait for the device and read the figures: on a CPU always, on a GPU rarely, and at the end.
+
+        Loss and figures of the step that has ended; nothing in the middle of a step or when they were not read.
+        """
+        if self.device != "cpu" and not self.done and began - self._read_at < _READ_S:
+            self._busy_s += perf_counter() - began
+            return []
+        values: list[float] = (self._figures[self._step - 1] if ended else self._now).tolist()
+        self._refuse_nan(values)
+        self._read_at = perf_counter()
+        self._pace.record(self._unread, self._busy_s + self._read_at - began)
+        self._unread, self._busy_s = 0, 0.0
+        return values if ended else []
+
+    def _refuse_nan(self, values: Iterable[float]) -> None:
+        if not all(map(math.isfinite, values)):
+            raise InvalidRunFile(
+                f"the loss is no longer a number (by step {self._step} of {self.job.steps});"
+                " a lower [train] lr may help"
+            )
+
+    def _move(self, device: str) -> None:
+        self._learner.move(device)
+        self._now = self._now.to(device)
+        self._figures = self._figures.to(device)
