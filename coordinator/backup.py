@@ -23,9 +23,10 @@ import msgspec
 from coordinator import folders
 from coordinator.blob_stores import open_blobs
 from coordinator.blobs import BlobStore, hash_blob, in_pool, open_in_pool, storage_errors
-from coordinator.store import datasets, dump
-from coordinator.store.database import Database, is_new, migrate
-from coordinator.store.migrations import REVISIONS
+from coordinator.database import datasets
+from coordinator.database.engine import dump
+from coordinator.database.engine.open import Database, is_new, migrate
+from coordinator.database.migrations.upgrade import REVISIONS
 from coordinator.tls import CERT_FILE, KEY_FILE, write_private
 from shared.decoding import decode
 from shared.errors import BadRequest, Configuration, Conflict, NotFound, StorageFull, why

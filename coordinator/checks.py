@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.blobs import BlobStore, hash_blob
+from coordinator.database import datasets, invariants, runs, versions
 from coordinator.definition import definition
 from coordinator.ledger import Ledger
-from coordinator.store import datasets, invariants, runs, versions
 from shared.decoding import decode
 from shared.errors import VolunteerError, why
 from shared.protocol.work import VersionManifest
@@ -21,9 +21,9 @@ from shared.tensors.frame import open_frame
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.store.database import Database
-    from coordinator.store.runs import RunRow
-    from coordinator.store.versions import VersionRow
+    from coordinator.database.engine.open import Database
+    from coordinator.database.runs import RunRow
+    from coordinator.database.versions import VersionRow
 
 VERSIONS_MAX = 1_000_000
 

@@ -17,15 +17,15 @@ import msgspec
 
 from coordinator import codes, leasing
 from coordinator.codecs import Agreements
+from coordinator.database import claims, leases, passes
+from coordinator.database.claims import View
+from coordinator.database.leases import Taken
+from coordinator.database.tasks import TaskRow
 from coordinator.dispatch import Assignment, Outcome, Refusal, Waiter, dispatch, work_of
 from coordinator.leasing import Spec
 from coordinator.merge.plan import Plan
 from coordinator.shares import Shares
 from coordinator.sizing import Pace
-from coordinator.store import claims, leases, passes
-from coordinator.store.claims import View
-from coordinator.store.leases import Taken
-from coordinator.store.tasks import TaskRow
 from shared.errors import BadRequest, Banned, Unauthorized, VolunteerError
 from shared.protocol.base import Reason
 from shared.protocol.limits import LONG_POLL_S_MAX
@@ -34,9 +34,9 @@ from shared.protocol.work import ClaimReply, ClaimRequest, Idle, Lease
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from coordinator.database.engine.open import Database
     from coordinator.renewals import Renewals
     from coordinator.signals import Signals
-    from coordinator.store.database import Database
     from coordinator.volunteers import Principal
     from shared.clock import Clock
 

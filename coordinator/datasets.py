@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from coordinator.database import datasets, games, versions
+from coordinator.database.datasets import DatasetRow
 from coordinator.runfile import NAME_RULE, fits_a_path
-from coordinator.store import datasets, games, versions
-from coordinator.store.datasets import DatasetRow
 from shared.clock import Clock
 from shared.errors import InvalidName, InvalidRunFile, NotFound
 from shared.protocol.heartbeat import dataset_view
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.blobs import BlobStore
-    from coordinator.store.database import Database
+    from coordinator.database.engine.open import Database
 
 Build = Callable[[Callable[[bytes], str]], DatasetManifest]
 

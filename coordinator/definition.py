@@ -22,7 +22,7 @@ from shared.tensors.spec import Schema
 from shared.workloads.base import Workload, load
 
 if TYPE_CHECKING:
-    from coordinator.store.runs import RunRow
+    from coordinator.database.runs import RunRow
     from shared.workloads.games import SelfPlay
 
 CREDIT_FLOPS = 1e10  # one credit by default: equal device time earns alike on every workload

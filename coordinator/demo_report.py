@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from coordinator.database import games, runs, versions
 from coordinator.definition import definition
-from coordinator.store import games, runs, versions
 from coordinator.strength import ANCHOR, standing
 from coordinator.versions import read_weights
 from shared.decoding import decode

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from coordinator.database import datasets, runs, versions
+from coordinator.database.runs import RunRow
+from coordinator.database.versions import EvaluationRow, VersionRow
 from coordinator.datasets import LocalData, heldout
 from coordinator.definition import Definition, definition
 from coordinator.signals import Signals
-from coordinator.store import datasets, runs, versions
-from coordinator.store.runs import RunRow
-from coordinator.store.versions import EvaluationRow, VersionRow
 from coordinator.versions import read_weights
 from shared.clock import Clock
 from shared.errors import VolunteerError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.blobs import BlobStore
-    from coordinator.store.database import Database
+    from coordinator.database.engine.open import Database
 
 POLL_S = 5.0
 TEXT_MAX = 4000  # characters of a sample kept in the database

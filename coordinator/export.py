@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coordinator import folders
+from coordinator.database import datasets, runs, versions
+from coordinator.database.datasets import DatasetRow
+from coordinator.database.runs import RunRow
+from coordinator.database.versions import EvaluationRow, VersionRow
 from coordinator.definition import Definition, definition
-from coordinator.store import datasets, runs, versions
-from coordinator.store.datasets import DatasetRow
-from coordinator.store.runs import RunRow
-from coordinator.store.versions import EvaluationRow, VersionRow
 from coordinator.versions import read_weights
 from shared.decoding import decode
 from shared.errors import InvalidRunFile, NotFound, StorageFull
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.blobs import BlobStore
-    from coordinator.store.database import Database
+    from coordinator.database.engine.open import Database
 
 HISTORY_MAX = 1_000_000
 

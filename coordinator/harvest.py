@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator import leasing, trust
+from coordinator.database import contributions, datasets, games, runs, tasks, versions
+from coordinator.database import volunteers as accounts
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.ledger import payments
+from coordinator.database.runs import RunRow
+from coordinator.database.tasks import TaskRow
 from coordinator.definition import definition, price_of_flops
 from coordinator.leasing import own_data
 from coordinator.merge.plan import in_phase
-from coordinator.store import contributions, datasets, games, ledger, runs, tasks, versions
-from coordinator.store import volunteers as accounts
-from coordinator.store.contributions import ContributionRow
-from coordinator.store.runs import RunRow
-from coordinator.store.tasks import TaskRow
 from coordinator.validation import TOO_LATE, Judgement
 from shared.clock import Clock
 from shared.errors import InvalidRunFile, NotFound
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.blobs import BlobStore
-    from coordinator.store.database import Database
+    from coordinator.database.engine.open import Database
 
 OPPONENT = "opponent"  # the asset and the figure of a match task that name the other version
 TOLERATED_SHARE = 0.05  # of a file's games may be refused without refusing the file; one always
@@ -134,9 +135,9 @@ class Harvest:
             self._reject(conn, row, run, judgement, now)
             return
         tasks.finish(conn, row.task_id, now)
-        paid = [ledger.Payment.of(row)]
-        ledger.post_pending_many(conn, paid, now)
-        ledger.post_earned_many(conn, paid, now)
+        paid = [payments.Payment.of(row)]
+        payments.post_pending_many(conn, paid, now)
+        payments.post_earned_many(conn, paid, now)
         if judgement.state == "accepted":
             accounts.set_trust(conn, row.volunteer_id, trust.accepted, row.worker_id)
             self._keep(conn, row, case, found, sha256)

@@ -15,26 +15,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coordinator import codecs, phases, trust, validation
+from coordinator.database import contributions, runs, submissions, tasks, uploads, versions
+from coordinator.database import volunteers as accounts
+from coordinator.database.contributions import UPDATES as MERGED
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.ledger import payments
+from coordinator.database.runs import OPEN, RunRow
+from coordinator.database.submissions import Part
+from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.definition import Definition, definition
 from coordinator.harvest import Harvest
 from coordinator.leasing import UPDATES
 from coordinator.merge.plan import Plan, in_phase
 from coordinator.signals import Signals
-from coordinator.store import (
-    contributions,
-    handover,
-    ledger,
-    runs,
-    tasks,
-    uploads,
-    versions,
-)
-from coordinator.store import volunteers as accounts
-from coordinator.store.contributions import UPDATES as MERGED
-from coordinator.store.contributions import ContributionRow
-from coordinator.store.handover import Part
-from coordinator.store.runs import OPEN, RunRow
-from coordinator.store.tasks import FailureKind, TaskRow
 from coordinator.validation import Evidence, Judgement, Measurement
 from shared.clock import Clock
 from shared.decoding import decode
@@ -49,7 +42,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.blobs import BlobStore
-    from coordinator.store.database import Database
+    from coordinator.database.engine.open import Database
     from coordinator.volunteers import Principal
 
 HISTORY_MAX = 200
@@ -113,7 +106,7 @@ class Intake:
             raise Conflict(f"task {task_id} has not begun: there is no base version yet")
         run = runs.by_id(conn, task.run_id)
         now_holds = phases.at_head(run)
-        part = handover.expect(conn, task, request)
+        part = submissions.expect(conn, task, request)
         base = task.base_version
         if task.part_steps or now_holds.pull_every:  # begun before the newest version it asked for
             base = min(base, max(0, request.base_version))
@@ -171,7 +164,7 @@ class Intake:
         if judgement.reason == Reason.STALE and _is_late(row, run, phases.at_head(run)):
             self._too_late(conn, row, run, phases.at_head(run))
             return
-        held = handover.is_held(conn, row)
+        held = submissions.is_held(conn, row)
         if not held:
             judgement = LOST
         contributions.decide(
@@ -241,7 +234,7 @@ class Intake:
         stale = Reason.STALE.value
         contributions.decide(conn, row, "rejected", now=now, reason=stale, message=message)
         if again:
-            handover.once_more(conn, row, now)
+            submissions.once_more(conn, row, now)
         else:
             self._put_back(conn, row, run, "failure", message, now)
 
@@ -265,8 +258,8 @@ class Intake:
         )
 
     def _accept(self, conn: Connection, row: ContributionRow, now: float) -> None:
-        handover.through(conn, row, now)
-        ledger.post_pending_many(conn, [ledger.Payment.of(row)], now)
+        submissions.through(conn, row, now)
+        payments.post_pending_many(conn, [payments.Payment.of(row)], now)
         accounts.set_trust(conn, row.volunteer_id, trust.accepted, row.worker_id)
 
     def _reject(
@@ -274,7 +267,7 @@ class Intake:
     ) -> None:
         """Back into the queue: counted as a failure only when the content was at fault."""
         if judgement.state == "superseded":
-            handover.through(conn, row, now)
+            submissions.through(conn, row, now)
             self._pay_at_once(conn, row, now)
             return
         at_fault = judgement.reason not in NO_FAULT
@@ -284,9 +277,9 @@ class Intake:
             accounts.set_trust(conn, row.volunteer_id, trust.rejected, row.worker_id)
 
     def _pay_at_once(self, conn: Connection, row: ContributionRow, now: float) -> None:
-        paid = [ledger.Payment.of(row)]
-        ledger.post_pending_many(conn, paid, now)
-        ledger.post_earned_many(conn, paid, now)
+        paid = [payments.Payment.of(row)]
+        payments.post_pending_many(conn, paid, now)
+        payments.post_earned_many(conn, paid, now)
 
     async def recheck(self) -> int:
         """Decide what an earlier process received and did not come to check."""
@@ -304,7 +297,7 @@ class Intake:
             row = contributions.by_id(conn, contribution_id, principal.volunteer_id)
             verdict = contributions.latest_verdict(conn, row.id)
             if verdict is not None:
-                redo = verdict.reason == Reason.STALE and handover.goes_on(conn, row)
+                redo = verdict.reason == Reason.STALE and submissions.goes_on(conn, row)
                 return msgspec.structs.replace(verdict, redo=redo)
             run = runs.by_id(conn, row.run_id)
             return Verdict(

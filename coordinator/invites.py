@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from coordinator import codes, machines, nicknames
-from coordinator.store import audit
-from coordinator.store import codes as store
+from coordinator.database import audit
+from coordinator.database import invites as store
 from shared.errors import BadRequest
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.store.codes import CodeRow
-    from coordinator.store.database import Database
+    from coordinator.database.engine.open import Database
+    from coordinator.database.invites import CodeRow
     from shared.clock import Clock
 
 COUNT_MAX = 1000  # invites made at once

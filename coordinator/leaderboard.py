@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from coordinator.database import runs, statistics
+from coordinator.database.statistics import Standing
 from coordinator.fresh import REST, Kept
-from coordinator.store import report, runs
-from coordinator.store.report import Standing
 from shared.errors import BadRequest
 from shared.protocol.heartbeat import LeaderRow
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.store.database import Database
+    from coordinator.database.engine.open import Database
     from shared.clock import Clock
 
 FRESH_S = 5.0
@@ -69,7 +69,7 @@ class Leaderboard:
         def read(conn: Connection) -> Sequence[Standing]:
             run_id = None if run is None else runs.by_name(conn, run).id
             since = None if days is None else self._clock.now() - days * DAY_S
-            return report.standings(conn, run_id, since)
+            return statistics.standings(conn, run_id, since)
 
         return await self._kept.get((run or "", days or 0), lambda: self._db.read(read))
 

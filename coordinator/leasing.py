@@ -9,6 +9,8 @@ import msgspec
 
 from coordinator import runfile
 from coordinator.codecs import agreed
+from coordinator.database import datasets, runs
+from coordinator.database.tasks import BESIDE, GAMES
 from coordinator.definition import price_of_flops
 from coordinator.merge.plan import Plan, in_phase
 from coordinator.merge.plan import plan as read_plan
@@ -23,8 +25,6 @@ from coordinator.sizing import (
     total_steps,
     upload_bytes_max,
 )
-from coordinator.store import datasets, runs
-from coordinator.store.tasks import BESIDE, GAMES
 from shared.decoding import convert, decode
 from shared.protocol.work import Grant, Lease
 from shared.workloads.base import DatasetManifest, Job, installed, load
@@ -33,8 +33,8 @@ from shared.workloads.data.pass_order import PassOrder
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.store.claims import RunLine
-    from coordinator.store.tasks import TaskRow
+    from coordinator.database.claims import RunLine
+    from coordinator.database.tasks import TaskRow
     from shared.workloads.games import SelfPlay
 
 UPDATES = {

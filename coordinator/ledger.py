@@ -1,18 +1,18 @@
 """Money as a service: what a volunteer has, and whether the books are right.
 
-Credits are posted by those whose transaction they belong to, with the functions of `coordinator.store.ledger`.
+Credits are posted by those whose transaction they belong to, with the functions of `coordinator.database.ledger.payments`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.store import audit
-from coordinator.store import ledger as store
-from coordinator.store.ledger import Balances
+from coordinator.database import audit
+from coordinator.database.ledger import payments as store
+from coordinator.database.ledger.payments import Balances
 
 if TYPE_CHECKING:
-    from coordinator.store.database import Database
+    from coordinator.database.engine.open import Database
     from shared.protocol.heartbeat import LedgerRow
 
 ROWS = 100

@@ -22,18 +22,19 @@ import structlog
 
 from coordinator import phases, publishing, settlement
 from coordinator import recipe as recipes
+from coordinator.database import contributions, datasets, runs, versions
+from coordinator.database import merge_jobs as part_rows
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.ledger import payments
+from coordinator.database.merge_jobs import PartRow
+from coordinator.database.runs import RunRow
+from coordinator.database.versions import MergeRow
 from coordinator.definition import definition
 from coordinator.merge import step
 from coordinator.merge.plan_checks import BATCH_MAX
 from coordinator.parts import TOPIC, Draft, Parts
 from coordinator.recipe import Recipe, Terms
 from coordinator.signals import Signals
-from coordinator.store import contributions, datasets, ledger, runs, versions
-from coordinator.store import parts as part_rows
-from coordinator.store.contributions import ContributionRow
-from coordinator.store.parts import PartRow
-from coordinator.store.runs import RunRow
-from coordinator.store.versions import MergeRow
 from coordinator.versions import Content
 from shared.clock import Clock
 from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, VolunteerError
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.blobs import BlobStore
+    from coordinator.database.engine.open import Database
     from coordinator.evaluation import Evaluation
     from coordinator.runs import Runs
-    from coordinator.store.database import Database
 
 LEASE_S = 15.0  # default; a merge whose owner is silent for longer may be taken over
 POLL_S = 1.0  # deadlines are looked at this often when nothing else wakes the merger
@@ -334,7 +335,7 @@ class Merger:
             evaluate=every > 0 and progress.version % every == 0,
             ways=[way.sha256 for way in content.ways],
         )
-        ledger.post_earned_many(conn, [ledger.Payment.of(row) for row in job.rows], now)
+        payments.post_earned_many(conn, [payments.Payment.of(row) for row in job.rows], now)
         settlement.overtake(conn, run, progress, phase, now)
 
     async def _failed(self, job: Job, error: Exception) -> None:

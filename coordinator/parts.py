@@ -21,12 +21,12 @@ import msgspec
 import structlog
 
 from coordinator import recipe as recipes
+from coordinator.database import merge_jobs, versions
+from coordinator.database.merge_jobs import Made, PartRow, Phase, StateFile
 from coordinator.merge import step
 from coordinator.merge.aggregate import aggregator
 from coordinator.recipe import Recipe
 from coordinator.signals import Signals
-from coordinator.store import parts, versions
-from coordinator.store.parts import Made, PartRow, Phase, StateFile
 from shared.clock import Clock
 from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, VolunteerError
 from shared.tensors.frame import Written
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.blobs import BlobStore
-    from coordinator.store.database import Database
-    from coordinator.store.versions import MergeRow
+    from coordinator.database.engine.open import Database
+    from coordinator.database.versions import MergeRow
 
 POLL_S = 1.0
 THREADS_MAX = 256
@@ -93,7 +93,7 @@ class Parts:
         surveys = aggregator(recipe.plan).surveys
         phases: list[Phase] = ["survey", "merge"] if surveys else ["merge"]
         shards = [index for index, shard in enumerate(recipe.shards) if shard]
-        parts.begin(conn, merge.id, phases, shards)
+        merge_jobs.begin(conn, merge.id, phases, shards)
 
     async def build(self, merge: MergeRow, recipe: Recipe, weights: Path) -> Draft:
         """See to it that every part is made, by us or by others, and put the weights together in a file.
@@ -108,7 +108,7 @@ class Parts:
         for end in ends:  # raised when no thread is at work any more
             if end is not None:
                 raise end
-        rows = await self._db.read(lambda conn: parts.of_merge(conn, merge.id))
+        rows = await self._db.read(lambda conn: merge_jobs.of_merge(conn, merge.id))
         if not rows:
             raise Conflict("the merge was taken over, and has ended")
         failed = next((row for row in rows if row.state == "failed"), None)
@@ -124,7 +124,7 @@ class Parts:
             if part is not None:
                 await self._make(part)
                 continue
-            rows = await self._db.read(lambda conn: parts.of_merge(conn, merge_id))
+            rows = await self._db.read(lambda conn: merge_jobs.of_merge(conn, merge_id))
             states = {row.state for row in rows}
             if "failed" in states or states <= {"done"}:
                 return
@@ -143,7 +143,7 @@ class Parts:
 
     async def _take(self, merge_id: int | None = None) -> PartRow | None:
         def take_part(conn: Connection) -> PartRow | None:
-            return parts.take(conn, self._owner, self._clock.now(), self.lease_s, merge_id)
+            return merge_jobs.take(conn, self._owner, self._clock.now(), self.lease_s, merge_id)
 
         return await self._db.write(take_part)
 
@@ -153,7 +153,7 @@ class Parts:
         try:
             made = await self._made(part)
         except StorageFull:
-            await self._db.write(partial(parts.release, part=part))
+            await self._db.write(partial(merge_jobs.release, part=part))
             raise
         except (OSError, Unavailable) as error:
             await self._failed(part, str(error), content=False)
@@ -167,7 +167,7 @@ class Parts:
 
     async def _finish(self, part: PartRow, made: Made) -> None:
         def finish_part(conn: Connection) -> bool:
-            return parts.finish(conn, part, made)
+            return merge_jobs.finish(conn, part, made)
 
         if not await self._db.write(finish_part):
             log.info("part taken over", merge=part.merge_id, shard=part.shard)
@@ -176,7 +176,7 @@ class Parts:
     async def _failed(self, part: PartRow, message: str, *, content: bool) -> None:
         log.warning("part failed", merge=part.merge_id, shard=part.shard, error=message)
         await self._db.write(
-            partial(parts.fail, part=part, message=message[:2000], content=content)
+            partial(merge_jobs.fail, part=part, message=message[:2000], content=content)
         )
 
     async def _renew(self, part: PartRow) -> None:
@@ -184,7 +184,7 @@ class Parts:
             await self._clock.sleep(self.lease_s / 3)
             until = self._clock.now() + self.lease_s
             try:
-                await self._db.write(partial(parts.renew, part=part, until=until))
+                await self._db.write(partial(merge_jobs.renew, part=part, until=until))
             except VolunteerError as error:
                 log.warning("part lease not renewed", merge=part.merge_id, error=error.message)
 
@@ -225,12 +225,12 @@ class Parts:
             state.unlink(missing_ok=True)
 
     async def _surveys(self, merge_id: int) -> list[Path]:
-        rows = await self._db.read(lambda conn: parts.of_merge(conn, merge_id))
-        made = [parts.made_by(row) for row in rows if row.phase == "survey"]
+        rows = await self._db.read(lambda conn: merge_jobs.of_merge(conn, merge_id))
+        made = [merge_jobs.made_by(row) for row in rows if row.phase == "survey"]
         return [await self._blobs.local(each.sha256) for each in made]
 
     async def _put_together(self, recipe: Recipe, rows: list[PartRow], weights: Path) -> Draft:
-        made = {(row.phase, row.shard): parts.made_by(row) for row in rows}
+        made = {(row.phase, row.shard): merge_jobs.made_by(row) for row in rows}
         shards = {shard: each for (phase, shard), each in made.items() if phase == "merge"}
         files = {shard: await self._blobs.local(each.sha256) for shard, each in shards.items()}
         written = await asyncio.get_running_loop().run_in_executor(

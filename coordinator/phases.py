@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from coordinator.database import versions
+from coordinator.database.runs import RunRow
 from coordinator.definition import definition
 from coordinator.merge.plan import Plan, in_phase, phase_index
-from coordinator.store import versions
-from coordinator.store.runs import RunRow
 from coordinator.versions import Progress
 
 if TYPE_CHECKING:

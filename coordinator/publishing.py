@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.store import datasets
+from coordinator.database import datasets
 from coordinator.versions import Content
 from shared.decoding import decode
 from shared.protocol.work import BlobRef, Downlink, Link, Snapshot, VersionManifest
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.blobs import BlobStore
+    from coordinator.database.versions import VersionRow
     from coordinator.merge.plan import Plan
-    from coordinator.store.versions import VersionRow
     from shared.tensors.frame import Written
     from shared.tensors.spec import Schema
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from coordinator.database import contributions
+from coordinator.database import verdicts as news
+from coordinator.database.ledger import payments
 from coordinator.fresh import Fresh
-from coordinator.store import contributions, ledger, news
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 from shared.protocol.limits import HEARTBEAT_S, NEWS_MAX
 from shared.protocol.work import Verdict
@@ -19,9 +21,9 @@ from shared.protocol.work import Verdict
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from coordinator.database.engine.open import Database
     from coordinator.queue import Queue
     from coordinator.runs import Runs
-    from coordinator.store.database import Database
     from coordinator.volunteers import Principal
     from shared.clock import Clock
 
@@ -79,7 +81,7 @@ class Pulse:
         found, until = contributions.news(conn, principal.worker_id, since, recent_at, NEWS_MAX)
         if len(found) < NEWS_MAX:  # seen all: what others got in between is of no interest either
             until = max(until, news.newest(conn)[0])
-        held = ledger.balances(conn, principal.volunteer_id)
+        held = payments.balances(conn, principal.volunteer_id)
         return _News(
             verdicts=tuple(found),
             until=until,

@@ -13,10 +13,10 @@ import msgspec
 import structlog
 
 from coordinator.claiming import Claims
+from coordinator.database import contributions, leases, runs, submissions, tasks
+from coordinator.database.tasks import Begun, FailedTask, TaskRow
 from coordinator.merge.plan import in_phase, no_base
 from coordinator.renewals import Renewals
-from coordinator.store import bases, contributions, handover, runs, tasks
-from coordinator.store.tasks import Begun, FailedTask, TaskRow
 from shared.errors import Gone, VolunteerError
 from shared.protocol.heartbeat import HeartbeatRequest, TaskOrder
 from shared.protocol.limits import LONG_POLL_S_MAX, RENEW_S
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.config import Settings
+    from coordinator.database.engine.open import Database
     from coordinator.signals import Signals
-    from coordinator.store.database import Database
     from coordinator.volunteers import Principal
     from shared.clock import Clock
 
@@ -97,12 +97,12 @@ class Queue:
         def bind(conn: Connection) -> Begun | _Wait:
             """All in one look: most begin at once, and who waited begins with the look that says so."""
             if base is not None:
-                begun = bases.tell(conn, task_id, who, attempt, base, now())
+                begun = leases.tell(conn, task_id, who, attempt, base, now())
             elif self._clock.monotonic() < until and (wait := self._in_step(conn, who, task_id)):
                 return wait
             else:
                 begun = tasks.begin(conn, task_id, who, attempt, now(), newest=newest)
-            part, tries = handover.wanted(conn, begun.task)
+            part, tries = submissions.wanted(conn, begun.task)
             return msgspec.structs.replace(begun, part=part, tries=tries)
 
         while isinstance(found := await self._db.write(bind), _Wait):
@@ -138,7 +138,7 @@ class Queue:
             plan = in_phase(self._claims.spec(conn, run.id).plan, run.phase)
             return no_base(plan, run.head, base) or (
                 f"version {base} was taken back meanwhile"
-                if bases.taken_back(conn, run.id, base)
+                if leases.taken_back(conn, run.id, base)
                 else ""
             )
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coordinator import phases
+from coordinator.database import contributions, datasets, games, runs, versions
+from coordinator.database.runs import RunRow
+from coordinator.database.volunteers import worker_state
 from coordinator.definition import Definition, definition
 from coordinator.fresh import REST, Kept
 from coordinator.merge.plan import Pending, Plan, Ready, ready
 from coordinator.sizing import memory_bytes
-from coordinator.store import contributions, datasets, games, runs, versions
-from coordinator.store.runs import RunRow
-from coordinator.store.volunteers import worker_state
 from shared.clock import Clock
 from shared.decoding import decode
 from shared.protocol.accounts import Benchmark, RunInfo, WorkerInfo
@@ -25,7 +25,7 @@ from shared.protocol.work import BlobRef, SignedManifest, VersionInfo
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.store.database import Database
+    from coordinator.database.engine.open import Database
 
 LIVE_S = 4 * HEARTBEAT_S
 LISTING_MAX = 1000

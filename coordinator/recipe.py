@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from coordinator.database import contributions, merge_jobs, runs, versions
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.runs import RunRow
+from coordinator.database.versions import MergeRow, VersionRow
 from coordinator.definition import Definition, definition
 from coordinator.merge import step
 from coordinator.merge.optimizer import Push
 from coordinator.merge.plan import Plan, Term, in_phase, weigh
 from coordinator.merge.shards import Shard, split
 from coordinator.sizing import steps_of_update
-from coordinator.store import contributions, parts, runs, versions
-from coordinator.store.contributions import ContributionRow
-from coordinator.store.runs import RunRow
-from coordinator.store.versions import MergeRow, VersionRow
 from coordinator.versions import Progress
 from shared.decoding import decode
 
@@ -154,7 +154,7 @@ def of_contributions(
         base=base,
         rows=tuple(contributions.by_ids(conn, ids)),
         terms=terms,
-        state=parts.state_files(conn, base.state_sha256),
+        state=merge_jobs.state_files(conn, base.state_sha256),
     )
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coordinator import codes, machines, nicknames, runfile
-from coordinator.store import audit, runs
-from coordinator.store import codes as code_rows
-from coordinator.store import volunteers as store
-from coordinator.store.codes import CodeRow
-from coordinator.store.volunteers import Credentials, VolunteerRow, WorkerRow
+from coordinator.database import audit, runs
+from coordinator.database import invites as code_rows
+from coordinator.database import volunteers as store
+from coordinator.database.invites import CodeRow
+from coordinator.database.volunteers import Credentials, VolunteerRow, WorkerRow
 from coordinator.trust import TRUST_START
 from shared.errors import (
     BadRequest,

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator import recipe as recipes
+from coordinator.database import merge_jobs, runs, versions
+from coordinator.database.versions import VersionRow
 from coordinator.merge import step
 from coordinator.merge.shards import split
 from coordinator.recipe import Recipe, Terms
-from coordinator.store import parts, runs, versions
-from coordinator.store.versions import VersionRow
 from shared.decoding import decode
 from shared.errors import NotFound
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.blobs import BlobStore
-    from coordinator.store.database import Database
+    from coordinator.database.engine.open import Database
 
 VERSIONS_MAX = 1_000_000
 
@@ -162,7 +162,7 @@ def _log(conn: Connection, name: str) -> list[_Entry]:
                 ids=decode(row.contributions, list[int]),
                 terms=decode(merge.terms, Terms) if merge else Terms(),
             )
-        state = parts.state_files(conn, row.state_sha256)
+        state = merge_jobs.state_files(conn, row.state_sha256)
         found.append(_Entry(row=row, kept=not seen.pruned, state=state, recipe=recipe))
     return found
 

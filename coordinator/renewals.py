@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from coordinator.store import beats
-from coordinator.store.beats import Renewal, Sign
-from coordinator.store.tasks import TaskRow
+from coordinator.database import heartbeats
+from coordinator.database.heartbeats import Renewal, Sign
+from coordinator.database.tasks import TaskRow
 from shared.errors import BadRequest
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat, TaskOrder
 from shared.protocol.limits import HEARTBEAT_S, RENEW_S
@@ -21,7 +21,7 @@ from shared.protocol.limits import HEARTBEAT_S, RENEW_S
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.store.database import Database
+    from coordinator.database.engine.open import Database
     from coordinator.volunteers import Principal
     from shared.clock import Clock
 
@@ -82,7 +82,7 @@ class Renewals:
         read: dict[int, TaskRow | None] = {}
         while unknown := [e.task for e in tasks if e.task not in read and not self._knows(e)]:
             read |= dict.fromkeys(unknown)
-            held_by = partial(beats.held_by, worker_id=worker_id, ids=unknown)
+            held_by = partial(heartbeats.held_by, worker_id=worker_id, ids=unknown)
             read |= {row.id: row for row in await self._db.read(held_by)}
         for row in read.values():
             if row is not None:
@@ -168,15 +168,15 @@ class Renewals:
             return
         self._compared_at = now
         known = {task: held.row.attempt for task, held in self._held.items()}
-        alive = await self._db.read(beats.all_held)
+        alive = await self._db.read(heartbeats.all_held)
         for task, attempt in known.items():
             if (task, attempt) not in alive:
                 self.drop(task)
 
 
 def _store(conn: Connection, renewals: Sequence[Renewal], signs: Sequence[Sign]) -> list[TaskRow]:
-    beats.seen(conn, signs)
-    return beats.renew(conn, renewals)
+    heartbeats.seen(conn, signs)
+    return heartbeats.renew(conn, renewals)
 
 
 def _line(held: _Held) -> Renewal:

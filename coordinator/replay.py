@@ -17,14 +17,14 @@ import msgspec
 import structlog
 
 from coordinator import leasing
+from coordinator.database import datasets, games, runs, versions
+from coordinator.database.games import ChunkRow, HarvestRow, Totals
+from coordinator.database.runs import RunRow
 from coordinator.definition import price_of_flops
 from coordinator.harvest import OPPONENT, games_of
 from coordinator.leasing import DATA, Spec
 from coordinator.signals import Signals
 from coordinator.sizing import task_seed
-from coordinator.store import datasets, games, runs, versions
-from coordinator.store.games import ChunkRow, HarvestRow, Totals
-from coordinator.store.runs import RunRow
 from coordinator.strength import Standing, standing
 from shared.clock import Clock
 from shared.decoding import convert, decode
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.blobs import BlobStore
-    from coordinator.store.database import Database
+    from coordinator.database.engine.open import Database
 
 POLL_S = 2.0
 SEAL_S = 20.0  # games wait no longer than this for a full chunk

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from coordinator.store.report import Person
+    from coordinator.database.statistics import Person
 
 MICRO = 1_000_000  # micro-credits in a credit
 _HEAD = ("name", "nickname", "state", "machines", "first_seen", "last_seen", "accepted", "merged")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coordinator import publishing, runfile
+from coordinator.database import audit, datasets, passes, runs, tasks, versions
+from coordinator.database.runs import RunRow
 from coordinator.definition import (
     Definition,
     definition,
@@ -23,8 +25,6 @@ from coordinator.export import imported
 from coordinator.memory import check_model
 from coordinator.reading import Reading
 from coordinator.signals import Signals
-from coordinator.store import audit, datasets, passes, runs, tasks, versions
-from coordinator.store.runs import RunRow
 from coordinator.upkeep import settle_accepted
 from coordinator.versions import Content, Progress, write_weights
 from coordinator.versions import sign as sign_version
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.blobs import BlobStore
+    from coordinator.database.datasets import DatasetRow
+    from coordinator.database.engine.open import Database
     from coordinator.runfile import RunFile
-    from coordinator.store.database import Database
-    from coordinator.store.datasets import DatasetRow
     from shared.signing import SigningKey
     from shared.tensors.frame import Written
 

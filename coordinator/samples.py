@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from coordinator.store import runs, versions
+from coordinator.database import runs, versions
 from shared.clock import Clock
 from shared.errors import NotFound
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.blobs import BlobStore
-    from coordinator.store.database import Database
+    from coordinator.database.engine.open import Database
 
 Kind = Literal["gif", "webp"]
 

@@ -27,11 +27,11 @@ import uvicorn
 from coordinator import tls
 from coordinator.app import create_app
 from coordinator.config import Settings, without_password
+from coordinator.database import runs
+from coordinator.database.runs import RunRow
 from coordinator.folders import data_directory
 from coordinator.log import configure
 from coordinator.receipt import Guard, protocol
-from coordinator.store import runs
-from coordinator.store.runs import RunRow
 from coordinator.wiring import Address, Coordinator, opened
 from shared import gc_freeze
 from shared.command_hints import options

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from coordinator.database import contributions, submissions, tasks
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.ledger import payments
+from coordinator.database.runs import RunRow
 from coordinator.definition import definition
 from coordinator.merge.plan import in_phase
-from coordinator.store import contributions, handover, ledger, tasks
-from coordinator.store.contributions import ContributionRow
-from coordinator.store.runs import RunRow
 from coordinator.versions import Progress
 from shared.protocol.base import Reason
 
@@ -22,7 +23,7 @@ def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now
     contributions.decide(
         conn, row, "rejected", now=now, reason=Reason.MERGE_FAILED.value, message=message
     )
-    ledger.post_void(
+    payments.post_void(
         conn,
         volunteer_id=row.volunteer_id,
         contribution_id=row.id,
@@ -32,7 +33,7 @@ def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now
     )
     tasks.put_back(
         conn,
-        handover.task_of(conn, row),
+        submissions.task_of(conn, row),
         worker_id=row.worker_id,
         kind="failure",
         message=message,
@@ -53,4 +54,4 @@ def overtake(conn: Connection, run: RunRow, progress: Progress, phase: int, now:
     message = f"version {head} was merged without it; the work is paid"
     for row in late:
         contributions.decide(conn, row, "superseded", now=now, message=message)
-    ledger.post_earned_many(conn, [ledger.Payment.of(row) for row in late], now)
+    payments.post_earned_many(conn, [payments.Payment.of(row) for row in late], now)

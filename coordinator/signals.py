@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shared.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from coordinator.store.database import Database
+    from coordinator.database.engine.open import Database
 
 
 class Signals:

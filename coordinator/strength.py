@@ -10,7 +10,7 @@ import msgspec
 from shared.workloads.elo import Meeting, Rating, Score, ratings
 
 if TYPE_CHECKING:
-    from coordinator.store.games import MatchRow
+    from coordinator.database.games import MatchRow
 
 CERTAIN = 0.9  # likelihood that the challenger is the stronger one: then it is the best from now on
 ANCHOR = 0  # the version whose rating is zero

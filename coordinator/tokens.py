@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator import codes, registration
+from coordinator.database import key_values
+from coordinator.database import volunteers as store
 from coordinator.fresh import Fresh
-from coordinator.store import meta
-from coordinator.store import volunteers as store
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from coordinator.store.database import Database
+    from coordinator.database.engine.open import Database
     from shared.clock import Clock
 
 CACHE_S = 0.5  # a ban that another process made works after this
@@ -57,7 +57,7 @@ class Tokens:
         self._stamp = Fresh(self._read_stamp, CACHE_S, clock)
 
     async def _read_stamp(self) -> str:
-        return await self._db.read(lambda conn: meta.get(conn, meta.ACCOUNTS)) or ""
+        return await self._db.read(lambda conn: key_values.get(conn, key_values.ACCOUNTS)) or ""
 
     def recall(self, header: bytes) -> Principal | None:
         """Who sent `Bearer <worker id>.<secret>`, if that was found a moment ago and nobody was shut out since."""
@@ -106,4 +106,4 @@ class Tokens:
 
 def changed(conn: Connection) -> None:
     """Note, with what shuts somebody out and in its transaction, that all processes must look at the accounts anew."""
-    meta.put(conn, meta.ACCOUNTS, secrets.token_hex(8))
+    key_values.put(conn, key_values.ACCOUNTS, secrets.token_hex(8))

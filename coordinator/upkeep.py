@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING
 import structlog
 
 from coordinator.blobs import in_pool
-from coordinator.definition import definition
-from coordinator.replay import opponents
-from coordinator.signals import Signals
-from coordinator.store import (
+from coordinator.database import (
     audit,
     contributions,
     datasets,
     games,
-    ledger,
-    parts,
+    merge_jobs,
     runs,
     tasks,
     uploads,
     versions,
 )
-from coordinator.store.runs import RunRow
+from coordinator.database.ledger import payments
+from coordinator.database.runs import RunRow
+from coordinator.definition import definition
+from coordinator.replay import opponents
+from coordinator.signals import Signals
 from shared.clock import Clock
 from shared.errors import VolunteerError
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.blobs import BlobStore
+    from coordinator.database.engine.open import Database
     from coordinator.intake import Intake
-    from coordinator.store.database import Database
     from coordinator.uploads import Uploads
 
 TICK_S = 2.0
@@ -166,7 +166,7 @@ class Upkeep:
 
         def candidates(conn: Connection) -> set[str]:
             played = games.blobs_in_use(conn, self._clock.now())
-            moving = parts.blobs_in_use(conn) | uploads.arrived(conn)
+            moving = merge_jobs.blobs_in_use(conn) | uploads.arrived(conn)
             return datasets.in_use(conn) | versions.blobs_in_use(conn) | played | moving
 
         await self._db.write(lambda conn: _forget_parts(conn, before))
@@ -203,15 +203,15 @@ def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
                 now=now,
                 message="the run ended before the next merge; the work is paid",
             )
-        ledger.post_earned_many(conn, [ledger.Payment.of(row) for row in rows], now)
+        payments.post_earned_many(conn, [payments.Payment.of(row) for row in rows], now)
         count += len(rows)
     return count
 
 
 def _forget_parts(conn: Connection, before: float) -> None:
     """Merges in shards that came to nothing, and states whose versions are pruned."""
-    parts.drop_old(conn, before)
-    parts.drop_states(conn, versions.blobs_in_use(conn))
+    merge_jobs.drop_old(conn, before)
+    merge_jobs.drop_states(conn, versions.blobs_in_use(conn))
 
 
 def _clear(scratch: Path, before: float) -> None:
@@ -223,7 +223,7 @@ def _clear(scratch: Path, before: float) -> None:
 
 
 def _seal(conn: Connection) -> None:
-    ledger.seal(conn)
+    payments.seal(conn)
     audit.seal(conn)
 
 

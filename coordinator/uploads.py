@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from coordinator.blobs import check_name, in_pool, open_in_pool, storage_errors
-from coordinator.store import datasets, tasks, uploads
-from coordinator.store.uploads import UploadRow
+from coordinator.database import datasets, tasks, uploads
+from coordinator.database.uploads import UploadRow
 from shared.errors import (
     BadRequest,
     Conflict,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from coordinator.blobs import BlobStore
     from coordinator.config import Settings
-    from coordinator.store.database import Database
+    from coordinator.database.engine.open import Database
     from coordinator.volunteers import Principal
     from shared.clock import Clock
 

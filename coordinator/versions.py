@@ -16,8 +16,8 @@ from shared.tensors.frame import FrameWriter, Written, open_frame
 if TYPE_CHECKING:
     import torch
 
-    from coordinator.store.datasets import DatasetRow
-    from coordinator.store.runs import RunRow
+    from coordinator.database.datasets import DatasetRow
+    from coordinator.database.runs import RunRow
 
 MANIFEST_LIFE_S = 7 * 86400.0  # a volunteer notices a frozen head after a week
 

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from coordinator import codes, machines, nicknames, registration, tokens
+from coordinator.database import audit, runs, statistics
+from coordinator.database import invites as code_rows
+from coordinator.database import volunteers as store
+from coordinator.database.ledger import payments
+from coordinator.database.statistics import Person
+from coordinator.database.volunteers import VolunteerRow
 from coordinator.fresh import REST, Kept
 from coordinator.invites import Invites, NewCode
 from coordinator.leaderboard import Leaderboard
 from coordinator.registration import Registered
 from coordinator.signals import Signals
-from coordinator.store import audit, ledger, report, runs
-from coordinator.store import codes as code_rows
-from coordinator.store import volunteers as store
-from coordinator.store.report import Person
-from coordinator.store.volunteers import VolunteerRow
 from coordinator.tokens import Principal, Tokens
 from shared.errors import Banned, Forbidden, NotFound
 from shared.protocol.accounts import BenchmarkRequest, LeaveRequest, Me, RegisterRequest, WorkerInfo
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.config import Settings
-    from coordinator.store.database import Database
+    from coordinator.database.engine.open import Database
     from shared.clock import Clock
 
 __all__ = ["Principal", "Shown", "Volunteers"]
@@ -59,7 +60,7 @@ class Volunteers:
         self._settings = settings
         self._tokens = Tokens(db, clock)
         self._board = Leaderboard(db, clock)
-        self._work: Kept[str, report.Work] = Kept(0.0, clock, rest=REST, most=WORK_MAX)
+        self._work: Kept[str, statistics.Work] = Kept(0.0, clock, rest=REST, most=WORK_MAX)
         self.invites = Invites(db, clock)
 
     # --- coming and going ---
@@ -139,14 +140,14 @@ class Volunteers:
         now, who = self._clock.now(), principal.volunteer_id
         rank = await self._board.rank(who)
 
-        def count(conn: Connection) -> report.Work:
-            return report.work(conn, volunteer_id=who).get(who, report.Work())
+        def count(conn: Connection) -> statistics.Work:
+            return statistics.work(conn, volunteer_id=who).get(who, statistics.Work())
 
         done = await self._work.get(who, lambda: self._db.read(count))
 
         def read(conn: Connection) -> Me:
             row = _account(store.by_id(conn, who))
-            has = ledger.balances(conn, who)
+            has = payments.balances(conn, who)
             return Me(
                 volunteer_id=who,
                 nickname=row.nickname,
@@ -156,13 +157,13 @@ class Volunteers:
                 earned_micro=has.total_micro,
                 pending_micro=has.pending_micro,
                 spent_micro=has.spent_micro,
-                today_micro=ledger.earned_since(conn, who, now - now % DAY_S),
+                today_micro=payments.earned_since(conn, who, now - now % DAY_S),
                 rank=rank,
                 accepted=done.accepted,
                 rejected=done.refused,
                 merged=done.merged,
                 device_s=done.device_s,
-                workers=tuple(report.machines(conn, who, now)),
+                workers=tuple(statistics.machines(conn, who, now)),
             )
 
         return await self._db.read(read)
@@ -176,14 +177,16 @@ class Volunteers:
     async def report(self, run: str) -> tuple[Person, ...]:
         """Everybody who has to do with a run, for the organiser of a class. Raises NotFound."""
         return await self._db.read(
-            lambda conn: tuple(report.of_run(conn, runs.by_name(conn, run).id))
+            lambda conn: tuple(statistics.of_run(conn, runs.by_name(conn, run).id))
         )
 
     # --- the organiser ---
 
     async def list(self) -> tuple[Person, ...]:
         """Every account, the oldest first."""
-        return await self._db.read(lambda conn: tuple(report.summed(conn, report.people(conn))))
+        return await self._db.read(
+            lambda conn: tuple(statistics.summed(conn, statistics.people(conn)))
+        )
 
     async def show(self, who: str) -> Shown:
         """One account, by id or nickname, with its machines. Raises NotFound."""
@@ -191,8 +194,8 @@ class Volunteers:
 
         def read(conn: Connection) -> Shown:
             row = _find(conn, who)
-            person = report.summed(conn, report.people(conn, [row.id]))[0]
-            return Shown(person=person, machines=tuple(report.machines(conn, row.id, now)))
+            person = statistics.summed(conn, statistics.people(conn, [row.id]))[0]
+            return Shown(person=person, machines=tuple(statistics.machines(conn, row.id, now)))
 
         return await self._db.read(read)
 

@@ -25,6 +25,8 @@ from coordinator.blob_stores import open_blobs
 from coordinator.blobs import BlobStore
 from coordinator.checks import Checks
 from coordinator.config import Settings
+from coordinator.database import key_values
+from coordinator.database.engine.open import Database, is_new, migrate
 from coordinator.datasets import Datasets
 from coordinator.depot import Depot
 from coordinator.evaluation import Evaluation
@@ -42,8 +44,6 @@ from coordinator.runs import Runs
 from coordinator.samples import Samples
 from coordinator.signals import Signals
 from coordinator.space import Space
-from coordinator.store import meta
-from coordinator.store.database import Database, is_new, migrate
 from coordinator.tls import write_private
 from coordinator.traffic import Traffic
 from coordinator.upkeep import Upkeep
@@ -205,7 +205,7 @@ class Coordinator:
         """Remember where the server is reached, for join links that other processes print."""
         self._address[0] = address
         stored = msgspec.json.encode(address).decode()
-        await self.db.write(lambda conn: meta.put(conn, meta.ADDRESS, stored))
+        await self.db.write(lambda conn: key_values.put(conn, key_values.ADDRESS, stored))
 
     def link(self, code: str = "") -> JoinLink:
         """A join link to this coordinator."""
@@ -236,7 +236,7 @@ class Coordinator:
 
     async def ping(self) -> None:
         """Ask the database something. Raises Unavailable when it does not answer."""
-        await self.db.read(lambda conn: meta.get(conn, meta.ADDRESS))
+        await self.db.read(lambda conn: key_values.get(conn, key_values.ADDRESS))
 
     async def gauges(self) -> dict[str, dict[str, float]]:
         """Figures of the moment for monitoring, by name and run ("" = of no run)."""
@@ -322,7 +322,7 @@ def software() -> str:
 
 async def _stored_address(db: Database, settings: Settings) -> Address:
     """Where the last server was, or where one would be."""
-    stored = await db.read(lambda conn: meta.get(conn, meta.ADDRESS))
+    stored = await db.read(lambda conn: key_values.get(conn, key_values.ADDRESS))
     if stored:
         return decode(stored, Address)
     return Address(url=settings.url or f"http://127.0.0.1:{settings.port}")

@@ -22,18 +22,14 @@ from sqlalchemy import (
     update,
 )
 
-from coordinator.store import ledger
-from coordinator.store.dump import reset_sequences
-from coordinator.store.ledger_tables import events, postings
-from coordinator.store.tables import (
-    contributions,
-    evaluations,
-    merges,
-    runs,
-    tasks,
-    verdicts,
-    versions,
-)
+from coordinator.database.engine.dump import reset_sequences
+from coordinator.database.ledger import payments
+from coordinator.database.tables.contributions import contributions, verdicts
+from coordinator.database.tables.ledger import events, postings
+from coordinator.database.tables.merges import merges
+from coordinator.database.tables.runs import runs
+from coordinator.database.tables.tasks import tasks
+from coordinator.database.tables.versions import evaluations, versions
 
 GAP = 10_000  # between the numbers of a row and of its copy
 READ = "SELECT coalesce(sum(seq_tup_read + idx_tup_fetch), 0) FROM pg_stat_xact_user_tables"
@@ -97,7 +93,7 @@ def grow(conn: Connection, run_id: int, rounds: int) -> None:
     copy(merges, begun, id=beside, base=later)
     conn.execute(update(runs).where(runs.c.id == run_id).values(head=head + rounds))
     reset_sequences(conn)
-    while ledger.seal(conn):
+    while payments.seal(conn):
         pass
 
 

@@ -26,11 +26,11 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, insert, select
 
-from coordinator.store.database import Database, migrate
-from coordinator.store.game_tables import metadata
-from coordinator.store.ledger_tables import meta
-from coordinator.store.migrations import REVISIONS
-from coordinator.store.migrations.triggers import FROZEN, SEALED
+from coordinator.database.engine.open import Database, migrate
+from coordinator.database.migrations.triggers import FROZEN, SEALED
+from coordinator.database.migrations.upgrade import REVISIONS
+from coordinator.database.tables.record import meta
+from coordinator.database.tables.schema import metadata
 
 T = TypeVar("T")
 

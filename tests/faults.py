@@ -26,7 +26,7 @@ import httpx
 import pytest
 
 from coordinator.blobs import DiskBlobs
-from coordinator.store.database import Database
+from coordinator.database.engine.open import Database
 from volunteer.outbox import Entry, Outbox
 
 When = Literal["before", "amid", "after"]

@@ -15,8 +15,8 @@ import numpy as np
 
 from coordinator.app import Coordinator, create_app, opened
 from coordinator.config import Settings
+from coordinator.database import runs
 from coordinator.definition import definition
-from coordinator.store import runs
 from shared import decoding
 from shared.clock import VirtualClock
 from shared.protocol.accounts import RegisterReply

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from coordinator.app import Coordinator
-from coordinator.store import tables
+from coordinator.database.tables.contributions import contributions as contributions_table
 from shared.decoding import decode
 from shared.protocol.accounts import Me, RegisterReply
 from shared.protocol.limits import API
@@ -266,7 +266,7 @@ async def losses(
 ) -> list[str]:
     """What the volunteers were told and is not so any more, and every invariant that does not hold."""
     rows = await coordinator.db.read(
-        lambda conn: list(conn.execute(tables.contributions.select()).mappings())
+        lambda conn: list(conn.execute(contributions_table.select()).mappings())
     )
     by_id = {row["id"]: row for row in rows}
     found = overlaps(diary.leases) + diary.refusals

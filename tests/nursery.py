@@ -36,7 +36,7 @@ MODULES = [
     "coordinator.openapi",
     "coordinator.routes.table",
     "coordinator.server",
-    "coordinator.store.migrations.triggers",
+    "coordinator.database.migrations.triggers",
     "cryptography.hazmat.primitives.asymmetric.ed25519",
     "cryptography.hazmat.primitives.serialization",
     "httptools",

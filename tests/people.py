@@ -7,10 +7,13 @@ import itertools
 from sqlalchemy import Connection, insert, select
 
 from coordinator import runfile
-from coordinator.store import ledger
-from coordinator.store.database import Database
-from coordinator.store.ledger import Payment
-from coordinator.store.tables import contributions, runs, tasks, workers
+from coordinator.database.engine.open import Database
+from coordinator.database.ledger import payments
+from coordinator.database.ledger.payments import Payment
+from coordinator.database.tables.accounts import workers
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.runs import runs
+from coordinator.database.tables.tasks import tasks
 from coordinator.volunteers import Principal, Volunteers
 from shared.protocol.accounts import RegisterRequest
 
@@ -141,10 +144,10 @@ def pay(number: int = 1, amount: int = 100, who: str = "volunteer-mia-000001") -
 
 def earn(conn: Connection, *rows: Payment) -> None:
     """Accepted and merged."""
-    ledger.post_pending_many(conn, rows, 1.0)
-    ledger.post_earned_many(conn, rows, 2.0)
+    payments.post_pending_many(conn, rows, 1.0)
+    payments.post_earned_many(conn, rows, 2.0)
 
 
 async def breaches(db: Database) -> list[str]:
     """What the check of the ledger finds."""
-    return await db.read(ledger.check_ledger)
+    return await db.read(payments.check_ledger)

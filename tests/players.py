@@ -10,7 +10,7 @@ import msgspec
 import torch
 from sqlalchemy import Connection, select
 
-from coordinator.store.tables import volunteers
+from coordinator.database.tables.accounts import volunteers
 from shared import decoding
 from shared.protocol.work import BeginReply, ClaimReply, Lease, Verdict, VersionManifest
 from shared.tensors.frame import open_frame

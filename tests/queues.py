@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, select
 
+from coordinator.database import passes, tasks
+from coordinator.database.engine.open import Database
+from coordinator.database.tables.tasks import tasks as tasks_table
+from coordinator.database.tasks import TaskRow
 from coordinator.queue import Queue
-from coordinator.store import passes, tables, tasks
-from coordinator.store.database import Database
-from coordinator.store.tasks import TaskRow
 from coordinator.volunteers import Principal
 from shared.clock import VirtualClock
 from shared.protocol.base import Reason
@@ -97,7 +98,7 @@ async def housed(database: Database, *, run: bool = True) -> House:
 
 def check_cover(conn: Connection, run: int) -> None:
     """Every cut sample of the current pass is in exactly one task."""
-    t = tables.tasks.c
+    t = tasks_table.c
     state = passes.pass_state(conn, run)
     query = select(t.start, t.stop).where(t.run_id == run, t.pass_no == state.pass_no)
     at = 0

@@ -10,11 +10,15 @@ from sqlalchemy import Connection, insert, update
 
 from coordinator import runfile
 from coordinator.config import Settings
+from coordinator.database import contributions, passes
+from coordinator.database.engine.open import Database
+from coordinator.database.tables.accounts import volunteers as volunteers_table
+from coordinator.database.tables.accounts import workers as workers_table
+from coordinator.database.tables.runs import runs as runs_table
+from coordinator.database.tables.versions import versions as versions_table
+from coordinator.database.tasks import TaskRow
 from coordinator.queue import Queue
 from coordinator.signals import Signals
-from coordinator.store import contributions, passes, tables
-from coordinator.store.database import Database
-from coordinator.store.tasks import TaskRow
 from coordinator.volunteers import Principal
 from shared.clock import Clock
 from shared.protocol.work import ClaimReply, ClaimRequest
@@ -28,7 +32,7 @@ def add_version(
 ) -> None:
     """A version without files, and the head moved to it."""
     conn.execute(
-        insert(tables.versions).values(
+        insert(versions_table).values(
             run_id=run_id,
             version=version,
             kind=kind or ("merge" if version else "initial"),
@@ -47,7 +51,7 @@ def add_version(
             created_at=0.0,
         )
     )
-    moved = update(tables.runs).where(tables.runs.c.id == run_id)
+    moved = update(runs_table).where(runs_table.c.id == run_id)
     conn.execute(moved.values(head=version, global_step=global_step))
 
 
@@ -89,7 +93,7 @@ def add_run(
         "created_at": 0.0,
     }
     run_id = int(
-        conn.execute(insert(tables.runs).values(**row).returning(tables.runs.c.id)).scalar_one()
+        conn.execute(insert(runs_table).values(**row).returning(runs_table.c.id)).scalar_one()
     )
     add_version(conn, run_id, 0)
     passes.open_pass(conn, run_id, 0.0)
@@ -109,7 +113,7 @@ def add_worker(
     if (
         volunteer is None
         or not conn.execute(
-            tables.volunteers.select().where(tables.volunteers.c.id == volunteer)
+            volunteers_table.select().where(volunteers_table.c.id == volunteer)
         ).first()
     ):
         person = {
@@ -119,11 +123,11 @@ def add_worker(
             "state": "active",
             "public": True,
         }
-        conn.execute(insert(tables.volunteers).values(**person, trust=1.0, created_at=0.0))
+        conn.execute(insert(volunteers_table).values(**person, trust=1.0, created_at=0.0))
     machine = {"id": f"worker-{number}", "volunteer_id": name, "secret_hash": "", "hostname": ""}
     machine |= {"hardware": "{}", "benchmark": "[]", "software": "", "state": "online"}
     conn.execute(
-        insert(tables.workers).values(
+        insert(workers_table).values(
             **machine,
             step_flops=step_flops,
             protocol=1,

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from coordinator.store import ledger, runs
+from coordinator.database import runs
+from coordinator.database.ledger import payments
 from shared.decoding import decode as parsed
 from shared.protocol.work import VersionManifest
 from tests.house import House, Worker
@@ -44,7 +45,7 @@ class Season:
         await self._took("expire leases", inside.queue.expire())
         await self._took("prune", inside.upkeep.prune())
         await self._took("sweep", inside.upkeep.sweep())
-        await self._took("seal", inside.db.write(ledger.seal))
+        await self._took("seal", inside.db.write(payments.seal))
         for path in ("/contributions", "/me/ledger", "/runs", f"/runs/{self._run}"):
             answer = await self._took(f"GET {path}", self._workers[0].get(path))
             assert answer.status_code == 200, answer.text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from coordinator.store.game_tables import harvests
+from coordinator.database.tables.games import harvests
 from shared.protocol.work import VersionInfo
 from shared.workloads.gomoku.records import GameRecord
 from shared.workloads.gomoku.records import decode as read_games

@@ -29,7 +29,7 @@ HOUSE = {
     " tensors.update workloads.base workloads.gpt workloads.data.text_dataset workloads.data.pass_order",
     "coordinator": "cli config app server commands limits openapi tls backup demo queue signals intake"
     " validation merger evaluation ledger trust datasets runs volunteers upkeep uploads blobs runfile"
-    " merge.aggregate merge.optimizer merge.plan merge.shards store.database store.tables routes",
+    " merge.aggregate merge.optimizer merge.plan merge.shards database.engine.open database.tables.schema routes",
     "volunteer": "cli config profile client agent control trainer device cache outbox events headless"
     " service tui",
 }
@@ -38,8 +38,8 @@ HOUSE = {
 GATES = {
     "textual": ("volunteer.tui",),
     "rich": ("volunteer.tui",),
-    "sqlalchemy": ("coordinator.store",),
-    "alembic": ("coordinator.store",),
+    "sqlalchemy": ("coordinator.database",),
+    "alembic": ("coordinator.database",),
     "starlette": ("coordinator.app", "coordinator.routes"),
     "httpx": ("volunteer.client",),
     "platformdirs": ("volunteer.config", "coordinator.config"),

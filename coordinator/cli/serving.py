@@ -108,8 +108,8 @@ def migrate(*, where: Where = Where()) -> None:  # noqa: B008 # frozen
     import asyncio
 
     from coordinator.config import without_password
+    from coordinator.database.engine.open import migrate as bring
     from coordinator.folders import data_directory
-    from coordinator.store.database import migrate as bring
 
     settings = where.settings()
     data_directory(settings.directory)

@@ -121,7 +121,7 @@ async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[Set
     Raises Configuration when there is no database, or no key although the command signs something or checks what was signed.
     """
     from coordinator.config import without_password
-    from coordinator.store.database import is_new
+    from coordinator.database.engine.open import is_new
 
     if needs == "nothing":
         return nullcontext(settings)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.commands.registry import Ask, Command, Named, Nothing
+from coordinator.database.statistics import Person
 from coordinator.invites import InviteInfo, NewCode
-from coordinator.store.report import Person
 from coordinator.volunteers import Shown
 from shared.links import format_link
 

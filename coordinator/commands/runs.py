@@ -10,10 +10,10 @@ import msgspec
 from msgspec import Meta
 
 from coordinator.commands.registry import Ask, Command, Named, Nothing
+from coordinator.database.statistics import Person
 from coordinator.example import EXAMPLE, example_dataset
 from coordinator.export import Exported
 from coordinator.remerge import Remade, Remerge
-from coordinator.store.report import Person
 from shared.errors import BadRequest
 from shared.protocol.accounts import RunInfo
 from shared.protocol.work import VersionInfo

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.commands.registry import Ask, Command
-from coordinator.store.tasks import FailedTask
+from coordinator.database.tasks import FailedTask
 from shared.errors import BadRequest, NotFound
 
 if TYPE_CHECKING:

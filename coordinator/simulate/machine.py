@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from coordinator.database import contributions
 from coordinator.simulate.labour import Handed, Labour
 from coordinator.simulate.scenario import Workers
 from coordinator.simulate.trace import State, Trace
 from coordinator.simulate.world import World
-from coordinator.store import contributions
 from coordinator.volunteers import Principal
 from shared.decoding import decode
 from shared.download_plan import routes
@@ -40,7 +40,7 @@ from shared.tensors.quantize import CODECS
 from shared.workloads.base import Job
 
 if TYPE_CHECKING:
-    from coordinator.store.tasks import Begun
+    from coordinator.database.tasks import Begun
 
 BITS = 8e-6  # megabits in a byte
 CLAIM_WAIT_S = 30.0

@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.config import Settings
+from coordinator.database import runs
+from coordinator.database import versions as version_rows
+from coordinator.database.engine.memory import in_memory
+from coordinator.database.versions import VersionRow
 from coordinator.datasets import LocalData
 from coordinator.definition import Definition, definition, of_file, with_downlink
 from coordinator.simulate.labour import Labour, Pretended
@@ -25,10 +29,6 @@ from coordinator.simulate.scenario import Scenario
 from coordinator.simulate.toml import as_toml
 from coordinator.simulate.trace import Trace
 from coordinator.simulate.world import Net, World
-from coordinator.store import runs
-from coordinator.store import versions as version_rows
-from coordinator.store.inline import in_memory
-from coordinator.store.versions import VersionRow
 from coordinator.wiring import Coordinator
 from shared.decoding import decode
 from shared.workloads.base import ChunkRef, DatasetManifest, load

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from sqlalchemy import Connection, insert, select, update
 
+from coordinator.database.engine.open import Database, migrate
+from coordinator.database.tables.tasks import tasks
 from coordinator.queue import Queue
-from coordinator.store.database import Database, migrate
-from coordinator.store.tables import tasks
 from coordinator.volunteers import Principal
 from shared.clock import SystemClock
 from tests.databases import prepare_postgres, start_postgres

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import structlog
 
-from coordinator.store import runs
-from coordinator.store.database import migrate
+from coordinator.database import runs
+from coordinator.database.engine.open import migrate
 from tests.aged import grow, look_again
 from tests.databases import prepare_postgres, start_postgres
 from tests.house import house

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.config import Settings
+from coordinator.database import runs
 from coordinator.definition import of_file
-from coordinator.store import runs
 from coordinator.wiring import opened
 from shared.workloads.data.text_dataset import build_text
 from tests.e2e.processes import Process

@@ -30,8 +30,8 @@ import msgspec
 import psutil
 
 from coordinator.config import Settings
+from coordinator.database import runs
 from coordinator.definition import of_file
-from coordinator.store import runs
 from coordinator.wiring import opened
 from shared.tensors.spec import Schema
 from shared.workloads.data.text_dataset import build_text

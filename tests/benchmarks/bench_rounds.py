@@ -24,8 +24,8 @@ import msgspec
 import numpy as np
 
 from coordinator.config import Settings
+from coordinator.database import runs
 from coordinator.definition import of_file
-from coordinator.store import runs
 from coordinator.wiring import opened
 from shared.clock import SystemClock
 from shared.protocol.accounts import RegisterRequest

@@ -31,8 +31,9 @@ from typing import Any
 from sqlalchemy import insert, update
 
 from coordinator.config import Settings
-from coordinator.store import datasets
-from coordinator.store.tables import dataset_blobs, runs
+from coordinator.database import datasets
+from coordinator.database.tables.datasets import dataset_blobs
+from coordinator.database.tables.runs import runs
 from coordinator.wiring import opened
 from shared.protocol.work import BlobRef
 from tests.benchmarks.bench_rounds import prepare

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select, update
 
-from coordinator.store import tables, tasks
-from coordinator.store.database import Database
+from coordinator.database import tasks
+from coordinator.database.engine.open import Database
+from coordinator.database.tables.accounts import workers as workers_table
 from shared.errors import (
     Gone,
 )
@@ -119,8 +120,8 @@ async def test_a_beat_for_the_task_of_somebody_else_is_gone(house: House) -> Non
 
 async def test_beats_tell_what_a_machine_does(house: House) -> None:
     async def seen() -> tuple[float, str]:
-        query = select(tables.workers.c.last_seen_at, tables.workers.c.state)
-        query = query.where(tables.workers.c.id == house.a.worker_id)
+        query = select(workers_table.c.last_seen_at, workers_table.c.state)
+        query = query.where(workers_table.c.id == house.a.worker_id)
         await house.queue.flush()
         return await house.db.read(lambda conn: tuple(conn.execute(query).one()))
 
@@ -131,7 +132,7 @@ async def test_beats_tell_what_a_machine_does(house: House) -> None:
     assert await seen() == (house.clock.now(), "training")
     await house.queue.beat(house.a, HeartbeatRequest(paused=True))
     assert (await seen())[1] == "paused"
-    left = update(tables.workers).values(state="left")
+    left = update(workers_table).values(state="left")
     await house.write(lambda conn: conn.execute(left))
     await house.queue.beat(house.a, HeartbeatRequest())
     assert (await seen())[1] == "left"

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Table, update
 
-from coordinator.store import tables
-from coordinator.store.database import Database
+from coordinator.database.engine.open import Database
+from coordinator.database.tables.accounts import volunteers as volunteers_table
+from coordinator.database.tables.accounts import workers as workers_table
+from coordinator.database.tables.runs import runs as runs_table
 from coordinator.volunteers import Principal
 from shared.errors import (
     BadRequest,
@@ -108,7 +110,7 @@ async def test_an_empty_queue_says_why(house: House) -> None:
     await house.lease(house.a)
     assert await house.idle(house.a) == Reason.IN_FLIGHT
     for state, reason in (("paused", Reason.RUN_PAUSED), ("completed", Reason.RUN_ENDED)):
-        changed = update(tables.runs).values(state=state)
+        changed = update(runs_table).values(state=state)
         await house.write(lambda conn, changed=changed: conn.execute(changed))  # type: ignore[misc]
         assert await house.idle(house.b, runs=("run",)) == reason
         assert await house.idle(house.b) == Reason.NO_RUN
@@ -127,8 +129,8 @@ async def test_a_waiting_claim_gets_what_comes_back(house: House) -> None:
 @pytest.mark.parametrize(
     ("table", "of", "change", "refusal"),
     [
-        (tables.volunteers, "volunteer_id", {"state": "banned"}, Banned),
-        (tables.workers, "worker_id", {"revoked_at": 1.0}, Unauthorized),
+        (volunteers_table, "volunteer_id", {"state": "banned"}, Banned),
+        (workers_table, "worker_id", {"revoked_at": 1.0}, Unauthorized),
     ],
 )
 async def test_a_claim_that_waits_gets_no_lease_once_its_worker_is_shut_out(

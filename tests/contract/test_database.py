@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import Connection, select, update
 from sqlalchemy.exc import DBAPIError
 
+from coordinator.database.engine.open import Database, parse
+from coordinator.database.tables.record import meta
 from coordinator.signals import Signals
-from coordinator.store.database import Database, parse
-from coordinator.store.ledger_tables import meta
 from shared.clock import VirtualClock
 from shared.errors import Configuration, Conflict, Unavailable
 from tests.databases import keys, put, putting

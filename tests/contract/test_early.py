@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.store.database import Database
+from coordinator.database.engine.open import Database
 from shared.errors import Gone
 from shared.protocol.limits import RENEW_S
 from shared.protocol.work import Lease

@@ -15,9 +15,9 @@ import pytest
 from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import DBAPIError
 
-from coordinator.store import sqlite
-from coordinator.store.database import Database, migrate
-from coordinator.store.lock import DirectoryLock
+from coordinator.database.engine import sqlite
+from coordinator.database.engine.open import Database, migrate
+from coordinator.database.engine.server_lock import DirectoryLock
 from shared.clock import SystemClock
 from shared.errors import Configuration, StorageFull, Unavailable
 from tests.databases import Postgres, keys, put, putting
@@ -102,7 +102,7 @@ async def test_a_second_server_is_refused(file: Path) -> None:
 
 def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from coordinator.store.lock import DirectoryLock\n"
+        "import sys; from pathlib import Path; from coordinator.database.engine.server_lock import DirectoryLock\n"
         "DirectoryLock.take(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(

@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import Connection
 
 from coordinator.config import Settings
+from coordinator.database.engine.open import Database
+from coordinator.database.ledger import payments, spending
+from coordinator.database.ledger.payments import Payment
 from coordinator.leaderboard import DAYS_MAX, FRESH_S, ROWS
 from coordinator.report import as_csv
-from coordinator.store import holds, ledger
-from coordinator.store.database import Database
-from coordinator.store.ledger import Payment
 from coordinator.volunteers import Principal, Volunteers
 from shared.clock import VirtualClock
 from shared.errors import BadRequest, NotFound
@@ -36,8 +36,8 @@ def paid(conn: Connection, run_id: int, who: str, micro: int, at: float) -> Paym
     """A merged contribution of ten steps, decided and paid at an instant."""
     number = add_contribution(conn, run_id, who, "merged", micro, decided_at=at, received_at=at)
     one = Payment(volunteer_id=who, contribution_id=number, run_id=run_id, amount_micro=micro)
-    ledger.post_pending_many(conn, [one], at)
-    ledger.post_earned_many(conn, [one], at)
+    payments.post_pending_many(conn, [one], at)
+    payments.post_earned_many(conn, [one], at)
     return one
 
 
@@ -93,13 +93,13 @@ async def test_what_a_volunteer_sees_of_itself(
         run_id = add_run(conn, "gamma")
         paid(conn, run_id, mia.volunteer_id, 8, clock.now())
         number = add_contribution(conn, run_id, mia.volunteer_id, "accepted", 9)
-        ledger.post_pending(
+        payments.post_pending(
             conn, volunteer_id=mia.volunteer_id, contribution_id=number, run_id=run_id,
             amount_micro=9, now=clock.now(),
         )  # fmt: skip
         add_contribution(conn, run_id, mia.volunteer_id, "rejected", reason="norm")
-        holds.hold(conn, mia.volunteer_id, "h", 10, "", clock.now())
-        holds.settle(conn, mia.volunteer_id, "h", 4, clock.now())
+        spending.hold(conn, mia.volunteer_id, "h", 10, "", clock.now())
+        spending.settle(conn, mia.volunteer_id, "h", 4, clock.now())
 
     await database.write(write)
     await clock.advance(FRESH_S)
@@ -116,7 +116,7 @@ async def test_a_reversal_costs_the_place_and_a_ban_the_row(
 
     def write(conn: Connection) -> None:
         one = paid(conn, 1, bob.volunteer_id, 100, clock.now())
-        ledger.post_reversal(conn, one, "wrong", clock.now())
+        payments.post_reversal(conn, one, "wrong", clock.now())
 
     assert (await board(people))[0] == (1, "Bob", 75)
     await database.write(write)
@@ -176,7 +176,7 @@ async def test_the_report_of_a_class(
         for reason in ("norm", "norm", "stale"):
             add_contribution(conn, alpha, mia.volunteer_id, "rejected", reason=reason)
         number = add_contribution(conn, alpha, helper.volunteer_id, "accepted", 7)
-        ledger.post_pending(
+        payments.post_pending(
             conn, volunteer_id=helper.volunteer_id, contribution_id=number, run_id=alpha,
             amount_micro=7, now=clock.now(),
         )  # fmt: skip

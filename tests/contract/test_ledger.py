@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import Connection, event, func, select
 
+from coordinator.database.engine.open import Database
+from coordinator.database.ledger import payments, spending
+from coordinator.database.ledger.payments import Payment
+from coordinator.database.ledger.postings import AMOUNT_MAX, Draft, Move, post
+from coordinator.database.tables.ledger import events
 from coordinator.ledger import Ledger
-from coordinator.store import holds, ledger
-from coordinator.store.database import Database
-from coordinator.store.ledger import Payment
-from coordinator.store.ledger_tables import events
-from coordinator.store.postings import AMOUNT_MAX, Draft, Move, post
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound, VolunteerError
 from tests.people import add_run, breaches, earn, pay
 
@@ -21,7 +21,7 @@ MIA, BOB = "volunteer-mia-000001", "volunteer-bob-000001"
 
 
 async def have(db: Database, who: str = MIA) -> tuple[int, int, int, int]:
-    b = await db.read(lambda conn: ledger.balances(conn, who))
+    b = await db.read(lambda conn: payments.balances(conn, who))
     return b.pending_micro, b.earned_micro, b.held_micro, b.spent_micro
 
 
@@ -35,9 +35,9 @@ async def refused(
 
 async def test_credit_is_pending_at_acceptance_and_earned_at_the_merge(database: Database) -> None:
     one = pay(7, 1234)
-    await database.write(lambda conn: ledger.post_pending_many(conn, [one], 1.0))
+    await database.write(lambda conn: payments.post_pending_many(conn, [one], 1.0))
     assert await have(database) == (1234, 0, 0, 0)
-    await database.write(lambda conn: ledger.post_earned_many(conn, [one], 2.0))
+    await database.write(lambda conn: payments.post_earned_many(conn, [one], 2.0))
     assert await have(database) == (0, 1234, 0, 0)
     assert await breaches(database) == []
 
@@ -77,20 +77,20 @@ async def test_crossing_payments_do_not_block_each_other(database: Database) -> 
 async def test_the_same_contribution_with_other_content_is_refused(
     database: Database, other: Payment
 ) -> None:
-    await database.write(lambda conn: ledger.post_pending_many(conn, [pay()], 1.0))
-    await refused(database, Conflict, lambda c: ledger.post_pending_many(c, [other], 1.0))
+    await database.write(lambda conn: payments.post_pending_many(conn, [pay()], 1.0))
+    await refused(database, Conflict, lambda c: payments.post_pending_many(c, [other], 1.0))
     await refused(
-        database, Conflict, lambda c: ledger.post_pending_many(c, [pay(9), pay(9, 1)], 1.0)
+        database, Conflict, lambda c: payments.post_pending_many(c, [pay(9), pay(9, 1)], 1.0)
     )
-    await refused(database, Conflict, lambda c: ledger.post_earned_many(c, [other], 1.0))
+    await refused(database, Conflict, lambda c: payments.post_earned_many(c, [other], 1.0))
     assert await have(database) == (100, 0, 0, 0)
     assert await have(database, BOB) == (0, 0, 0, 0)
 
 
 async def test_one_bad_row_leaves_no_trace_of_its_batch(database: Database) -> None:
-    await database.write(lambda conn: ledger.post_pending_many(conn, [pay(1), pay(2)], 1.0))
+    await database.write(lambda conn: payments.post_pending_many(conn, [pay(1), pay(2)], 1.0))
     batch = [pay(1), pay(2), pay(3)]  # the third was never accepted
-    await refused(database, Conflict, lambda conn: ledger.post_earned_many(conn, batch, 2.0))
+    await refused(database, Conflict, lambda conn: payments.post_earned_many(conn, batch, 2.0))
     assert await have(database) == (200, 0, 0, 0)
     assert await breaches(database) == []
 
@@ -98,8 +98,8 @@ async def test_one_bad_row_leaves_no_trace_of_its_batch(database: Database) -> N
 async def test_nothing_is_earned_on_the_pending_credit_of_something_else(
     database: Database,
 ) -> None:
-    await database.write(lambda conn: ledger.post_pending_many(conn, [pay(1)], 1.0))
-    said = await refused(database, Conflict, lambda c: ledger.post_earned_many(c, [pay(2)], 2.0))
+    await database.write(lambda conn: payments.post_pending_many(conn, [pay(1)], 1.0))
+    said = await refused(database, Conflict, lambda c: payments.post_earned_many(c, [pay(2)], 2.0))
     assert "contribution 2" in said
 
 
@@ -108,30 +108,30 @@ async def test_what_is_set_aside_is_not_earned_and_the_other_way_round(database:
     one, two = {**values, "contribution_id": 1}, {**values, "contribution_id": 2}
 
     def write(conn: Connection) -> None:
-        ledger.post_pending_many(conn, [pay(1), pay(2), pay(3)], 1.0)
-        ledger.post_void(conn, **one)  # type: ignore[arg-type]
-        ledger.post_earned(conn, **two)  # type: ignore[arg-type]
+        payments.post_pending_many(conn, [pay(1), pay(2), pay(3)], 1.0)
+        payments.post_void(conn, **one)  # type: ignore[arg-type]
+        payments.post_earned(conn, **two)  # type: ignore[arg-type]
 
     await database.write(write)
     assert await have(database) == (100, 100, 0, 0)
-    await refused(database, Conflict, lambda c: ledger.post_earned(c, **one))  # type: ignore[arg-type]
-    await refused(database, Conflict, lambda c: ledger.post_void(c, **two))  # type: ignore[arg-type]
+    await refused(database, Conflict, lambda c: payments.post_earned(c, **one))  # type: ignore[arg-type]
+    await refused(database, Conflict, lambda c: payments.post_void(c, **two))  # type: ignore[arg-type]
     assert await have(database) == (100, 100, 0, 0)
     assert await breaches(database) == []
 
 
 async def test_void_and_earn_at_the_same_moment_do_not_both_happen(database: Database) -> None:
     rows = [pay(n) for n in range(1, 21)]
-    await database.write(lambda conn: ledger.post_pending_many(conn, rows, 1.0))
+    await database.write(lambda conn: payments.post_pending_many(conn, rows, 1.0))
 
     def void(number: int) -> Callable[[Connection], None]:
-        return lambda conn: ledger.post_void(
+        return lambda conn: payments.post_void(
             conn, volunteer_id=MIA, contribution_id=number, run_id=1, amount_micro=100, now=2.0
         )
 
     jobs = [database.write(void(row.contribution_id)) for row in rows]
     jobs += [
-        database.write(lambda conn, row=row: ledger.post_earned_many(conn, [row], 2.0))  # type: ignore[misc]
+        database.write(lambda conn, row=row: payments.post_earned_many(conn, [row], 2.0))  # type: ignore[misc]
         for row in rows
     ]
     results = await asyncio.gather(*jobs, return_exceptions=True)
@@ -144,39 +144,41 @@ async def test_void_and_earn_at_the_same_moment_do_not_both_happen(database: Dat
 async def test_a_reversal_takes_back_once_and_never_what_is_spent(database: Database) -> None:
     def spend(conn: Connection) -> None:
         earn(conn, pay(1), pay(2))
-        holds.hold(conn, MIA, "h", 150, "an answer", 3.0)
+        spending.hold(conn, MIA, "h", 150, "an answer", 3.0)
 
     await database.write(spend)
     assert await have(database) == (0, 50, 150, 0)
-    await refused(database, Forbidden, lambda conn: ledger.post_reversal(conn, pay(1), "", 4.0))
-    await database.write(lambda conn: holds.release(conn, MIA, "h", 5.0))
+    await refused(database, Forbidden, lambda conn: payments.post_reversal(conn, pay(1), "", 4.0))
+    await database.write(lambda conn: spending.release(conn, MIA, "h", 5.0))
     for _ in range(2):
-        await database.write(lambda conn: ledger.post_reversal(conn, pay(1), "wrong", 6.0))
+        await database.write(lambda conn: payments.post_reversal(conn, pay(1), "wrong", 6.0))
     assert await have(database) == (0, 100, 0, 0)
     assert await breaches(database) == []
 
 
 async def test_spending_holds_first_and_gives_back_what_it_did_not_cost(database: Database) -> None:
     await database.write(lambda conn: earn(conn, pay(1, 1_000_000)))
-    await database.write(lambda conn: holds.hold(conn, MIA, "a", 600_000, "an answer", 3.0))
+    await database.write(lambda conn: spending.hold(conn, MIA, "a", 600_000, "an answer", 3.0))
     assert await have(database) == (0, 400_000, 600_000, 0)
-    said = await refused(database, Forbidden, lambda c: holds.hold(c, MIA, "b", 400_001, "", 3.0))
+    said = await refused(
+        database, Forbidden, lambda c: spending.hold(c, MIA, "b", 400_001, "", 3.0)
+    )
     assert "0.4 to spend" in said
-    await refused(database, BadRequest, lambda c: holds.settle(c, MIA, "a", 600_001, 4.0))
+    await refused(database, BadRequest, lambda c: spending.settle(c, MIA, "a", 600_001, 4.0))
     for _ in range(2):
-        await database.write(lambda conn: holds.settle(conn, MIA, "a", 250_000, 4.0))
+        await database.write(lambda conn: spending.settle(conn, MIA, "a", 250_000, 4.0))
     assert await have(database) == (0, 750_000, 0, 250_000)
-    await refused(database, Conflict, lambda conn: holds.settle(conn, MIA, "a", 1, 5.0))
-    await refused(database, Conflict, lambda conn: holds.release(conn, MIA, "a", 5.0))
-    await refused(database, NotFound, lambda conn: holds.settle(conn, BOB, "a", 1, 5.0))
-    assert (await database.read(lambda conn: ledger.balances(conn, MIA))).total_micro == 1_000_000
+    await refused(database, Conflict, lambda conn: spending.settle(conn, MIA, "a", 1, 5.0))
+    await refused(database, Conflict, lambda conn: spending.release(conn, MIA, "a", 5.0))
+    await refused(database, NotFound, lambda conn: spending.settle(conn, BOB, "a", 1, 5.0))
+    assert (await database.read(lambda conn: payments.balances(conn, MIA))).total_micro == 1_000_000
     assert await breaches(database) == []
 
 
 async def test_two_holds_at_once_do_not_spend_the_same_credit(database: Database) -> None:
     await database.write(lambda conn: earn(conn, pay(1, 100)))
     jobs = [
-        database.write(lambda conn, n=n: holds.hold(conn, MIA, f"h{n}", 60, "", 3.0))  # type: ignore[misc]
+        database.write(lambda conn, n=n: spending.hold(conn, MIA, f"h{n}", 60, "", 3.0))  # type: ignore[misc]
         for n in range(8)
     ]
     results = await asyncio.gather(*jobs, return_exceptions=True)
@@ -187,9 +189,9 @@ async def test_two_holds_at_once_do_not_spend_the_same_credit(database: Database
 @pytest.mark.parametrize("amount", [-1, AMOUNT_MAX + 1, 1 << 70])
 async def test_amounts_have_limits(database: Database, amount: int) -> None:
     await refused(
-        database, BadRequest, lambda c: ledger.post_pending_many(c, [pay(1, amount)], 1.0)
+        database, BadRequest, lambda c: payments.post_pending_many(c, [pay(1, amount)], 1.0)
     )
-    await refused(database, BadRequest, lambda conn: holds.hold(conn, MIA, "h", amount, "", 1.0))
+    await refused(database, BadRequest, lambda conn: spending.hold(conn, MIA, "h", amount, "", 1.0))
 
 
 async def test_the_largest_and_the_smallest_amount_are_exact(database: Database) -> None:
@@ -218,7 +220,7 @@ async def test_an_event_that_does_not_balance_is_refused(
 
 async def test_a_merge_of_hundreds_takes_a_handful_of_statements(database: Database) -> None:
     rows = [pay(n, 10, f"volunteer-{n % 40:012}") for n in range(1, 401)]
-    await database.write(lambda conn: ledger.post_pending_many(conn, rows, 1.0))
+    await database.write(lambda conn: payments.post_pending_many(conn, rows, 1.0))
 
     def write(conn: Connection) -> int:
         seen: list[str] = []
@@ -227,7 +229,7 @@ async def test_a_merge_of_hundreds_takes_a_handful_of_statements(database: Datab
             seen.append(str(said[2]))
 
         event.listen(conn, "before_cursor_execute", count)
-        ledger.post_earned_many(conn, rows, 2.0)
+        payments.post_earned_many(conn, rows, 2.0)
         event.remove(conn, "before_cursor_execute", count)
         return len(seen)
 
@@ -243,9 +245,9 @@ async def test_a_volunteer_reads_its_lines_newest_first(database: Database) -> N
             for n in (1, 2)
         ]
         earn(conn, *rows, pay(3, 7, BOB))
-        ledger.post_reversal(conn, rows[1], "the version was rolled back", 3.0)
-        holds.hold(conn, MIA, "h", 60, "an answer", 4.0)
-        holds.settle(conn, MIA, "h", 50, 5.0)
+        payments.post_reversal(conn, rows[1], "the version was rolled back", 3.0)
+        spending.hold(conn, MIA, "h", 60, "an answer", 4.0)
+        spending.settle(conn, MIA, "h", 50, 5.0)
         return run_id
 
     await database.write(write)
@@ -271,10 +273,10 @@ async def test_a_volunteer_reads_its_lines_newest_first(database: Database) -> N
 
 async def test_what_was_earned_today_is_told(database: Database) -> None:
     def write(conn: Connection) -> None:
-        ledger.post_pending_many(conn, [pay(1), pay(2)], 1.0)
-        ledger.post_earned_many(conn, [pay(1)], 10.0)
-        ledger.post_earned_many(conn, [pay(2, 100)], 20.0)
+        payments.post_pending_many(conn, [pay(1), pay(2)], 1.0)
+        payments.post_earned_many(conn, [pay(1)], 10.0)
+        payments.post_earned_many(conn, [pay(2, 100)], 20.0)
 
     await database.write(write)
-    assert await database.read(lambda conn: ledger.earned_since(conn, MIA, 20.0)) == 100
-    assert await database.read(lambda conn: ledger.earned_since(conn, MIA, 0.0)) == 200
+    assert await database.read(lambda conn: payments.earned_since(conn, MIA, 20.0)) == 100
+    assert await database.read(lambda conn: payments.earned_since(conn, MIA, 0.0)) == 200

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from sqlalchemy import Connection, delete, insert
 
-from coordinator.store import runs, versions
-from coordinator.store.database import Database
-from coordinator.store.tables import evaluations
+from coordinator.database import runs, versions
+from coordinator.database.engine.open import Database
+from coordinator.database.tables.versions import evaluations
 from tests.aged import effort, grow, look_again
 from tests.house import house
 from tests.runs import add_run, add_version

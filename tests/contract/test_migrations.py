@@ -9,10 +9,12 @@ import pytest
 from sqlalchemy import Connection, Executable, delete, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from coordinator.store.database import Database, migrate
-from coordinator.store.ledger_tables import accounts, audit, events, metadata, postings
-from coordinator.store.migrations import REVISIONS
-from coordinator.store.tables import versions
+from coordinator.database.engine.open import Database, migrate
+from coordinator.database.migrations.upgrade import REVISIONS
+from coordinator.database.tables.ledger import accounts, events, postings
+from coordinator.database.tables.record import audit
+from coordinator.database.tables.schema import metadata
+from coordinator.database.tables.versions import versions
 from shared.errors import Configuration
 from tests.databases import keys
 
@@ -99,7 +101,7 @@ def test_the_known_revisions_are_those_of_the_scripts() -> None:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
-    import coordinator.store.migrations as package
+    import coordinator.database.migrations as package
 
     config = Config()
     config.set_main_option("script_location", str(Path(package.__file__).parent))
@@ -109,7 +111,7 @@ def test_the_known_revisions_are_those_of_the_scripts() -> None:
 
 def test_only_a_lone_first_revision_may_follow_the_code() -> None:
     """Otherwise a new database gets the newest tables from revision 1 and then fails on revision 2."""
-    import coordinator.store.migrations as package
+    import coordinator.database.migrations as package
 
     [first] = (Path(package.__file__).parent / "versions").glob("r0001_*.py")
     follows = "create_all" in first.read_text()

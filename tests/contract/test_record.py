@@ -9,12 +9,13 @@ import pytest
 from sqlalchemy import Connection, func, select, text, update
 from sqlalchemy.exc import DBAPIError
 
+from coordinator.database import audit
+from coordinator.database.engine.open import Database
+from coordinator.database.ledger import payments
+from coordinator.database.ledger.payments import Payment
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.ledger import Ledger
-from coordinator.store import audit, ledger
-from coordinator.store.database import Database
-from coordinator.store.ledger import Payment
-from coordinator.store.ledger_tables import accounts, events, postings
-from coordinator.store.tables import contributions
 from tests.people import add_contribution, add_run, breaches, earn, pay
 
 MIA = "volunteer-mia-000001"
@@ -34,7 +35,7 @@ async def test_the_database_itself_refuses_changes_of_history(database: Database
 
 async def test_sealing_goes_on_where_it_stopped(database: Database) -> None:
     await database.write(lambda conn: earn(conn, *(pay(n) for n in range(1, 8))))
-    assert await database.write(lambda conn: ledger.seal(conn, 5)) == 5
+    assert await database.write(lambda conn: payments.seal(conn, 5)) == 5
     await database.write(lambda conn: earn(conn, pay(20)))
     books = Ledger(database)
     await database.write(lambda conn: audit.append(conn, "organiser", "x", "y", {"n": 1}, 1.0))
@@ -75,7 +76,7 @@ TAMPERING = {
 async def test_tampering_is_found(database: Database, statements: str, sentence: str) -> None:
     def prepare(conn: Connection) -> None:
         earn(conn, pay(1, 100))
-        ledger.post_pending_many(conn, [pay(2, 50)], 3.0)
+        payments.post_pending_many(conn, [pay(2, 50)], 3.0)
 
     await database.write(prepare)
     await Ledger(database).seal()
@@ -128,15 +129,15 @@ async def test_contributions_and_credits_are_compared(database: Database, story:
         }
         for step in steps:
             if step == "price":
-                ledger.post_pending(conn, **{**values, "amount_micro": 11}, now=1.0)  # type: ignore[arg-type]
+                payments.post_pending(conn, **{**values, "amount_micro": 11}, now=1.0)  # type: ignore[arg-type]
             elif step == "pending":
-                ledger.post_pending_many(conn, [one], 1.0)
+                payments.post_pending_many(conn, [one], 1.0)
             elif step == "earn":
-                ledger.post_earned_many(conn, [one], 2.0)
+                payments.post_earned_many(conn, [one], 2.0)
             elif step == "void":
-                ledger.post_void(conn, **values, now=2.0)  # type: ignore[arg-type]
+                payments.post_void(conn, **values, now=2.0)  # type: ignore[arg-type]
             else:
-                ledger.post_reversal(conn, one, "", 3.0)
+                payments.post_reversal(conn, one, "", 3.0)
 
     await database.write(write)
     found = await breaches(database)

@@ -11,9 +11,10 @@ from sqlalchemy import Connection, select
 
 from coordinator import machines
 from coordinator.config import Settings
-from coordinator.store import volunteers as store
-from coordinator.store.database import Database
-from coordinator.store.tables import consents, metadata
+from coordinator.database import volunteers as store
+from coordinator.database.engine.open import Database
+from coordinator.database.tables.accounts import consents
+from coordinator.database.tables.schema import metadata
 from coordinator.volunteers import LINK_S, Volunteers
 from shared.clock import VirtualClock
 from shared.errors import (

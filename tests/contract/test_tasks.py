@@ -9,9 +9,12 @@ from typing import Any, TypeVar, cast
 import pytest
 from sqlalchemy import Connection, func, select
 
+from coordinator.database import passes, tasks
+from coordinator.database.engine.open import Database
+from coordinator.database.tables.contributions import contributions as contributions_table
+from coordinator.database.tables.runs import runs as runs_table
+from coordinator.database.tables.tasks import failures as failures_table
 from coordinator.renewals import Renewals
-from coordinator.store import passes, tables, tasks
-from coordinator.store.database import Database
 from shared.errors import (
     Cancelled,
     Gone,
@@ -70,7 +73,7 @@ async def test_a_phase_in_step_makes_a_worker_wait_for_its_merge(house: House) -
 
     def merge(conn: Connection) -> None:
         add_version(conn, run, 1)
-        table = tables.contributions
+        table = contributions_table
         conn.execute(table.update().where(table.c.id == waiting).values(state="merged"))
 
     await house.write(merge)
@@ -273,7 +276,7 @@ async def test_a_range_that_came_back_is_split_for_a_slow_worker(house: House) -
     await house.write(lambda conn: check_cover(conn, run))
     row = await house.row(rest.task)
     assert row.failures == 1  # what is known of the whole is known of its parts
-    count = select(func.count()).where(tables.failures.c.task_id == rest.task)
+    count = select(func.count()).where(failures_table.c.task_id == rest.task)
     assert await house.db.read(lambda conn: conn.execute(count).scalar_one()) == 1
 
 
@@ -285,7 +288,7 @@ async def test_the_pace_of_others_bounds_a_lease(house: House) -> None:
         await house.finish(lease.task)
     lease = await house.lease(house.b)
     assert lease.finish_by == house.clock.now() + 900  # three times five minutes
-    median = select(tables.runs.c.median_task_s).where(tables.runs.c.id == house.run)
+    median = select(runs_table.c.median_task_s).where(runs_table.c.id == house.run)
     assert await house.db.read(lambda conn: conn.execute(median).scalar_one()) == 300
 
 

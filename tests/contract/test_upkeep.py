@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 from sqlalchemy import Connection, func, insert, select, update
 
-from coordinator.store import contributions, ledger, tables, tasks
-from coordinator.store.database import Database
+from coordinator.database import contributions, tasks
+from coordinator.database.engine.open import Database
+from coordinator.database.ledger import payments
+from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.upkeep import settle_accepted
 from shared.clock import VirtualClock
 from tests.people import breaches
@@ -28,17 +30,17 @@ async def test_all_that_was_accepted_is_paid_when_a_run_ends(database: Database)
         one = contributions.by_id(conn, add_contribution(conn, tasks.holder(conn, lease.task)))
         copy = {k: v for k, v in msgspec.structs.asdict(one).items() if k != "id"}
         lines = [copy | {"part": n, "digest": f"part-{n}"} for n in range(1, MANY)]
-        conn.execute(insert(tables.contributions), lines)
-        conn.execute(update(tables.contributions).values(state="accepted"))
+        conn.execute(insert(contributions_table), lines)
+        conn.execute(update(contributions_table).values(state="accepted"))
         rows = contributions.mergeable(conn, run, 2 * MANY)
-        ledger.post_pending_many(conn, [ledger.Payment.of(row) for row in rows], 1.0)
+        payments.post_pending_many(conn, [payments.Payment.of(row) for row in rows], 1.0)
 
     await database.write(accepted)
     assert await database.write(lambda conn: settle_accepted(conn, run, 2.0)) == MANY
-    c = tables.contributions.c
+    c = contributions_table.c
     counted = select(c.state, func.count()).group_by(c.state)
     states = await database.read(lambda conn: conn.execute(counted).all())
     assert [tuple(row) for row in states] == [("superseded", MANY)]
-    has = await database.read(lambda conn: ledger.balances(conn, ann.volunteer_id))
+    has = await database.read(lambda conn: payments.balances(conn, ann.volunteer_id))
     assert (has.pending_micro, has.earned_micro) == (0, MANY * lease.price_micro)
     assert await breaches(database) == []

@@ -7,11 +7,13 @@ from sqlalchemy import Connection, select, text
 
 from coordinator import trust
 from coordinator.config import Settings
+from coordinator.database import volunteers as store
+from coordinator.database.engine.open import Database
+from coordinator.database.ledger import payments
+from coordinator.database.tables.accounts import codes, volunteers, workers
+from coordinator.database.tables.schema import metadata
+from coordinator.database.tables.tasks import failures
 from coordinator.ledger import Ledger
-from coordinator.store import ledger
-from coordinator.store import volunteers as store
-from coordinator.store.database import Database
-from coordinator.store.tables import codes, failures, metadata, volunteers, workers
 from coordinator.tokens import AGAIN_S, CACHE_S
 from coordinator.volunteers import Volunteers
 from shared.clock import VirtualClock
@@ -190,7 +192,7 @@ async def test_a_forgotten_volunteer_leaves_only_true_books(
         for who in (mia, bob):
             number = add_contribution(conn, run_id, who.volunteer_id, price_micro=50)
             values = {"volunteer_id": who.volunteer_id, "contribution_id": number}
-            ledger.post_pending(conn, **values, run_id=run_id, amount_micro=50, now=1.0)  # type: ignore[arg-type]
+            payments.post_pending(conn, **values, run_id=run_id, amount_micro=50, now=1.0)  # type: ignore[arg-type]
         task = add_task(conn, run_id)
         conn.execute(failures.insert().values(task_id=task, attempt=1, worker_id=mia.worker_id,
                      kind="failure", message="/home/mia/x", at=1.0))  # fmt: skip

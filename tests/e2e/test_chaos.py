@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.database import runs
+from coordinator.database.tables.merges import merges as merges_table
 from coordinator.definition import definition
-from coordinator.store import runs, tables
 from tests.e2e.conftest import Site
 from tests.faults import kill
 from tests.house import RUN
@@ -135,7 +136,7 @@ async def test_two_coordinators_on_one_database_merge_each_step_once(
     assert await found_wrong(site, diary, crowd) == []
     async with site.opened() as coordinator:
         rows = await coordinator.db.read(
-            lambda conn: list(conn.execute(tables.merges.select()).mappings())
+            lambda conn: list(conn.execute(merges_table.select()).mappings())
         )
     assert len(rows) > STEPS // 4
     assert len({row["base"] for row in rows}) == len(rows)

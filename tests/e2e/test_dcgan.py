@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from PIL import Image
 
+from coordinator.database import runs
 from coordinator.definition import definition
-from coordinator.store import runs
 from coordinator.versions import read_weights
 from shared.protocol.accounts import RunInfo
 from shared.protocol.limits import API

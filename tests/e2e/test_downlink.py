@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 from coordinator import runfile
 from coordinator.commands import runs as run_commands
 from coordinator.commands.registry import Named
+from coordinator.database import datasets, runs, versions
+from coordinator.database.versions import VersionRow
 from coordinator.definition import definition, of_file
-from coordinator.store import datasets, runs, versions
-from coordinator.store.versions import VersionRow
 from shared.clock import SystemClock
 from shared.decoding import decode
 from shared.protocol.accounts import RunInfo

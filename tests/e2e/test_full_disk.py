@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store.sqlite import translate
+from coordinator.database.engine.sqlite import translate
 from shared.errors import StorageFull
 from tests.house import house
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from coordinator.app import create_app
-from coordinator.store import runs
+from coordinator.database import runs
 from shared.protocol.accounts import (
     Benchmark,
     LinkCode,

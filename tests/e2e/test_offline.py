@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store import contributions
+from coordinator.database import contributions
 from tests.house import House, house
 from tests.volunteering import LONG, Lent, Process
 from volunteer import events

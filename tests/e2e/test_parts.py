@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from coordinator.store import tables
+from coordinator.database.tables.contributions import contributions as contributions_table
+from coordinator.database.tables.tasks import failures as failures_table
+from coordinator.database.tables.tasks import tasks as tasks_table
 from shared.protocol.accounts import Me
 from shared.protocol.heartbeat import TaskBeat
 from tests.house import RUN, House, Worker, decode, house, refused
@@ -52,7 +54,7 @@ async def merge(home: House) -> int:
 
 
 async def ranges(home: House) -> list[tuple[int, int, str]]:
-    t = tables.tasks.c
+    t = tasks_table.c
     return [
         (start, stop, state) for start, stop, state in await rows(home, t.start, t.stop, t.state)
     ]
@@ -68,7 +70,7 @@ async def test_every_part_is_merged_as_it_comes_and_paid_once(home: House) -> No
         assert (await ann.part(lease, begun, part)).state == "accepted"
         assert await merge(home) == 1
         begun = await ann.newest(lease, begun.version) if part < 2 else begun
-    c = tables.contributions.c
+    c = contributions_table.c
     found = await rows(home, c.part, c.steps, c.samples, c.base_version, c.version, c.price_micro)
     assert [row[:5] for row in found] == [(0, 2, 4, 0, 1), (1, 2, 4, 1, 2), (2, 2, 4, 2, 3)]
     assert sum(row[5] for row in found) == lease.price_micro
@@ -144,7 +146,7 @@ async def test_what_is_late_is_computed_again_for_the_same_mini_batch(home: Hous
     assert (await ann.part(mine, begun, 0, tries=1)).state == "accepted"
     assert (await ann.part(mine, begun, 1)).state == "accepted"
     assert await merge(home) == 1
-    c = tables.contributions.c
+    c = contributions_table.c
     assert [
         row
         for row in await rows(home, c.id, c.task_id, c.part, c.tries, c.state)
@@ -179,7 +181,7 @@ async def test_after_so_many_recomputations_the_task_fails(home: House) -> None:
             begun = await ann.newest(mine, begun.version)
     assert [(each.reason, each.redo) for each in verdicts] == [("stale", True), ("stale", False)]
     assert "it came 2 times after the next version, and redo_limit = 1" in verdicts[1].message
-    f, t = tables.failures.c, tables.tasks.c
+    f, t = failures_table.c, tasks_table.c
     assert [row[1:] for row in await rows(home, f.id, f.kind, f.message)] == [
         ("failure", verdicts[1].message)
     ]
@@ -195,7 +197,7 @@ async def test_a_heartbeat_keeps_a_lease_whose_first_part_waits(home: House) -> 
     ann = await home.join("Ann")
     lease = await ann.claim()
     await ann.part(lease, await ann.begin(lease), 0)
-    t = tables.tasks.c
+    t = tasks_table.c
     [(_, renew_by)] = [row for row in await rows(home, t.id, t.renew_by) if row[0] == lease.task]
     assert renew_by is not None
     assert TaskBeat(task=lease.task, attempt=lease.attempt).phase == "train"

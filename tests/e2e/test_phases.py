@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store import runs, versions
+from coordinator.database import runs, versions
 from shared.errors import InvalidPlan
 from tests.house import RUN, House, house
 

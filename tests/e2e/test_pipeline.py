@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coordinator.database import contributions, runs
 from coordinator.definition import definition
-from coordinator.store import contributions, runs
 from shared.protocol.accounts import Me, RunInfo
 from shared.protocol.heartbeat import HeartbeatReply
 from shared.protocol.work import ClaimReply, Verdict

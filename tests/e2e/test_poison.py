@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from sqlalchemy import update
 
+from coordinator.database import contributions, runs, versions
+from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.definition import definition
-from coordinator.store import contributions, runs, tables, versions
 from shared.protocol.accounts import Me
 from shared.protocol.work import Verdict
 from shared.tensors.quantize import codec
@@ -241,8 +242,8 @@ async def test_nobody_answers_for_the_task_of_somebody_else(home: House) -> None
 async def planted(home: House, verdict: Verdict, data: bytes) -> None:
     """Put other bytes under a contribution that was accepted."""
     sha = await home.coordinator.blobs.put_bytes(data)
-    c = tables.contributions.c
-    planting = update(tables.contributions).where(c.id == verdict.contribution)
+    c = contributions_table.c
+    planting = update(contributions_table).where(c.id == verdict.contribution)
     await home.coordinator.db.write(
         lambda conn: conn.execute(planting.values(sha256=sha, size=len(data)))
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.database import contributions
 from coordinator.merge.presets import PRESETS
-from coordinator.store import contributions
 from tests.house import RUN, house
 
 

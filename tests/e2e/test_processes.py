@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.store import tables
+from coordinator.database.tables.contributions import contributions as contributions_table
 from tests.e2e.conftest import Site
 from tests.faults import kill
 from tests.house import RUN
@@ -40,7 +40,7 @@ async def lend(site: Site, name: str, *faults: object, tasks: int = 2) -> Child:
 
 async def contributions(site: Site) -> list[Any]:
     async with site.opened() as coordinator:
-        query = tables.contributions.select()
+        query = contributions_table.select()
         return await coordinator.db.read(lambda conn: list(conn.execute(query).mappings()))
 
 

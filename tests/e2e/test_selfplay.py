@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, select
 
+from coordinator.database import games, runs
+from coordinator.database.tables.tasks import tasks
 from coordinator.demo_report import strength
-from coordinator.store import games, runs
-from coordinator.store.tables import tasks
 from shared.protocol.work import Verdict, VersionInfo
 from shared.workloads.gomoku.records import GameRecord
 from shared.workloads.gomoku.workload import GomokuWorkload

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select
 
-from coordinator.store import tables, versions
+from coordinator.database import versions
+from coordinator.database.tables.contributions import contributions as contributions_table
 from tests.house import RUN, House
 from tests.volunteering import Lent, Process, lent
 
@@ -28,7 +29,7 @@ VERSIONS = 60
 
 async def contributions(home: House) -> list[Any]:
     def read(conn: Connection) -> list[Any]:
-        return list(conn.execute(select(tables.contributions)))
+        return list(conn.execute(select(contributions_table)))
 
     return await home.coordinator.db.read(read)
 

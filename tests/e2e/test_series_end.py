@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select
 
-from coordinator.store import tables
+from coordinator.database.tables.contributions import contributions as contributions_table
 from tests.house import RUN
 from tests.volunteering import Lent, Process, lent
 from volunteer import events
@@ -99,10 +99,10 @@ async def test_giving_back_does_not_wait_for_a_coordinator_that_is_away(tmp_path
 
 
 async def parts_of(machine: Lent, task: int) -> list[Any]:
-    c = tables.contributions.c
+    c = contributions_table.c
 
     def read(conn: Connection) -> list[Any]:
-        query = select(tables.contributions).where(c.task_id == task).order_by(c.id)
+        query = select(contributions_table).where(c.task_id == task).order_by(c.id)
         return list(conn.execute(query))
 
     return await machine.home.coordinator.db.read(read)

@@ -20,9 +20,13 @@ from sqlalchemy import func, select, update
 
 from coordinator.app import opened
 from coordinator.config import Settings
+from coordinator.database import contributions, runs, versions
+from coordinator.database.tables.contributions import contributions as contributions_table
+from coordinator.database.tables.merges import merge_parts as merge_parts_table
+from coordinator.database.tables.merges import merges as merges_table
+from coordinator.database.tables.merges import state_parts as state_parts_table
 from coordinator.definition import definition
 from coordinator.remerge import Remerge
-from coordinator.store import contributions, merge_tables, runs, tables, versions
 from shared.clock import VirtualClock
 from tests.e2e.processes import command
 from tests.faults import Fault, Faults, fail, faults, install, kill
@@ -66,7 +70,7 @@ async def sound(home: House) -> bool:
     """Nothing is left of merges that have ended, and every invariant holds."""
     left = [path.name for path in home.coordinator.blobs.scratch().iterdir() if path.is_file()]
     assert left == []
-    assert await counted(home, merge_tables.merge_parts) == 0
+    assert await counted(home, merge_parts_table) == 0
     return (await home.coordinator.checks.run()).breaches == ()
 
 
@@ -119,7 +123,7 @@ async def test_a_rollback_goes_on_from_the_state_in_shards_and_so_does_another_n
         made = await heads(home)
         assert (len(made), made[3]) == (5, made[1])
         assert await remade(home, 0) == (3, None)
-        assert await counted(home, merge_tables.state_parts) == 3 + 3 + 5
+        assert await counted(home, state_parts_table) == 3 + 3 + 5
         assert await sound(home)
 
 
@@ -142,8 +146,8 @@ async def test_a_log_with_other_bytes_is_found_out(tmp_path: Path) -> None:
         for version in range(1, 3):
             await round_of(crew, version)
             assert await home.coordinator.merger.merge_if_due(1)
-        c = tables.contributions.c
-        lighter = update(tables.contributions).where(c.version == 2, c.id == 4).values(weight=0.5)
+        c = contributions_table.c
+        lighter = update(contributions_table).where(c.version == 2, c.id == 4).values(weight=0.5)
         await home.coordinator.db.write(lambda conn: conn.execute(lighter))
         assert await remade(home, 0) == (2, 2)
 
@@ -173,8 +177,8 @@ async def test_a_culprit_is_set_aside_after_two_failures_and_leaves_no_trace(
         poisoned = bytearray(await crew[0].update("tiny", 99))
         poisoned[-4:] = np.float32(np.nan).tobytes()
         sha256 = await home.coordinator.blobs.put_bytes(bytes(poisoned))
-        c = tables.contributions.c
-        planting = update(tables.contributions).where(c.id == 2).values(sha256=sha256)
+        c = contributions_table.c
+        planting = update(contributions_table).where(c.id == 2).values(sha256=sha256)
         await home.coordinator.db.write(lambda conn: conn.execute(planting))
         before = await stored(home)
         merger = home.coordinator.merger
@@ -297,7 +301,7 @@ async def test_a_kill_in_the_middle_leaves_the_old_head_or_the_new_one(
         await round_of(crew, len(await heads(home)))
         assert await home.coordinator.merger.merge_if_due(1)
         assert await remade(home, 0) == (2, None)
-        assert await counted(home, merge_tables.merge_parts) == 0
+        assert await counted(home, merge_parts_table) == 0
         assert (await home.coordinator.checks.run()).breaches == ()
 
 
@@ -390,7 +394,7 @@ async def merged_once(home: House) -> None:
     assert (await home.coordinator.checks.run()).breaches == ()
     assert await home.coordinator.check_ledger() == []
     rows = await home.coordinator.db.read(
-        lambda conn: list(conn.execute(tables.merges.select()).mappings())
+        lambda conn: list(conn.execute(merges_table.select()).mappings())
     )
     committed = Counter(row["base"] for row in rows if row["state"] == "committed")
     made = len(await heads(home)) - 1

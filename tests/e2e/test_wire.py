@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from coordinator.database import runs
 from coordinator.definition import definition
-from coordinator.store import runs
 from shared.protocol.work import ClaimReply, Verdict
 from shared.tensors.blocks import SCALE
 from shared.tensors.frame import frame_bytes, open_frame

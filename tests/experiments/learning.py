@@ -16,6 +16,7 @@ import torch
 from safetensors.numpy import save_file
 from sqlalchemy import Connection
 
+from coordinator.database import runs
 from coordinator.datasets import LocalData
 from coordinator.definition import Definition
 from coordinator.merge.plan import plan
@@ -23,7 +24,6 @@ from coordinator.simulate import loop
 from coordinator.simulate.labour import Trained
 from coordinator.simulate.scenario import from_table
 from coordinator.simulate.simulation import Dataset, Head, Hooks, Outcome, simulate
-from coordinator.store import runs
 from coordinator.wiring import Coordinator
 from shared.tensors.frame import open_frame
 from shared.workloads.base import ChunkRef, DatasetManifest

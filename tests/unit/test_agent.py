@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coordinator.store import tables
+from coordinator.database.tables.contributions import contributions as contributions_table
+from coordinator.database.tables.tasks import tasks as tasks_table
 from shared.errors import Unreachable
 from shared.workloads.gpt.workload import GptWorkload
 from tests.house import house
@@ -23,14 +24,14 @@ from volunteer.wording import duration
 
 async def tasks(machine: Lent) -> list[dict[str, Any]]:
     def read(conn: Any) -> list[dict[str, Any]]:
-        return [dict(row._mapping) for row in conn.execute(tables.tasks.select())]
+        return [dict(row._mapping) for row in conn.execute(tasks_table.select())]
 
     return await machine.home.coordinator.db.read(read)
 
 
 async def contributions(machine: Lent) -> list[Any]:
     def read(conn: Any) -> list[Any]:
-        return list(conn.execute(tables.contributions.select()))
+        return list(conn.execute(contributions_table.select()))
 
     return await machine.home.coordinator.db.read(read)
 

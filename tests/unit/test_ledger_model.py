@@ -21,10 +21,10 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import Connection
 
+from coordinator.database.engine.open import Database
+from coordinator.database.ledger import payments, spending
+from coordinator.database.ledger.payments import Payment
 from coordinator.ledger import Ledger
-from coordinator.store import holds, ledger
-from coordinator.store.database import Database
-from coordinator.store.ledger import Payment
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound
 
 REFUSED = (BadRequest, Conflict, Forbidden, NotFound)
@@ -155,10 +155,10 @@ class Books(RuleBasedStateMachine):
             "amount_micro": amount,
         }
         write: dict[str, Callable[[Connection], None]] = {
-            "pending": lambda conn: ledger.post_pending(conn, **values, now=1.0),  # type: ignore[arg-type]
-            "earn": lambda conn: ledger.post_earned(conn, **values, now=2.0),  # type: ignore[arg-type]
-            "void": lambda conn: ledger.post_void(conn, **values, now=2.0),  # type: ignore[arg-type]
-            "reverse": lambda conn: ledger.post_reversal(conn, one, "", 3.0),
+            "pending": lambda conn: payments.post_pending(conn, **values, now=1.0),  # type: ignore[arg-type]
+            "earn": lambda conn: payments.post_earned(conn, **values, now=2.0),  # type: ignore[arg-type]
+            "void": lambda conn: payments.post_void(conn, **values, now=2.0),  # type: ignore[arg-type]
+            "reverse": lambda conn: payments.post_reversal(conn, one, "", 3.0),
         }
         self.both(lambda: self.model.contribution(step, number, name, amount), write[step])
 
@@ -171,7 +171,7 @@ class Books(RuleBasedStateMachine):
     def merge(self, wanted: list[tuple[int, str, int]]) -> None:
         pays = [self.pay(*row) for row in wanted]
         self.both(
-            lambda: self.model.many(wanted), lambda conn: ledger.post_earned_many(conn, pays, 2.0)
+            lambda: self.model.many(wanted), lambda conn: payments.post_earned_many(conn, pays, 2.0)
         )
 
     @rule(which=held, amount=st.integers(1, 2))
@@ -180,7 +180,7 @@ class Books(RuleBasedStateMachine):
         hold_id, who = f"{self.example}.{number}", self.who(name)
         self.both(
             lambda: self.model.hold(str(number), name, amount),
-            lambda conn: holds.hold(conn, who, hold_id, amount, "", 3.0),
+            lambda conn: spending.hold(conn, who, hold_id, amount, "", 3.0),
         )
 
     @rule(which=held, cost=st.none() | st.integers(0, 3))
@@ -192,9 +192,9 @@ class Books(RuleBasedStateMachine):
 
         def write(conn: Connection) -> None:
             if cost is None:
-                holds.release(conn, who, hold_id, 4.0)
+                spending.release(conn, who, hold_id, 4.0)
             else:
-                holds.settle(conn, who, hold_id, cost, 4.0)
+                spending.settle(conn, who, hold_id, cost, 4.0)
 
         self.both(lambda: self.model.end(number, name, cost), write)
 
@@ -204,8 +204,8 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def balances_are_those_of_the_model(self) -> None:
-        def read(conn: Connection) -> list[ledger.Balances]:
-            return [ledger.balances(conn, self.who(name)) for name in PEOPLE]
+        def read(conn: Connection) -> list[payments.Balances]:
+            return [payments.balances(conn, self.who(name)) for name in PEOPLE]
 
         for name, found in zip(PEOPLE, self.runner.run(self.db.read(read)), strict=True):
             expected = [self.model.accounts[name, k] for k in ("pending", "earned", "held", "burn")]

@@ -24,8 +24,10 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import Connection, select, update
 
-from coordinator.store import tables, tasks
-from coordinator.store.database import Database
+from coordinator.database import tasks
+from coordinator.database.engine.open import Database
+from coordinator.database.tables.runs import runs as runs_table
+from coordinator.database.tables.tasks import tasks as tasks_table
 from coordinator.volunteers import Principal
 from shared.clock import VirtualClock
 from shared.errors import Gone
@@ -243,7 +245,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_database_says_the_same(self) -> None:
-        query = select(tables.tasks).where(tables.tasks.c.run_id == self.run_id)
+        query = select(tasks_table).where(tasks_table.c.run_id == self.run_id)
         rows = self.world.run(
             self.world.db.read(
                 lambda conn: [tasks.row_of(r) for r in conn.execute(query).mappings()]
@@ -303,7 +305,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.the_database_says_the_same()
 
     def _end(self, conn: Connection) -> None:
-        conn.execute(update(tables.runs).values(state="completed"))
+        conn.execute(update(runs_table).values(state="completed"))
         tasks.cancel_run(conn, self.run_id, self.clock.now())
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store.tables import tasks, workers
+from coordinator.database.tables.accounts import workers
+from coordinator.database.tables.tasks import tasks
 from shared.clock import SystemClock
 from tests.house import House
 from tests.volunteering import FastClock, Lent, lent

@@ -1,0 +1,1 @@
+"""The only SQL: an engine, tables, migrations and one file of functions a noun."""

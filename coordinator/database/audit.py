@@ -1,0 +1,70 @@
+"""The audit log: who did what to what, append-only and chained.
+
+Rows name people by id, never by nickname, host or address, because they outlive `volunteer forget`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, insert, select
+
+from coordinator.database.ledger import hash_chain
+from coordinator.database.tables.record import audit
+
+DETAIL_CHARS_MAX = 4000
+LISTING_MAX = 500
+SEALED = (audit.c.at, audit.c.actor, audit.c.action, audit.c.subject, audit.c.detail)
+
+
+class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the log."""
+
+    id: int
+    at: float
+    actor: str  # "organiser", "system" or a volunteer's id
+    action: str  # e.g. "volunteer.ban"
+    subject: str  # an id, or the name of a run
+    detail: str  # a sentence or JSON
+
+
+def append(
+    conn: Connection,
+    actor: str,
+    action: str,
+    subject: str,
+    detail: str | Mapping[str, Any],
+    now: float,
+) -> None:
+    """Write a line in the transaction of what it tells of. Too long a detail is cut, never refused."""
+    said = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
+    conn.execute(
+        insert(audit).values(
+            at=now,
+            actor=actor[:64],
+            action=action[:64],
+            subject=subject[:255],
+            detail=said[:DETAIL_CHARS_MAX],
+        )
+    )
+
+
+def entries(conn: Connection, before: int | None = None, limit: int = 100) -> list[AuditRow]:
+    """Newest first; `before` (the id of the last line seen) continues the listing."""
+    columns = [audit.c[name] for name in AuditRow.__struct_fields__]
+    query = select(*columns).order_by(audit.c.id.desc()).limit(max(1, min(limit, LISTING_MAX)))
+    if before is not None:
+        query = query.where(audit.c.id < before)
+    return [AuditRow(**row) for row in conn.execute(query).mappings()]
+
+
+def seal(conn: Connection, limit: int = hash_chain.SEAL_BATCH) -> int:
+    """Chain the next lines; how many. Alone in its transaction (see chain.py)."""
+    return hash_chain.seal(conn, audit, SEALED, limit)
+
+
+def check(conn: Connection) -> list[str]:
+    """A sentence where the chain is broken; empty when all is well."""
+    return list(hash_chain.check(conn, audit, SEALED))

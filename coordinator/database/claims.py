@@ -1,0 +1,195 @@
+"""Claims of many waiters in one transaction: look, decide (the caller does, by rules), take.
+
+`view` locks the rows that `take` changes: the running runs, whose cursors move, and as many waiting tasks as may be given out.
+Two coordinators therefore never hand out one range, and wait for each other only as long as a claim takes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from sqlalchemy import (
+    Connection,
+    and_,
+    bindparam,
+    case,
+    func,
+    literal_column,
+    select,
+)
+
+from coordinator.database import passes
+from coordinator.database.engine.statements import among, its
+from coordinator.database.tables.accounts import volunteers, workers
+from coordinator.database.tables.runs import runs
+from coordinator.database.tables.tasks import failures, tasks
+from coordinator.database.tasks import BESIDE, TaskRow, awaits_verdict, row_of
+from coordinator.dispatch import Holding, Load, Todo, Waiter
+from shared.decoding import decode
+
+
+class RunLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What moves of a running run."""
+
+    id: int
+    head: int
+    global_step: int
+    tokens: int
+    phase: int
+    pass_no: int
+    cursor: int
+    samples_total: int
+    weight: float
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """All that deciding about some claims needs."""
+
+    live: dict[str, TaskRow]  # claims that were answered before, by claim_id
+    runs: tuple[RunLine, ...]
+    loads: tuple[Load, ...]
+    holdings: tuple[Holding, ...]  # of the volunteers that ask
+    todo: tuple[Todo, ...]
+
+
+_LINE = select(*(runs.c[name] for name in RunLine.__struct_fields__))
+_RUNS = (
+    _LINE.where(runs.c.state == "running")
+    .order_by(runs.c.id)
+    .with_for_update(key_share=True, of=runs)
+)
+# Written out and not bound, so that SQLite sees that its partial indexes fit.
+_DOING = literal_column("tasks.state") == literal_column("'doing'")
+_LOADS = (
+    select(
+        tasks.c.run_id,
+        func.count().label("open"),
+        func.sum(case((_DOING, tasks.c.price_micro), else_=0)).label("price_micro"),
+        func.count(case((_DOING, None), else_=1)).label("waiting"),
+    )
+    .where(literal_column("tasks.state").in_([literal_column("'todo'"), literal_column("'doing'")]))
+    .group_by(tasks.c.run_id)
+)
+_MINE = select(
+    tasks.c.id, tasks.c.claim_id, tasks.c.volunteer_id, tasks.c.worker_id, tasks.c.device
+).where(_DOING, among(tasks.c.volunteer_id, "volunteers"))
+_LIVE = select(tasks).where(among(tasks.c.id, "ids"))
+
+
+def view(conn: Connection, waiters: Sequence[Waiter], todo_max: int) -> View:
+    """What there is, locked where it may be given out: at most `todo_max` waiting tasks a run."""
+    lines = tuple(RunLine(**row) for row in conn.execute(_RUNS).mappings())
+    asking = sorted({waiter.volunteer_id for waiter in waiters})
+    mine = conn.execute(_MINE, {"volunteers": asking}).all()
+    asked = {waiter.claim_id for waiter in waiters}
+    again = [row.id for row in mine if row.claim_id in asked]
+    counts = Counter((row.volunteer_id, row.worker_id, row.device) for row in mine)
+    loads = conn.execute(_LOADS).all()
+    waiting = {load.run_id for load in loads if load.waiting}
+    todo = _todo(conn, [line.id for line in lines if line.id in waiting], todo_max)
+    touchy = {task.run_id for task in todo if task.failed_by}
+    return View(
+        live=_live(conn, again) if again else {},
+        runs=lines,
+        loads=tuple(
+            Load(
+                run_id=load.run_id,
+                open=load.open,
+                price_micro=int(load.price_micro),
+                holders=_holders(conn, load.run_id) if load.run_id in touchy else frozenset(),
+            )
+            for load in loads
+        ),
+        holdings=tuple(
+            Holding(volunteer_id=volunteer, worker_id=worker, device=device, count=count)
+            for (volunteer, worker, device), count in counts.items()
+        ),
+        todo=todo,
+    )
+
+
+def _live(conn: Connection, ids: Sequence[int]) -> dict[str, TaskRow]:
+    rows = conn.execute(_LIVE, {"ids": ids}).mappings()
+    return {row["claim_id"]: row_of(row) for row in rows}
+
+
+_ABLE = select(workers.c.id, workers.c.workloads).where(among(workers.c.id, "workers"))
+_SHUT_OUT = (
+    select(workers.c.id, workers.c.revoked_at.is_(None))
+    .join_from(workers, volunteers, volunteers.c.id == workers.c.volunteer_id)
+    .where(among(workers.c.id, "workers"))
+    .where((volunteers.c.state != "active") | workers.c.revoked_at.is_not(None))
+)
+
+
+def workloads(conn: Connection, worker_ids: Iterable[str]) -> dict[str, frozenset[str]]:
+    """What the machines of some workers can train, as they said when they registered."""
+    able = conn.execute(_ABLE, {"workers": sorted(set(worker_ids))})
+    return {worker: _names(stored) for worker, stored in able}
+
+
+def shut_out(conn: Connection, worker_ids: Iterable[str]) -> dict[str, bool]:
+    """Those of some workers that may have no work any more, and whether the account is banned (else the secret withdrawn)."""
+    found = conn.execute(_SHUT_OUT, {"workers": sorted(set(worker_ids))})
+    return {worker: bool(unrevoked) for worker, unrevoked in found}
+
+
+@lru_cache(maxsize=1024)
+def _names(stored: str) -> frozenset[str]:
+    return frozenset(decode(stored, list[str]))
+
+
+def _holders(conn: Connection, run_id: int) -> frozenset[str]:
+    """The workers that do tasks of a run."""
+    query = select(tasks.c.worker_id).where(tasks.c.run_id == run_id, tasks.c.state == "doing")
+    return frozenset(conn.execute(query.distinct()).scalars())
+
+
+_T = tasks.c
+_TODO = (
+    select(_T.id, _T.run_id, _T.pass_no, _T.start, _T.stop, _T.failures, _T.steps, _T.price_micro)
+    .add_columns(case((_T.kind.in_(BESIDE), _T.kind), else_="").label("beside"))
+    .where(its(_T.run_id), _T.state == "todo", ~and_(_T.returned, awaits_verdict()))
+    .order_by(_T.failures, _T.id)
+    .limit(bindparam("most"))
+    .with_for_update(skip_locked=True)
+)
+
+
+def _todo(conn: Connection, run_ids: Sequence[int], limit: int) -> tuple[Todo, ...]:
+    """Waiting tasks in the order to take them: what never failed first, the oldest first."""
+    found: list[dict[str, Any]] = []
+    for run_id in run_ids:
+        rows = conn.execute(_TODO, {"its_run_id": run_id, "most": limit}).mappings()
+        found += [dict(row) for row in rows]
+    failed = [row["id"] for row in found if row.pop("failures")]
+    by: dict[int, set[str]] = {}
+    if failed:
+        who = select(failures.c.task_id, failures.c.worker_id).distinct()
+        who = who.where(failures.c.task_id.in_(failed), failures.c.kind == "failure")
+        for task_id, worker_id in conn.execute(who):
+            by.setdefault(task_id, set()).add(worker_id)
+    return tuple(Todo(**row, failed_by=frozenset(by.get(row["id"], ()))) for row in found)
+
+
+def line(conn: Connection, run_id: int) -> RunLine:
+    """What moves of any run."""
+    return RunLine(**conn.execute(_LINE.where(runs.c.id == run_id)).mappings().one())
+
+
+def states(conn: Connection, names: Sequence[str]) -> dict[str, str]:
+    """The states of the runs of these names."""
+    return {
+        row.name: row.state
+        for row in conn.execute(select(runs.c.name, runs.c.state).where(runs.c.name.in_(names)))
+    }
+
+
+def move(conn: Connection, moved: dict[int, tuple[int, int]], seeds: dict[int, int]) -> None:
+    """Store how far the passes of the locked runs are cut now."""
+    for run_id, (pass_no, cursor) in sorted(moved.items()):
+        passes.move(conn, run_id, seeds[run_id], pass_no, cursor)

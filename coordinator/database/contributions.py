@@ -1,0 +1,402 @@
+"""Contributions and their verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args
+
+import msgspec
+from sqlalchemy import Connection, and_, bindparam, case, func, insert, or_, select, update
+
+from coordinator.database.engine.statements import among, its
+from coordinator.database.tables.contributions import contributions, verdicts
+from coordinator.database.tables.runs import runs
+from coordinator.database.tables.tasks import tasks
+from coordinator.database.tables.versions import versions
+from shared.errors import Conflict, NotFound
+from shared.protocol.base import ContributionState
+from shared.protocol.work import Verdict
+
+# received -> checking -> accepted -> merged, with the ways out.
+TRANSITIONS: frozenset[tuple[ContributionState, ContributionState]] = frozenset(
+    {
+        ("received", "checking"),
+        ("received", "rejected"),
+        ("checking", "accepted"),
+        ("checking", "superseded"),
+        ("checking", "rejected"),
+        ("accepted", "merged"),
+        ("accepted", "superseded"),
+        ("accepted", "rejected"),  # set aside by a merge that failed with it
+    }
+)
+
+
+STATES = get_args(ContributionState)
+UPDATES = ("delta", "gradient")  # kinds that are merged; games and evaluations are not
+
+
+class ContributionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `contributions`; see tables.py."""
+
+    id: int
+    run_id: int
+    task_id: int
+    attempt: int
+    part: int
+    tries: int
+    worker_id: str
+    volunteer_id: str
+    digest: str
+    kind: str
+    codec: str
+    sha256: str
+    size: int
+    base_version: int
+    steps: int
+    samples: int
+    price_micro: int
+    loss_first: float | None
+    loss_last: float | None
+    train_s: float
+    norm: float | None
+    clip: float
+    weight: float | None
+    state: ContributionState
+    reason: str
+    message: str
+    version: int | None
+    report: str
+    received_at: float
+    decided_at: float | None
+    merged_at: float | None
+
+
+def _row(mapping: Any) -> ContributionRow:
+    return ContributionRow(**mapping)
+
+
+_C = contributions.c
+_ADD = insert(contributions).returning(*_C)
+_KEEP = update(tasks).where(its(tasks.c.id)).values(renew_by=None, finish_by=None)
+_BY_KEY = select(contributions).where(its(_C.task_id), its(_C.attempt), its(_C.part), its(_C.tries))
+_BY_ID = select(contributions).where(its(_C.id))
+_BY_ID_LOCKED = _BY_ID.with_for_update()
+_MERGE_ORDER = (_C.task_id, _C.part, _C.tries)
+_BY_IDS = select(contributions).where(among(_C.id, "ids")).order_by(*_MERGE_ORDER)
+_IS_UPDATE = _C.kind.in_(UPDATES)
+_TO_MERGE = and_(its(_C.run_id), _C.state == "accepted", _IS_UPDATE)
+_MERGEABLE = select(contributions).where(_TO_MERGE).order_by(*_MERGE_ORDER).limit(bindparam("most"))
+_LEFT_BEHIND = (
+    select(contributions)
+    .where(_TO_MERGE, (_C.base_version < bindparam("base")) | (_C.kind != bindparam("kind")))
+    .order_by(_C.task_id, _C.part)
+)
+
+
+def add(conn: Connection, values: dict[str, Any], *, last: bool = True) -> ContributionRow:
+    """Insert as `checking`; with the last part its task no longer expires, it waits for the verdict."""
+    row = conn.execute(_ADD, values).mappings().one()
+    if last:
+        conn.execute(_KEEP, {"its_id": values["task_id"]})
+    return _row(row)
+
+
+def by_key(
+    conn: Connection, task_id: int, attempt: int, part: int, tries: int
+) -> ContributionRow | None:
+    key = {"its_task_id": task_id, "its_attempt": attempt, "its_part": part, "its_tries": tries}
+    row = conn.execute(_BY_KEY, key).mappings().first()
+    return None if row is None else _row(row)
+
+
+def by_id(
+    conn: Connection, contribution_id: int, volunteer_id: str | None = None, *, lock: bool = False
+) -> ContributionRow:
+    """Raises NotFound, also when it belongs to somebody else."""
+    query = _BY_ID_LOCKED if lock else _BY_ID
+    row = conn.execute(query, {"its_id": contribution_id}).mappings().first()
+    if row is None or volunteer_id not in (None, row["volunteer_id"]):
+        raise NotFound(f"there is no contribution {contribution_id} of yours")
+    return _row(row)
+
+
+def by_ids(conn: Connection, ids: Sequence[int]) -> list[ContributionRow]:
+    """In the order of the task, then part: the order of a merge."""
+    return [_row(row) for row in conn.execute(_BY_IDS, {"ids": ids}).mappings()]
+
+
+def in_state(
+    conn: Connection, state: ContributionState, run_id: int | None = None, limit: int = 1000
+) -> list[ContributionRow]:
+    query = select(contributions).where(contributions.c.state == state)
+    if run_id is not None:
+        query = query.where(contributions.c.run_id == run_id)
+    query = query.order_by(
+        contributions.c.task_id, contributions.c.part, contributions.c.tries
+    ).limit(limit)
+    return [_row(row) for row in conn.execute(query).mappings()]
+
+
+def mergeable(conn: Connection, run_id: int, limit: int = 1000) -> list[ContributionRow]:
+    """Accepted updates in the order of a merge."""
+    rows = conn.execute(_MERGEABLE, {"its_run_id": run_id, "most": limit}).mappings()
+    return [_row(row) for row in rows]
+
+
+def left_behind(conn: Connection, run_id: int, base: int, kind: str) -> list[ContributionRow]:
+    """Updates that wait for a merge though they began below version `base`, or are not of the kind that is merged now."""
+    given = {"its_run_id": run_id, "base": base, "kind": kind}
+    return [_row(row) for row in conn.execute(_LEFT_BEHIND, given).mappings()]
+
+
+class Pending(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits for the next merge of a run."""
+
+    count: int
+    steps: int
+    samples: int
+    oldest_at: float | None
+    workers: int
+
+
+_ANY = select(_C.id).where(_TO_MERGE).limit(1)
+
+
+def any_to_merge(conn: Connection, run_id: int) -> bool:
+    """Whether anything at all waits for the next merge of a run."""
+    return conn.execute(_ANY, {"its_run_id": run_id}).first() is not None
+
+
+_PENDING = select(
+    func.count(),
+    func.coalesce(func.sum(_C.steps), 0),
+    func.coalesce(func.sum(_C.samples), 0),
+    func.min(_C.decided_at),
+    func.count(func.distinct(_C.worker_id)),
+).where(_TO_MERGE)
+
+
+def pending(conn: Connection, run_id: int) -> Pending:
+    given = {"its_run_id": run_id}
+    count, steps, samples, oldest, workers = conn.execute(_PENDING, given).one()
+    return Pending(
+        count=count, steps=int(steps), samples=int(samples), oldest_at=oldest, workers=workers
+    )
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """What others are compared with of one accepted contribution."""
+
+    norm: float
+    steps: int
+    global_step: int  # of its base version
+
+
+_V = versions.c
+_COHORT = (
+    select(_C.norm, _C.steps, _V.global_step)
+    .join_from(contributions, versions, and_(_V.run_id == _C.run_id, _V.version == _C.base_version))
+    .where(its(_C.run_id), its(_C.kind), _C.norm.is_not(None))
+    .where(_C.state.in_(("accepted", "merged", "superseded")))
+    .order_by(_C.id.desc())
+    .limit(bindparam("most"))
+)
+
+
+def cohort(conn: Connection, run_id: int, kind: str, limit: int) -> list[Peer]:
+    """The newest accepted contributions of a kind."""
+    rows = conn.execute(_COHORT, {"its_run_id": run_id, "its_kind": kind, "most": limit})
+    return [Peer(norm=norm, steps=steps, global_step=at) for norm, steps, at in rows]
+
+
+_IS_WAITING = (
+    select(_C.id)
+    .where(its(_C.run_id), its(_C.worker_id), _IS_UPDATE)
+    .where(_C.state.in_(("received", "checking", "accepted")))
+    .limit(1)
+)
+
+
+def is_waiting(conn: Connection, run_id: int, worker_id: str) -> bool:
+    """Whether something of a worker waits to be merged into a run."""
+    given = {"its_run_id": run_id, "its_worker_id": worker_id}
+    return conn.execute(_IS_WAITING, given).first() is not None
+
+
+_ELSEWHERE = (_C.task_id != bindparam("task")) | (
+    (_C.attempt == bindparam("attempt")) & (_C.part != bindparam("part"))
+)
+_SEEN_BEFORE = select(_C.id).where(its(_C.sha256), its(_C.run_id), _ELSEWHERE).limit(1)
+
+
+def seen_before(conn: Connection, row: ContributionRow) -> bool:
+    """Whether the same bytes were handed in for another task, or for another part of it."""
+    given = {"its_sha256": row.sha256, "its_run_id": row.run_id}
+    given |= {"task": row.task_id, "attempt": row.attempt, "part": row.part}
+    return conn.execute(_SEEN_BEFORE, given).first() is not None
+
+
+_DECIDE = update(contributions).where(its(_C.id), its(_C.state))
+
+
+def decide(
+    conn: Connection, row: ContributionRow, state: ContributionState, *, now: float, **values: Any
+) -> None:
+    """Change the state and record the verdict. Raises Conflict when it is no longer where `row` says."""
+    if (row.state, state) not in TRANSITIONS:
+        raise Conflict(f"contribution {row.id} is {row.state}, so it cannot become {state}")
+    where = {"its_id": row.id, "its_state": row.state}
+    changed = conn.execute(_DECIDE, where | {"state": state, "decided_at": now} | values)
+    if changed.rowcount != 1:
+        raise Conflict(f"contribution {row.id} has just been decided")
+    ruling = Ruling(
+        state=state,
+        reason=str(values.get("reason", "")),
+        message=str(values.get("message", "")),
+        version=values.get("version"),
+    )
+    record(conn, [row], ruling, now)
+
+
+_MERGE_ALL = (
+    update(contributions)
+    .where(among(_C.id, "ids"), _C.state == "accepted")
+    .values(state="merged", version=bindparam("into"), merged_at=bindparam("now"))
+)
+
+
+def merge_all(conn: Connection, rows: Sequence[ContributionRow], version: int, now: float) -> bool:
+    """Mark every one merged into `version`: all of them, or False."""
+    ids = [row.id for row in rows]
+    changed = conn.execute(_MERGE_ALL, {"ids": ids, "into": version, "now": now})
+    if changed.rowcount != len(rows):
+        return False
+    message = f"merged into version {version}"
+    record(conn, rows, Ruling(state="merged", message=message, version=version), now)
+    return True
+
+
+class Ruling(msgspec.Struct, frozen=True, kw_only=True):
+    """What a verdict says."""
+
+    state: ContributionState
+    reason: str = ""
+    message: str = ""
+    version: int | None = None
+
+
+_RECORD = insert(verdicts)
+
+
+def record(conn: Connection, rows: Iterable[ContributionRow], ruling: Ruling, now: float) -> None:
+    """Append to the history that volunteers read."""
+    conn.execute(
+        _RECORD,
+        [
+            {
+                "contribution_id": row.id,
+                "worker_id": row.worker_id,
+                "volunteer_id": row.volunteer_id,
+                **msgspec.structs.asdict(ruling),
+                "at": now,
+            }
+            for row in rows
+        ],
+    )
+
+
+_VERDICT = (
+    select(
+        verdicts.c.id,
+        verdicts.c.contribution_id,
+        verdicts.c.state,
+        verdicts.c.reason,
+        verdicts.c.message,
+        verdicts.c.version,
+        verdicts.c.at,
+        contributions.c.task_id,
+        contributions.c.weight,
+        case(
+            (
+                verdicts.c.state.in_(("accepted", "merged", "superseded")),
+                contributions.c.price_micro,
+            ),
+            else_=0,
+        ).label("credits_micro"),
+        runs.c.name.label("run"),
+    )
+    .join(contributions, contributions.c.id == verdicts.c.contribution_id)
+    .join(runs, runs.c.id == contributions.c.run_id)
+)
+
+
+def _verdict(row: Any) -> Verdict:
+    return Verdict(
+        contribution=row["contribution_id"],
+        task=row["task_id"],
+        run=row["run"],
+        state=row["state"],
+        reason=row["reason"],
+        message=row["message"],
+        weight=row["weight"],
+        version=row["version"],
+        credits_micro=row["credits_micro"],
+        at=row["at"],
+    )
+
+
+def news(
+    conn: Connection, worker_id: str, since: int, recent_at: float, limit: int
+) -> tuple[list[Verdict], int]:
+    """Verdicts a worker has not seen, and the number to ask from next time.
+
+    Numbers are given before a transaction commits, so one may appear below `since`: what is younger than `recent_at` is sent
+    again and the client drops what it knows.
+    """
+    query = _VERDICT.where(verdicts.c.worker_id == worker_id)
+    query = (
+        query.where(or_(verdicts.c.id > since, verdicts.c.at > recent_at))
+        .order_by(verdicts.c.id)
+        .limit(limit)
+    )
+    rows = list(conn.execute(query).mappings())
+    return [_verdict(row) for row in rows], max([since, *(row["id"] for row in rows)])
+
+
+_LATEST_VERDICT = (
+    _VERDICT.where(its(verdicts.c.contribution_id)).order_by(verdicts.c.id.desc()).limit(1)
+)
+
+
+def latest_verdict(conn: Connection, contribution_id: int) -> Verdict | None:
+    given = {"its_contribution_id": contribution_id}
+    row = conn.execute(_LATEST_VERDICT, given).mappings().first()
+    return None if row is None else _verdict(row)
+
+
+def history(
+    conn: Connection, volunteer_id: str, before: int | None, limit: int
+) -> list[tuple[int, Verdict]]:
+    """Newest first; the number beside each continues the listing."""
+    query = _VERDICT.where(verdicts.c.volunteer_id == volunteer_id)
+    if before is not None:
+        query = query.where(verdicts.c.id < before)
+    rows = conn.execute(query.order_by(verdicts.c.id.desc()).limit(limit)).mappings()
+    return [(row["id"], _verdict(row)) for row in rows]
+
+
+def counts(conn: Connection, run_id: int) -> dict[str, int]:
+    c = contributions.c
+    query = select(c.state, func.count()).where(c.run_id == run_id, c.state.in_(STATES))
+    return dict(conn.execute(query.group_by(contributions.c.state)).all())
+
+
+def merged_by(
+    conn: Connection, run_id: int, volunteer_id: str, first: int, last: int
+) -> dict[int, int]:
+    """How many of a volunteer's contributions went into each of the versions [first, last]."""
+    c = contributions.c
+    mine = (c.volunteer_id == volunteer_id) & (c.run_id == run_id)
+    query = select(c.version, func.count()).where(mine, c.version.between(first, last))
+    return dict(conn.execute(query.where(c.state == "merged").group_by(c.version)).all())

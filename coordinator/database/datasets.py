@@ -1,0 +1,170 @@
+"""Datasets and the register of blobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, delete, insert, select, union
+
+from coordinator.database import key_values
+from coordinator.database.contributions import UPDATES
+from coordinator.database.engine.statements import among, its
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.datasets import blobs, dataset_blobs, datasets
+from coordinator.database.tables.runs import runs
+from shared.decoding import decode
+from shared.errors import Conflict, NotFound
+from shared.workloads.base import DatasetManifest
+
+_SKIPPED = "dataset.skipped."  # and the number of the dataset: a key of `meta`
+
+
+class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `datasets`, its manifest decoded (with the held-out split: never send it as it is)."""
+
+    id: int
+    name: str
+    kind: str
+    manifest: DatasetManifest
+    manifest_sha256: str
+    created_at: float
+
+
+def _row(mapping: dict[str, Any]) -> DatasetRow:
+    manifest = decode(mapping["manifest"], DatasetManifest)
+    return DatasetRow(**(mapping | {"manifest": manifest}))
+
+
+def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str, now: float) -> int:
+    """Insert a dataset and what it keeps alive. Raises Conflict when the name stands for other content."""
+    row = conn.execute(select(datasets).where(datasets.c.name == manifest.name)).mappings().first()
+    if row is not None:
+        if row["manifest_sha256"] == manifest_sha256:
+            return int(row["id"])
+        raise Conflict(f'there is another dataset called "{manifest.name}"; choose another name')
+    made = insert(datasets).values(
+        name=manifest.name,
+        kind=manifest.kind,
+        manifest=msgspec.json.encode(manifest).decode(),
+        manifest_sha256=manifest_sha256,
+        created_at=now,
+    )
+    dataset_id = int(conn.execute(made.returning(datasets.c.id)).scalar_one())
+    served = {chunk.sha256: True for chunk in (*manifest.chunks, *manifest.assets.values())}
+    kept = {chunk.sha256: served.get(chunk.sha256, False) for chunk in manifest.heldout} | served
+    if kept:
+        conn.execute(
+            insert(dataset_blobs),
+            [
+                {"dataset_id": dataset_id, "sha256": sha, "served": seen}
+                for sha, seen in kept.items()
+            ],
+        )
+    return dataset_id
+
+
+def note_skipped(conn: Connection, dataset_id: int, sentences: Sequence[str]) -> None:
+    """Keep what could not be used when a dataset was built."""
+    key_values.put(conn, f"{_SKIPPED}{dataset_id}", msgspec.json.encode(sentences).decode())
+
+
+def skipped(conn: Connection, dataset_id: int) -> tuple[str, ...]:
+    """What could not be used when a dataset was built, and why."""
+    stored = key_values.get(conn, f"{_SKIPPED}{dataset_id}")
+    return () if stored is None else decode(stored, tuple[str, ...])
+
+
+def by_name(conn: Connection, name: str) -> DatasetRow:
+    """Raises NotFound, naming what there is."""
+    row = conn.execute(select(datasets).where(datasets.c.name == name)).mappings().first()
+    if row is None:
+        known = (
+            conn.execute(select(datasets.c.name).order_by(datasets.c.name).limit(8)).scalars().all()
+        )
+        raise NotFound(
+            f'there is no dataset "{name}"; datasets: {", ".join(known) or "none yet: `coordinator dataset add`"}'
+        )
+    return _row(dict(row))
+
+
+_BY_ID = select(datasets).where(its(datasets.c.id))
+
+
+def by_id(conn: Connection, dataset_id: int) -> DatasetRow:
+    return _row(dict(conn.execute(_BY_ID, {"its_id": dataset_id}).mappings().one()))
+
+
+def every(conn: Connection) -> list[DatasetRow]:
+    return [
+        _row(dict(row))
+        for row in conn.execute(select(datasets).order_by(datasets.c.name)).mappings()
+    ]
+
+
+_D = dataset_blobs.c
+_SERVED = select(_D.sha256).where(its(_D.sha256), _D.served).limit(1)
+
+
+def is_served(conn: Connection, sha256: str) -> bool:
+    """Whether a volunteer may fetch this blob as part of a dataset."""
+    return conn.execute(_SERVED, {"its_sha256": sha256}).first() is not None
+
+
+# --- the register of blobs ---
+
+
+_KNOWN = select(blobs.c.sha256).where(among(blobs.c.sha256, "names"))
+_REGISTER = insert(blobs)
+
+
+def register(conn: Connection, rows: Iterable[tuple[str, int, str]], now: float) -> None:
+    """Note blobs (sha256, size, kind) that lie in the store; those already noted stay as they are."""
+    wanted = {sha: (size, kind) for sha, size, kind in rows}
+    if not wanted:
+        return
+    known = set(conn.execute(_KNOWN, {"names": list(wanted)}).scalars())
+    fresh = [
+        {"sha256": sha, "size": size, "kind": kind, "created_at": now}
+        for sha, (size, kind) in wanted.items()
+        if sha not in known
+    ]
+    if fresh:
+        conn.execute(_REGISTER, fresh)
+
+
+def blob_sizes(conn: Connection, sha256s: Sequence[str]) -> dict[str, int]:
+    query = select(blobs.c.sha256, blobs.c.size).where(blobs.c.sha256.in_(sha256s))
+    return dict(conn.execute(query).all())
+
+
+def registered(conn: Connection, older_than: float) -> list[tuple[str, int]]:
+    """Blobs noted before an instant."""
+    return [
+        (sha, size)
+        for sha, size in conn.execute(
+            select(blobs.c.sha256, blobs.c.size).where(blobs.c.created_at < older_than)
+        )
+    ]
+
+
+def all_registered(conn: Connection) -> dict[str, int]:
+    return dict(conn.execute(select(blobs.c.sha256, blobs.c.size)).all())
+
+
+def unregister(conn: Connection, sha256s: Sequence[str]) -> None:
+    if sha256s:
+        conn.execute(delete(blobs).where(blobs.c.sha256.in_(sha256s)))
+
+
+def in_use(conn: Connection) -> set[str]:
+    """Blobs that datasets and undecided or unmerged contributions refer to."""
+    c = contributions.c
+    undecided = c.state.in_(("received", "checking"))
+    waiting = select(c.sha256).where(undecided | ((c.state == "accepted") & c.kind.in_(UPDATES)))
+    return set(conn.execute(union(select(dataset_blobs.c.sha256), waiting)).scalars())
+
+
+def used_by_runs(conn: Connection, dataset_id: int) -> list[str]:
+    return list(conn.execute(select(runs.c.name).where(runs.c.dataset_id == dataset_id)).scalars())

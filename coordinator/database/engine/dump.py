@@ -1,0 +1,81 @@
+"""All rows of all tables, out and in: the same on both databases, so a backup of one can be restored into the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Integer, Table, delete, func, insert, select, text
+from sqlalchemy.sql.sqltypes import Boolean
+
+from coordinator.database.engine.sqlite import CLOCK_KEY
+from coordinator.database.tables.schema import metadata
+from shared.errors import Configuration, Conflict
+
+BATCH_ROWS = 1000
+
+
+def begin_snapshot(conn: Connection) -> None:
+    """Make a read see one instant over all its statements; to be called first."""
+    if conn.dialect.name == "postgresql":
+        conn.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
+
+
+def names() -> tuple[str, ...]:
+    """Every table, those that others refer to first."""
+    return tuple(table.name for table in metadata.sorted_tables)
+
+
+def rows(conn: Connection, name: str) -> Iterator[dict[str, Any]]:
+    """All rows of a table, in the order of its key."""
+    table = metadata.tables[name]
+    found = conn.execution_options(yield_per=BATCH_ROWS).execute(
+        select(table).order_by(*table.primary_key.columns)
+    )
+    for row in found.mappings():
+        yield dict(row)
+
+
+def check_empty(conn: Connection) -> None:
+    """Raises Conflict unless the database holds nothing yet."""
+    for name in names():
+        if name != "meta" and conn.execute(select(metadata.tables[name]).limit(1)).first():
+            raise Conflict("a backup is restored into a new, empty place only; name another one")
+
+
+def load(conn: Connection, name: str, batch: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows as they were. Raises Configuration for columns this version does not know."""
+    table = metadata.tables.get(name)
+    if table is None or any(set(row) - set(table.columns.keys()) for row in batch):
+        raise Configuration(
+            "the backup was made by another version; use that version to restore it"
+        )
+    if name == "meta":  # the new database has a clock of its own
+        conn.execute(delete(table).where(table.c.key != CLOCK_KEY))
+        batch = [row for row in batch if row["key"] != CLOCK_KEY]
+    if batch:
+        conn.execute(insert(table), [_typed(table, row) for row in batch])
+
+
+def _typed(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
+    """SQLite keeps booleans as numbers; PostgreSQL insists on the type."""
+    return {
+        key: bool(value)
+        if value is not None and isinstance(table.columns[key].type, Boolean)
+        else value
+        for key, value in row.items()
+    }
+
+
+def reset_sequences(conn: Connection) -> None:
+    """Let numbering go on above what was loaded (SQLite does so by itself)."""
+    if conn.dialect.name != "postgresql":
+        return
+    for table in metadata.sorted_tables:
+        column = table.autoincrement_column
+        if column is None or not isinstance(column.type, Integer):
+            continue
+        highest = conn.execute(select(func.max(column))).scalar()
+        if highest is not None:
+            sequence = func.pg_get_serial_sequence(table.name, column.name)
+            conn.execute(select(func.setval(sequence, highest)))

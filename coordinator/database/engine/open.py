@@ -1,0 +1,234 @@
+"""The database: one transaction at a time through `write`, a consistent view through `read`, on SQLite or PostgreSQL.
+
+Store functions are plain functions of a connection; what runs them differs by database (`sqlite.py`, `postgres.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+
+from sqlalchemy import Connection, inspect, select, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from coordinator.database.engine import postgres, sqlite
+from coordinator.database.engine.server_lock import DirectoryLock
+from coordinator.database.migrations.upgrade import REVISIONS, upgrade
+from coordinator.database.tables.contributions import verdicts
+from coordinator.database.tables.ledger import events
+from coordinator.database.tables.record import audit, meta
+from shared.errors import Configuration
+
+if TYPE_CHECKING:
+    from shared.clock import SystemClock
+
+T = TypeVar("T")
+
+Dialect = Literal["sqlite", "postgresql"]
+MIGRATION_LOCK = 0x766F6C75  # any number of our own: two processes must not migrate at once
+
+
+class Runner(Protocol):
+    """What a kind of database has to offer."""
+
+    async def write(self, fn: Callable[[Connection], T]) -> T: ...
+
+    async def read(self, fn: Callable[[Connection], T]) -> T: ...
+
+    async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]: ...
+
+    async def close(self) -> None: ...
+
+
+class Database:
+    """An open database. Made by `open`."""
+
+    def __init__(self, runner: Runner, dialect: Dialect, lock: DirectoryLock | None = None) -> None:
+        self._runner = runner
+        self._lock = lock
+        self.dialect: Dialect = dialect
+
+    @staticmethod
+    async def open(
+        url: str, *, clock: SystemClock | None = None, exclusive: bool = False
+    ) -> Database:
+        """Open a migrated database; `exclusive` also locks the directory of an SQLite file, for a server.
+
+        `clock` then follows PostgreSQL's clock, or never says less than what SQLite has stored. Raises Configuration for a
+        wrong address, a database without tables, one of another version, or a directory that another server holds.
+        """
+        target = parse(url)
+        if target.get_backend_name() == "sqlite":
+            return await _open_sqlite(_path(target), clock, exclusive)
+        runner = postgres.PostgresRunner(target.render_as_string(hide_password=False), clock)
+        try:
+            await runner.read(check_revision)
+            await runner.start()
+        except BaseException:
+            await runner.close()
+            raise
+        return Database(runner, "postgresql")
+
+    async def write(self, fn: Callable[[Connection], T]) -> T:
+        """Run `fn` in one transaction; it is durable when this returns. On PostgreSQL `fn` may run several times."""
+        return await self._runner.write(fn)
+
+    async def read(self, fn: Callable[[Connection], T]) -> T:
+        """Run `fn` on one consistent view of the data; it cannot write."""
+        return await self._runner.read(fn)
+
+    async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
+        """Hear other processes: `deliver` gets a topic, or None when anything may have changed.
+
+        Gives the function that tells them a topic. `Signals.connect` is who calls this.
+        """
+        return await self._runner.bridge(deliver)
+
+    async def close(self) -> None:
+        """Finish what is being written and let go."""
+        await self._runner.close()
+        if self._lock is not None:
+            self._lock.release()
+
+
+async def _open_sqlite(path: Path, clock: SystemClock | None, exclusive: bool) -> Database:
+    _check_file(path)
+    lock = DirectoryLock.take(path.parent) if exclusive else None
+    runner = sqlite.SqliteRunner(path, clock)
+    try:
+        await runner.read(check_revision)
+        runner.rise_to(await runner.read(_highest_instant))
+    except BaseException:
+        await runner.close()
+        if lock is not None:
+            lock.release()
+        raise
+    return Database(runner, "sqlite", lock)
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise Configuration(f"there is no database {path}: make it with `coordinator migrate`")
+
+
+def _highest_instant(connection: Connection) -> float:
+    """The newest instant in the database, seen through the rows that are written last."""
+    stored = connection.execute(select(meta.c.value).where(meta.c.key == sqlite.CLOCK_KEY)).scalar()
+    found = [float(stored or 0.0)]
+    for table in (events, audit, verdicts):
+        newest = select(table.c.at).order_by(table.c.id.desc()).limit(1)
+        found.append(float(connection.execute(newest).scalar() or 0.0))
+    return max(found)
+
+
+def parse(url: str) -> URL:
+    """The address of a database, with the driver filled in. Raises Configuration."""
+    try:
+        target = make_url(url)
+        backend = target.get_backend_name()
+    except ArgumentError as error:
+        raise Configuration(
+            f'"{url}" is no database address: write sqlite:///path/to/file.db '
+            "or postgresql://user@host/name"
+        ) from error
+    if backend == "sqlite":
+        if not target.database or target.database == ":memory:":
+            raise Configuration("an SQLite database needs a file: sqlite:///path/to/file.db")
+        return target.set(drivername="sqlite")
+    if backend in ("postgresql", "postgres"):
+        query = {{"sslmode": "ssl"}.get(key, key): value for key, value in target.query.items()}
+        return target.set(drivername="postgresql+asyncpg", query=query)  # asyncpg's word for it
+    raise Configuration(f'"{backend}" is not supported: use sqlite or postgresql')
+
+
+def _path(target: URL) -> Path:
+    return Path(str(target.database)).absolute()
+
+
+def revision(connection: Connection) -> str | None:
+    """The schema's revision, or None where there are no tables."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def check_revision(connection: Connection) -> None:
+    """Raises Configuration unless the tables are those of this version."""
+    found = revision(connection)
+    if found == REVISIONS[-1]:
+        return
+    if found is None:
+        raise Configuration("the database has no tables yet: run `coordinator migrate`")
+    if found in REVISIONS:
+        raise Configuration("the database is of an older version: run `coordinator migrate`")
+    raise Configuration(
+        f"the database was written by a newer version (revision {found}): "
+        "upgrade with `pipx upgrade volunteer`; nothing was changed"
+    )
+
+
+async def is_new(url: str) -> bool:
+    """Whether there are no tables yet. A server makes them then; those of an older version only `migrate` changes."""
+    target = parse(url)
+    if target.get_backend_name() == "sqlite":
+        return await asyncio.to_thread(_is_new_sqlite, _path(target))
+    engine = postgres.engine(target.render_as_string(hide_password=False), pool_size=1)
+    try:
+        async with engine.connect() as connection:
+            return await connection.run_sync(revision) is None
+    except OSError as error:
+        raise postgres.translate(error) from error
+    finally:
+        await engine.dispose()
+
+
+def _is_new_sqlite(path: Path) -> bool:
+    if not path.is_file():
+        return True
+    engine = sqlite.engine(path, begin="BEGIN")
+    try:
+        with engine.connect() as connection, connection.begin():
+            return revision(connection) is None
+    except DBAPIError as error:
+        raise sqlite.translate(error) from error
+    finally:
+        engine.dispose()
+
+
+async def migrate(url: str) -> None:
+    """Bring a database to this version in one transaction, making it where there is none. Raises Configuration."""
+    target = parse(url)
+    if target.get_backend_name() == "sqlite":
+        await asyncio.to_thread(_migrate_sqlite, _path(target))
+        return
+    engine = postgres.engine(target.render_as_string(hide_password=False), pool_size=1)
+    try:
+        async with engine.begin() as connection:
+            lock = text("SELECT pg_advisory_xact_lock(:key)").bindparams(key=MIGRATION_LOCK)
+            await connection.execute(lock)
+            await connection.run_sync(_migrate)
+    except OSError as error:
+        raise postgres.translate(error) from error
+    finally:
+        await engine.dispose()
+
+
+def _migrate_sqlite(path: Path) -> None:
+    sqlite.prepare_file(path)
+    engine = sqlite.engine(path, begin="BEGIN IMMEDIATE")
+    try:
+        with engine.connect() as connection, connection.begin():
+            _migrate(connection)
+    finally:
+        engine.dispose()
+
+
+def _migrate(connection: Connection) -> None:
+    found = revision(connection)
+    if found is not None and found not in REVISIONS:
+        check_revision(connection)
+    if found != REVISIONS[-1]:
+        upgrade(connection)

@@ -1,0 +1,258 @@
+"""Games, the chunks they are sealed into, the tasks of learners and matches, and what matches said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    case,
+    delete,
+    func,
+    insert,
+    literal_column,
+    select,
+    update,
+)
+
+from coordinator.database.tables.games import chunks, harvests, matches, metrics
+from coordinator.database.tables.tasks import tasks
+
+KEPT_S = 86_400.0  # a chunk that left the window stays for the learners who still read it
+
+
+class HarvestRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `harvests`."""
+
+    contribution_id: int
+    run_id: int
+    sha256: str
+    size: int
+    games: int
+    positions: int
+    chunk: int | None
+    at: float
+
+
+class ChunkRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `chunks`."""
+
+    run_id: int
+    number: int
+    sha256: str
+    size: int
+    games: int
+    positions: int
+    sealed_at: float
+    retired_at: float | None
+
+
+class MatchRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `matches`."""
+
+    contribution_id: int
+    run_id: int
+    version: int
+    against: int
+    wins: int
+    draws: int
+    losses: int
+    at: float
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """How many games of a run are where."""
+
+    open: int  # accepted, not sealed yet
+    oldest_at: float | None  # of those
+    sealed: int
+    positions: int  # sealed
+    planned: int  # positions that learn tasks were made for
+    learnt: int  # of those, in tasks that are done
+    learning: int  # learn tasks that have not ended
+    measuring: int  # match tasks that have not ended
+
+
+# --- games ---
+
+
+def add_harvest(conn: Connection, row: HarvestRow) -> None:
+    conn.execute(insert(harvests).values(**msgspec.structs.asdict(row)))
+
+
+def unsealed(conn: Connection, run_id: int, limit: int) -> list[HarvestRow]:
+    """Accepted games in the order in which they came."""
+    h = harvests.c
+    query = select(harvests).where(h.run_id == run_id, h.chunk.is_(None))
+    rows = conn.execute(query.order_by(h.contribution_id).limit(limit)).mappings()
+    return [HarvestRow(**row) for row in rows]
+
+
+def seal(conn: Connection, row: ChunkRow, contribution_ids: Sequence[int]) -> bool:
+    """Add a chunk and mark what went into it: all of it, or False when some of it was sealed elsewhere meanwhile."""
+    h = harvests.c
+    mine = h.contribution_id.in_(contribution_ids) & h.chunk.is_(None)
+    marked = conn.execute(update(harvests).where(mine).values(chunk=row.number)).rowcount
+    if marked == len(contribution_ids):
+        conn.execute(insert(chunks).values(**msgspec.structs.asdict(row)))
+    return marked == len(contribution_ids)
+
+
+def next_chunk(conn: Connection, run_id: int) -> int:
+    query = select(func.coalesce(func.max(chunks.c.number), -1)).where(chunks.c.run_id == run_id)
+    return int(conn.execute(query).scalar_one()) + 1
+
+
+def window(conn: Connection, run_id: int, games: int) -> list[ChunkRow]:
+    """The newest chunks that hold at least so many games, oldest first."""
+    query = select(chunks).where(chunks.c.run_id == run_id, chunks.c.retired_at.is_(None))
+    found: list[ChunkRow] = []
+    for row in conn.execute(query.order_by(chunks.c.number.desc())).mappings():
+        if sum(chunk.games for chunk in found) >= games:
+            break
+        found.append(ChunkRow(**row))
+    return found[::-1]
+
+
+def retire(conn: Connection, run_id: int, below: int, now: float) -> None:
+    """The chunks below a number have left the window."""
+    c = chunks.c
+    old = (c.run_id == run_id) & (c.number < below) & c.retired_at.is_(None)
+    conn.execute(update(chunks).where(old).values(retired_at=now))
+
+
+def is_chunk(conn: Connection, sha256: str) -> bool:
+    query = select(chunks.c.number).where(chunks.c.sha256 == sha256).limit(1)
+    return conn.execute(query).first() is not None
+
+
+def blobs_in_use(conn: Connection, now: float) -> set[str]:
+    """Files of games that wait to be sealed, and of chunks that may still be read."""
+    kept = chunks.c.retired_at.is_(None) | (chunks.c.retired_at > now - KEPT_S)
+    waiting = select(harvests.c.sha256).where(harvests.c.chunk.is_(None))
+    found = set(conn.execute(waiting).scalars())
+    return found | set(conn.execute(select(chunks.c.sha256).where(kept)).scalars())
+
+
+def totals(conn: Connection, run_id: int) -> Totals:
+    h, c, t = harvests.c, chunks.c, tasks.c
+    waiting = select(func.coalesce(func.sum(h.games), 0), func.min(h.at))
+    games, oldest_at = conn.execute(waiting.where(h.run_id == run_id, h.chunk.is_(None))).one()
+    kept = select(func.coalesce(func.sum(c.games), 0), func.coalesce(func.sum(c.positions), 0))
+    sealed, positions = conn.execute(kept.where(c.run_id == run_id)).one()
+    size = t.stop - t.start
+    done = func.sum(case((t.state == "done", size), else_=0))
+    made = select(func.coalesce(func.sum(size), 0), func.coalesce(done, 0)).where(
+        _beside(run_id, "learn"), t.state.not_in(("discarded", "cancelled"))
+    )
+    planned, learnt = conn.execute(made).one()
+    return Totals(
+        open=int(games),
+        oldest_at=oldest_at,
+        sealed=int(sealed),
+        positions=int(positions),
+        planned=int(planned),
+        learnt=int(learnt),
+        learning=_unfinished(conn, run_id, "learn"),
+        measuring=_unfinished(conn, run_id, "evaluate"),
+    )
+
+
+def _unfinished(conn: Connection, run_id: int, kind: str) -> int:
+    t = tasks.c
+    query = select(func.count()).where(
+        t.run_id == run_id, t.kind == kind, t.state.in_(("todo", "doing"))
+    )
+    return int(conn.execute(query).scalar_one())
+
+
+# --- tasks ---
+
+
+def _beside(run_id: int, kind: str) -> ColumnElement[bool]:
+    """Tasks of a kind that are of no pass: they have an index of their own, for games are many more."""
+    t = tasks.c
+    of_no_pass = t.pass_no == literal_column("0")  # SQLite must see it to use that index
+    return (t.run_id == run_id) & (t.kind == kind) & of_no_pass
+
+
+def add_task(conn: Connection, values: dict[str, Any], now: float) -> int:
+    """A task beside the pass: of a learner, or a match. It waits for whoever asks next."""
+    fixed = {
+        "pass_no": 0,
+        "state": "todo",
+        "attempt": 0,
+        "device": "",
+        "returned": False,
+        "failures": 0,
+        "timeouts": 0,
+        "created_at": now,
+    }
+    made = insert(tasks).values(**fixed, **values).returning(tasks.c.id)
+    return int(conn.execute(made).scalar_one())
+
+
+def next_start(conn: Connection, run_id: int, kind: str) -> int:
+    """Where the next task of a kind begins to count."""
+    query = select(func.coalesce(func.max(tasks.c.stop), 0)).where(_beside(run_id, kind))
+    return int(conn.execute(query).scalar_one())
+
+
+def open_options(conn: Connection, run_id: int, kind: str) -> list[str]:
+    """What the tasks of a kind that have not ended were made with."""
+    t = tasks.c
+    query = select(t.options).where(
+        t.run_id == run_id, t.kind == kind, t.state.in_(("todo", "doing"))
+    )
+    return list(conn.execute(query).scalars())
+
+
+# --- strength ---
+
+
+def add_match(conn: Connection, row: MatchRow) -> None:
+    conn.execute(insert(matches).values(**msgspec.structs.asdict(row)))
+
+
+def matches_of(conn: Connection, run_id: int) -> list[MatchRow]:
+    """Oldest first."""
+    query = select(matches).where(matches.c.run_id == run_id).order_by(matches.c.contribution_id)
+    return [MatchRow(**row) for row in conn.execute(query).mappings()]
+
+
+def count_matches(conn: Connection, run_id: int) -> tuple[int, int]:
+    """How many there were, and the newest version that played one; (0, 0) before the first."""
+    newest = func.coalesce(func.max(matches.c.version), 0)
+    count, version = conn.execute(
+        select(func.count(), newest).where(matches.c.run_id == run_id)
+    ).one()
+    return int(count), int(version)
+
+
+def measure(
+    conn: Connection, run_id: int, figures: dict[int, dict[str, float]], now: float
+) -> None:
+    """Replace the figures of these names, by version and name."""
+    names = {name for values in figures.values() for name in values}
+    m = metrics.c
+    conn.execute(delete(metrics).where(m.run_id == run_id, m.name.in_(names)))
+    rows = [
+        {"run_id": run_id, "version": version, "name": name, "value": value, "at": now}
+        for version, values in sorted(figures.items())
+        for name, value in values.items()
+    ]
+    if rows:
+        conn.execute(insert(metrics), rows)
+
+
+def measured(conn: Connection, run_id: int) -> dict[int, dict[str, float]]:
+    """The figures of every version, by version and name."""
+    m = metrics.c
+    query = select(m.version, m.name, m.value).where(m.run_id == run_id, m.version.is_not(None))
+    found: dict[int, dict[str, float]] = {}
+    for version, label, value in conn.execute(query.order_by(m.id)):
+        found.setdefault(version, {})[label] = value
+    return found

@@ -1,0 +1,106 @@
+"""What heartbeats leave in the database: renewed leases and living workers, many a statement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    ClauseElement,
+    Connection,
+    Double,
+    Integer,
+    String,
+    case,
+    select,
+    update,
+)
+
+from coordinator.database.engine.bulk_statements import Lines
+from coordinator.database.tables.accounts import workers
+from coordinator.database.tables.tasks import tasks
+from coordinator.database.tasks import TaskRow, row_of
+
+
+class Renewal(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease that was heard of. Pausing adds `extra_s` to the time it may take."""
+
+    task: int
+    attempt: int
+    renew_by: float
+    extra_s: float
+
+
+class Sign(msgspec.Struct, frozen=True, kw_only=True):
+    """A sign of life of a worker; `state` is "" when it told none."""
+
+    worker_id: str
+    at: float
+    state: str
+
+
+def _renewed(beat: CTE) -> ClauseElement:
+    later = tasks.c.finish_by + beat.c.extra_s
+    return (
+        update(tasks)
+        .where(
+            tasks.c.id == beat.c.id,
+            tasks.c.attempt == beat.c.attempt,
+            tasks.c.state == "doing",
+            tasks.c.renew_by.is_not(None),  # else it waits for its verdict
+        )
+        .values(
+            renew_by=case(
+                (beat.c.renew_by > tasks.c.renew_by, beat.c.renew_by), else_=tasks.c.renew_by
+            ),
+            finish_by=case((later < tasks.c.finish_limit, later), else_=tasks.c.finish_limit),
+        )
+        .returning(*tasks.c)
+    )
+
+
+_RENEW = Lines(
+    "beat",
+    {"id": BigInteger(), "attempt": Integer(), "renew_by": Double(), "extra_s": Double()},
+    _renewed,
+    blank=(-1, 0, 0.0, 0.0),
+)
+
+
+def renew(conn: Connection, renewals: Sequence[Renewal]) -> list[TaskRow]:
+    """Write renewals of leases that are still held. Gives those; what is missing is held no longer."""
+    if not renewals:
+        return []
+    lines = [(r.task, r.attempt, r.renew_by, r.extra_s) for r in renewals]
+    return [row_of(row) for row in _RENEW.execute(conn, lines).mappings()]
+
+
+def _seen(sign: CTE) -> ClauseElement:
+    state = case((sign.c.state == "", workers.c.state), else_=sign.c.state)
+    living = update(workers).where(workers.c.id == sign.c.id, workers.c.state != "left")
+    return living.values(last_seen_at=sign.c.at, state=state)
+
+
+_SEEN = Lines(
+    "sign", {"id": String(), "at": Double(), "state": String()}, _seen, blank=("", 0.0, "")
+)
+
+
+def seen(conn: Connection, signs: Sequence[Sign]) -> None:
+    """Note which workers live and what they do. One that left stays so."""
+    if signs:
+        _SEEN.execute(conn, sorted((s.worker_id, s.at, s.state) for s in signs))
+
+
+def held_by(conn: Connection, worker_id: str, ids: Sequence[int]) -> list[TaskRow]:
+    """Those of the given tasks that this worker held last."""
+    query = select(tasks).where(tasks.c.id.in_(ids), tasks.c.worker_id == worker_id)
+    return [row_of(row) for row in conn.execute(query).mappings()]
+
+
+def all_held(conn: Connection) -> set[tuple[int, int]]:
+    """Every task in hand with its attempt."""
+    query = select(tasks.c.id, tasks.c.attempt).where(tasks.c.state == "doing")
+    return {(row.id, row.attempt) for row in conn.execute(query)}

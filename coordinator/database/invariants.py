@@ -1,0 +1,115 @@
+"""What must always hold between the rows of queue, contributions and versions: a sentence for each breach."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from sqlalchemy import Connection, and_, func, or_, select
+
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.runs import runs
+from coordinator.database.tables.tasks import tasks
+from coordinator.database.tables.versions import versions
+from coordinator.database.tasks import BESIDE
+from shared.decoding import decode
+
+BREACHES_MAX = 1000  # enough to see what is wrong
+
+
+def breaches(conn: Connection) -> list[str]:
+    """Everything found wrong, at most `BREACHES_MAX` sentences."""
+    found: list[str] = []
+    for check in (_passes, _holders, _done, _versions, _merged):
+        for sentence in check(conn):
+            found.append(sentence)
+            if len(found) == BREACHES_MAX:
+                return found
+    return found
+
+
+def counted(conn: Connection) -> dict[str, int]:
+    """How many rows were looked at."""
+    tables = {"tasks": tasks, "contributions": contributions, "versions": versions}
+    return {
+        name: int(conn.execute(select(func.count()).select_from(table)).scalar_one())
+        for name, table in tables.items()
+    }
+
+
+def _passes(conn: Connection) -> Iterator[str]:
+    """The tasks of a pass cover its samples from the first to the cursor, each once."""
+    about = {row.id: row for row in conn.execute(select(runs)) if row.samples_total}
+    query = select(tasks.c.run_id, tasks.c.pass_no, tasks.c.start, tasks.c.stop, tasks.c.id)
+    query = query.where(tasks.c.kind.not_in(BESIDE))
+    ordered = conn.execute(query.order_by(tasks.c.run_id, tasks.c.pass_no, tasks.c.start))
+    reached: dict[tuple[int, int], int] = {}
+    for run_id, pass_no, start, stop, task_id in ordered:
+        if run_id not in about:
+            continue
+        at = reached.get((run_id, pass_no), 0)
+        if start != at:
+            word = "repeats" if start < at else "leaves out"
+            yield f"task {task_id} {word} samples of pass {pass_no} of run {run_id}: {at} to {start}"
+        reached[run_id, pass_no] = max(stop, at)
+    for run_id, row in about.items():
+        for pass_no in range(1, row.pass_no + 1):
+            until = row.cursor if pass_no == row.pass_no else row.samples_total
+            at = reached.get((run_id, pass_no), 0)
+            if at != until:
+                yield f"pass {pass_no} of run {run_id} is cut up to {at}, not {until}"
+
+
+def _holders(conn: Connection) -> Iterator[str]:
+    """What is being done is held by somebody."""
+    t = tasks.c
+    query = select(t.id).where(t.state == "doing", t.worker_id.is_(None) | (t.attempt < 1))
+    for task_id in conn.execute(query).scalars():
+        yield f"task {task_id} is being done by nobody"
+
+
+def _done(conn: Connection) -> Iterator[str]:
+    """What is done has a contribution that was found good."""
+    c, t = contributions.c, tasks.c
+    its = or_(and_(t.contribution_id.is_(None), c.task_id == t.id), and_(c.id == t.contribution_id))
+    good = select(c.id).where(its, c.state.in_(("accepted", "merged", "superseded")))
+    query = select(tasks.c.id).where(tasks.c.state == "done", ~good.exists())
+    for task_id in conn.execute(query).scalars():
+        yield f"task {task_id} is done without a good contribution"
+
+
+def _versions(conn: Connection) -> Iterator[str]:
+    """Versions are numbered without a gap up to the head of their run."""
+    v = versions.c
+    query = select(v.run_id, func.count(), func.min(v.version), func.max(v.version))
+    found = {row[0]: row[1:] for row in conn.execute(query.group_by(v.run_id))}
+    for run_id, head in conn.execute(select(runs.c.id, runs.c.head)):
+        expected = None if head < 0 else (head + 1, 0, head)
+        if found.get(run_id) != expected:
+            yield f"the versions of run {run_id} are not 0 to {head}"
+
+
+def _merged(conn: Connection) -> Iterator[str]:
+    """A contribution says it is merged exactly when one version lists it, and no task is merged twice."""
+    said: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    per_task: defaultdict[int, int] = defaultdict(int)
+    c, t = contributions.c, tasks.c
+    own = func.coalesce(t.id, c.task_id)  # a part has a task of its own
+    query = select(c.id, c.run_id, c.version, own).select_from(
+        contributions.outerjoin(tasks, t.contribution_id == c.id)
+    )
+    for number, run_id, version, task_id in conn.execute(query.where(c.state == "merged")):
+        said[run_id, version].add(number)
+        per_task[task_id] += 1
+    for task_id, count in per_task.items():
+        if count > 1:
+            yield f"task {task_id} was merged {count} times"
+    rows = conn.execute(select(versions.c.run_id, versions.c.version, versions.c.contributions))
+    for run_id, version, text in rows:
+        listed = decode(text, list[int])
+        if len(listed) != len(set(listed)):
+            yield f"version {version} of run {run_id} lists a contribution twice"
+        if set(listed) != said.pop((run_id, version), set()):
+            yield f"version {version} of run {run_id} lists other contributions than say so"
+    for (run_id, version), numbers in said.items():
+        yield f"contributions {sorted(numbers)[:5]} are merged into version {version} of run {run_id}, which is not there"

@@ -1,0 +1,25 @@
+"""Single values of the installation, by name."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, select, update
+
+from coordinator.database.engine.statements import its
+from coordinator.database.ledger.postings import insert_new
+from coordinator.database.tables.record import meta
+
+ADDRESS = "address"  # where the server was last reached, for join links
+ACCOUNTS = "accounts"  # another text whenever somebody was shut out, let in again or renamed
+
+
+_GET = select(meta.c.value).where(its(meta.c.key))
+
+
+def get(conn: Connection, key: str) -> str | None:
+    return conn.execute(_GET, {"its_key": key}).scalar()
+
+
+def put(conn: Connection, key: str, value: str) -> None:
+    fresh = insert_new(conn, meta, "key").values(key=key, value=value).returning(meta.c.key)
+    if conn.execute(fresh).first() is None:
+        conn.execute(update(meta).where(meta.c.key == key).values(value=value))

@@ -1,0 +1,262 @@
+"""Leases: assignments become tasks in hand, with one statement for those that came back and one for the new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    ClauseElement,
+    Connection,
+    Double,
+    Integer,
+    String,
+    bindparam,
+    insert,
+    literal,
+    select,
+    update,
+)
+from sqlalchemy.types import TypeEngine
+
+from coordinator.database.engine.bulk_statements import Lines
+from coordinator.database.engine.statements import its
+from coordinator.database.tables.tasks import failures, tasks
+from coordinator.database.tables.versions import versions
+from coordinator.database.tasks import Begun, TaskRow, begin, holder, may_submit, row_of
+from coordinator.dispatch import Assignment, Waiter
+from coordinator.sizing import steps_in, task_seed
+from shared.errors import Conflict
+from shared.protocol.limits import RENEW_S
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """What `take` needs to know beside the assignment."""
+
+    assignment: Assignment
+    waiter: Waiter
+    kind: str
+    update_kind: str
+    part_steps: int
+    batch_size: int
+    options: str
+    run_seed: int
+
+
+def take(conn: Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
+    """Turn assignments into leases, in their order, with one statement for the reissued and one for the new."""
+    again = [item for item in wanted if item.assignment.task_id is not None]
+    fresh = [item for item in wanted if item.assignment.task_id is None]
+    made = {row.claim_id: row for row in _reissue(conn, again, now) + _insert(conn, fresh, now)}
+    if len(made) != len(wanted):
+        raise Conflict("the tasks have just been taken by another coordinator; claim again")
+    return [made[item.waiter.claim_id] for item in wanted]
+
+
+def _reissued(given: CTE) -> ClauseElement:
+    now = bindparam("now", type_=Double)
+    return (
+        update(tasks)
+        .where(tasks.c.id == given.c.id, tasks.c.state == "todo")
+        .values(
+            state="doing",
+            attempt=tasks.c.attempt + 1,
+            claim_id=given.c.claim_id,
+            worker_id=given.c.worker_id,
+            volunteer_id=given.c.volunteer_id,
+            device=given.c.device,
+            stop=given.c.stop,
+            steps=given.c.steps,
+            price_micro=given.c.price_micro,
+            update_kind=given.c.update_kind,
+            part_steps=given.c.part_steps,
+            claimed_at=now,
+            begun_at=None,
+            base_version=None,
+            renew_by=now + RENEW_S,
+            finish_by=now + given.c.allowance_s,
+            finish_limit=now + given.c.allowance_s * 2.0,
+            returned=False,
+        )
+        .returning(*tasks.c)
+    )
+
+
+_REISSUE = Lines(
+    "given",
+    {
+        "id": BigInteger(),
+        "claim_id": String(),
+        "worker_id": String(),
+        "volunteer_id": String(),
+        "device": String(),
+        "stop": BigInteger(),
+        "steps": Integer(),
+        "price_micro": BigInteger(),
+        "update_kind": String(),
+        "part_steps": Integer(),
+        "allowance_s": Double(),
+    },
+    _reissued,
+    blank=(-1, "", "", "", "", 0, 0, 0, "", 0, 0.0),
+)
+
+
+def _reissue(conn: Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
+    if not wanted:
+        return []
+    for item in wanted:
+        if item.assignment.rest_stop > item.assignment.stop:
+            _split(conn, item, now)
+    made = _REISSUE.execute(conn, [_line(item) for item in wanted], now=now)
+    return [row_of(row) for row in made.mappings()]
+
+
+def _line(item: Taken) -> tuple[Any, ...]:
+    one, who = item.assignment, item.waiter
+    return (
+        one.task_id,
+        who.claim_id,
+        who.worker_id,
+        who.volunteer_id,
+        who.device,
+        one.stop,
+        one.steps,
+        one.price_micro,
+        item.update_kind,
+        item.part_steps,
+        one.allowance_s,
+    )
+
+
+def _split(conn: Connection, item: Taken, now: float) -> None:
+    """Store the rest of a task as a task of its own, with what is known of its failures."""
+    one = item.assignment
+    task = conn.execute(select(tasks).where(tasks.c.id == one.task_id)).mappings().one()
+    rest = {name: value for name, value in task.items() if name != "id"} | {
+        "start": one.stop,
+        "stop": one.rest_stop,
+        "seed": task_seed(item.run_seed, one.pass_no, one.stop),
+        "steps": steps_in(one.rest_stop - one.stop, item.batch_size),
+        "price_micro": max(0, task["price_micro"] - one.price_micro),
+        "worker_id": None,
+        "volunteer_id": None,
+        "returned": False,
+        "begun_at": None,
+        "base_version": None,
+        "created_at": now,
+    }
+    made = conn.execute(insert(tasks).values(**rest).returning(tasks.c.id)).scalar_one()
+    c = failures.c
+    kept = select(made + 0 * c.task_id, c.attempt, c.worker_id, c.kind, c.message, c.at)
+    names = ["task_id", "attempt", "worker_id", "kind", "message", "at"]
+    conn.execute(insert(failures).from_select(names, kept.where(c.task_id == one.task_id)))
+
+
+def _new(given: CTE) -> ClauseElement:
+    now = bindparam("now", type_=Double)
+    filled: dict[str, Any] = {name: given.c[name] for name in _FRESH if name != "allowance_s"} | {
+        "state": literal("doing"),
+        "attempt": literal(1),
+        "claimed_at": now,
+        "renew_by": now + RENEW_S,
+        "finish_by": now + given.c.allowance_s,
+        "finish_limit": now + given.c.allowance_s * 2.0,
+        "returned": literal(False),
+        "failures": literal(0),
+        "timeouts": literal(0),
+        "created_at": now,
+    }
+    source = select(*filled.values()).where(given.c.stop > given.c.start)
+    return insert(tasks).from_select(list(filled), source).returning(*tasks.c)
+
+
+_FRESH: dict[str, TypeEngine[Any]] = {
+    "run_id": BigInteger(),
+    "kind": String(),
+    "pass_no": Integer(),
+    "start": BigInteger(),
+    "stop": BigInteger(),
+    "seed": BigInteger(),
+    "steps": Integer(),
+    "batch_size": Integer(),
+    "price_micro": BigInteger(),
+    "options": String(),
+    "update_kind": String(),
+    "part_steps": Integer(),
+    "claim_id": String(),
+    "worker_id": String(),
+    "volunteer_id": String(),
+    "device": String(),
+    "allowance_s": Double(),
+}
+_INSERT = Lines(
+    "given", _FRESH, _new, blank=(0, "", 0, 0, 0, 0, 0, 0, 0, "", "", 0, "", "", "", "", 0.0)
+)
+
+
+def _insert(conn: Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
+    if not wanted:
+        return []
+    made = _INSERT.execute(conn, [_fresh(item) for item in wanted], now=now)
+    return [row_of(row) for row in made.mappings()]
+
+
+def _fresh(item: Taken) -> tuple[Any, ...]:
+    one, who = item.assignment, item.waiter
+    return (
+        one.run_id,
+        item.kind,
+        one.pass_no,
+        one.start,
+        one.stop,
+        one.seed,
+        one.steps,
+        item.batch_size,
+        one.price_micro,
+        item.options,
+        item.update_kind,
+        item.part_steps,
+        who.claim_id,
+        who.worker_id,
+        who.volunteer_id,
+        who.device,
+        one.allowance_s,
+    )
+
+
+# --- bases bound late: work that began while the coordinator could not be reached ---
+
+_TOLD = update(tasks).where(its(tasks.c.id))
+_TOLD = _TOLD.values(base_version=bindparam("told"), begun_at=tasks.c.claimed_at)
+_TAKEN_BACK = (
+    select(versions.c.version)
+    .where(its(versions.c.run_id), versions.c.version > bindparam("base"))
+    .where(versions.c.kind == "rollback")
+    .limit(1)
+)
+
+
+def tell(
+    conn: Connection, task_id: int, worker_id: str, attempt: int, base: int, now: float
+) -> Begun:
+    """Bind this version, perhaps after the lease ran out. When work began nobody knows better than: after the claim.
+
+    Raises NotFound, Gone, Cancelled.
+    """
+    row = holder(conn, task_id)
+    may_submit(row, worker_id, attempt)
+    if row.base_version != base:
+        if row.begun_at is None and not row.returned:
+            # From here on it has its whole time.
+            begin(conn, task_id, worker_id, attempt, now)
+        conn.execute(_TOLD, {"its_id": task_id, "told": base})
+    return begin(conn, task_id, worker_id, attempt, now)
+
+
+def taken_back(conn: Connection, run_id: int, base: int) -> bool:
+    """Whether the run was rolled back since a version, which may be one of those that this took back."""
+    return conn.execute(_TAKEN_BACK, {"its_run_id": run_id, "base": base}).first() is not None

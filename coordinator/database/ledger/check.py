@@ -1,0 +1,168 @@
+"""The ledger recomputed from nothing: whatever is stored twice must agree, whatever must never happen must not have.
+
+Each statement sees committed rows of one moment, so it may run while the coordinator works.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import chain as concat
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import Connection, Row, case, exists, func, literal, or_, select
+
+from coordinator.database.ledger import hash_chain
+from coordinator.database.ledger.postings import MINT, SYSTEM, Draft, Move, digest
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.ledger import accounts, events, postings
+
+BREACHES_MAX = 100
+STEPS = ("pending", "earn", "void", "reverse")  # of a contribution
+SEALED = (events.c.key, events.c.digest, events.c.at)  # the digest stands for the rest
+
+
+def seal(conn: Connection, limit: int = hash_chain.SEAL_BATCH) -> int:
+    """Chain the next events; how many. Alone in its transaction (see chain.py)."""
+    return hash_chain.seal(conn, events, SEALED, limit)
+
+
+def check_ledger(conn: Connection) -> list[str]:
+    """One sentence for each breach, at most 100; empty when all is well."""
+    parts = (_events(conn), _balances(conn), _steps(conn), _unpaid(conn), _holds(conn))
+    return list(islice(concat(*parts, hash_chain.check(conn, events, SEALED)), BREACHES_MAX))
+
+
+def _events(conn: Connection) -> Iterator[str]:
+    """Every event sums to zero and says what its digest says."""
+    last = 0
+    while True:
+        query = select(events).where(events.c.id > last).order_by(events.c.id)
+        rows = conn.execute(query.limit(hash_chain.READ_BATCH)).all()
+        if not rows:
+            return
+        moves = _moves(conn, last, rows[-1].id)
+        last = rows[-1].id
+        for row in rows:
+            yield from _event(row, moves[row.id])
+
+
+def _event(row: Row[Any], moves: list[Move]) -> Iterator[str]:
+    if (total := sum(move.amount_micro for move in moves)) != 0:
+        yield f"event {row.id} ({row.key}): its postings sum to {total} instead of 0"
+    draft = Draft(
+        key=row.key,
+        kind=row.kind,
+        moves=tuple(moves),
+        run_id=row.run_id,
+        contribution_id=row.contribution_id,
+        memo=row.memo,
+    )
+    if digest(draft) != row.digest:
+        yield f"event {row.id} ({row.key}): its content is not what was posted"
+
+
+def _moves(conn: Connection, after: int, upto: int) -> defaultdict[int, list[Move]]:
+    query = (
+        select(postings.c.event_id, accounts.c.owner, accounts.c.kind, postings.c.amount_micro)
+        .join(accounts, accounts.c.id == postings.c.account_id)
+        .where(postings.c.event_id > after, postings.c.event_id <= upto)
+    )
+    found: defaultdict[int, list[Move]] = defaultdict(list)
+    for event_id, owner, kind, amount in conn.execute(query):
+        found[event_id].append(Move(owner, kind, amount))
+    return found
+
+
+def _balances(conn: Connection) -> Iterator[str]:
+    """Every balance is the sum of its postings, none but the mint is negative, all together are zero."""
+    total = func.coalesce(func.sum(postings.c.amount_micro), 0)
+    query = (
+        select(accounts.c.owner, accounts.c.kind, accounts.c.balance_micro, total.label("posted"))
+        .join(postings, postings.c.account_id == accounts.c.id, isouter=True)
+        .group_by(accounts.c.id)
+        .order_by(accounts.c.id)
+    )
+    everything = 0
+    for owner, kind, balance, posted in conn.execute(query):
+        everything += int(posted)
+        if balance != int(posted):
+            yield f"account {owner}/{kind} says {balance}, its postings sum to {int(posted)}"
+        if balance < 0 and (owner, kind) != (SYSTEM, MINT):
+            yield f"account {owner}/{kind} is below zero: {balance}"
+    if everything != 0:
+        yield f"all accounts together hold {everything} instead of 0"
+
+
+def _steps(conn: Connection) -> Iterator[str]:
+    """The events of each contribution are steps that follow from each other, and from its state."""
+    one = (  # of two sides, the positive one is the amount
+        select(
+            events.c.contribution_id,
+            events.c.kind,
+            func.max(postings.c.amount_micro).label("amount"),
+        )
+        .join(postings, postings.c.event_id == events.c.id)
+        .where(events.c.contribution_id.is_not(None))
+        .group_by(events.c.id)
+        .subquery()
+    )
+    n = {kind: func.sum(case((one.c.kind == kind, 1), else_=0)) for kind in STEPS}
+    least, most, state = func.min(one.c.amount), func.max(one.c.amount), contributions.c.state
+    bad = {
+        "its steps cannot follow from each other": or_(
+            n["pending"] != 1,
+            n["earn"] + n["void"] > 1,
+            n["reverse"] > n["earn"],
+            func.count() != sum(n.values(), literal(0)),
+        ),
+        "its steps are of different amounts": least != most,
+        "another price was posted than it has": contributions.c.price_micro != most,
+        "its credit was not paid": state.in_(("merged", "superseded")) & (n["earn"] == 0),
+        "its credit was taken back": (state == "accepted") & (n["void"] > 0),
+        "its credit was kept": (state == "rejected") & (n["void"] + n["reverse"] == 0),
+        "its credit was posted too early": state.in_(("received", "checking")),
+    }
+    query = (
+        select(one.c.contribution_id, state, *(case((test, 1), else_=0) for test in bad.values()))
+        .join(contributions, contributions.c.id == one.c.contribution_id, isouter=True)
+        .group_by(one.c.contribution_id, contributions.c.id)
+        .having(or_(*bad.values()))
+        .order_by(one.c.contribution_id)
+        .limit(BREACHES_MAX)
+    )
+    for number, now, *found in conn.execute(query):
+        for sentence in (said for said, broken in zip(bad, found, strict=True) if broken):
+            yield f"contribution {number} ({now or 'not stored'}): {sentence}"
+
+
+def _unpaid(conn: Connection) -> Iterator[str]:
+    """Nothing that was accepted is without its event."""
+    posted = exists().where(
+        events.c.contribution_id == contributions.c.id, events.c.kind == "pending"
+    )
+    query = select(contributions.c.id, contributions.c.state).where(
+        contributions.c.state.in_(("accepted", "merged", "superseded")),
+        contributions.c.price_micro > 0,
+        ~posted,
+    )
+    for number, state in conn.execute(query.limit(BREACHES_MAX)):
+        yield f"contribution {number} is {state}, but no credit was posted for it"
+
+
+def _holds(conn: Connection) -> Iterator[str]:
+    """A hold ends at most once, and nothing ends that was not held."""
+    start = case((events.c.kind == "settle", 8), else_=9)  # behind "settle:" or "release:"
+    name = func.substr(events.c.key, start)
+    begun = events.alias("begun")
+    query = (
+        select(name.label("hold"), func.count(), func.count(begun.c.id))
+        .join(begun, begun.c.key == "hold:" + name, isouter=True)
+        .where(events.c.kind.in_(("settle", "release")))
+        .group_by(name)
+        .having(or_(func.count() > 1, func.count(begun.c.id) == 0))
+    )
+    for hold, ends, begins in conn.execute(query.limit(BREACHES_MAX)):
+        why = "was never made" if not begins else f"ended {ends} times"
+        yield f'hold "{hold}" {why}'

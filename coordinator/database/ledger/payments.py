@@ -1,0 +1,287 @@
+"""The ledger in its own words: what contributions earn, and what a volunteer has.
+
+    post_pending    mint    -> pending   a contribution was accepted
+    post_earned     pending -> earned    it was merged (or needed no merge)
+    post_void       pending -> mint      it was accepted, then set aside
+    post_reversal   earned  -> mint      taken back on purpose
+
+What is spent is said in holds.py.
+
+All amounts are integer micro-credits, all accounts but the mint belong to a volunteer (its id, which says nothing about a
+person). Every function takes part in the transaction of its caller, may be repeated with the same arguments, and raises
+Conflict when its contribution was posted otherwise before or the step makes no sense after those before it.
+Call them late in a transaction: the mint is one row that every acceptance needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from sqlalchemy import Connection, case, func, select
+
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.ledger.check import check_ledger, seal
+from coordinator.database.ledger.postings import (
+    AMOUNT_MAX,
+    BALANCE_MAX,
+    MINT,
+    SYSTEM,
+    Draft,
+    Move,
+    digest,
+    digests,
+    post,
+)
+from coordinator.database.tables.ledger import accounts, events, postings
+from coordinator.database.tables.runs import runs
+from shared.errors import BadRequest, Conflict
+from shared.protocol.heartbeat import LedgerRow
+
+__all__ = [
+    "Balances",
+    "Payment",
+    "balances",
+    "check_ledger",
+    "earned_since",
+    "history",
+    "post_earned",
+    "post_earned_many",
+    "post_pending",
+    "post_pending_many",
+    "post_reversal",
+    "post_void",
+    "seal",
+]
+
+HISTORY_MAX = 500
+SKEW_S = 60.0  # events in the order of their numbers are in that of their instants up to this
+# A step comes after the first of these, and never together with the second.
+ORDER = {"earn": ("pending", "void"), "void": ("pending", "earn"), "reverse": ("earn", "void")}
+# What a volunteer reads for each kind of event.
+WORDS: Mapping[str, str] = {
+    "pending": "pending",
+    "earn": "earned",
+    "void": "void",
+    "reverse": "reversed",
+    "hold": "held",
+    "settle": "spent",
+    "release": "released",
+}
+
+
+class Payment(msgspec.Struct, frozen=True, kw_only=True):
+    """What one contribution is worth to whom. `amount_micro` comes from the task, never from a report."""
+
+    volunteer_id: str
+    contribution_id: int
+    run_id: int
+    amount_micro: int
+
+    @classmethod
+    def of(cls, row: ContributionRow) -> Payment:
+        """What a stored contribution is worth."""
+        return cls(
+            volunteer_id=row.volunteer_id,
+            contribution_id=row.id,
+            run_id=row.run_id,
+            amount_micro=row.price_micro,
+        )
+
+
+class Balances(msgspec.Struct, frozen=True, kw_only=True):
+    """What a volunteer has. `earned_micro` may be spent now."""
+
+    pending_micro: int = 0
+    earned_micro: int = 0
+    held_micro: int = 0
+    spent_micro: int = 0
+
+    @property
+    def total_micro(self) -> int:
+        """All that was ever earned and not taken back, spent or not."""
+        return self.earned_micro + self.held_micro + self.spent_micro
+
+
+def _draft(step: str, pay: Payment, memo: str = "") -> Draft:
+    if not 0 <= pay.amount_micro <= AMOUNT_MAX:
+        raise BadRequest(f"a contribution earns between 0 and {AMOUNT_MAX} micro-credits")
+    sides = {
+        "pending": ((SYSTEM, MINT), (pay.volunteer_id, "pending")),
+        "earn": ((pay.volunteer_id, "pending"), (pay.volunteer_id, "earned")),
+        "void": ((pay.volunteer_id, "pending"), (SYSTEM, MINT)),
+        "reverse": ((pay.volunteer_id, "earned"), (SYSTEM, MINT)),
+    }
+    source, target = sides[step]
+    return Draft(
+        key=f"{step}:{pay.contribution_id}",
+        kind=step,
+        moves=(Move(*source, -pay.amount_micro), Move(*target, pay.amount_micro)),
+        run_id=pay.run_id,
+        contribution_id=pay.contribution_id,
+        memo=memo,
+    )
+
+
+def _step(conn: Connection, step: str, rows: Sequence[Payment], now: float, memo: str = "") -> None:
+    """Post one step of each contribution, if it may come after those before it."""
+    pays = {pay.contribution_id: pay for pay in rows}
+    before, never = ORDER[step]
+
+    def allowed(new: Sequence[Draft]) -> None:
+        ids = [draft.contribution_id for draft in new if draft.contribution_id is not None]
+        found = digests(conn, [f"{other}:{i}" for i in ids for other in (before, never)])
+        for i in ids:
+            if found.get(f"{before}:{i}") != digest(_draft(before, pays[i])):
+                raise Conflict(
+                    f'contribution {i} has no event "{before}" of this amount and volunteer'
+                )
+            if f"{never}:{i}" in found:
+                raise Conflict(f'contribution {i} has had its event "{never}" already')
+
+    post(conn, [_draft(step, pay, memo) for pay in rows], now, allowed)
+
+
+def post_pending_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
+    """Accepted: promised, not yet earned."""
+    post(conn, [_draft("pending", pay) for pay in rows], now)
+
+
+def post_earned_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
+    """Merged: earned. A handful of statements for hundreds of contributions; each must be pending."""
+    _step(conn, "earn", rows, now)
+
+
+def post_pending(
+    conn: Connection,
+    *,
+    volunteer_id: str,
+    contribution_id: int,
+    run_id: int,
+    amount_micro: int,
+    now: float,
+) -> None:
+    """One contribution was accepted."""
+    post_pending_many(conn, [_pay(volunteer_id, contribution_id, run_id, amount_micro)], now)
+
+
+def post_earned(
+    conn: Connection,
+    *,
+    volunteer_id: str,
+    contribution_id: int,
+    run_id: int,
+    amount_micro: int,
+    now: float,
+) -> None:
+    """One contribution was merged, or needed no merge."""
+    post_earned_many(conn, [_pay(volunteer_id, contribution_id, run_id, amount_micro)], now)
+
+
+def post_void(
+    conn: Connection,
+    *,
+    volunteer_id: str,
+    contribution_id: int,
+    run_id: int,
+    amount_micro: int,
+    now: float,
+) -> None:
+    """One accepted contribution was set aside: its pending credit goes back."""
+    _step(conn, "void", [_pay(volunteer_id, contribution_id, run_id, amount_micro)], now)
+
+
+def post_reversal(conn: Connection, pay: Payment, memo: str, now: float) -> None:
+    """Take back what was earned, on purpose. Raises Forbidden when it has been spent since."""
+    _step(conn, "reverse", [pay], now, memo)
+
+
+def _pay(volunteer_id: str, contribution_id: int, run_id: int, amount_micro: int) -> Payment:
+    return Payment(
+        volunteer_id=volunteer_id,
+        contribution_id=contribution_id,
+        run_id=run_id,
+        amount_micro=amount_micro,
+    )
+
+
+# --- reading ---
+
+
+def balances(conn: Connection, volunteer_id: str) -> Balances:
+    """All zero for somebody who never earned anything."""
+    query = select(accounts.c.kind, accounts.c.balance_micro).where(
+        accounts.c.owner == volunteer_id
+    )
+    have = {row.kind: int(row.balance_micro) for row in conn.execute(query)}
+    return Balances(
+        pending_micro=have.get("pending", 0),
+        earned_micro=have.get("earned", 0),
+        held_micro=have.get("held", 0),
+        spent_micro=have.get("burn", 0),
+    )
+
+
+def earned_since(conn: Connection, volunteer_id: str, at: float) -> int:
+    """What was earned from `at` on, less what was taken back."""
+    before = select(events.c.id).where(events.c.at < at - SKEW_S)
+    first = before.order_by(events.c.at.desc()).limit(1).scalar_subquery()
+    query = (
+        select(func.coalesce(func.sum(postings.c.amount_micro), 0))
+        .join(events, events.c.id == postings.c.event_id)
+        .join(accounts, accounts.c.id == postings.c.account_id)
+        .where(accounts.c.owner == volunteer_id, accounts.c.kind == "earned")
+        .where(events.c.kind.in_(("earn", "reverse")), events.c.at >= at)
+        .where(postings.c.event_id > func.coalesce(first, 0))  # of a long history only the end
+    )
+    return int(conn.execute(query).scalar_one())
+
+
+def _newest(conn: Connection, owner: str, before: int | None, limit: int) -> list[int]:
+    """The newest events of an owner: those of each account come in order from its index, however many there are."""
+    found: set[int] = set()
+    number = postings.c.event_id
+    for account in conn.execute(select(accounts.c.id).where(accounts.c.owner == owner)).scalars():
+        query = select(number).where(postings.c.account_id == account)
+        if before is not None:
+            query = query.where(number < max(0, min(before, BALANCE_MAX)))  # whatever is sent
+        found |= set(conn.execute(query.order_by(number.desc()).limit(limit)).scalars())
+    return sorted(found, reverse=True)[:limit]
+
+
+def history(conn: Connection, volunteer_id: str, before: int | None, limit: int) -> list[LedgerRow]:
+    """A volunteer's lines, newest first; `before` (the id of the last line seen) continues the listing."""
+    # Each kind is told by one of its sides: a step within a volunteer's own accounts would sum to nothing.
+    kind, side = events.c.kind, accounts.c.kind
+    amount = func.sum(
+        case(
+            (kind.in_(("earn", "hold", "release")) & (side != "earned"), 0),
+            ((kind == "settle") & (side == "burn"), -postings.c.amount_micro),
+            (kind == "settle", 0),
+            else_=postings.c.amount_micro,
+        )
+    )
+    newest = _newest(conn, volunteer_id, before, max(1, min(limit, HISTORY_MAX)))
+    query = (
+        select(*(events.c[n] for n in ("id", "at", "kind", "contribution_id", "memo")))
+        .add_columns(runs.c.name.label("run"), amount.label("amount_micro"))
+        .select_from(postings)
+        .join(events, events.c.id == postings.c.event_id)
+        .join(accounts, accounts.c.id == postings.c.account_id)
+        .join(runs, runs.c.id == events.c.run_id, isouter=True)
+        .where(accounts.c.owner == volunteer_id, postings.c.event_id.in_(newest))
+        .group_by(events.c.id, runs.c.name)
+        .order_by(events.c.id.desc())
+    )
+    return [
+        LedgerRow(
+            id=row.id,
+            at=row.at,
+            run=row.run or "",
+            kind=WORDS.get(row.kind, row.kind),
+            amount_micro=int(row.amount_micro),
+            contribution=row.contribution_id,
+            memo=row.memo,
+        )
+        for row in conn.execute(query)
+    ]

@@ -1,0 +1,247 @@
+"""Double entry: events whose postings sum to zero, and balances that follow them in the same transaction.
+
+An event is named by its key. Posting it a second time with the same content changes nothing; with other content it is refused.
+Postings are never altered: what was wrong is answered by another event. Balances are a projection of the postings, kept at
+once so that nobody can spend what is not there. What kinds of events exist is not said here but in ledger.py.
+
+Rows are always touched in one order (events by key, then accounts by owner, the system last, because everybody needs it), so
+two of these calls never wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    ClauseElement,
+    Connection,
+    Table,
+    and_,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert as insert_postgresql
+from sqlalchemy.dialects.sqlite import insert as insert_sqlite
+
+from coordinator.database.engine.bulk_statements import Lines
+from coordinator.database.engine.statements import among
+from coordinator.database.tables.ledger import accounts, events, postings
+from shared.errors import BadRequest, Conflict, Forbidden
+
+SYSTEM = "system"
+MINT = "mint"  # the one account that may be below zero: all credit comes from it
+KEY_CHARS_MAX = 128
+MEMO_CHARS_MAX = 500
+AMOUNT_MAX = (1 << 53) - 1  # of one posting: exact in every JSON reader
+BALANCE_MAX = 1 << 62  # far from where a database's integers end
+BATCH = 500  # rows in one statement
+
+AccountName = tuple[str, str]  # owner, kind
+T = TypeVar("T")
+
+
+class Move(msgspec.Struct, frozen=True, array_like=True):
+    """One side of an event."""
+
+    owner: str
+    kind: str
+    amount_micro: int
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """An event before it is written."""
+
+    key: str
+    kind: str
+    moves: tuple[Move, ...]
+    run_id: int | None = None
+    contribution_id: int | None = None
+    memo: str = ""
+
+
+def digest(draft: Draft) -> str:
+    """SHA-256 of all that an event says, whatever the order of its sides."""
+    moves = sorted((m.owner, m.kind, m.amount_micro) for m in draft.moves)
+    said = [draft.key, draft.kind, draft.run_id, draft.contribution_id, draft.memo, moves]
+    return hashlib.sha256(msgspec.json.encode(said)).hexdigest()
+
+
+_POST = insert(postings)
+_DIGESTS = select(events.c.key, events.c.digest).where(among(events.c.key, "keys"))
+_ACCOUNTS = (
+    select(accounts.c.owner, accounts.c.kind, accounts.c.id)
+    .where(among(accounts.c.owner, "owners"), among(accounts.c.kind, "kinds"))
+    .order_by(accounts.c.owner == SYSTEM, accounts.c.owner, accounts.c.kind)
+    .with_for_update(key_share=True)  # readers of foreign keys need not wait; SQLite leaves it out
+)
+
+
+def post(
+    conn: Connection,
+    drafts: Sequence[Draft],
+    now: float,
+    allowed: Callable[[Sequence[Draft]], None] | None = None,
+) -> None:
+    """Write the events that are not there yet and move their balances: a handful of statements, however many drafts.
+
+    `allowed` sees the new events when their accounts are locked, and may refuse: of two opposite steps at one moment the
+    second sees the first. Raises Conflict when a key was used for something else, Forbidden when an account does not hold
+    that much, BadRequest when an event does not balance.
+    """
+    by_key = _distinct(drafts)
+    ids = _add_events(conn, by_key, now)
+    if not ids:
+        return
+    new = [by_key[key] for key in sorted(ids)]
+    deltas: defaultdict[AccountName, int] = defaultdict(int)
+    for draft in new:
+        for move in draft.moves:
+            deltas[move.owner, move.kind] += move.amount_micro
+    numbers = _lock_accounts(conn, deltas)
+    if allowed is not None:
+        allowed(new)
+    _move(conn, {numbers[name]: (name, delta) for name, delta in deltas.items()})
+    rows = [
+        {
+            "event_id": ids[d.key],
+            "account_id": numbers[m.owner, m.kind],
+            "amount_micro": m.amount_micro,
+        }
+        for d in new
+        for m in d.moves
+    ]
+    conn.execute(_POST, rows)
+
+
+def digests(conn: Connection, keys: Iterable[str]) -> dict[str, str]:
+    """What was posted under these keys, by key; keys that were never used are left out."""
+    found: dict[str, str] = {}
+    for part in _parts(sorted(keys)):
+        found |= {row.key: row.digest for row in conn.execute(_DIGESTS, {"keys": part})}
+    return found
+
+
+def insert_new(conn: Connection, table: Table, conflict: str) -> Any:
+    """INSERT that leaves out what would collide in the columns `conflict` (separated by commas; none = in any)."""
+    return _insert_new(conn.dialect.name, table, conflict)
+
+
+@cache
+def _insert_new(dialect: str, table: Table, conflict: str) -> Any:
+    new = insert_postgresql if dialect == "postgresql" else insert_sqlite
+    return new(table).on_conflict_do_nothing(
+        index_elements=conflict.split(",") if conflict else None
+    )
+
+
+def _distinct(drafts: Sequence[Draft]) -> dict[str, Draft]:
+    """By key, each checked. The same draft twice counts once."""
+    by_key: dict[str, Draft] = {}
+    for draft in drafts:
+        if by_key.setdefault(draft.key, draft) != draft:
+            raise Conflict(f'two different events in one posting are called "{draft.key}"')
+        _check(draft)
+    return by_key
+
+
+def _check(draft: Draft) -> None:
+    if not 0 < len(draft.key) <= KEY_CHARS_MAX or len(draft.memo) > MEMO_CHARS_MAX:
+        raise BadRequest(f'the event "{draft.key[:40]}" has too long a key or memo')
+    if any(abs(move.amount_micro) > AMOUNT_MAX for move in draft.moves):
+        raise BadRequest(f'the event "{draft.key}" moves more than {AMOUNT_MAX} micro-credits')
+    names = {(move.owner, move.kind) for move in draft.moves}
+    if len(names) < 2 or len(names) != len(draft.moves):
+        raise BadRequest(f'the event "{draft.key}" needs two or more different accounts')
+    if sum(move.amount_micro for move in draft.moves) != 0:
+        raise BadRequest(f'the two sides of the event "{draft.key}" are not equal')
+
+
+@cache
+def _new_events(dialect: str) -> Any:
+    return _insert_new(dialect, events, "key").returning(events.c.key, events.c.id)
+
+
+def _add_events(conn: Connection, by_key: Mapping[str, Draft], now: float) -> dict[str, int]:
+    """Write the events that are new: their numbers by key. Raises Conflict for a key used otherwise."""
+    stored = {key: digest(draft) for key, draft in sorted(by_key.items())}
+    rows = [
+        {
+            "key": key,
+            "digest": said,
+            "kind": by_key[key].kind,
+            "run_id": by_key[key].run_id,
+            "contribution_id": by_key[key].contribution_id,
+            "memo": by_key[key].memo,
+            "at": now,
+        }
+        for key, said in stored.items()
+    ]
+    if not rows:
+        return {}
+    ids = {row.key: row.id for row in conn.execute(_new_events(conn.dialect.name), rows)}
+    for key, before in digests(conn, stored.keys() - ids.keys()).items():
+        if before != stored[key]:
+            raise Conflict(f'"{key}" was posted before with other content')
+    return ids
+
+
+def _order(name: AccountName) -> tuple[bool, AccountName]:
+    return name[0] == SYSTEM, name
+
+
+def _lock_accounts(conn: Connection, names: Iterable[AccountName]) -> dict[AccountName, int]:
+    """Numbers of the accounts, made where missing, locked until the transaction ends."""
+    wanted = sorted(names, key=_order)
+    found = _find(conn, wanted)
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        rows = [{"owner": owner, "kind": kind, "balance_micro": 0} for owner, kind in missing]
+        conn.execute(insert_new(conn, accounts, "owner,kind"), rows)
+        found = _find(conn, wanted)
+    return found
+
+
+def _find(conn: Connection, wanted: Sequence[AccountName]) -> dict[AccountName, int]:
+    names = set(wanted)
+    found: dict[AccountName, int] = {}
+    owners = list(dict.fromkeys(owner for owner, _ in wanted))
+    kinds = sorted({kind for _, kind in wanted})
+    for part in _parts(owners):
+        rows = conn.execute(_ACCOUNTS, {"owners": part, "kinds": kinds})
+        found |= {(row.owner, row.kind): row.id for row in rows if (row.owner, row.kind) in names}
+    return found
+
+
+def _moved(change: CTE) -> ClauseElement:
+    after = accounts.c.balance_micro + change.c.delta
+    enough = (after >= 0) | and_(accounts.c.kind == MINT, after >= -BALANCE_MAX)
+    return (
+        update(accounts)
+        .where(accounts.c.id == change.c.id, enough, after <= BALANCE_MAX)
+        .values(balance_micro=after)
+        .returning(accounts.c.id)
+    )
+
+
+_MOVED = Lines("change", {"id": BigInteger(), "delta": BigInteger()}, _moved, blank=(-1, 0))
+
+
+def _move(conn: Connection, deltas: Mapping[int, tuple[AccountName, int]]) -> None:
+    """Add to balances. Raises Forbidden where one would fall below zero."""
+    for part in _parts(sorted(deltas)):
+        moved = {row.id for row in _MOVED.execute(conn, [(n, deltas[n][1]) for n in part])}
+        if short := [number for number in part if number not in moved]:
+            (owner, kind), delta = deltas[short[0]]
+            raise Forbidden(f"the {kind} account of {owner} does not hold {-delta} micro-credits")
+
+
+def _parts(items: Sequence[T]) -> Iterable[Sequence[T]]:
+    return (items[start : start + BATCH] for start in range(0, len(items), BATCH))

@@ -1,0 +1,82 @@
+"""Spending: credit is held before something is delivered, and settled or released after.
+
+    hold            earned  -> held      something is about to be paid for
+    settle          held    -> burn      it was delivered; what it did not cost goes back to earned
+    release         held    -> earned    it was not delivered
+
+The id of a hold is its caller's, so each step may be repeated; with other numbers it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, select
+
+from coordinator.database.ledger.payments import balances
+from coordinator.database.ledger.postings import AMOUNT_MAX, Draft, Move, digests, post
+from coordinator.database.tables.ledger import accounts, events, postings
+from shared.errors import BadRequest, Conflict, Forbidden, NotFound
+
+
+def hold(
+    conn: Connection, volunteer_id: str, hold_id: str, amount_micro: int, memo: str, now: float
+) -> None:
+    """Set credit aside for something that is about to be delivered. Raises Forbidden when there is not enough."""
+    if not 0 < amount_micro <= AMOUNT_MAX:
+        raise BadRequest(f"a hold is between 1 and {AMOUNT_MAX} micro-credits")
+    have = balances(conn, volunteer_id).earned_micro
+    key = f"hold:{hold_id}"
+    if have < amount_micro and not digests(conn, [key]):
+        raise Forbidden(
+            f"this costs {amount_micro / 1e6:g} credits, and there are {have / 1e6:g} to spend"
+        )
+    moves = (Move(volunteer_id, "earned", -amount_micro), Move(volunteer_id, "held", amount_micro))
+    post(conn, [Draft(key=key, kind="hold", moves=moves, memo=memo)], now)
+
+
+def settle(conn: Connection, volunteer_id: str, hold_id: str, cost_micro: int, now: float) -> None:
+    """It was delivered for `cost_micro`, at most what is held; the rest goes back."""
+    held = _held(conn, volunteer_id, hold_id)
+    if not 0 <= cost_micro <= held:
+        raise BadRequest(f"hold {hold_id} is {held} micro-credits, so it cannot pay {cost_micro}")
+    moves = [Move(volunteer_id, "held", -held), Move(volunteer_id, "burn", cost_micro)]
+    if held > cost_micro:
+        moves.append(Move(volunteer_id, "earned", held - cost_micro))
+    _end(
+        conn,
+        Draft(key=f"settle:{hold_id}", kind="settle", moves=tuple(moves)),
+        f"release:{hold_id}",
+        now,
+    )
+
+
+def release(conn: Connection, volunteer_id: str, hold_id: str, now: float) -> None:
+    """It was not delivered: all of it goes back."""
+    held = _held(conn, volunteer_id, hold_id)
+    moves = (Move(volunteer_id, "held", -held), Move(volunteer_id, "earned", held))
+    _end(
+        conn, Draft(key=f"release:{hold_id}", kind="release", moves=moves), f"settle:{hold_id}", now
+    )
+
+
+def _end(conn: Connection, draft: Draft, never: str, now: float) -> None:
+    def allowed(new: Sequence[Draft]) -> None:
+        if digests(conn, [never]):
+            raise Conflict(f'"{draft.key}" comes too late: "{never}" was posted before')
+
+    post(conn, [draft], now, allowed)
+
+
+def _held(conn: Connection, volunteer_id: str, hold_id: str) -> int:
+    query = (
+        select(postings.c.amount_micro)
+        .join(events, events.c.id == postings.c.event_id)
+        .join(accounts, accounts.c.id == postings.c.account_id)
+        .where(events.c.key == f"hold:{hold_id}", accounts.c.kind == "held")
+        .where(accounts.c.owner == volunteer_id)
+    )
+    amount = conn.execute(query).scalar()
+    if amount is None:
+        raise NotFound(f'there is no hold "{hold_id}" of yours')
+    return int(amount)

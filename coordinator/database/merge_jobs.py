@@ -1,0 +1,192 @@
+"""Parts of a merge: the jobs of its shards, each leased and fenced, taken by whoever has a thread to spare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, delete, exists, insert, select, update
+
+from coordinator.database.engine.statements import its
+from coordinator.database.tables.merges import merge_parts, merges, state_parts
+from shared.decoding import decode
+
+Phase = Literal["survey", "merge"]
+FAILURES_MAX = 2  # of disks and networks: then the merge fails
+
+
+class PartRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `merge_parts`; see merge_tables.py."""
+
+    id: int
+    merge_id: int
+    phase: Phase
+    shard: int
+    state: Literal["todo", "leased", "done", "failed"]
+    owner: str
+    fence: int
+    lease_until: float
+    failures: int
+    message: str
+    result: str
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """What a part made: files in the blob store."""
+
+    sha256: str  # weights, or a survey
+    size: int
+    state_sha256: str = ""
+    state_size: int = 0
+    squares: tuple[float, ...] = ()  # squared norm of the update in each piece
+
+
+class StateFile(NamedTuple):
+    """One file of a state in shards."""
+
+    shard: int
+    sha256: str
+    size: int
+
+
+def begin(conn: Connection, merge_id: int, phases: Sequence[Phase], shards: Sequence[int]) -> None:
+    """The parts of a merge that has just been leased; what an earlier try left is dropped."""
+    drop(conn, merge_id)
+    blank = {"state": "todo", "owner": "", "fence": 0, "lease_until": 0.0, "failures": 0}
+    blank |= {"message": "", "result": ""}
+    rows = [
+        blank | {"merge_id": merge_id, "phase": phase, "shard": shard}
+        for phase in phases
+        for shard in shards
+    ]
+    conn.execute(insert(merge_parts), rows)
+
+
+_DROP = delete(merge_parts).where(its(merge_parts.c.merge_id))
+
+
+def drop(conn: Connection, merge_id: int) -> None:
+    """The merge is over, one way or the other."""
+    conn.execute(_DROP, {"its_merge_id": merge_id})
+
+
+def of_merge(conn: Connection, merge_id: int) -> list[PartRow]:
+    """All parts of a merge, in the order of their shards within each phase."""
+    p = merge_parts.c
+    query = select(merge_parts).where(p.merge_id == merge_id).order_by(p.id)
+    return [PartRow(**row) for row in conn.execute(query).mappings()]
+
+
+def take(
+    conn: Connection, owner: str, now: float, lease_s: float, merge_id: int | None = None
+) -> PartRow | None:
+    """Lease the next part, of one merge or of any that is under way. None when there is nothing to do just now.
+
+    A part whose owner was silent for too long may be taken over; no merging begins before every survey is in.
+    """
+    p, other = merge_parts.c, merge_parts.alias("other")
+    surveying = (
+        select(other.c.id)
+        .where(other.c.merge_id == p.merge_id, other.c.phase == "survey", other.c.state != "done")
+        .exists()
+    )
+    free = (p.state == "todo") | ((p.state == "leased") & (p.lease_until <= now))
+    wanted: list[ColumnElement[bool]] = [free, (p.phase == "survey") | ~surveying]
+    if merge_id is None:
+        wanted.append(exists().where(merges.c.id == p.merge_id, merges.c.state == "leased"))
+    else:
+        wanted.append(p.merge_id == merge_id)
+    first = select(p.id).where(*wanted).order_by(p.id).limit(1).with_for_update(skip_locked=True)
+    taken = (
+        update(merge_parts)
+        .where(p.id == first.scalar_subquery())
+        .values(state="leased", owner=owner, fence=p.fence + 1, lease_until=now + lease_s)
+        .returning(*p)
+    )
+    row = conn.execute(taken).mappings().first()
+    return None if row is None else PartRow(**row)
+
+
+def _ours(part: PartRow) -> ColumnElement[bool]:
+    p = merge_parts.c
+    return (p.id == part.id) & (p.fence == part.fence) & (p.state == "leased")
+
+
+def renew(conn: Connection, part: PartRow, until: float) -> bool:
+    """False when somebody else has taken the part over, or the merge has ended."""
+    return (
+        conn.execute(update(merge_parts).where(_ours(part)).values(lease_until=until)).rowcount == 1
+    )
+
+
+def finish(conn: Connection, part: PartRow, made: Made) -> bool:
+    """The part is done. False when it was taken over: what was made is nobody's then."""
+    result = msgspec.json.encode(made).decode()
+    done = update(merge_parts).where(_ours(part)).values(state="done", result=result)
+    return conn.execute(done).rowcount == 1
+
+
+def fail(conn: Connection, part: PartRow, message: str, *, content: bool) -> None:
+    """Content that cannot be merged fails the merge; a disk or a network gets a second try, by whoever takes it."""
+    over = content or part.failures + 1 >= FAILURES_MAX
+    values = {"state": "failed" if over else "todo", "failures": part.failures + 1}
+    conn.execute(update(merge_parts).where(_ours(part)).values(message=message, **values))
+
+
+def release(conn: Connection, part: PartRow) -> None:
+    """Give a part back untouched."""
+    conn.execute(update(merge_parts).where(_ours(part)).values(state="todo"))
+
+
+def made_by(part: PartRow) -> Made:
+    """The files of a part that is done."""
+    return decode(part.result, Made)
+
+
+def files_of(rows: Sequence[PartRow]) -> list[str]:
+    """The weights and surveys that parts have made: nobody else refers to them."""
+    return [made_by(row).sha256 for row in rows if row.state == "done"]
+
+
+def blobs_in_use(conn: Connection) -> set[str]:
+    """Files that merges under way have made, and those of every state that is noted."""
+    rows = conn.execute(select(merge_parts).where(merge_parts.c.state == "done")).mappings()
+    found = set(conn.execute(select(state_parts.c.sha256)).scalars())
+    for made in (made_by(PartRow(**row)) for row in rows):
+        found |= {made.sha256, made.state_sha256} - {""}
+    return found
+
+
+def drop_old(conn: Connection, before: float) -> None:
+    """Forget the parts of merges that nobody has been at since."""
+    old = exists().where(merges.c.id == merge_parts.c.merge_id, merges.c.lease_until < before)
+    conn.execute(delete(merge_parts).where(old))
+
+
+# --- states in shards ---
+
+
+def add_state(conn: Connection, state_sha256: str, files: Sequence[StateFile]) -> None:
+    """Note which files a state consists of; the same list is the same state."""
+    known = select(state_parts.c.shard).where(state_parts.c.state_sha256 == state_sha256).limit(1)
+    if files and conn.execute(known).first() is None:
+        rows = [{"state_sha256": state_sha256, **file._asdict()} for file in files]
+        conn.execute(insert(state_parts), rows)
+
+
+def state_files(conn: Connection, state_sha256: str | None) -> tuple[str, ...]:
+    """The files of a version's state: none, one, or one a shard."""
+    if not state_sha256:
+        return ()
+    s = state_parts.c
+    query = select(s.sha256).where(s.state_sha256 == state_sha256).order_by(s.shard)
+    return tuple(conn.execute(query).scalars()) or (state_sha256,)
+
+
+def drop_states(conn: Connection, used: set[str]) -> None:
+    """Forget the files of states that no kept version refers to."""
+    noted = set(conn.execute(select(state_parts.c.state_sha256).distinct()).scalars())
+    gone = sorted(noted - used)
+    if gone:
+        conn.execute(delete(state_parts).where(state_parts.c.state_sha256.in_(gone)))

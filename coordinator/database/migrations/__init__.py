@@ -1,0 +1,1 @@
+"""Alembic migrations and the triggers that guard history."""

@@ -1,0 +1,171 @@
+"""Runs: rows and their transitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Select, bindparam, func, insert, select, union, update
+
+from coordinator.database.contributions import UPDATES
+from coordinator.database.engine.statements import among, its
+from coordinator.database.tables.accounts import workers
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.runs import runs
+from coordinator.database.tables.tasks import tasks
+from shared.errors import Conflict, NotFound
+from shared.protocol.base import RunState
+
+TRANSITIONS: frozenset[tuple[RunState, RunState]] = frozenset(
+    {
+        ("draft", "running"),
+        ("running", "paused"),
+        ("paused", "running"),
+        ("running", "completed"),
+        ("paused", "completed"),
+        ("draft", "failed"),
+        ("running", "failed"),
+        ("paused", "failed"),
+    }
+)
+
+OPEN: tuple[RunState, ...] = ("running", "paused")  # states in which work is taken in and merged
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `runs`; see tables.py."""
+
+    id: int
+    name: str
+    state: RunState
+    file: str
+    workload: str
+    workload_version: int
+    dataset_id: int | None
+    seed: int
+    head: int
+    best: int | None
+    global_step: int
+    tokens: int
+    phase: int
+    parameters: int
+    samples_total: int
+    samples_per_chunk: str
+    sample_size: int
+    pass_no: int
+    pass_seed: int
+    cursor: int
+    step_flops: float
+    price_micro: int
+    weight: float
+    median_task_s: float | None
+    last_merge_at: float | None
+    stop_reason: str | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+
+
+def _row(mapping: Any) -> RunRow:
+    return RunRow(**mapping)
+
+
+def add(conn: Connection, values: dict[str, Any]) -> int:
+    """Insert a draft. Raises Conflict when the name is taken."""
+    if conn.execute(select(runs.c.id).where(runs.c.name == values["name"])).first():
+        raise Conflict(f'there is a run called "{values["name"]}" already; choose another name')
+    return int(conn.execute(insert(runs).values(**values).returning(runs.c.id)).scalar_one())
+
+
+_BY_NAME = select(runs).where(its(runs.c.name))
+_BY_ID = select(runs).where(its(runs.c.id))
+_BY_ID_LOCKED = _BY_ID.with_for_update()
+_EVERY = select(runs).order_by(runs.c.id)
+_IN_STATES = _EVERY.where(among(runs.c.state, "states"))
+
+
+def by_name(conn: Connection, name: str) -> RunRow:
+    """Raises NotFound, naming the runs that exist."""
+    row = conn.execute(_BY_NAME, {"its_name": name}).mappings().first()
+    if row is None:
+        known = (
+            conn.execute(select(runs.c.name).order_by(runs.c.id.desc()).limit(5)).scalars().all()
+        )
+        raise NotFound(f'there is no run called "{name}"; runs: {", ".join(known) or "none yet"}')
+    return _row(row)
+
+
+def by_id(conn: Connection, run_id: int, *, lock: bool = False) -> RunRow:
+    """Raises NotFound."""
+    query = _BY_ID_LOCKED if lock else _BY_ID
+    row = conn.execute(query, {"its_id": run_id}).mappings().first()
+    if row is None:
+        raise NotFound(f"there is no run {run_id}")
+    return _row(row)
+
+
+def every(conn: Connection, states: Sequence[RunState] = ()) -> list[RunRow]:
+    """All runs, oldest first, or those in the given states."""
+    found = conn.execute(_IN_STATES, {"states": states}) if states else conn.execute(_EVERY)
+    return [_row(row) for row in found.mappings()]
+
+
+def move(conn: Connection, run: RunRow, state: RunState, **values: Any) -> None:
+    """Change the state. Raises Conflict when that makes no sense from where the run is."""
+    if (run.state, state) not in TRANSITIONS:
+        raise Conflict(f'the run "{run.name}" is {run.state}, so it cannot become {state}')
+    changed = conn.execute(
+        update(runs)
+        .where(runs.c.id == run.id, runs.c.state == run.state)
+        .values(state=state, **values)
+    )
+    if changed.rowcount != 1:
+        raise Conflict(f'the run "{run.name}" has just changed; look again and retry')
+
+
+_SET = update(runs).where(its(runs.c.id))
+_SET_HEAD = _SET.where(its(runs.c.head))
+
+
+def set_head(conn: Connection, run_id: int, base: int, **values: Any) -> bool:
+    """Compare-and-set of the head: False when somebody else has moved it."""
+    given = {"its_id": run_id, "its_head": base, "head": base + 1}
+    return conn.execute(_SET_HEAD, given | values).rowcount == 1
+
+
+def set_values(conn: Connection, run_id: int, **values: Any) -> None:
+    conn.execute(_SET, {"its_id": run_id} | values)
+
+
+def _live_workers() -> Select[int]:
+    holding = select(tasks.c.worker_id).where(its(tasks.c.run_id), tasks.c.state == "doing")
+    c = contributions.c
+    waiting = select(c.worker_id).where(
+        its(c.run_id),
+        c.state.in_(("checking", "accepted")),
+        (c.state == "checking") | c.kind.in_(UPDATES),
+    )
+    query = select(func.count()).select_from(workers)
+    since = workers.c.last_seen_at > bindparam("since")
+    return query.where(since, workers.c.id.in_(union(holding, waiting)))
+
+
+_LIVE_WORKERS = _live_workers()
+
+
+def live_workers(conn: Connection, run_id: int, since: float) -> int:
+    """Workers that were heard of since an instant and hold a task of the run or wait for its next merge."""
+    given = {"its_run_id": run_id, "since": since}
+    return int(conn.execute(_LIVE_WORKERS, given).scalar_one())
+
+
+def workers_of(conn: Connection, run_id: int) -> list[dict[str, Any]]:
+    """Workers with a task of the run in hand, and that task."""
+    t, w = tasks.c, workers.c
+    query = select(w.id, w.hostname, w.state, w.last_seen_at, w.benchmark)
+    query = query.add_columns(t.device, t.id.label("task_id"))
+    query = query.select_from(tasks.join(workers, w.id == t.worker_id)).where(
+        t.run_id == run_id, t.state == "doing"
+    )
+    return [dict(row) for row in conn.execute(query.order_by(t.id)).mappings()]

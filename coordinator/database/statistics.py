@@ -1,0 +1,282 @@
+"""What people read about people: a volunteer's totals, the leaderboard, the report of a class. Reads only."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, Select, case, func, select
+
+from coordinator.database.tables.accounts import codes, consents, volunteers, workers
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.ledger import accounts, events, postings
+from coordinator.database.tables.tasks import tasks
+from coordinator.database.volunteers import worker_state
+from shared.protocol.accounts import WorkerInfo
+
+GOOD = ("accepted", "merged", "superseded")  # contributions that were found good
+LISTING_MAX = 100_000
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a volunteer's contributions."""
+
+    accepted: int = 0  # found good: waiting, merged or not needed
+    merged: int = 0
+    rejected: dict[str, int] = {}  # by reason
+    device_s: float = 0.0  # spent on the good ones
+
+    @property
+    def refused(self) -> int:
+        """Rejected for whatever reason."""
+        return sum(self.rejected.values())
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """One volunteer among all, by what was earned in a window of time."""
+
+    volunteer_id: str
+    nickname: str
+    public: bool
+    earned_micro: int
+    accepted: int
+    device_s: float
+    workers: int
+
+
+class Person(msgspec.Struct, frozen=True, kw_only=True):
+    """One volunteer as the organiser sees it."""
+
+    volunteer_id: str
+    nickname: str
+    label: str  # whom the invite was for
+    state: str  # active, banned, forgotten; "invited" for an invite that nobody used yet
+    public: bool
+    trust: float
+    machines: int
+    first_seen: float | None
+    last_seen: float | None
+    earned_micro: int = 0  # ever, spent or not
+    pending_micro: int = 0
+    work: Work = Work()
+
+
+def work(
+    conn: Connection,
+    *,
+    volunteer_id: str | None = None,
+    run_id: int | None = None,
+    since: float | None = None,
+) -> dict[str, Work]:
+    """By volunteer: of one or all, of one run or all, decided since an instant or ever."""
+    c = contributions.c
+    query = select(c.volunteer_id, c.state, c.reason, func.count(), func.sum(c.train_s))
+    for wanted, value in ((c.volunteer_id, volunteer_id), (c.run_id, run_id)):
+        query = query if value is None else query.where(wanted == value)
+    if since is not None:
+        query = query.where(c.decided_at >= since)
+    found: defaultdict[str, Work] = defaultdict(Work)
+    for who, state, reason, count, seconds in conn.execute(
+        query.group_by(c.volunteer_id, c.state, c.reason)
+    ):
+        found[who] = _with(found[who], state, reason, int(count), float(seconds))
+    return dict(found)
+
+
+def _with(work: Work, state: str, reason: str, count: int, seconds: float) -> Work:
+    if state == "rejected":
+        why = reason or "other"
+        rejected = {**work.rejected, why: work.rejected.get(why, 0) + count}
+        return msgspec.structs.replace(work, rejected=rejected)
+    if state not in GOOD:
+        return work
+    return msgspec.structs.replace(
+        work,
+        accepted=work.accepted + count,
+        merged=work.merged + (count if state == "merged" else 0),
+        device_s=work.device_s + seconds,
+    )
+
+
+def _posted(kind: str, *also: ColumnElement[bool]) -> Select[str, int]:
+    """Sums of what was posted to accounts of a kind, by owner."""
+    return (
+        select(accounts.c.owner, func.sum(postings.c.amount_micro))
+        .join(postings, postings.c.account_id == accounts.c.id)
+        .join(events, events.c.id == postings.c.event_id)
+        .where(accounts.c.kind == kind, *also)
+        .group_by(accounts.c.owner)
+    )
+
+
+def earned(
+    conn: Connection, run_id: int | None = None, since: float | None = None
+) -> dict[str, int]:
+    """What each volunteer earned, less what was taken back; spending does not count."""
+    also: list[ColumnElement[bool]] = [events.c.kind.in_(("earn", "reverse"))]
+    if run_id is not None:
+        also.append(events.c.run_id == run_id)
+    if since is not None:
+        also.append(events.c.at >= since)
+    return {owner: int(total) for owner, total in conn.execute(_posted("earned", *also))}
+
+
+def pending(conn: Connection, run_id: int) -> dict[str, int]:
+    """What each volunteer was promised by a run and has not got yet."""
+    found = conn.execute(_posted("pending", events.c.run_id == run_id))
+    return {owner: int(total) for owner, total in found}
+
+
+def standings(
+    conn: Connection, run_id: int | None = None, since: float | None = None
+) -> list[Standing]:
+    """Everybody who earned something, the most first; forgotten and banned accounts are left out."""
+    totals = {who: micro for who, micro in earned(conn, run_id, since).items() if micro > 0}
+    done = work(conn, run_id=run_id, since=since)
+    machines = _machines(conn)
+    query = select(volunteers.c.id, volunteers.c.nickname, volunteers.c.public)
+    people = conn.execute(query.where(volunteers.c.state == "active"))
+    found = [
+        Standing(
+            volunteer_id=who,
+            nickname=nickname,
+            public=public,
+            earned_micro=totals[who],
+            accepted=done.get(who, Work()).accepted,
+            device_s=done.get(who, Work()).device_s,
+            workers=machines.get(who, 0),
+        )
+        for who, nickname, public in people
+        if who in totals
+    ]
+    return sorted(found, key=lambda s: (-s.earned_micro, s.nickname))
+
+
+def _machines(conn: Connection) -> dict[str, int]:
+    query = select(workers.c.volunteer_id, func.count()).where(workers.c.revoked_at.is_(None))
+    return {who: int(count) for who, count in conn.execute(query.group_by(workers.c.volunteer_id))}
+
+
+# --- for the organiser ---
+
+
+def people(conn: Connection, who: Iterable[str] | None = None) -> list[Person]:
+    """Volunteers, all or those with the given ids, the oldest first."""
+    machine = workers.c.revoked_at.is_(None)
+    query = (
+        select(volunteers, codes.c.label)
+        .add_columns(
+            func.sum(case((machine, 1), else_=0)).label("machines"),
+            func.max(workers.c.last_seen_at).label("last_seen"),
+        )
+        .join(codes, codes.c.id == volunteers.c.invite_id, isouter=True)
+        .join(workers, workers.c.volunteer_id == volunteers.c.id, isouter=True)
+        .group_by(volunteers.c.id, codes.c.id)
+        .order_by(volunteers.c.created_at, volunteers.c.id)
+        .limit(LISTING_MAX)
+    )
+    if who is not None:
+        query = query.where(volunteers.c.id.in_(list(who)))
+    return [
+        Person(
+            volunteer_id=row["id"],
+            nickname=row["nickname"],
+            label=row["label"] or "",
+            state=row["state"],
+            public=row["public"],
+            trust=row["trust"],
+            machines=int(row["machines"]),
+            first_seen=row["created_at"],
+            last_seen=row["last_seen"],
+        )
+        for row in conn.execute(query).mappings()
+    ]
+
+
+def summed(conn: Connection, found: Iterable[Person]) -> list[Person]:
+    """The same people with what they did and earned on all runs."""
+    totals, done = earned(conn), work(conn)
+    query = select(accounts.c.owner, accounts.c.balance_micro).where(accounts.c.kind == "pending")
+    waiting = {owner: int(balance) for owner, balance in conn.execute(query)}
+    return [_with_totals(person, totals, waiting, done) for person in found]
+
+
+def of_run(conn: Connection, run_id: int) -> list[Person]:
+    """The report of a run: who worked for it, agreed to it or came by a named invite, and who was invited and did not come."""
+    totals, waiting, done = earned(conn, run_id), pending(conn, run_id), work(conn, run_id=run_id)
+    agreed = select(consents.c.volunteer_id).where(consents.c.run_id == run_id)
+    part = {*totals, *waiting, *done, *conn.execute(agreed).scalars()}
+    found = [
+        _with_totals(person, totals, waiting, done)
+        for person in people(conn)
+        if person.volunteer_id in part or person.label
+    ]
+    return found + _invited(conn)
+
+
+def _with_totals(
+    person: Person, totals: dict[str, int], waiting: dict[str, int], done: dict[str, Work]
+) -> Person:
+    who = person.volunteer_id
+    return msgspec.structs.replace(
+        person,
+        earned_micro=totals.get(who, 0),
+        pending_micro=waiting.get(who, 0),
+        work=done.get(who, Work()),
+    )
+
+
+def _invited(conn: Connection) -> list[Person]:
+    """Named invites that nobody has used."""
+    used = select(volunteers.c.invite_id).where(volunteers.c.invite_id.is_not(None))
+    query = (
+        select(codes.c.label)
+        .where(codes.c.kind == "invite", codes.c.label != "", codes.c.id.not_in(used))
+        .where(codes.c.revoked_at.is_(None))
+        .order_by(codes.c.id)
+    )
+    return [
+        Person(
+            volunteer_id="",
+            nickname="",
+            label=label,
+            state="invited",
+            public=False,
+            trust=0.0,
+            machines=0,
+            first_seen=None,
+            last_seen=None,
+        )
+        for label in conn.execute(query).scalars()
+    ]
+
+
+# --- machines ---
+
+
+def machines(conn: Connection, volunteer_id: str, now: float) -> list[WorkerInfo]:
+    """The machines of one account that are not revoked, with what they do."""
+    doing = (tasks.c.worker_id == workers.c.id) & (tasks.c.state == "doing")
+    task = select(func.min(tasks.c.id)).where(doing).scalar_subquery()
+    device = select(func.min(tasks.c.device)).where(doing).scalar_subquery()
+    w = workers.c
+    query = (
+        select(
+            w.id, w.hostname, w.state, w.last_seen_at, task.label("task"), device.label("device")
+        )
+        .where(w.volunteer_id == volunteer_id, w.revoked_at.is_(None))
+        .order_by(w.created_at, w.id)
+        .limit(LISTING_MAX)
+    )
+    return [
+        WorkerInfo(
+            worker_id=row.id,
+            hostname=row.hostname,
+            state=worker_state(row.state, row.last_seen_at, now),
+            device=row.device or "",
+            last_seen=row.last_seen_at,
+            task=row.task,
+        )
+        for row in conn.execute(query)
+    ]

@@ -1,0 +1,1 @@
+"""Tables by subject, all in one metadata."""

@@ -1,0 +1,65 @@
+"""Volunteers, their workers, the codes that let them in, and what they consented to."""
+
+from __future__ import annotations
+
+from sqlalchemy import Boolean, Column, Double, ForeignKey, Integer, String, Table, Text
+
+from coordinator.database.tables.base import Key, metadata
+
+volunteers = Table(
+    "volunteers",
+    metadata,
+    Column("id", String(64), primary_key=True),  # made by the client
+    Column("nickname", String(64), nullable=False),
+    # skeleton: lookalikes collide
+    Column("nickname_key", String(128), nullable=False, unique=True),
+    Column("state", String(16), nullable=False),  # active, banned, forgotten
+    Column("public", Boolean, nullable=False),
+    Column("trust", Double, nullable=False),
+    Column("invite_id", Key, nullable=True),
+    Column("created_at", Double, nullable=False),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", String(64), primary_key=True),  # made by the client
+    Column("volunteer_id", ForeignKey("volunteers.id"), nullable=False, index=True),
+    Column("secret_hash", String(64), nullable=False),  # SHA-256 of a 256-bit secret
+    Column("hostname", String(255), nullable=False),
+    Column("hardware", Text, nullable=False),
+    Column("benchmark", Text, nullable=False),
+    Column("step_flops", Double, nullable=False),
+    Column("software", String(64), nullable=False),
+    Column("protocol", Integer, nullable=False),
+    Column("workloads", Text, nullable=False),
+    Column("state", String(16), nullable=False),  # online, training, paused, offline, left
+    Column("last_seen_at", Double, nullable=False),
+    # accepted in a row, see trust.py
+    Column("streak", Integer, nullable=False, server_default="0"),
+    Column("created_at", Double, nullable=False),
+    Column("revoked_at", Double, nullable=True),
+)
+
+codes = Table(
+    "codes",
+    metadata,
+    Column("id", Key, primary_key=True, autoincrement=True),
+    Column("code_hash", String(64), nullable=False, unique=True),
+    Column("kind", String(16), nullable=False),  # invite, link
+    Column("label", String(255), nullable=False),  # whom it is for
+    Column("volunteer_id", ForeignKey("volunteers.id"), nullable=True),  # link codes: whose account
+    Column("uses_left", Integer, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=True),
+    Column("revoked_at", Double, nullable=True),
+)
+
+consents = Table(
+    "consents",
+    metadata,
+    Column("volunteer_id", ForeignKey("volunteers.id"), primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("licence", String(255), nullable=False),
+    Column("given_at", Double, nullable=False),
+)

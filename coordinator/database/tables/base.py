@@ -1,0 +1,22 @@
+"""The metadata that all tables share, and its 64-bit key.
+
+Instants (`*_at`) are UTC epoch seconds as doubles, from the Clock; money is integer micro-credits; JSON is text written by
+msgspec. Rows that must never change (postings, events, audit, versions) have triggers against it, made by the migrations.
+SQLite and PostgreSQL share every statement.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Integer, MetaData
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s",
+    "pk": "pk_%(table_name)s",
+}
+metadata = MetaData(naming_convention=NAMING)
+
+# 64-bit keys that SQLite still numbers by itself.
+Key = BigInteger().with_variant(Integer, "sqlite")

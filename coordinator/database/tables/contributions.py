@@ -1,0 +1,104 @@
+"""Uploads, contributions, and every verdict on them."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+from coordinator.database.tables.base import Key, metadata
+
+uploads = Table(
+    "uploads",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("task_id", ForeignKey("tasks.id"), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("part", Integer, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("worker_id", String(64), nullable=False, index=True),
+    Column("sha256", String(64), nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("complete", Boolean, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    UniqueConstraint("task_id", "attempt", "part", "tries", "sha256"),
+)
+
+contributions = Table(
+    "contributions",
+    metadata,
+    Column("id", Key, primary_key=True, autoincrement=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("task_id", ForeignKey("tasks.id"), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("part", Integer, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("worker_id", String(64), nullable=False),
+    Column("volunteer_id", String(64), nullable=False),
+    # of the submit message: same key, other digest = 409
+    Column("digest", String(64), nullable=False),
+    Column("kind", String(16), nullable=False),  # delta, gradient, games, evaluation
+    Column("codec", String(32), nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("base_version", Integer, nullable=False),
+    Column("steps", Integer, nullable=False),  # from the task
+    Column("samples", BigInteger, nullable=False),  # from the task
+    Column("price_micro", BigInteger, nullable=False),
+    Column("loss_first", Double, nullable=True),  # reported
+    Column("loss_last", Double, nullable=True),
+    Column("train_s", Double, nullable=False),
+    Column("norm", Double, nullable=True),  # measured
+    Column("clip", Double, nullable=False),  # factor <= 1 that bounds it to its cohort
+    Column("weight", Double, nullable=True),  # staleness x trust, used at the merge
+    Column("state", String(16), nullable=False),
+    Column("reason", String(32), nullable=False),
+    Column("message", Text, nullable=False),
+    Column("version", Integer, nullable=True),  # merged into
+    Column("report", Text, nullable=False),  # JSON of metrics
+    Column("received_at", Double, nullable=False),
+    Column("decided_at", Double, nullable=True),
+    Column("merged_at", Double, nullable=True),
+    UniqueConstraint("task_id", "attempt", "part", "tries"),
+)
+_c = contributions.c
+Index("ix_contributions_pending", _c.state, _c.run_id, _c.id)
+# Every decision compares with the newest of its kind, and looks whether the same bytes came before.
+Index(
+    "ix_contributions_newest",
+    _c.run_id,
+    _c.kind,
+    _c.id,
+    sqlite_where=_c.norm.is_not(None),
+    postgresql_where=_c.norm.is_not(None),
+)
+Index("ix_contributions_seen", _c.sha256, _c.run_id)
+Index("ix_contributions_volunteer", _c.volunteer_id, _c.run_id, _c.version)
+
+# Every change of a contribution's state, in order: what a volunteer's history is made of.
+verdicts = Table(
+    "verdicts",
+    metadata,
+    Column("id", Key, primary_key=True, autoincrement=True),
+    Column("contribution_id", ForeignKey("contributions.id"), nullable=False, index=True),
+    Column("worker_id", String(64), nullable=False),
+    Column("volunteer_id", String(64), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("reason", String(32), nullable=False),
+    Column("message", Text, nullable=False),
+    Column("version", Integer, nullable=True),
+    Column("at", Double, nullable=False),
+)
+Index("ix_verdicts_news", verdicts.c.worker_id, verdicts.c.id)
+Index("ix_verdicts_history", verdicts.c.volunteer_id, verdicts.c.id)

@@ -1,0 +1,26 @@
+"""The audit log, sealed by a chain of hashes, and single values by key."""
+
+from __future__ import annotations
+
+from sqlalchemy import Column, Double, String, Table, Text
+
+from coordinator.database.tables.base import Key, metadata
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Key, primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    Column("actor", String(64), nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("subject", String(255), nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("chain", String(64), nullable=True),  # hash chain, sealed by upkeep
+)
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("key", String(64), primary_key=True),
+    Column("value", Text, nullable=False),
+)

@@ -1,0 +1,21 @@
+"""All tables there are, in one metadata."""
+
+from __future__ import annotations
+
+from coordinator.database.tables import (
+    accounts,
+    contributions,
+    datasets,
+    games,
+    ledger,
+    merges,
+    record,
+    runs,
+    tasks,
+    versions,
+)
+from coordinator.database.tables.base import metadata
+
+TABLES = (accounts, contributions, datasets, games, ledger, merges, record, runs, tasks, versions)
+
+__all__ = ["TABLES", "metadata"]

@@ -1,0 +1,77 @@
+"""Versions, the blobs they keep alive, and their evaluations."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Table,
+    Text,
+)
+
+from coordinator.database.tables.base import metadata
+
+versions = Table(
+    "versions",
+    metadata,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("kind", String(16), nullable=False),  # initial, merge, rollback
+    Column("parent", Integer, nullable=True),
+    Column("master_sha256", String(64), nullable=False),
+    Column("published_sha256", String(64), nullable=False, index=True),
+    Column("size", BigInteger, nullable=False),  # published
+    Column("state_sha256", String(64), nullable=True),  # server-optimiser state
+    Column("manifest", Text, nullable=False),  # canonical JSON that was signed
+    Column("signature", String(128), nullable=False),
+    Column("contributions", Text, nullable=False),  # JSON list of ids, in merge order
+    Column("global_step", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    # index of the phase that holds from it to the next version
+    Column("phase", Integer, nullable=False, server_default="0"),
+    Column("update_norm", Double, nullable=True),
+    Column("merge_s", Double, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+# What became known of a version afterwards; unlike versions, rows here change.
+evaluations = Table(
+    "evaluations",
+    metadata,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("state", String(16), nullable=False),  # waiting, running, done, skipped, failed
+    Column("loss", Double, nullable=True),
+    Column("metrics", Text, nullable=False),
+    Column("sample", Text, nullable=False),
+    Column("sample_sha256", String(64), nullable=True, index=True),
+    Column("message", Text, nullable=False),
+    Column("at", Double, nullable=True),
+    Column("pruned", Boolean, nullable=False),  # its blobs are gone (retention)
+)
+_e = evaluations.c
+Index("ix_evaluations_waiting", _e.state, _e.run_id, _e.version)
+Index("ix_evaluations_best", _e.run_id, _e.loss, _e.version)
+# Retention looks at the few versions whose blobs are there.
+Index(
+    "ix_evaluations_kept",
+    _e.run_id,
+    _e.version,
+    sqlite_where=~_e.pruned,
+    postgresql_where=~_e.pruned,
+)
+
+# Shorter ways to a version's published weights (links, snapshots), as its manifest lists them; they stay as long as it does.
+version_blobs = Table(
+    "version_blobs",
+    metadata,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("sha256", String(64), primary_key=True, index=True),
+)

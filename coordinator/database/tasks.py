@@ -1,0 +1,372 @@
+"""Tasks: every change of their state, in one transaction of the caller.
+
+    todo ──claim──> doing ──accepted──> done ──set aside by a merge──> todo
+     ^                │
+     ├──rejected, given back, overtaken, time ran out
+     └──(requeue)── discarded <── failed by several workers, or timed out too often          cancelled: the run ended
+
+The attempt grows with every claim. A task whose time ran out is `returned`: its last holder may still hand in, until
+somebody else claims it. A task that waits for its verdict has no `renew_by`: it does not expire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, insert, select, update
+
+from coordinator.database.engine.statements import its
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.runs import runs
+from coordinator.database.tables.tasks import failures, tasks
+from coordinator.database.tables.versions import versions
+from coordinator.runfile import TaskSettings
+from coordinator.sizing import games_bytes_max, upload_bytes_max
+from shared.errors import Cancelled, Gone, NotFound, Unavailable
+from shared.protocol.base import TaskState
+
+FailureKind = Literal["failure", "timeout"]
+
+ALONE_FACTOR = 2  # where few workers live, this many times max_failures by anybody discards too
+MESSAGE_CHARS = 500
+BESIDE = ("learn", "evaluate")  # kinds of tasks that are not cut from a pass
+GAMES = ("selfplay", "evaluate")  # kinds whose contributions are files of games
+FREE: dict[str, Any] = {
+    "claim_id": None,
+    "renew_by": None,
+    "finish_by": None,
+    "finish_limit": None,
+}
+
+
+class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `tasks`; see tables.py."""
+
+    id: int
+    run_id: int
+    kind: str
+    pass_no: int
+    start: int
+    stop: int
+    seed: int
+    steps: int
+    batch_size: int
+    price_micro: int
+    state: TaskState
+    attempt: int
+    claim_id: str | None
+    worker_id: str | None
+    volunteer_id: str | None
+    device: str
+    claimed_at: float | None
+    begun_at: float | None
+    base_version: int | None
+    renew_by: float | None
+    finish_by: float | None
+    finish_limit: float | None
+    returned: bool
+    failures: int
+    timeouts: int
+    created_at: float
+    ended_at: float | None
+    options: str
+    update_kind: str = ""
+    part_steps: int = 0
+    contribution_id: int | None = None
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """Work has begun: the base version is bound."""
+
+    task: TaskRow
+    run: str
+    version: int
+    global_step: int
+    finish_by: float
+    part: int = 0  # the next that is wanted
+    tries: int = 0  # how often that was refused as too late
+
+
+class FailedTask(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the failed list."""
+
+    id: int
+    run: str
+    pass_no: int
+    start: int
+    stop: int
+    failures: int
+    timeouts: int
+    workers: int  # distinct ones that failed it
+    message: str  # of the last failure
+
+
+def row_of(mapping: Any) -> TaskRow:
+    """The struct of a row."""
+    return TaskRow(**{**mapping, "returned": bool(mapping["returned"])})
+
+
+_BY_ID = select(tasks).where(its(tasks.c.id))
+_BY_ID_LOCKED = _BY_ID.with_for_update()
+
+
+def holder(conn: Connection, task_id: int, *, for_update: bool = True) -> TaskRow:
+    """A task and who holds it, locked until the transaction ends. Raises NotFound."""
+    query = _BY_ID_LOCKED if for_update else _BY_ID
+    row = conn.execute(query, {"its_id": task_id}).mappings().first()
+    if row is None:
+        raise NotFound(f"there is no task {task_id} of yours")
+    return row_of(row)
+
+
+def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:
+    """Raises NotFound for a task that was never this worker's, Gone when it is somebody else's by now, Cancelled."""
+    if row.worker_id != worker_id:
+        if 0 < attempt < row.attempt:
+            raise Gone(f"task {row.id} is done by somebody else now")
+        raise NotFound(f"there is no task {row.id} of yours")
+    if row.state == "cancelled":
+        raise Cancelled(f"task {row.id} was cancelled: its run has ended")
+    if attempt > row.attempt or attempt < 1:
+        raise NotFound(f"task {row.id} was never given out with attempt {attempt}")
+    if attempt < row.attempt or not (
+        row.state == "doing" or (row.state == "todo" and row.returned)
+    ):
+        raise Gone(f"task {row.id} is no longer yours")
+
+
+_PARAMETERS = select(runs.c.parameters).where(its(runs.c.id))
+
+
+def grant_bytes(conn: Connection, row: TaskRow) -> int:
+    """The most bytes that one update for this task may have."""
+    if row.kind in GAMES:
+        return games_bytes_max(row.stop - row.start)
+    found = conn.execute(_PARAMETERS, {"its_id": row.run_id}).scalar_one()
+    return upload_bytes_max(int(found))
+
+
+_HEAD = select(runs.c.head).where(runs.c.id == tasks.c.run_id).scalar_subquery()
+_REBASE = update(tasks).where(its(tasks.c.id)).values(base_version=_HEAD).returning(*tasks.c)
+_BEGIN = _REBASE.values(
+    begun_at=bindparam("now"),
+    finish_by=bindparam("soft"),
+    finish_limit=bindparam("hard"),
+)
+_OF_RUN = (
+    select(runs.c.name, versions.c.global_step)
+    .join_from(runs, versions, versions.c.run_id == runs.c.id)
+    .where(its(runs.c.id), its(versions.c.version))
+)
+
+
+def begin(
+    conn: Connection,
+    task_id: int,
+    worker_id: str,
+    attempt: int,
+    now: float,
+    *,
+    newest: bool = False,
+) -> Begun:
+    """Bind the newest version as the base; the same again for the same attempt, unless `newest` is asked for.
+
+    Raises NotFound, Gone, Cancelled.
+    """
+    row = holder(conn, task_id)
+    may_submit(row, worker_id, attempt)
+    if newest and row.begun_at is not None:
+        row = row_of(conn.execute(_REBASE, {"its_id": task_id}).mappings().one())
+    if row.begun_at is None:
+        if row.state != "doing" or row.finish_limit is None or row.claimed_at is None:
+            raise Gone(f"the time of task {task_id} ran out before it began")
+        allowance = (row.finish_limit - row.claimed_at) / 2
+        bound = {"now": now, "soft": now + allowance, "hard": now + 2 * allowance}
+        row = row_of(conn.execute(_BEGIN, {"its_id": task_id} | bound).mappings().one())
+    found = conn.execute(_OF_RUN, {"its_id": row.run_id, "its_version": row.base_version}).first()
+    if found is None or row.base_version is None:
+        raise Unavailable(f"the run of task {task_id} has no version yet", retry_after_s=10)
+    return Begun(
+        task=row,
+        run=found.name,
+        version=row.base_version,
+        global_step=int(found.global_step),
+        finish_by=row.finish_by if row.finish_by is not None else now,
+    )
+
+
+_FINISH = update(tasks).where(
+    its(tasks.c.id), (tasks.c.state == "doing") | and_(tasks.c.state == "todo", tasks.c.returned)
+)
+_DONE: dict[str, Any] = {"state": "done", "returned": False, **FREE}
+
+
+def finish(conn: Connection, task_id: int, now: float) -> bool:
+    """doing (or returned) -> done: its contribution was accepted. False when the task had ended already."""
+    return conn.execute(_FINISH, {"its_id": task_id, "ended_at": now} | _DONE).rowcount == 1
+
+
+def put_back(  # noqa: PLR0913 - each is a word of the verdict
+    conn: Connection,
+    task_id: int,
+    *,
+    worker_id: str,
+    kind: FailureKind | None,
+    message: str,
+    now: float,
+    settings: TaskSettings,
+) -> TaskState:
+    """Back to todo, or to discarded after failures by several distinct workers; `kind` None counts nothing.
+
+    A task that others hold by now only has the failure noted. Gives the state it ends in. Raises NotFound.
+    """
+    row = holder(conn, task_id)
+    values: dict[str, Any] = {}
+    if kind is not None:
+        note = {"task_id": task_id, "attempt": row.attempt, "worker_id": worker_id, "kind": kind}
+        conn.execute(insert(failures).values(**note, message=message[:MESSAGE_CHARS], at=now))
+        counted = "failures" if kind == "failure" else "timeouts"
+        values[counted] = getattr(row, counted) + 1
+    state: TaskState = row.state
+    if row.worker_id == worker_id and row.state in ("doing", "todo", "done"):
+        over = kind is not None and _is_hopeless(conn, row, values, settings)
+        state = "discarded" if over else "todo"
+        values |= {
+            "state": state,
+            "returned": False,
+            "begun_at": None,
+            "base_version": None,
+            **FREE,
+        }
+        values["ended_at"] = now if over else None
+    if values:
+        conn.execute(update(tasks).where(tasks.c.id == task_id).values(**values))
+    return state
+
+
+def _is_hopeless(
+    conn: Connection, row: TaskRow, counts: dict[str, Any], settings: TaskSettings
+) -> bool:
+    """Whether enough different workers have failed it, or it timed out too often."""
+    failed = counts.get("failures", row.failures)
+    if counts.get("timeouts", row.timeouts) >= settings.max_timeouts:
+        return True
+    if failed < settings.max_failures:
+        return False
+    who = select(func.count(failures.c.worker_id.distinct())).where(
+        failures.c.task_id == row.id, failures.c.kind == "failure"
+    )
+    distinct = int(conn.execute(who).scalar_one())
+    return distinct >= settings.max_failures or failed >= ALONE_FACTOR * settings.max_failures
+
+
+def expire(conn: Connection, now: float, limit: int) -> list[TaskRow]:
+    """Put back the tasks whose time ran out, counting a timeout each; their holders may hand in late."""
+    late = and_(tasks.c.state == "doing", (tasks.c.renew_by < now) | (tasks.c.finish_by < now))
+    picked = select(tasks.c.id).where(late).order_by(tasks.c.id).limit(limit)
+    ids = conn.execute(picked.with_for_update(skip_locked=True)).scalars().all()
+    if not ids:
+        return []
+    values = {"state": "todo", "returned": True, "timeouts": tasks.c.timeouts + 1, **FREE}
+    changed = update(tasks).where(tasks.c.id.in_(ids)).values(**values).returning(*tasks.c)
+    rows = [row_of(row) for row in conn.execute(changed).mappings()]
+    notes = [
+        {"task_id": r.id, "attempt": r.attempt, "worker_id": r.worker_id, "kind": "timeout"}
+        for r in rows
+    ]
+    message = "nothing was heard of it in time"
+    conn.execute(insert(failures), [{**note, "message": message, "at": now} for note in notes])
+    return rows
+
+
+def discard(conn: Connection, ids: Sequence[int], now: float) -> None:
+    """todo -> discarded: kept on the failed list until somebody requeues it."""
+    if ids:
+        values = {"state": "discarded", "returned": False, "ended_at": now, **FREE}
+        conn.execute(update(tasks).where(tasks.c.id.in_(ids)).values(**values))
+
+
+def cancel_run(conn: Connection, run_id: int, now: float) -> int:
+    """Cancel all that has not ended: the run has. Gives how many."""
+    open_tasks = and_(tasks.c.run_id == run_id, tasks.c.state.in_(("todo", "doing")))
+    values = {"state": "cancelled", "returned": False, "ended_at": now, **FREE}
+    return conn.execute(update(tasks).where(open_tasks).values(**values)).rowcount
+
+
+def recall(conn: Connection, run_id: int, *, above: int, now: float) -> int:
+    """Take back the leases on versions above `above`, which a rollback reverts; nothing is counted. Gives how many.
+
+    What waits for its verdict keeps its place: the verdict decides.
+    """
+    return _take_back(conn, run_id, tasks.c.base_version > above)
+
+
+def overtake(conn: Connection, run_id: int, *, head: int) -> int:
+    """Take back the leases on versions below `head`, which a merge has left behind, as `recall` does."""
+    return _take_back(conn, run_id, tasks.c.base_version < head)
+
+
+def _take_back(conn: Connection, run_id: int, based: ColumnElement[bool]) -> int:
+    """The attempt grows, so that whoever holds one learns that it is gone."""
+    taken = and_(tasks.c.run_id == run_id, based, _unsubmitted())
+    values = {"state": "todo", "returned": False, "attempt": tasks.c.attempt + 1}
+    values |= {"begun_at": None, "base_version": None, **FREE}
+    return conn.execute(update(tasks).where(taken).values(**values)).rowcount
+
+
+def _unsubmitted() -> ColumnElement[bool]:
+    held = and_(tasks.c.state == "doing", tasks.c.renew_by.is_not(None), ~awaits_verdict())
+    late = and_(tasks.c.state == "todo", tasks.c.returned, ~awaits_verdict())
+    return held | late
+
+
+def awaits_verdict() -> ColumnElement[bool]:
+    """Whether the current attempt has handed in and nobody has decided yet."""
+    c = contributions.c
+    waiting = select(c.id).where(
+        c.task_id == tasks.c.id, c.attempt == tasks.c.attempt, c.state.in_(("received", "checking"))
+    )
+    return waiting.exists()
+
+
+def bases_in_use(conn: Connection, run_id: int) -> list[int]:
+    """The versions that leases of a run are based on: their files must stay."""
+    open_ = tasks.c.state.in_(("doing", "todo"))
+    held = (tasks.c.state == "doing") | tasks.c.returned
+    query = select(tasks.c.base_version).distinct()
+    query = query.where(tasks.c.run_id == run_id, open_, held, tasks.c.base_version.is_not(None))
+    return sorted(int(base) for base in conn.execute(query).scalars())
+
+
+def failed(conn: Connection, run_id: int | None = None, limit: int = 1000) -> list[FailedTask]:
+    """The discarded tasks, oldest first, of one run or of all."""
+    f, t = failures.c, tasks.c
+    counted = and_(f.task_id == t.id, f.kind != "forgiven")
+    last = select(f.message).where(counted).order_by(f.id.desc()).limit(1).scalar_subquery()
+    who = select(func.count(f.worker_id.distinct())).where(counted, f.kind == "failure")
+    query = select(
+        t.id, runs.c.name.label("run"), t.pass_no, t.start, t.stop, t.failures, t.timeouts
+    )
+    query = query.add_columns(who.scalar_subquery().label("workers"))
+    query = query.add_columns(func.coalesce(last, "").label("message"))
+    query = query.join_from(tasks, runs).where(t.state == "discarded")
+    if run_id is not None:
+        query = query.where(t.run_id == run_id)
+    rows = conn.execute(query.order_by(t.id).limit(limit)).mappings()
+    return [FailedTask(**row) for row in rows]
+
+
+def requeue(conn: Connection, ids: Sequence[int] | None, run_id: int | None = None) -> list[int]:
+    """discarded -> todo with a clean slate: the given tasks, or all of a run. Gives those that went back."""
+    wanted = [tasks.c.state == "discarded", runs.c.state.in_(("running", "paused"))]
+    if ids is not None:
+        wanted.append(tasks.c.id.in_(ids))
+    if run_id is not None:
+        wanted.append(tasks.c.run_id == run_id)
+    found = list(conn.execute(select(tasks.c.id).join_from(tasks, runs).where(*wanted)).scalars())
+    clean = {"state": "todo", "failures": 0, "timeouts": 0, "ended_at": None}
+    conn.execute(update(tasks).where(tasks.c.id.in_(found)).values(**clean))
+    conn.execute(update(failures).where(failures.c.task_id.in_(found)).values(kind="forgiven"))
+    return found

@@ -1,0 +1,259 @@
+"""Volunteers (accounts) and their workers (machines)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+from sqlalchemy import Connection, delete, exists, func, insert, select, update
+
+from coordinator.database.engine.statements import its
+from coordinator.database.ledger.postings import insert_new
+from coordinator.database.tables.accounts import codes, consents, volunteers, workers
+from coordinator.database.tables.tasks import failures
+from shared.errors import NotFound
+from shared.protocol.limits import RENEW_S
+
+VolunteerState = Literal["active", "banned", "forgotten"]
+WorkerState = Literal["online", "training", "paused", "offline", "left"]
+
+OFFLINE_S = RENEW_S  # not heard of for so long: its leases expire at the same time
+
+
+class VolunteerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `volunteers`; see tables.py."""
+
+    id: str
+    nickname: str
+    nickname_key: str
+    state: VolunteerState
+    public: bool
+    trust: float
+    invite_id: int | None
+    created_at: float
+
+
+class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `workers`; see tables.py."""
+
+    id: str
+    volunteer_id: str
+    secret_hash: str
+    hostname: str
+    hardware: str
+    benchmark: str
+    step_flops: float
+    software: str
+    protocol: int
+    workloads: str
+    state: WorkerState
+    last_seen_at: float
+    streak: int
+    created_at: float
+    revoked_at: float | None
+
+
+class Credentials(msgspec.Struct, frozen=True, kw_only=True):
+    """What is needed to know who asks."""
+
+    worker_id: str
+    secret_hash: str
+    revoked: bool
+    left: bool  # said goodbye
+    volunteer_id: str
+    nickname: str
+    state: VolunteerState
+    trust: float
+
+
+def worker_state(stored: str, last_seen_at: float, now: float) -> WorkerState:
+    """What a worker is doing: what its last beat said, unless there was none for too long."""
+    if stored == "left":
+        return "left"
+    if now - last_seen_at > OFFLINE_S:
+        return "offline"
+    return "training" if stored == "training" else "paused" if stored == "paused" else "online"
+
+
+# --- who is it ---
+
+
+def credentials(conn: Connection, worker_id: str) -> Credentials | None:
+    """None for a worker that was never registered."""
+    v, w = volunteers.c, workers.c
+    query = (
+        select(w.id.label("worker_id"), w.secret_hash, w.revoked_at, w.state.label("machine"))
+        .add_columns(v.id.label("volunteer_id"), v.nickname, v.state, v.trust)
+        .join(volunteers, v.id == w.volunteer_id)
+        .where(w.id == worker_id)
+    )
+    row = conn.execute(query).first()
+    if row is None:
+        return None
+    return Credentials(
+        worker_id=row.worker_id,
+        secret_hash=row.secret_hash,
+        revoked=row.revoked_at is not None,
+        left=row.machine == "left",
+        volunteer_id=row.volunteer_id,
+        nickname=row.nickname,
+        state=row.state,
+        trust=row.trust,
+    )
+
+
+_BY_ID = select(volunteers).where(its(volunteers.c.id))
+
+
+def by_id(conn: Connection, volunteer_id: str) -> VolunteerRow | None:
+    """None when there is no such account."""
+    row = conn.execute(_BY_ID, {"its_id": volunteer_id}).mappings().first()
+    return None if row is None else VolunteerRow(**row)
+
+
+def find(conn: Connection, who: str, key: str) -> VolunteerRow:
+    """By id, or by nickname, whose skeleton is `key`. Raises NotFound."""
+    row = by_id(conn, who)
+    if row is None and key:
+        query = select(volunteers).where(volunteers.c.nickname_key == key)
+        found = conn.execute(query).mappings().first()
+        row = None if found is None else VolunteerRow(**found)
+    if row is None:
+        raise NotFound(f'there is no volunteer "{who}": `coordinator volunteer list` shows all')
+    return row
+
+
+def taken(conn: Connection, key: str) -> bool:
+    """Whether somebody has a nickname with this skeleton."""
+    return bool(conn.execute(select(exists().where(volunteers.c.nickname_key == key))).scalar())
+
+
+def workers_of(conn: Connection, volunteer_id: str) -> list[WorkerRow]:
+    """Every machine of an account, the oldest first, revoked ones too."""
+    query = select(workers).where(workers.c.volunteer_id == volunteer_id)
+    rows = conn.execute(query.order_by(workers.c.created_at, workers.c.id)).mappings()
+    return [WorkerRow(**row) for row in rows]
+
+
+# --- coming and going ---
+
+
+def add(conn: Connection, row: VolunteerRow) -> bool:
+    """Insert an account; False when its id or the look of its nickname is taken."""
+    statement = insert_new(conn, volunteers, "").values(**msgspec.structs.asdict(row))
+    return conn.execute(statement.returning(volunteers.c.id)).first() is not None
+
+
+def add_worker(conn: Connection, row: WorkerRow) -> bool:
+    """Insert a machine; False when its id is taken."""
+    statement = insert_new(conn, workers, "").values(**msgspec.structs.asdict(row))
+    return conn.execute(statement.returning(workers.c.id)).first() is not None
+
+
+def live_machines(conn: Connection, volunteer_id: str) -> int:
+    """How many machines of an account may still ask for work."""
+    query = select(func.count()).where(workers.c.volunteer_id == volunteer_id)
+    return int(conn.execute(query.where(workers.c.revoked_at.is_(None))).scalar_one())
+
+
+_SET_WORKER = update(workers).where(its(workers.c.id))
+_SET_VOLUNTEER = update(volunteers).where(its(volunteers.c.id))
+
+
+def set_worker(conn: Connection, worker_id: str, **values: Any) -> None:
+    """Change what is known of a machine."""
+    conn.execute(_SET_WORKER, {"its_id": worker_id} | values)
+
+
+def set_volunteer(conn: Connection, volunteer_id: str, **values: Any) -> None:
+    """Change an account."""
+    conn.execute(_SET_VOLUNTEER, {"its_id": volunteer_id} | values)
+
+
+def rename(conn: Connection, volunteer_id: str, nickname: str, key: str) -> bool:
+    """Give another nickname; False when somebody else has one that looks like it."""
+    other = select(
+        exists().where(volunteers.c.nickname_key == key, volunteers.c.id != volunteer_id)
+    )
+    if conn.execute(other).scalar():
+        return False
+    set_volunteer(conn, volunteer_id, nickname=nickname, nickname_key=key)
+    return True
+
+
+def revoke(conn: Connection, volunteer_id: str, now: float) -> int:
+    """Make every secret of an account worthless; how many there were."""
+    live = (workers.c.volunteer_id == volunteer_id) & workers.c.revoked_at.is_(None)
+    return int(conn.execute(update(workers).where(live).values(revoked_at=now)).rowcount)
+
+
+def forget(conn: Connection, volunteer_id: str, nickname: str, key: str, now: float) -> None:
+    """Wipe what tells who somebody was. Contributions and ledger keep the id, which says nothing, and stay true."""
+    revoke(conn, volunteer_id, now)
+    invite = select(volunteers.c.invite_id).where(volunteers.c.id == volunteer_id).scalar_subquery()
+    conn.execute(update(codes).where(codes.c.id == invite).values(label=""))
+    conn.execute(delete(codes).where(codes.c.volunteer_id == volunteer_id))
+    conn.execute(delete(consents).where(consents.c.volunteer_id == volunteer_id))
+    own = workers.c.volunteer_id == volunteer_id
+    said = failures.c.worker_id.in_(select(workers.c.id).where(own))
+    conn.execute(update(failures).where(said).values(message=""))
+    wiped = {"hostname": "", "hardware": "{}", "benchmark": "[]", "software": "", "secret_hash": ""}
+    conn.execute(update(workers).where(own).values(**wiped, state="left"))
+    set_volunteer(
+        conn,
+        volunteer_id,
+        nickname=nickname,
+        nickname_key=key,
+        state="forgotten",
+        public=False,
+        invite_id=None,
+    )
+
+
+def consent(conn: Connection, volunteer_id: str, run_id: int, licence: str, now: float) -> None:
+    """Record that somebody saw a run's licence and agreed; another licence later is recorded anew."""
+    c = consents.c
+    mine = (c.volunteer_id == volunteer_id) & (c.run_id == run_id)
+    if conn.execute(select(c.licence).where(mine)).scalar() == licence:
+        return
+    conn.execute(delete(consents).where(mine))
+    conn.execute(
+        insert(consents).values(
+            volunteer_id=volunteer_id, run_id=run_id, licence=licence, given_at=now
+        )
+    )
+
+
+# --- trust ---
+
+
+def trust_of(conn: Connection, volunteer_id: str) -> float:
+    """0..1. Raises NotFound."""
+    row = by_id(conn, volunteer_id)
+    if row is None:
+        raise NotFound(f'there is no volunteer "{volunteer_id}"')
+    return row.trust
+
+
+_TRUST = select(volunteers.c.trust).where(its(volunteers.c.id)).with_for_update(key_share=True)
+_STREAK = select(workers.c.streak).where(its(workers.c.id)).with_for_update(key_share=True)
+
+
+def set_trust(
+    conn: Connection,
+    volunteer_id: str,
+    move: Callable[[float, int], tuple[float, int]],
+    worker_id: str = "",
+) -> float:
+    """Move the trust of a volunteer and, where one is named, the streak of its worker; the new trust.
+
+    `move` is a rule of trust.py. Both rows are locked, so that of two verdicts at one moment none is lost.
+    """
+    before = conn.execute(_TRUST, {"its_id": volunteer_id}).scalar_one()
+    streak = conn.execute(_STREAK, {"its_id": worker_id}).scalar() or 0
+    trust, streak = move(float(before), streak)
+    set_volunteer(conn, volunteer_id, trust=trust)
+    if worker_id:
+        set_worker(conn, worker_id, streak=streak)
+    return trust

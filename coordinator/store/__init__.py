@@ -1,1 +1,0 @@
-"""The only SQL: tables, migrations and one file of functions for each noun."""
