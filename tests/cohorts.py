@@ -7,14 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coordinator.merge.aggregate import (
-    Aggregator,
-    Mean,
-    merge,
-    prepare,
-)
-from coordinator.merge.cohort import Cohort, Floats, pieces
-from coordinator.merge.robust import CentredClip, Krum, Median, NormClip, TrimmedMean
+from coordinator.aggregation.aggregate import Aggregator, Mean, merge, prepare
+from coordinator.aggregation.cohort import Cohort, Floats, pieces
+from coordinator.aggregation.robust import CentredClip, Krum, Median, NormClip, TrimmedMean
 from shared.tensors.spec import Schema, TensorSpec
 
 RULES: dict[str, Aggregator] = {

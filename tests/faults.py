@@ -25,8 +25,8 @@ from typing import Any, Literal
 import httpx
 import pytest
 
-from coordinator.blobs import DiskBlobs
 from coordinator.database.engine.open import Database
+from coordinator.storage.blobs import DiskBlobs
 from volunteer.outbox import Entry, Outbox
 
 When = Literal["before", "amid", "after"]

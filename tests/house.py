@@ -13,10 +13,10 @@ import httpx
 import msgspec
 import numpy as np
 
-from coordinator.app import Coordinator, create_app, opened
 from coordinator.config import Settings
 from coordinator.database import runs
-from coordinator.definition import definition
+from coordinator.http.app import Coordinator, create_app, opened
+from coordinator.runs.definition import definition
 from shared import decoding
 from shared.clock import VirtualClock
 from shared.protocol.accounts import RegisterReply

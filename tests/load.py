@@ -20,8 +20,8 @@ import httpx
 import msgspec
 import numpy as np
 
-from coordinator.app import Coordinator
 from coordinator.database.tables.contributions import contributions as contributions_table
+from coordinator.http.app import Coordinator
 from shared.decoding import decode
 from shared.protocol.accounts import Me, RegisterReply
 from shared.protocol.limits import API

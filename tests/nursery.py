@@ -30,12 +30,12 @@ MODULES = [
     "alembic.config",
     "anyio.to_thread",
     "asyncpg",
-    "coordinator.app",
+    "coordinator.http.app",
     "coordinator.cli",
     "coordinator.commands",
-    "coordinator.openapi",
-    "coordinator.routes.table",
-    "coordinator.server",
+    "coordinator.http.openapi",
+    "coordinator.http.routes.table",
+    "coordinator.http.server",
     "coordinator.database.migrations.triggers",
     "cryptography.hazmat.primitives.asymmetric.ed25519",
     "cryptography.hazmat.primitives.serialization",
@@ -191,7 +191,7 @@ def _become(request: dict[str, Any]) -> NoReturn:
 
 def _serve(settings: dict[str, Any]) -> int:
     from coordinator.config import Settings
-    from coordinator.server import serve
+    from coordinator.http.server import serve
 
     return serve(Settings(**settings))
 
@@ -200,7 +200,7 @@ def _run(request: dict[str, Any]) -> int:
     os.environ.update(request["environment"])
     sys.argv = request["argv"]
     if sys.argv[0] == "coordinator":
-        from coordinator.cli import main
+        from coordinator.cli.main import main
 
         main()
     else:

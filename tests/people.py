@@ -6,7 +6,7 @@ import itertools
 
 from sqlalchemy import Connection, insert, select
 
-from coordinator import runfile
+from coordinator.accounts.accounts import Principal, Volunteers
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import payments
 from coordinator.database.ledger.payments import Payment
@@ -14,7 +14,7 @@ from coordinator.database.tables.accounts import workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
-from coordinator.volunteers import Principal, Volunteers
+from coordinator.rules import run_file
 from shared.protocol.accounts import RegisterRequest
 
 OTHER = "another-" + "0123456789abcdef" * 2  # the secret of somebody else
@@ -35,13 +35,13 @@ def newcomer(name: str, machine: int = 1, **other: object) -> RegisterRequest:
 
 def add_run(conn: Connection, name: str = "alpha", licence: str = "CC0-1.0") -> int:
     """A running run of an empty model."""
-    file = runfile.from_table({"name": name, "workload": "gpt", "licence": licence})
+    file = run_file.from_table({"name": name, "workload": "gpt", "licence": licence})
     numbers = dict.fromkeys(("seed", "global_step", "tokens", "parameters", "pass_no"), 0)
     numbers |= dict.fromkeys(("pass_seed", "cursor", "samples_total", "sample_size"), 0)
     row = insert(runs).values(
         name=name,
         state="running",
-        file=runfile.encode(file),
+        file=run_file.encode(file),
         workload="gpt",
         workload_version=1,
         head=0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.runfile import TaskSettings
+from coordinator.rules.run_file import TaskSettings
 from shared.protocol.limits import RENEW_S
 from shared.protocol.work import Lease
 

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, select
 
+from coordinator.accounts.accounts import Principal
 from coordinator.database import passes, tasks
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.tasks import tasks as tasks_table
 from coordinator.database.tasks import TaskRow
-from coordinator.queue import Queue
-from coordinator.volunteers import Principal
+from coordinator.scheduling.queue import Queue
 from shared.clock import VirtualClock
 from shared.protocol.base import Reason
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat, TaskOrder

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, insert, update
 
-from coordinator import runfile
+from coordinator.accounts.accounts import Principal
 from coordinator.config import Settings
 from coordinator.database import contributions, passes
 from coordinator.database.engine.open import Database
@@ -17,9 +17,9 @@ from coordinator.database.tables.accounts import workers as workers_table
 from coordinator.database.tables.runs import runs as runs_table
 from coordinator.database.tables.versions import versions as versions_table
 from coordinator.database.tasks import TaskRow
-from coordinator.queue import Queue
+from coordinator.rules import run_file
+from coordinator.scheduling.queue import Queue
 from coordinator.signals import Signals
-from coordinator.volunteers import Principal
 from shared.clock import Clock
 from shared.protocol.work import ClaimReply, ClaimRequest
 
@@ -67,11 +67,11 @@ def add_run(
     **table: Any,
 ) -> int:
     """A run with version 0 and its first pass open; `table` is the rest of its file."""
-    file = runfile.from_table({"name": name, "workload": WORKLOAD, **table})
+    file = run_file.from_table({"name": name, "workload": WORKLOAD, **table})
     row = {
         "name": name,
         "state": state,
-        "file": runfile.encode(file),
+        "file": run_file.encode(file),
         "workload": WORKLOAD,
         "workload_version": 1,
         "dataset_id": None,

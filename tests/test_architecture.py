@@ -40,7 +40,7 @@ GATES = {
     "rich": ("volunteer.tui",),
     "sqlalchemy": ("coordinator.database",),
     "alembic": ("coordinator.database",),
-    "starlette": ("coordinator.app", "coordinator.routes"),
+    "starlette": ("coordinator.http.app", "coordinator.routes"),
     "httpx": ("volunteer.client",),
     "platformdirs": ("volunteer.config", "coordinator.config"),
 }

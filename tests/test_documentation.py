@@ -186,10 +186,10 @@ def _shape(path: str) -> str:
 
 def _route_table() -> set[tuple[str, str]]:
     """(method, path) of every endpoint in the tables of coordinator/routes."""
-    import coordinator.routes
+    import coordinator.http.routes
 
-    below = walk_packages(coordinator.routes.__path__, "coordinator.routes.")
-    modules = [coordinator.routes, *(import_module(found.name) for found in below)]
+    below = walk_packages(coordinator.http.routes.__path__, "coordinator.http.routes.")
+    modules = [coordinator.http.routes, *(import_module(found.name) for found in below)]
     values = [value for module in modules for value in vars(module).values()]
     return {endpoint for value in values for endpoint in _endpoints(value)}
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator import publishing
-from coordinator.merge.plan import plan
-from coordinator.publishing import Base, Publication
-from coordinator.versions import Content
+from coordinator.plan.plan import plan
+from coordinator.runs import publishing
+from coordinator.runs.publishing import Base, Publication
+from coordinator.runs.version_files import Content
 from shared.protocol.work import BlobRef, VersionManifest
 from shared.signing import canonical, digest
 from shared.tensors.frame import FrameWriter, Written

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.dispatch import Holding, Load, Outcome, Todo, Waiter, dispatch
-from coordinator.runfile import TaskSettings
-from coordinator.sizing import (
-    Run,
-)
+from coordinator.rules.dispatch import Holding, Load, Outcome, Todo, Waiter, dispatch
+from coordinator.rules.run_file import TaskSettings
+from coordinator.rules.sizing import Run
 
 
 def run_of(id: int = 1, **values: Any) -> Run:

@@ -15,7 +15,7 @@ from coordinator.cli.target import HERE, Where, call
 from shared.errors import BadRequest, InvalidName
 
 if TYPE_CHECKING:
-    from coordinator.commands.datasets import DatasetShown
+    from coordinator.admin.datasets import DatasetShown
 
 SKIPPED_SHOWN = 20
 
@@ -61,7 +61,7 @@ def add(
     json: Json = False,
 ) -> None:
     """Build a dataset from text or from images: chunks, and a share held out for measuring."""
-    from coordinator.runfile import NAME_RULE, fits_a_path
+    from coordinator.rules.run_file import NAME_RULE, fits_a_path
 
     more = options or DatasetOptions()
     own = [more.tokenizer] if more.tokenizer else []
@@ -111,8 +111,8 @@ def _tell(done: DatasetShown, where: Where) -> None:
 
 def _sent(where: Where, paths: list[Path], tokenizer: Path | None) -> str:
     """Send the files to the server; the box they are in there."""
-    from coordinator.commands.datasets import TOKENIZER_FILE
-    from coordinator.remote import flat_names, new_box
+    from coordinator.admin.client import flat_names, new_box
+    from coordinator.admin.datasets import TOKENIZER_FILE
 
     connection, box = where.connection(), new_box()
     for name, path in flat_names(paths):

@@ -230,7 +230,7 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a version as files that load with torch and safetensors alone; or publish it on a model hub, private at first."""
-    from coordinator.hub import PREFIX
+    from coordinator.runs.model_hub import PREFIX
 
     if to.startswith(PREFIX):
         done = _published(where, name, version, to)
@@ -279,7 +279,7 @@ def _published(where: Where, name: str, version: int | None, to: str) -> Any:
 
     import msgspec
 
-    from coordinator.hub import Hub
+    from coordinator.runs.model_hub import Hub
 
     hub = Hub.of(to)  # before anything is made
     with tempfile.TemporaryDirectory(prefix="export-") as folder:
@@ -291,7 +291,7 @@ def _published(where: Where, name: str, version: int | None, to: str) -> Any:
 def _fetched(where: Where, name: str, version: int | None, to: Path) -> Any:
     import msgspec
 
-    from coordinator.folders import empty
+    from coordinator.storage.folders import empty
 
     empty(to, "the export")
     made = call(where, "run.export", name=name, version=version)

@@ -71,7 +71,7 @@ def serve(
     Prints the join link. Beyond this machine (--host 0.0.0.0) it makes its own TLS certificate, which the link pins.
     """
     from coordinator.config import load
-    from coordinator.server import serve as run
+    from coordinator.http.server import serve as run
 
     return run(load(asdict(options), config=config), say=_say)
 
@@ -93,8 +93,8 @@ def demo(
     json: Annotated[bool, Parameter(help="The summary as JSON.", negative="")] = False,
 ) -> int:
     """Train a small model with volunteers on this machine, for real, then say what came of it."""
-    from coordinator.demo import Options
-    from coordinator.demo import demo as run
+    from coordinator.demo.demo import Options
+    from coordinator.demo.demo import demo as run
 
     return run(
         Options(
@@ -109,7 +109,7 @@ def migrate(*, where: Where = Where()) -> None:  # noqa: B008 # frozen
 
     from coordinator.config import without_password
     from coordinator.database.engine.open import migrate as bring
-    from coordinator.folders import data_directory
+    from coordinator.storage.folders import data_directory
 
     settings = where.settings()
     data_directory(settings.directory)

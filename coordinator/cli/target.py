@@ -16,7 +16,7 @@ from shared.decoding import convert
 from shared.errors import BadRequest, Configuration, VolunteerError
 
 if TYPE_CHECKING:
-    from coordinator.commands.registry import Command, Needs
+    from coordinator.admin.command import Command, Needs
     from coordinator.config import Settings
 
 TARGET = Group("Which coordinator", sort_key=50)
@@ -53,7 +53,7 @@ class Where:
 
     def connection(self) -> Any:
         """The server that was named (a `Remote`)."""
-        from coordinator.remote import Remote
+        from coordinator.admin.client import Remote
 
         named = os.environ.get("COORDINATOR_TOKEN_FILE")
         return Remote.of(self.remote, self.token_file or (Path(named) if named else None))
@@ -82,7 +82,7 @@ def call(where: Where, name: str, /, **request: Any) -> Any:
 def _call(where: Where, name: str, request: dict[str, Any]) -> Any:
     import msgspec
 
-    from coordinator.commands import COMMANDS
+    from coordinator.admin.registry import COMMANDS
 
     command = COMMANDS[name]
     try:
@@ -102,7 +102,7 @@ def _here(where: Where, command: Command, ask: Any) -> Any:
     import asyncio
 
     from coordinator.log import configure
-    from coordinator.wiring import opened
+    from coordinator.services import opened
 
     settings = where.settings()
     configure("warning", as_json=False)

@@ -51,7 +51,7 @@ def restore(
     """Check a backup and fill a new data directory (or an empty database) with it."""
     import asyncio
 
-    from coordinator.backup import restore as bring_back
+    from coordinator.upkeep.backup import restore as bring_back
     from shared.errors import BadRequest
 
     if where.remote:

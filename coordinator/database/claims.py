@@ -28,7 +28,7 @@ from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tasks import BESIDE, TaskRow, awaits_verdict, row_of
-from coordinator.dispatch import Holding, Load, Todo, Waiter
+from coordinator.rules.dispatch import Holding, Load, Todo, Waiter
 from shared.decoding import decode
 
 

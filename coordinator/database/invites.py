@@ -1,4 +1,4 @@
-"""Invites and link codes. Only their hashes are here (see coordinator/codes.py)."""
+"""Invites and link codes. Only their hashes are here (see coordinator/rules/codes.py)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from coordinator.database.tables.accounts import workers
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tasks import BESIDE
-from coordinator.sizing import Pace, pass_seed
+from coordinator.rules.sizing import Pace, pass_seed
 from shared.errors import NotFound
 
 LATELY = 64  # tasks whose times make the median

@@ -14,7 +14,7 @@ from coordinator.database.engine.statements import its
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tasks import FREE, TaskRow, finish, holder
-from coordinator.sizing import first_part
+from coordinator.rules.sizing import first_part
 from shared.errors import Conflict
 from shared.protocol.limits import RENEW_S
 from shared.protocol.work import SubmitRequest

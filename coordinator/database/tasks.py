@@ -22,8 +22,8 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.versions import versions
-from coordinator.runfile import TaskSettings
-from coordinator.sizing import games_bytes_max, upload_bytes_max
+from coordinator.rules.run_file import TaskSettings
+from coordinator.rules.sizing import games_bytes_max, upload_bytes_max
 from shared.errors import Cancelled, Gone, NotFound, Unavailable
 from shared.protocol.base import TaskState
 

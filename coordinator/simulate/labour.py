@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import numpy as np
 
-from coordinator.definition import Definition
+from coordinator.runs.definition import Definition
 from shared.protocol.work import Verdict
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import EXACT_CODECS, EncodedUpdate, Residual, codec

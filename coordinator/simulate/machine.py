@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from coordinator.accounts.accounts import Principal
 from coordinator.database import contributions
 from coordinator.simulate.labour import Handed, Labour
 from coordinator.simulate.scenario import Workers
 from coordinator.simulate.trace import State, Trace
 from coordinator.simulate.world import World
-from coordinator.volunteers import Principal
 from shared.decoding import decode
 from shared.download_plan import routes
 from shared.errors import Cancelled, Gone, VolunteerError

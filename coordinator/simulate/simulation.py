@@ -20,8 +20,9 @@ from coordinator.database import runs
 from coordinator.database import versions as version_rows
 from coordinator.database.engine.memory import in_memory
 from coordinator.database.versions import VersionRow
-from coordinator.datasets import LocalData
-from coordinator.definition import Definition, definition, of_file, with_downlink
+from coordinator.runs.datasets import LocalData
+from coordinator.runs.definition import Definition, definition, of_file, with_downlink
+from coordinator.services import Coordinator
 from coordinator.simulate.labour import Labour, Pretended
 from coordinator.simulate.loop import LoopClock
 from coordinator.simulate.machine import Machine
@@ -29,7 +30,6 @@ from coordinator.simulate.scenario import Scenario
 from coordinator.simulate.toml import as_toml
 from coordinator.simulate.trace import Trace
 from coordinator.simulate.world import Net, World
-from coordinator.wiring import Coordinator
 from shared.decoding import decode
 from shared.workloads.base import ChunkRef, DatasetManifest, load
 

@@ -10,7 +10,7 @@ from coordinator.simulate.scenario import Server
 from shared.workloads.base import DatasetManifest
 
 if TYPE_CHECKING:
-    from coordinator.wiring import Coordinator
+    from coordinator.services import Coordinator
 
 
 @dataclass(slots=True)

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.merge import aggregate
-from coordinator.merge.cohort import cohort, pieces
-from coordinator.merge.plan import plan
+from coordinator.aggregation import aggregate
+from coordinator.aggregation.cohort import cohort, pieces
+from coordinator.plan.plan import plan
 from shared.tensors.quantize import codec
 from shared.tensors.spec import TensorSpec
 from tests.benchmarks.bench_peers import peer

@@ -22,10 +22,10 @@ from pathlib import Path
 
 from sqlalchemy import Connection, insert, select, update
 
+from coordinator.accounts.accounts import Principal
 from coordinator.database.engine.open import Database, migrate
 from coordinator.database.tables.tasks import tasks
-from coordinator.queue import Queue
-from coordinator.volunteers import Principal
+from coordinator.scheduling.queue import Queue
 from shared.clock import SystemClock
 from tests.databases import prepare_postgres, start_postgres
 from tests.runs import add_run, add_worker, claim, queue_of

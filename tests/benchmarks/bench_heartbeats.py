@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from coordinator.routes.endpoint import Call
+    from coordinator.http.routes.endpoint import Call
     from shared.protocol.heartbeat import HeartbeatRequest
 
 GOAL = 0.85
@@ -51,12 +51,12 @@ async def serve(data_dir: Path) -> None:
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
-    from coordinator.app import create_app, opened
     from coordinator.config import Settings
+    from coordinator.http.app import create_app, opened
+    from coordinator.http.deadlines import Guard, protocol
+    from coordinator.http.routes.endpoint import Endpoint, Reply, Served, json_reply
+    from coordinator.http.server import listen
     from coordinator.log import configure
-    from coordinator.receipt import Guard, protocol
-    from coordinator.routes.endpoint import Endpoint, Reply, Served, json_reply
-    from coordinator.server import listen
     from shared.protocol.heartbeat import HeartbeatRequest
 
     async def plain(request: Request) -> Response:
@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        from coordinator.server import loop_factory
+        from coordinator.http.server import loop_factory
 
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(options.serve))

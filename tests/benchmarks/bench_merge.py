@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from coordinator.merge import aggregate
-from coordinator.merge.aggregate import Aggregator, Mean
-from coordinator.merge.cohort import Cohort, Floats, Piece, cohort, pieces
-from coordinator.merge.optimizer import Push, server_optimizer
-from coordinator.merge.plan import plan
-from coordinator.merge.robust import CentredClip, Krum, Median, NormClip, TrimmedMean
+from coordinator.aggregation import aggregate
+from coordinator.aggregation.aggregate import Aggregator, Mean
+from coordinator.aggregation.cohort import Cohort, Floats, Piece, cohort, pieces
+from coordinator.aggregation.optimizer import Push, server_optimizer
+from coordinator.aggregation.robust import CentredClip, Krum, Median, NormClip, TrimmedMean
+from coordinator.plan.plan import plan
 from shared.tensors.frame import Frame, FrameWriter, open_frame
 from shared.tensors.spec import Schema, TensorSpec, grid
 

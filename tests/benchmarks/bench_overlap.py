@@ -26,8 +26,8 @@ from typing import Any
 
 from coordinator.config import Settings
 from coordinator.database import runs
-from coordinator.definition import of_file
-from coordinator.wiring import opened
+from coordinator.runs.definition import of_file
+from coordinator.services import opened
 from shared.workloads.data.text_dataset import build_text
 from tests.e2e.processes import Process
 from tests.slow_link import MBIT, SlowLink, slow_link

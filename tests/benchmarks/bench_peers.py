@@ -31,8 +31,8 @@ import psutil
 
 from coordinator.config import Settings
 from coordinator.database import runs
-from coordinator.definition import of_file
-from coordinator.wiring import opened
+from coordinator.runs.definition import of_file
+from coordinator.services import opened
 from shared.tensors.spec import Schema
 from shared.workloads.data.text_dataset import build_text
 from tests.benchmarks.peers.table import HEAD, joined, line, told

@@ -25,8 +25,8 @@ import numpy as np
 
 from coordinator.config import Settings
 from coordinator.database import runs
-from coordinator.definition import of_file
-from coordinator.wiring import opened
+from coordinator.runs.definition import of_file
+from coordinator.services import opened
 from shared.clock import SystemClock
 from shared.protocol.accounts import RegisterRequest
 from shared.protocol.work import ClaimRequest

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.blob_stores import open_blobs
-from coordinator.blobs import BlobStore, DiskBlobs, Pieces, check_name, hash_blob
-from coordinator.s3 import S3Blobs
+from coordinator.storage.blobs import BlobStore, DiskBlobs, Pieces, check_name, hash_blob
+from coordinator.storage.open import open_blobs
+from coordinator.storage.s3 import S3Blobs
 from shared.errors import BadRequest, Configuration, NotFound, Unavailable
 
 ABSENT = "0" * 64

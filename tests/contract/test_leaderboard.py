@@ -8,13 +8,13 @@ import io
 import pytest
 from sqlalchemy import Connection
 
+from coordinator.accounts.accounts import Principal, Volunteers
+from coordinator.accounts.leaderboard import DAYS_MAX, FRESH_S, ROWS
 from coordinator.config import Settings
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import payments, spending
 from coordinator.database.ledger.payments import Payment
-from coordinator.leaderboard import DAYS_MAX, FRESH_S, ROWS
 from coordinator.report import as_csv
-from coordinator.volunteers import Principal, Volunteers
 from shared.clock import VirtualClock
 from shared.errors import BadRequest, NotFound
 from tests.people import add_contribution, add_run, join, newcomer

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import Connection, event, func, select
 
+from coordinator.accounts.ledger import Ledger
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import payments, spending
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.postings import AMOUNT_MAX, Draft, Move, post
 from coordinator.database.tables.ledger import events
-from coordinator.ledger import Ledger
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound, VolunteerError
 from tests.people import add_run, breaches, earn, pay
 

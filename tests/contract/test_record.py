@@ -9,13 +9,13 @@ import pytest
 from sqlalchemy import Connection, func, select, text, update
 from sqlalchemy.exc import DBAPIError
 
+from coordinator.accounts.ledger import Ledger
 from coordinator.database import audit
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import accounts, events, postings
-from coordinator.ledger import Ledger
 from tests.people import add_contribution, add_run, breaches, earn, pay
 
 MIA = "volunteer-mia-000001"

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, select
 
-from coordinator import machines
+from coordinator.accounts.accounts import LINK_S, Volunteers
 from coordinator.config import Settings
 from coordinator.database import volunteers as store
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.accounts import consents
 from coordinator.database.tables.schema import metadata
-from coordinator.volunteers import LINK_S, Volunteers
+from coordinator.rules import reports
 from shared.clock import VirtualClock
 from shared.errors import (
     BadRequest,
@@ -147,7 +147,7 @@ async def test_a_monstrous_hardware_report_is_cut_to_size(
     assert "\\u001b" not in row.hardware
     assert row.step_flops == 7.0
     kept = msgspec.json.decode(row.hardware, type=Hardware)
-    assert (kept.cores, len(kept.devices)) == (0, machines.DEVICES_MAX)
+    assert (kept.cores, len(kept.devices)) == (0, reports.DEVICES_MAX)
 
 
 async def test_what_may_run_on_a_machine_follows_its_owner(

@@ -14,7 +14,7 @@ from coordinator.database.engine.open import Database
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.runs import runs as runs_table
 from coordinator.database.tables.tasks import failures as failures_table
-from coordinator.renewals import Renewals
+from coordinator.scheduling.renewals import Renewals
 from shared.errors import (
     Cancelled,
     Gone,

@@ -9,7 +9,7 @@ from coordinator.database import contributions, tasks
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import payments
 from coordinator.database.tables.contributions import contributions as contributions_table
-from coordinator.upkeep import settle_accepted
+from coordinator.runs.settlement import settle_accepted
 from shared.clock import VirtualClock
 from tests.people import breaches
 from tests.runs import add_contribution, add_run, add_worker, claim, queue_of

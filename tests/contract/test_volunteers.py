@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import Connection, select, text
 
-from coordinator import trust
+from coordinator.accounts.accounts import Volunteers
+from coordinator.accounts.authentication import AGAIN_S, CACHE_S
+from coordinator.accounts.ledger import Ledger
 from coordinator.config import Settings
 from coordinator.database import volunteers as store
 from coordinator.database.engine.open import Database
@@ -13,9 +15,7 @@ from coordinator.database.ledger import payments
 from coordinator.database.tables.accounts import codes, volunteers, workers
 from coordinator.database.tables.schema import metadata
 from coordinator.database.tables.tasks import failures
-from coordinator.ledger import Ledger
-from coordinator.tokens import AGAIN_S, CACHE_S
-from coordinator.volunteers import Volunteers
+from coordinator.rules import trust
 from shared.clock import VirtualClock
 from shared.errors import (
     Banned,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from coordinator.cli import main
+from coordinator.cli.main import main
 from tests.house import RUN, house
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.app import Coordinator, opened
 from coordinator.config import Settings
+from coordinator.http.app import Coordinator, opened
 from shared.workloads.data.documents import Document
 from tests.e2e.command_line import (  # noqa: F401 # fixtures of this directory
     busy,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.app import opened
 from coordinator.config import Settings
+from coordinator.http.app import opened
 from tests.e2e.command_line import Run, worked
 
 READING = [

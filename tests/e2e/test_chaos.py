@@ -16,7 +16,7 @@ import pytest
 
 from coordinator.database import runs
 from coordinator.database.tables.merges import merges as merges_table
-from coordinator.definition import definition
+from coordinator.runs.definition import definition
 from tests.e2e.conftest import Site
 from tests.faults import kill
 from tests.house import RUN

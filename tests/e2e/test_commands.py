@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from coordinator.commands import COMMANDS
+from coordinator.admin.registry import COMMANDS
 from shared.links import parse_link
 from tests.e2e.command_line import Run, corpus, json_lines, the_next
 from tests.e2e.processes import Process

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from coordinator.database import runs
-from coordinator.definition import definition
-from coordinator.versions import read_weights
+from coordinator.runs.definition import definition
+from coordinator.runs.version_files import read_weights
 from shared.protocol.accounts import RunInfo
 from shared.protocol.limits import API
 from shared.protocol.work import SignedManifest, VersionInfo, VersionManifest

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from coordinator import runfile
-from coordinator.commands import runs as run_commands
-from coordinator.commands.registry import Named
+from coordinator.admin import runs as run_commands
+from coordinator.admin.command import Named
 from coordinator.database import datasets, runs, versions
 from coordinator.database.versions import VersionRow
-from coordinator.definition import definition, of_file
+from coordinator.rules import run_file
+from coordinator.runs.definition import definition, of_file
 from shared.clock import SystemClock
 from shared.decoding import decode
 from shared.protocol.accounts import RunInfo
@@ -127,9 +127,9 @@ async def test_a_run_from_before_goes_on_as_it_began(home: House) -> None:
     text = RUN.replace('"tiny"', '"other"').replace("n_embd = 8", "n_embd = 160")
     await home.coordinator.runs.create(text)
     row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "other"))
-    file = runfile.decode(row.file)
+    file = run_file.decode(row.file)
     without = {key: value for key, value in file.plan.items() if key != "downlink"}
-    before = runfile.encode(msgspec.structs.replace(file, plan=without))
+    before = run_file.encode(msgspec.structs.replace(file, plan=without))
     assert of_file(before).plan.downlink == "float32"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.database import runs
-from coordinator.definition import definition
+from coordinator.runs.definition import definition
 from shared.protocol.accounts import Me, RunInfo
 from shared.protocol.heartbeat import HeartbeatReply
 from shared.protocol.work import Verdict

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from coordinator.routes.table import ENDPOINTS
+from coordinator.http.routes.table import ENDPOINTS
 from shared.protocol.base import ErrorBody
 from shared.protocol.limits import API
 from tests.e2e.conftest import Site

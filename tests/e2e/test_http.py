@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.app import create_app
 from coordinator.database import runs
+from coordinator.http.app import create_app
 from shared.protocol.accounts import (
     Benchmark,
     LinkCode,
@@ -208,7 +208,7 @@ async def test_a_link_code_adds_a_machine(home: House) -> None:
 
 
 async def test_the_openapi_document_is_the_route_table(home: House) -> None:
-    from coordinator.routes.table import ENDPOINTS
+    from coordinator.http.routes.table import ENDPOINTS
 
     document = (await home.client().get(f"{API}/openapi.json")).json()
     said = {(m.upper(), path) for path, methods in document["paths"].items() for m in methods}

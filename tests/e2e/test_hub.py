@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load
 
-from coordinator.hub import Hub
+from coordinator.runs.model_hub import Hub
 from shared.errors import BadRequest, Configuration
 from tests.e2e.processes import command
 from tests.house import house

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.definition import CREDIT_FLOPS, MICRO
+from coordinator.runs.definition import CREDIT_FLOPS, MICRO
 from shared.protocol.work import Lease
 from shared.workloads.data.documents import Document
 from shared.workloads.data.text_dataset import build_text

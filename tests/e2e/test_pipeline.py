@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.database import contributions, runs
-from coordinator.definition import definition
+from coordinator.runs.definition import definition
 from shared.protocol.accounts import Me, RunInfo
 from shared.protocol.heartbeat import HeartbeatReply
 from shared.protocol.work import ClaimReply, Verdict

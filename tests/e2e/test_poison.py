@@ -14,7 +14,7 @@ from sqlalchemy import update
 
 from coordinator.database import contributions, runs, versions
 from coordinator.database.tables.contributions import contributions as contributions_table
-from coordinator.definition import definition
+from coordinator.runs.definition import definition
 from shared.protocol.accounts import Me
 from shared.protocol.work import Verdict
 from shared.tensors.quantize import codec

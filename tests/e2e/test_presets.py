@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.database import contributions
-from coordinator.merge.presets import PRESETS
+from coordinator.plan.presets import PRESETS
 from tests.house import RUN, house
 
 

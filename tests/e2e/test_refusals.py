@@ -44,7 +44,7 @@ async def test_nobody_sees_what_is_not_theirs(home: House) -> None:
 
 
 async def test_every_route_wants_the_right_token(home: House) -> None:
-    from coordinator.routes.table import ENDPOINTS
+    from coordinator.http.routes.table import ENDPOINTS
 
     ann = await home.join("Ann")
     stranger = home.client()
@@ -95,7 +95,7 @@ async def test_the_organisers_files_stay_in_their_boxes(home: House) -> None:
     ids=["empty", "utf8", "cut", "deep", "deep-object", "long-unknown", "long", "nan", "large"],
 )
 async def test_hostile_bodies_get_a_sentence(home: House, body: bytes) -> None:
-    from coordinator.routes.table import ENDPOINTS
+    from coordinator.http.routes.table import ENDPOINTS
 
     ann = await home.join("Ann")
     for endpoint in ENDPOINTS:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, select
 
 from coordinator.database import games, runs
 from coordinator.database.tables.tasks import tasks
-from coordinator.demo_report import strength
+from coordinator.demo.report import strength
 from shared.protocol.work import Verdict, VersionInfo
 from shared.workloads.gomoku.records import GameRecord
 from shared.workloads.gomoku.workload import GomokuWorkload

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cli import main
-from coordinator.commands import COMMANDS
-from coordinator.commands.registry import Nothing
+from coordinator.admin.client import Remote
+from coordinator.admin.command import Nothing
+from coordinator.admin.registry import COMMANDS
+from coordinator.cli.main import main
 from coordinator.config import Settings
-from coordinator.remote import Remote
-from coordinator.server import welcome
-from coordinator.wiring import Address, opened
+from coordinator.http.server import welcome
+from coordinator.services import Address, opened
 from shared.errors import Configuration, Unauthorized
 from shared.links import parse_link
 from shared.workloads.data.documents import Document

@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select, update
 
-from coordinator.app import opened
 from coordinator.config import Settings
 from coordinator.database import contributions, runs, versions
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.merges import merge_parts as merge_parts_table
 from coordinator.database.tables.merges import merges as merges_table
 from coordinator.database.tables.merges import state_parts as state_parts_table
-from coordinator.definition import definition
-from coordinator.remerge import Remerge
+from coordinator.http.app import opened
+from coordinator.merging.verify import Remerge
+from coordinator.runs.definition import definition
 from shared.clock import VirtualClock
 from tests.e2e.processes import command
 from tests.faults import Fault, Faults, fail, faults, install, kill
@@ -271,7 +271,7 @@ def processes() -> Any:
     """Processes that are born with everything imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["coordinator.app", "alembic.command", "asyncpg", "tests.faults", __name__]
+        ["coordinator.http.app", "alembic.command", "asyncpg", "tests.faults", __name__]
     )
     return context
 

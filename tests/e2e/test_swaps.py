@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from coordinator.pulse import SHARED_S
+from coordinator.scheduling.heartbeat import SHARED_S
 from shared import decoding
 from shared.protocol.work import BeginReply, Lease, VersionManifest
 from tests.players import Player

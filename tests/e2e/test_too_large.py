@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.memory import check_model
+from coordinator.runs.model_size import check_model
 from shared.errors import InvalidRunFile
 from tests.house import RUN, house
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.limits import ClientGone
+from coordinator.http.request import ClientGone
 from shared.protocol.work import Lease, UploadInfo, Verdict
 from shared.tensors import writer
 from tests.house import House, Worker, decode, house, refused

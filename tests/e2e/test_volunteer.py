@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.app import opened
 from coordinator.config import Settings
+from coordinator.http.app import opened
 from shared.clock import SystemClock, VirtualClock
 from tests.e2e.processes import Process, command
 from tests.house import RUN, House

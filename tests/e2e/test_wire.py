@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from coordinator.database import runs
-from coordinator.definition import definition
+from coordinator.runs.definition import definition
 from shared.protocol.work import ClaimReply, Verdict
 from shared.tensors.blocks import SCALE
 from shared.tensors.frame import frame_bytes, open_frame

@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from coordinator.merge import step
-from coordinator.merge.cohort import NotFinite
-from coordinator.merge.plan import Plan, plan
-from coordinator.runfile import ValidationSettings
-from coordinator.validation import Evidence, judge, measure
+from coordinator.aggregation import step
+from coordinator.aggregation.cohort import NotFinite
+from coordinator.plan.plan import Plan, plan
+from coordinator.rules.run_file import ValidationSettings
+from coordinator.rules.validation import Evidence, judge, measure
 from shared.protocol.work import SubmitRequest
 from shared.tensors.frame import FrameWriter, open_frame
 from shared.tensors.quantize import codec

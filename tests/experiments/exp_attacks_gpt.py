@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from coordinator.datasets import LocalData
+from coordinator.rules.sizing import pass_seed
+from coordinator.runs.datasets import LocalData
 from coordinator.simulate.simulation import Dataset
-from coordinator.sizing import pass_seed
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Job, TrainSettings
 from shared.workloads.gpt.workload import GptWorkload

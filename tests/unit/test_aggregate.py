@@ -13,18 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.merge import kernels
-from coordinator.merge.aggregate import (
-    Mean,
-    merge,
-    merge_counters,
-    prepare,
-    settle,
-    survey,
-)
-from coordinator.merge.cohort import Floats, NotFinite, cohort, pieces
-from coordinator.merge.robust import Median
-from coordinator.merge.shards import split
+from coordinator.aggregation import kernels
+from coordinator.aggregation.aggregate import Mean, merge, merge_counters, prepare, settle, survey
+from coordinator.aggregation.cohort import Floats, NotFinite, cohort, pieces
+from coordinator.aggregation.robust import Median
+from coordinator.aggregation.shards import split
 from shared.errors import InvalidFrame
 from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec
 from tests.cohorts import RULES, Arrays, contributions, merged, stack

@@ -6,7 +6,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from coordinator.codecs import Agreements, agreed
+from coordinator.rules.codec_choice import Agreements, agreed
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_another_codec_is_said_once_for_each_worker_and_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     structlog.reset_defaults()  # a server of another test may have set a level
-    monkeypatch.setattr("coordinator.codecs.log", structlog.get_logger("codecs"))
+    monkeypatch.setattr("coordinator.rules.codec_choice.log", structlog.get_logger("codecs"))
     agreements = Agreements()
     with capture_logs() as said:
         for _ in range(3):

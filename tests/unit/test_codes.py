@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import codes
-from coordinator.codes import ALPHABET, INVITE_CHARS, LINK_CHARS, code_hash, new_code
+from coordinator.rules import codes
+from coordinator.rules.codes import ALPHABET, INVITE_CHARS, LINK_CHARS, code_hash, new_code
 from shared.errors import BadRequest, Unauthorized
 from shared.links import JoinLink, format_link, parse_link
 

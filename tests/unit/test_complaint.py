@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import pytest
 
-from coordinator import runfile
+from coordinator.rules import run_file
 from shared.decoding import complaint, convert
 from shared.errors import InvalidRunFile
 from shared.workloads.gpt.workload import GptWorkload
@@ -42,4 +42,4 @@ def test_a_run_file_says_which_line_is_wrong() -> None:
     with pytest.raises(
         InvalidRunFile, match=r"task\.batch_size: expected a whole number, not a text$"
     ):
-        runfile.parse(lines)
+        run_file.parse(lines)

@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from coordinator.demo_report import Report, Strength, traffic_of
-from coordinator.demo_view import hints, record, summary, table
+from coordinator.demo.report import Report, Strength, traffic_of
+from coordinator.demo.view import hints, record, summary, table
 from shared.protocol.work import VersionInfo
 
 STRENGTH = Strength(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.dispatch import Assignment, Holding, Load, Todo
-from coordinator.shares import HALF_LIFE_S, Shares
+from coordinator.rules.dispatch import Assignment, Holding, Load, Todo
+from coordinator.rules.fair_share import HALF_LIFE_S, Shares
 from shared.protocol.base import Reason
 from tests.waiters import ask, run_of, todo_of, waiter
 

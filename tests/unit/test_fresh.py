@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from coordinator.fresh import Fresh, Kept
+from coordinator.ttl_cache import Fresh, Kept
 from shared.clock import VirtualClock
 from shared.errors import Unavailable
 

@@ -21,10 +21,10 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import Connection
 
+from coordinator.accounts.ledger import Ledger
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import payments, spending
 from coordinator.database.ledger.payments import Payment
-from coordinator.ledger import Ledger
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound
 
 REFUSED = (BadRequest, Conflict, Forbidden, NotFound)

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.config import Settings
-from coordinator.limits import KEYS_MAX, ClientGone, Rates, read_body, read_json
-from coordinator.space import Space
+from coordinator.http.request import ClientGone, read_body, read_json
+from coordinator.rate_limit import KEYS_MAX, Rates
+from coordinator.storage.disk_space import Space
 from shared.clock import VirtualClock
 from shared.errors import BadRequest, Configuration, StorageFull, TooLarge, TooManyRequests
 from shared.protocol.heartbeat import HeartbeatRequest

@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import machines
+from coordinator.rules import reports
 from shared.protocol.accounts import Benchmark, Device, Hardware
 
 anything = st.text(max_size=600)
@@ -31,12 +31,12 @@ def test_an_honest_report_is_kept_as_it_is() -> None:
         torch="2.13.0",
         python="3.11.9",
     )
-    assert machines.hardware(told) == told
+    assert reports.hardware(told) == told
 
 
 @given(anything, st.integers(1, 300))
 def test_a_line_is_one_printable_line(text: str, chars: int) -> None:
-    line = machines.line(text, chars)
+    line = reports.line(text, chars)
     assert len(line) <= chars
     assert line == " ".join(line.split())
     assert not any(unicodedata.category(c)[0] == "C" for c in line)
@@ -48,11 +48,11 @@ def test_a_line_is_one_printable_line(text: str, chars: int) -> None:
     )
 )
 def test_any_report_fits_its_column(told: Hardware) -> None:
-    kept = machines.hardware(told)
-    assert len(kept.hostname) <= machines.TEXT_CHARS_MAX
-    assert len(kept.devices) <= machines.DEVICES_MAX
-    assert 0 <= kept.cores <= machines.COUNT_MAX
-    assert machines.hardware(kept) == kept
+    kept = reports.hardware(told)
+    assert len(kept.hostname) <= reports.TEXT_CHARS_MAX
+    assert len(kept.devices) <= reports.DEVICES_MAX
+    assert 0 <= kept.cores <= reports.COUNT_MAX
+    assert reports.hardware(kept) == kept
     assert msgspec.json.decode(msgspec.json.encode(kept), type=Hardware) == kept
 
 
@@ -68,9 +68,9 @@ def test_rates_are_finite_and_not_negative(
         step_flops=fp32,
         at=at,
     )
-    (kept,) = machines.benchmarks([told])
+    (kept,) = reports.benchmarks([told])
     for value in (kept.fp32_flops, kept.bf16_flops, kept.memory_bytes_per_s, kept.step_flops):
-        assert 0.0 <= value <= machines.RATE_MAX
+        assert 0.0 <= value <= reports.RATE_MAX
     assert math.isfinite(kept.at)
 
 
@@ -79,4 +79,4 @@ def test_the_last_result_of_a_device_counts() -> None:
         Benchmark(device="cpu", fp32_flops=1, bf16_flops=1, memory_bytes_per_s=1, step_flops=flops)
         for flops in (1.0, 2.0)
     ]
-    assert [b.step_flops for b in machines.benchmarks(told)] == [2.0]
+    assert [b.step_flops for b in reports.benchmarks(told)] == [2.0]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.nicknames import SKELETON_MAX, normal, pseudonym, skeleton, suggestion
+from coordinator.rules.nicknames import SKELETON_MAX, normal, pseudonym, skeleton, suggestion
 from shared.errors import InvalidName
 from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN
 

@@ -15,9 +15,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from coordinator.merge.aggregate import aggregator, merge, prepare
-from coordinator.merge.cohort import Floats, cohort, pieces
-from coordinator.merge.optimizer import (
+from coordinator.aggregation.aggregate import aggregator, merge, prepare
+from coordinator.aggregation.cohort import Floats, cohort, pieces
+from coordinator.aggregation.optimizer import (
     BLOCK,
     Adagrad,
     Adaptive,
@@ -29,8 +29,8 @@ from coordinator.merge.optimizer import (
     server_optimizer,
     state_schema,
 )
-from coordinator.merge.plan import in_phase, plan
-from coordinator.merge.presets import PRESETS
+from coordinator.plan.plan import in_phase, plan
+from coordinator.plan.presets import PRESETS
 from shared.tensors.spec import Schema, TensorSpec
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "merge_trajectory.json"

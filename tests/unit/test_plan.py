@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.merge.plan import (
+from coordinator.plan.plan import (
     Pending,
     Plan,
     Ready,
@@ -21,7 +21,7 @@ from coordinator.merge.plan import (
     quorum_of,
     ready,
 )
-from coordinator.merge.presets import PRESETS
+from coordinator.plan.presets import PRESETS
 from shared.errors import InvalidPlan
 
 NAMED = {

@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator import runfile
-from coordinator.definition import of_file
-from coordinator.merge.optimizer import Push
-from coordinator.merge.plan import in_phase, plan
-from coordinator.merge.presets import PRESETS
-from coordinator.merge.step import Input, Order, run
+from coordinator.aggregation.optimizer import Push
+from coordinator.aggregation.step import Input, Order, run
+from coordinator.plan.plan import in_phase, plan
+from coordinator.plan.presets import PRESETS
+from coordinator.rules import run_file
+from coordinator.runs.definition import of_file
 from shared.errors import InvalidPlan
 from shared.tensors.frame import FrameWriter, open_frame
 from shared.tensors.quantize import codec
@@ -62,7 +62,7 @@ OVERRIDES: dict[str, Any] = {
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_a_preset_is_chosen_in_a_run_file(preset: str) -> None:
-    stored = runfile.encode(runfile.parse(FILE.format(preset=preset)))
+    stored = run_file.encode(run_file.parse(FILE.format(preset=preset)))
     assert of_file(stored).plan == plan({"preset": preset})
 
 
@@ -108,12 +108,12 @@ def test_each_key_of_a_preset_is_overridden_alone_or_refused_with_a_sentence(pre
 def test_gradients_that_do_not_go_with_their_tasks_are_refused(lines: str, says: str) -> None:
     text = FILE.format(preset="async-sgd") + lines + "\n"
     with pytest.raises(InvalidPlan, match=says):
-        of_file(runfile.encode(runfile.parse(text)))
+        of_file(run_file.encode(run_file.parse(text)))
 
 
 def test_more_shards_than_the_model_has_pieces_are_refused_with_its_run_file() -> None:
     text = FILE.format(preset="fedavg") + "shards = 500\n"
-    stored = runfile.encode(runfile.parse(text))
+    stored = run_file.encode(run_file.parse(text))
     with pytest.raises(InvalidPlan, match=r"shards = 500, but .* set shards to \d+ or less"):
         of_file(stored)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.merge.plan import plan
-from coordinator.publishing import ways
+from coordinator.plan.plan import plan
+from coordinator.runs.publishing import ways
 from shared.errors import InvalidFrame, InvalidPlan
 from shared.protocol.work import BlobRef, Downlink, Link, Snapshot
 from shared.tensors.frame import parse_frame

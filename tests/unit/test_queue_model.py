@@ -24,11 +24,11 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import Connection, select, update
 
+from coordinator.accounts.accounts import Principal
 from coordinator.database import tasks
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.runs import runs as runs_table
 from coordinator.database.tables.tasks import tasks as tasks_table
-from coordinator.volunteers import Principal
 from shared.clock import VirtualClock
 from shared.errors import Gone
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat

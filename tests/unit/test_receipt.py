@@ -10,7 +10,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from coordinator.config import Settings
-from coordinator.receipt import Guard, protocol
+from coordinator.http.deadlines import Guard, protocol
 from shared.protocol.limits import HEADER_BYTES_MAX
 
 

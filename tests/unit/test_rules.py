@@ -9,16 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.merge import kernels
-from coordinator.merge.aggregate import (
-    Mean,
-    aggregator,
-    prepare,
-)
-from coordinator.merge.cohort import cohort, pieces
-from coordinator.merge.networks import rank_network
-from coordinator.merge.plan import plan
-from coordinator.merge.robust import CentredClip, Median, NormClip, TrimmedMean
+from coordinator.aggregation import kernels
+from coordinator.aggregation.aggregate import Mean, aggregator, prepare
+from coordinator.aggregation.cohort import cohort, pieces
+from coordinator.aggregation.networks import rank_network
+from coordinator.aggregation.robust import CentredClip, Median, NormClip, TrimmedMean
+from coordinator.plan.plan import plan
 from shared.tensors.spec import TensorSpec
 from tests.cohorts import RULES, SCHEMA, Arrays, contributions, flat, merged, stack
 

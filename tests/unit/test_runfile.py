@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator import runfile
+from coordinator.rules import run_file
 from shared.errors import InvalidRunFile
 
 SHORT = 'name = "r"\nworkload = "gpt"\ndataset = "d"\n'
 
 
 def test_a_file_of_three_lines_has_a_default_for_everything_else() -> None:
-    run = runfile.parse(SHORT)
+    run = run_file.parse(SHORT)
     assert (run.task.local_steps, run.train.lr, run.validation.norm_limit) == (50, 3e-4, 6.0)
 
 
 def test_what_is_stored_reads_back_the_same() -> None:
-    run = runfile.parse(SHORT + "[model]\nn_layer = 4\n[plan]\npreset = 'fedavg'\nquorum = 3\n")
-    assert runfile.decode(runfile.encode(run)) == run
+    run = run_file.parse(SHORT + "[model]\nn_layer = 4\n[plan]\npreset = 'fedavg'\nquorum = 3\n")
+    assert run_file.decode(run_file.encode(run)) == run
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_what_is_stored_reads_back_the_same() -> None:
 )
 def test_a_wrong_file_says_what_is_wrong(text: str, says: str) -> None:
     with pytest.raises(InvalidRunFile, match=says):
-        runfile.parse(text)
+        run_file.parse(text)
 
 
 def test_a_workloads_own_defaults_fill_only_what_is_not_given() -> None:
@@ -50,7 +50,7 @@ def test_a_workloads_own_defaults_fill_only_what_is_not_given() -> None:
         "train": {"lr": 0.1, "beta1": 0.5},
         "task": {"batch_size": 64},
     }
-    run = runfile.parse(SHORT + "[train]\nlr = 0.2\n", own)
+    run = run_file.parse(SHORT + "[train]\nlr = 0.2\n", own)
     assert (run.train.lr, run.train.beta1, run.task.batch_size) == (0.2, 0.5, 64)
     with pytest.raises(InvalidRunFile, match="train"):
-        runfile.parse(SHORT + "train = 3", own)
+        run_file.parse(SHORT + "train = 3", own)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coordinator.demo_report import Drawn
-from coordinator.demo_runs import DEMOS, demo_run
-from coordinator.demo_view import PICTURE_CELLS, beside
-from coordinator.runfile import parse
-from coordinator.samples import SIDE_MAX, Kind, film
+from coordinator.demo.report import Drawn
+from coordinator.demo.runs import DEMOS, demo_run
+from coordinator.demo.view import PICTURE_CELLS, beside
+from coordinator.rules.run_file import parse
+from coordinator.runs.samples import SIDE_MAX, Kind, film
 from shared.errors import InvalidRunFile
 from shared.workloads.base import load
 from shared.workloads.data.png import write_png

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.sizing import first_part, parts_of
+from coordinator.rules.sizing import first_part, parts_of
 from shared.workloads.base import Result
 from tests.tiny_gpt import WORKLOAD, Folder, close, config, job, sums
 from volunteer.assignment import Spent

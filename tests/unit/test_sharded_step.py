@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.merge.cohort import NotFinite
-from coordinator.merge.optimizer import Push
-from coordinator.merge.plan import Plan, plan
-from coordinator.merge.shards import Shard, split
-from coordinator.merge.step import (
+from coordinator.aggregation.cohort import NotFinite
+from coordinator.aggregation.optimizer import Push
+from coordinator.aggregation.shards import Shard, split
+from coordinator.aggregation.step import (
     Input,
     Order,
     assemble,
@@ -27,6 +26,7 @@ from coordinator.merge.step import (
     run,
     survey_shard,
 )
+from coordinator.plan.plan import Plan, plan
 from shared.errors import InvalidFrame
 from shared.tensors.frame import FrameWriter, open_frame, schema_of_file
 from shared.tensors.quantize import codec

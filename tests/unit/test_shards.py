@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.merge.aggregate import Mean, merge, prepare
-from coordinator.merge.cohort import Floats, cohort, pieces
-from coordinator.merge.shards import reassemble, shard_schema, split
+from coordinator.aggregation.aggregate import Mean, merge, prepare
+from coordinator.aggregation.cohort import Floats, cohort, pieces
+from coordinator.aggregation.shards import reassemble, shard_schema, split
 from shared.errors import InvalidPlan
 from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.cli import app
+from coordinator.cli.main import app
 from coordinator.simulate import loop
 from coordinator.simulate.prediction import Prediction, predict, told
 from coordinator.simulate.scenario import EXAMPLE, from_table, parse

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import runfile
-from coordinator.dispatch import Load
-from coordinator.merge.plan import plan
-from coordinator.sizing import (
+from coordinator.plan.plan import plan
+from coordinator.rules import run_file
+from coordinator.rules.dispatch import Load
+from coordinator.rules.sizing import (
     LEASE_MAX_S,
     Pace,
     allowance_s,
@@ -198,6 +198,6 @@ SHORT = {"overrides": {"local_steps": 10}}
     ],
 )
 def test_how_long_a_run_will_be(tables: dict[str, Any], samples: int, steps: int) -> None:
-    file = runfile.from_table({"name": "r", "workload": "gpt", **tables})
+    file = run_file.from_table({"name": "r", "workload": "gpt", **tables})
     whole = plan({"quorum": 2} | file.plan)
     assert total_steps(file, whole, samples, sample_size=8) == steps

@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.merge.plan import (
-    Plan,
-    Term,
-    in_phase,
-    plan,
-    quorum_of,
-    staleness_weight,
-    weigh,
-)
+from coordinator.plan.plan import Plan, Term, in_phase, plan, quorum_of, staleness_weight, weigh
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.merge.optimizer import Push
-from coordinator.merge.plan import Plan, plan
-from coordinator.merge.step import Input, Order, Outcome, run
+from coordinator.aggregation.optimizer import Push
+from coordinator.aggregation.step import Input, Order, Outcome, run
+from coordinator.plan.plan import Plan, plan
 from shared.errors import InvalidFrame
 from shared.tensors.frame import FrameWriter, open_frame, schema_of_file
 from shared.tensors.quantize import Codec, codec
@@ -134,7 +134,7 @@ def test_each_update_is_opened_once(folder: Path, monkeypatch: pytest.MonkeyPatc
         opened.append(name)
         return codec(name)
 
-    monkeypatch.setattr("coordinator.merge.step.codec", counted)
+    monkeypatch.setattr("coordinator.aggregation.step.codec", counted)
     merge(folder, plan({"aggregate": "norm-clip"}), [1.0, 1.0, 1.0])
     assert len(opened) == 3
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.trust import GAIN, LOSS, STREAK_MAX, TRUST_START, accepted, rejected
+from coordinator.rules.trust import GAIN, LOSS, STREAK_MAX, TRUST_START, accepted, rejected
 
 Move = Callable[[float, int], tuple[float, int]]
 

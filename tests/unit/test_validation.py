@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.merge.plan import plan
-from coordinator.runfile import ValidationSettings
-from coordinator.validation import (
+from coordinator.plan.plan import plan
+from coordinator.rules.run_file import ValidationSettings
+from coordinator.rules.validation import (
     Evidence,
     Judgement,
     Measurement,

@@ -15,13 +15,13 @@ import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from coordinator import zerocopy
-from coordinator.blobs import FileStream
 from coordinator.config import Settings
-from coordinator.limits import ClientGone
-from coordinator.receipt import Guard, protocol
-from coordinator.routes.endpoint import Reply, respond
-from coordinator.zerocopy import AT_ONCE_BYTES, BYTES_MIN
+from coordinator.http import sendfile
+from coordinator.http.deadlines import Guard, protocol
+from coordinator.http.request import ClientGone
+from coordinator.http.routes.endpoint import Reply, respond
+from coordinator.http.sendfile import AT_ONCE_BYTES, BYTES_MIN
+from coordinator.storage.blobs import FileStream
 from tests.certificates import certificate
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sendfile with RWF_NOWAIT")
@@ -132,8 +132,8 @@ async def test_what_the_kernel_does_not_have_in_memory_is_read_by_a_thread(
     server: tuple[Server, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served, port = server
-    monkeypatch.setattr(zerocopy, "in_memory", lambda _, offset, count: offset < 4 * AT_ONCE_BYTES)
-    monkeypatch.setattr("coordinator.blobs.read_cached", lambda file, size: None)
+    monkeypatch.setattr(sendfile, "in_memory", lambda _, offset, count: offset < 4 * AT_ONCE_BYTES)
+    monkeypatch.setattr("coordinator.storage.blobs.read_cached", lambda file, size: None)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request(f"/0/{LARGE}"))
     assert await answer(reader) == DATA

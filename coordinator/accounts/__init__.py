@@ -1,0 +1,1 @@
+"""Volunteers: registration, authentication, invites, the leaderboard and their ledger."""

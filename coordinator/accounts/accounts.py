@@ -1,0 +1,303 @@
+"""Volunteers: who may come in, who asks, what they have, and what the organiser may do about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from coordinator.accounts import authentication, registration
+from coordinator.accounts.authentication import Principal, Tokens
+from coordinator.accounts.invites import Invites, NewCode
+from coordinator.accounts.leaderboard import Leaderboard
+from coordinator.accounts.registration import Registered
+from coordinator.database import audit, runs, statistics
+from coordinator.database import invites as code_rows
+from coordinator.database import volunteers as store
+from coordinator.database.ledger import payments
+from coordinator.database.statistics import Person
+from coordinator.database.volunteers import VolunteerRow
+from coordinator.rules import codes, nicknames
+from coordinator.rules import reports as machines
+from coordinator.signals import Signals
+from coordinator.ttl_cache import REST, Kept
+from shared.errors import Banned, Forbidden, NotFound
+from shared.protocol.accounts import BenchmarkRequest, LeaveRequest, Me, RegisterRequest, WorkerInfo
+from shared.protocol.heartbeat import LeaderRow
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.config import Settings
+    from coordinator.database.engine.open import Database
+    from shared.clock import Clock
+
+__all__ = ["Principal", "Shown", "Volunteers"]
+
+T = TypeVar("T")
+
+LINK_S = 600.0
+REISSUE_S = 86_400.0  # the organiser passes this one on
+DAY_S = 86_400.0
+WORK_MAX = 4096  # volunteers whose counts are remembered
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the organiser sees of one volunteer."""
+
+    person: Person
+    machines: tuple[WorkerInfo, ...]
+
+
+class Volunteers:
+    """The accounts of a coordinator. Everything durable is committed before a method returns."""
+
+    def __init__(
+        self, db: Database, clock: Clock, settings: Settings, signals: Signals | None = None
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._signals = signals or Signals(clock)
+        self._settings = settings
+        self._tokens = Tokens(db, clock)
+        self._board = Leaderboard(db, clock)
+        self._work: Kept[str, statistics.Work] = Kept(0.0, clock, rest=REST, most=WORK_MAX)
+        self.invites = Invites(db, clock)
+
+    # --- coming and going ---
+
+    async def register(self, request: RegisterRequest) -> Registered:
+        """Let somebody in, or say again who they are. Raises what `registration` says."""
+        registration.check(request)
+        now, invite_only = self._clock.now(), self._settings.invite_only
+        return await self._db.write(
+            lambda conn: registration.register(conn, request, invite_only, now)
+        )
+
+    def recall(self, header: bytes) -> Principal | None:
+        """Who sent this `Bearer <worker id>.<secret>`, if that was asked a moment ago; None otherwise."""
+        return self._tokens.recall(header)
+
+    async def authenticate(self, worker_id: str, secret: str) -> Principal:
+        """Whose secret this is. Raises Unauthorized or Banned; a ban works within half a second everywhere."""
+        return await self._tokens.principal(worker_id, secret)
+
+    async def leave(self, principal: Principal, request: LeaveRequest | None = None) -> None:
+        """This machine goes; with `forget` the whole account is wiped. Coming back takes nothing but a request."""
+        now = self._clock.now()
+        if request is not None and request.forget:
+            who = principal.volunteer_id
+            await self._shut_out(lambda conn: _forget(conn, who, "volunteer", now))
+            return
+        worker = principal.worker_id
+        await self._db.write(lambda conn: store.set_worker(conn, worker, state="left"))
+        self._tokens.forget(worker)
+        self._board.clear()
+
+    async def set_public(self, principal: Principal, public: bool) -> None:
+        """Show the nickname to others, or only to themselves; holds at once."""
+        who = principal.volunteer_id
+        await self._write(lambda conn: store.set_volunteer(conn, who, public=public))
+
+    async def set_benchmark(self, principal: Principal, request: BenchmarkRequest) -> None:
+        """Store what a machine measured of itself; tasks are sized by it."""
+        results = machines.benchmarks(request.benchmarks)
+        values: dict[str, object] = {
+            "benchmark": msgspec.json.encode(results).decode(),
+            "step_flops": max((b.step_flops for b in results), default=0.0),
+        }
+        if request.hardware is not None:
+            kept = machines.hardware(request.hardware)
+            values |= {
+                "hostname": kept.hostname,
+                "hardware": msgspec.json.encode(kept).decode(),
+            }
+        if request.workloads is not None:
+            names = machines.workloads(request.workloads)
+            values["workloads"] = msgspec.json.encode(names).decode()
+        await self._db.write(lambda conn: store.set_worker(conn, principal.worker_id, **values))
+
+    async def consent(self, principal: Principal, run: str) -> None:
+        """Record that this volunteer saw the run's licence and agreed. Raises NotFound."""
+        now = self._clock.now()
+        await self._db.write(
+            lambda conn: registration.agree(conn, principal.volunteer_id, run, now)
+        )
+
+    async def link_code(self, principal: Principal) -> NewCode:
+        """A code of ten minutes that adds one machine to this account; an earlier one stops working."""
+        now = self._clock.now()
+        code, until = codes.new_code(codes.LINK_CHARS), now + LINK_S
+        volunteer_id, hashed = principal.volunteer_id, codes.code_hash(code)
+        await self._db.write(
+            lambda conn: code_rows.add_link(conn, volunteer_id, hashed, until, now)
+        )
+        return NewCode(id=0, label="", code=code, expires_at=until)
+
+    # --- reading ---
+
+    async def me(self, principal: Principal) -> Me:
+        """What a volunteer sees of itself."""
+        now, who = self._clock.now(), principal.volunteer_id
+        rank = await self._board.rank(who)
+
+        def count(conn: Connection) -> statistics.Work:
+            return statistics.work(conn, volunteer_id=who).get(who, statistics.Work())
+
+        done = await self._work.get(who, lambda: self._db.read(count))
+
+        def read(conn: Connection) -> Me:
+            row = _account(store.by_id(conn, who))
+            has = payments.balances(conn, who)
+            return Me(
+                volunteer_id=who,
+                nickname=row.nickname,
+                public=row.public,
+                state="active" if row.state == "active" else "banned",
+                trust=row.trust,
+                earned_micro=has.total_micro,
+                pending_micro=has.pending_micro,
+                spent_micro=has.spent_micro,
+                today_micro=payments.earned_since(conn, who, now - now % DAY_S),
+                rank=rank,
+                accepted=done.accepted,
+                rejected=done.refused,
+                merged=done.merged,
+                device_s=done.device_s,
+                workers=tuple(statistics.machines(conn, who, now)),
+            )
+
+        return await self._db.read(read)
+
+    async def leaderboard(
+        self, run: str | None = None, window_days: int | None = None, me: str | None = None
+    ) -> tuple[LeaderRow, ...]:
+        """The first hundred by credits earned, and `me` (a volunteer's id); see leaderboard.py."""
+        return await self._board.rows(run, window_days, me)
+
+    async def report(self, run: str) -> tuple[Person, ...]:
+        """Everybody who has to do with a run, for the organiser of a class. Raises NotFound."""
+        return await self._db.read(
+            lambda conn: tuple(statistics.of_run(conn, runs.by_name(conn, run).id))
+        )
+
+    # --- the organiser ---
+
+    async def list(self) -> tuple[Person, ...]:
+        """Every account, the oldest first."""
+        return await self._db.read(
+            lambda conn: tuple(statistics.summed(conn, statistics.people(conn)))
+        )
+
+    async def show(self, who: str) -> Shown:
+        """One account, by id or nickname, with its machines. Raises NotFound."""
+        now = self._clock.now()
+
+        def read(conn: Connection) -> Shown:
+            row = _find(conn, who)
+            person = statistics.summed(conn, statistics.people(conn, [row.id]))[0]
+            return Shown(person=person, machines=tuple(statistics.machines(conn, row.id, now)))
+
+        return await self._db.read(read)
+
+    async def ban(self, who: str) -> str:
+        """Refuse an account from now on; the id it has. What it earned stays. Raises NotFound."""
+        return await self._shut_out(self._to_state(who, "banned"))
+
+    async def unban(self, who: str) -> str:
+        """Let a banned account in again; the id it has. Raises NotFound, Forbidden."""
+        return await self._write(self._to_state(who, "active"))
+
+    def _to_state(self, who: str, state: str) -> Callable[[Connection], str]:
+        now = self._clock.now()
+
+        def change(conn: Connection) -> str:
+            row = _find(conn, who)
+            if row.state == "forgotten":
+                raise Forbidden("this account was forgotten: there is nobody to ban or unban")
+            store.set_volunteer(conn, row.id, state=state)
+            audit.append(conn, "organiser", f"volunteer.{state}", row.id, "", now)
+            return row.id
+
+        return change
+
+    async def rename(self, who: str, nickname: str) -> str:
+        """Give an account another nickname; the name as stored. Raises NotFound, InvalidName."""
+        name, now = nicknames.normal(nickname), self._clock.now()
+        key = nicknames.skeleton(name)
+
+        def change(conn: Connection) -> str:
+            row = _find(conn, who)
+            if row.state == "forgotten":
+                raise Forbidden("this account was forgotten: its name stays as it is")
+            if not store.rename(conn, row.id, name, key):
+                raise registration.taken(conn, name)
+            audit.append(conn, "organiser", "volunteer.rename", row.id, "", now)
+            return name
+
+        return await self._write(change)
+
+    async def reissue(self, who: str) -> NewCode:
+        """For a lost or leaked secret: all of the account's stop working, and one code of a day lets its owner in again."""
+        now = self._clock.now()
+        code, until = codes.new_code(codes.INVITE_CHARS), now + REISSUE_S
+        hashed = codes.code_hash(code)
+
+        def change(conn: Connection) -> NewCode:
+            row = _find(conn, who)
+            if row.state != "active":
+                raise Banned(f"this account is {row.state}: there is no secret to give")
+            count = store.revoke(conn, row.id, now)
+            code_rows.add_link(conn, row.id, hashed, until, now)
+            audit.append(conn, "organiser", "volunteer.reissue", row.id, {"revoked": count}, now)
+            return NewCode(id=0, label=row.nickname, code=code, expires_at=until)
+
+        return await self._shut_out(change)
+
+    async def forget(self, who: str) -> str:
+        """Wipe who somebody was; the name that stays. Credits and contributions keep adding up. Raises NotFound."""
+        now = self._clock.now()
+        return await self._shut_out(
+            lambda conn: _forget(conn, _find(conn, who).id, "organiser", now)
+        )
+
+    async def _shut_out(self, change: Callable[[Connection], T]) -> T:
+        """Write something after which machines may not have work any more: their claims that wait end now."""
+        done = await self._write(change)
+        self._signals.notify("volunteers")
+        return done
+
+    async def _write(self, change: Callable[[Connection], T]) -> T:
+        """Write something that must be noticed at once."""
+
+        def stamped(conn: Connection) -> T:
+            done = change(conn)
+            authentication.changed(conn)
+            return done
+
+        try:
+            return await self._db.write(stamped)
+        finally:
+            self._tokens.forget()
+            self._board.clear()
+
+
+def _find(conn: Connection, who: str) -> VolunteerRow:
+    return store.find(conn, who[:256], nicknames.skeleton(who[:256]))
+
+
+def _account(row: VolunteerRow | None) -> VolunteerRow:
+    if row is None:
+        raise NotFound("this account is gone")
+    return row
+
+
+def _forget(conn: Connection, volunteer_id: str, actor: str, now: float) -> str:
+    row = _account(store.by_id(conn, volunteer_id))
+    if row.state == "forgotten":
+        return row.nickname
+    name = nicknames.pseudonym(codes.new_code(8).replace("-", "").lower())
+    store.forget(conn, row.id, name, nicknames.skeleton(name), now)
+    audit.append(conn, actor, "volunteer.forget", row.id, "", now)
+    return name

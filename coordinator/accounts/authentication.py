@@ -1,0 +1,110 @@
+"""Who asks: the tokens of workers, checked against the database and remembered.
+
+A heartbeat comes every 30 s from every worker: read anew each time, its secret would cost more than all the rest of it. So
+what was right is remembered for a minute, and a stamp in the database, read twice a second for everybody, says whether
+anybody was shut out meanwhile: a ban or a withdrawn secret works within half a second, whichever process wrote it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.accounts import registration
+from coordinator.database import key_values
+from coordinator.database import volunteers as store
+from coordinator.rules import codes
+from coordinator.ttl_cache import Fresh
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from shared.clock import Clock
+
+CACHE_S = 0.5  # a ban that another process made works after this
+AGAIN_S = 60.0  # ... and the return of a machine that said goodbye to another process is noticed after this
+CACHE_MAX = 20_000  # workers remembered
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks: one worker of one volunteer."""
+
+    volunteer_id: str
+    worker_id: str
+    nickname: str
+    trust: float
+
+
+class _Remembered(msgspec.Struct, frozen=True):
+    """A worker whose secret was right a moment ago."""
+
+    principal: Principal
+    stamp: str
+    until: float  # monotonic
+
+
+class Tokens:
+    """The workers of a coordinator, by their secrets."""
+
+    def __init__(self, db: Database, clock: Clock) -> None:
+        self._db = db
+        self._clock = clock
+        # By SHA-256 of the header: no secret stays in memory, and how long a look takes tells nothing of one.
+        self._known: dict[bytes, _Remembered] = {}
+        self._stamp = Fresh(self._read_stamp, CACHE_S, clock)
+
+    async def _read_stamp(self) -> str:
+        return await self._db.read(lambda conn: key_values.get(conn, key_values.ACCOUNTS)) or ""
+
+    def recall(self, header: bytes) -> Principal | None:
+        """Who sent `Bearer <worker id>.<secret>`, if that was found a moment ago and nobody was shut out since."""
+        hit = self._known.get(sha256(header).digest())
+        if hit is None or hit.stamp != self._stamp.peek() or hit.until < self._clock.monotonic():
+            return None
+        return hit.principal
+
+    async def principal(self, worker_id: str, secret: str) -> Principal:
+        """Whose secret this is. Raises Unauthorized or Banned."""
+        codes.check_credentials(worker_id, secret)
+        header = f"Bearer {worker_id}.{secret}".encode()
+        stamp = (
+            await self._stamp.get()
+        )  # before the account is read: what changes later has another
+        if (known := self.recall(header)) is not None:
+            return known
+        found = await self._look(worker_id, secret)
+        while len(self._known) >= CACHE_MAX:
+            self._known.pop(next(iter(self._known)))
+        key, until = sha256(header).digest(), self._clock.monotonic() + AGAIN_S
+        self._known.pop(key, None)
+        self._known[key] = _Remembered(found, stamp, until)
+        return found
+
+    async def _look(self, worker_id: str, secret: str) -> Principal:
+        known = await self._db.read(lambda conn: store.credentials(conn, worker_id))
+        known = registration.authorise(known, secret)
+        if known.left:
+            back = {"state": "online", "last_seen_at": self._clock.now()}
+            await self._db.write(lambda conn: store.set_worker(conn, worker_id, **back))
+        return Principal(
+            volunteer_id=known.volunteer_id,
+            worker_id=worker_id,
+            nickname=known.nickname,
+            trust=known.trust,
+        )
+
+    def forget(self, worker_id: str = "") -> None:
+        """Look anew, in this process: at one worker, or at everybody."""
+        kept = self._known.items() if worker_id else ()
+        self._known = {key: one for key, one in kept if one.principal.worker_id != worker_id}
+        if not worker_id:
+            self._stamp.drop()
+
+
+def changed(conn: Connection) -> None:
+    """Note, with what shuts somebody out and in its transaction, that all processes must look at the accounts anew."""
+    key_values.put(conn, key_values.ACCOUNTS, secrets.token_hex(8))

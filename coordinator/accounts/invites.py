@@ -1,0 +1,148 @@
+"""Invites: what lets people in. A code is shown once, when it is made; only its hash is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from coordinator.database import audit
+from coordinator.database import invites as store
+from coordinator.rules import codes, nicknames, reports
+from shared.errors import BadRequest
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from coordinator.database.invites import CodeRow
+    from shared.clock import Clock
+
+COUNT_MAX = 1000  # invites made at once
+USES_MAX = 10_000  # people one invite lets in
+ALIKE_SHOWN = 5  # names that are the same, in an error
+EXPIRES_S_MAX = 10 * 365 * 86_400.0
+
+InviteState = Literal["open", "used", "expired", "withdrawn"]
+
+
+class NewCode(msgspec.Struct, frozen=True, kw_only=True):
+    """A code as it is shown, once. `label` says whom it is for."""
+
+    id: int
+    label: str
+    code: str
+    expires_at: float | None
+
+
+class InviteInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An invite as the organiser sees it later."""
+
+    id: int
+    label: str
+    state: InviteState
+    uses_left: int
+    joined: tuple[str, ...]  # nicknames
+    created_at: float
+    expires_at: float | None
+
+
+class Invites:
+    """Making, listing and withdrawing invites."""
+
+    def __init__(self, db: Database, clock: Clock) -> None:
+        self._db = db
+        self._clock = clock
+
+    async def create(
+        self,
+        names: Sequence[str] = (),
+        *,
+        count: int = 1,
+        uses: int = 1,
+        expires_s: float | None = None,
+    ) -> tuple[NewCode, ...]:
+        """One invite for each name of a class, or `count` without a name. Raises BadRequest."""
+        labels = [reports.line(name) for name in names[: COUNT_MAX + 1]] or [""] * count
+        _check(labels, bool(names), uses, expires_s)
+        now = self._clock.now()
+        until = None if expires_s is None else now + expires_s
+        made = [(label, codes.new_code(codes.INVITE_CHARS)) for label in labels]
+        hashes = {codes.code_hash(code): label for label, code in made}
+
+        def write(conn: Connection) -> list[int]:
+            numbers = store.add_invites(conn, hashes, uses, until, now)
+            detail = {"first": numbers[0], "count": len(numbers), "uses": uses}
+            audit.append(conn, "organiser", "invite.create", str(numbers[0]), detail, now)
+            return numbers
+
+        numbers = await self._db.write(write)
+        return tuple(
+            NewCode(id=number, label=label, code=code, expires_at=until)
+            for number, (label, code) in zip(numbers, made, strict=True)
+        )
+
+    async def list(self) -> tuple[InviteInfo, ...]:
+        """Every invite, the oldest first, without its code."""
+        now = self._clock.now()
+        rows = await self._db.read(store.invites)
+        return tuple(_info(row, joined, now) for row, joined in rows)
+
+    async def revoke(self, invite_id: int) -> InviteInfo:
+        """Withdraw an invite; who came by it stays. Raises NotFound."""
+        now = self._clock.now()
+
+        def write(conn: Connection) -> CodeRow:
+            row = store.revoke(conn, invite_id, now)
+            audit.append(conn, "organiser", "invite.revoke", str(invite_id), "", now)
+            return row
+
+        return _info(await self._db.write(write), (), now)
+
+
+def _check(labels: Sequence[str], named: bool, uses: int, expires_s: float | None) -> None:
+    if not 1 <= len(labels) <= COUNT_MAX:
+        raise BadRequest(f"between 1 and {COUNT_MAX} invites can be made at once")
+    if named and not all(labels):
+        raise BadRequest("every name of the list needs at least one printable character")
+    if named and (alike := _alike(labels)):
+        raise BadRequest(
+            f"these names are the same, or look the same: {'; '.join(alike)}."
+            " Tell them apart, since each becomes a nickname"
+        )
+    if not 1 <= uses <= USES_MAX:
+        raise BadRequest(f"an invite lets in between 1 and {USES_MAX} people")
+    if expires_s is not None and not 0 < expires_s <= EXPIRES_S_MAX:
+        raise BadRequest("an invite expires later than now and within ten years")
+
+
+def _alike(labels: Sequence[str]) -> list[str]:
+    """Names that could not both be had as nicknames, the first few, each with the places it has in the list."""
+    places: dict[str, list[int]] = {}
+    for place, label in enumerate(labels):
+        places.setdefault(nicknames.skeleton(label) or label, []).append(place)
+    twice = [same for same in places.values() if len(same) > 1]
+    return [
+        " and ".join(f'"{labels[place]}" (number {place + 1})' for place in same)
+        for same in twice[:ALIKE_SHOWN]
+    ]
+
+
+def _info(row: CodeRow, joined: tuple[str, ...], now: float) -> InviteInfo:
+    state: InviteState = "open"
+    if row.revoked_at is not None:
+        state = "withdrawn"
+    elif row.uses_left < 1:
+        state = "used"
+    elif row.expires_at is not None and row.expires_at <= now:
+        state = "expired"
+    return InviteInfo(
+        id=row.id,
+        label=row.label,
+        state=state,
+        uses_left=row.uses_left,
+        joined=joined,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+    )

@@ -1,0 +1,84 @@
+"""The leaderboard: who earned how much in a window of days. Spending changes nothing here, a reversal does.
+
+Who asked not to be shown is neither shown nor counted, except to themselves. Computed at most every five seconds for a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from coordinator.database import runs, statistics
+from coordinator.database.statistics import Standing
+from coordinator.ttl_cache import REST, Kept
+from shared.errors import BadRequest
+from shared.protocol.heartbeat import LeaderRow
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from shared.clock import Clock
+
+FRESH_S = 5.0
+ROWS = 100
+DAYS_MAX = 3650
+DAY_S = 86_400.0
+
+
+class Leaderboard:
+    """Reads and remembers standings."""
+
+    def __init__(self, db: Database, clock: Clock) -> None:
+        self._db = db
+        self._clock = clock
+        self._kept: Kept[tuple[str, int], Sequence[Standing]] = Kept(FRESH_S, clock, rest=REST)
+
+    async def rows(
+        self, run: str | None, window_days: int | None, me: str | None
+    ) -> tuple[LeaderRow, ...]:
+        """The first hundred of a run (or all) in a window (or ever), and `me` wherever it stands. Raises NotFound, BadRequest."""
+        shown = _places(await self._standings(run, window_days), me)
+        return tuple(
+            LeaderRow(
+                rank=place,
+                nickname=s.nickname,
+                earned_micro=s.earned_micro,
+                accepted=s.accepted,
+                device_s=s.device_s,
+                workers=s.workers,
+                me=s.volunteer_id == me,
+            )
+            for index, (place, s) in enumerate(shown)
+            if index < ROWS or s.volunteer_id == me
+        )
+
+    async def rank(self, me: str) -> int | None:
+        """The place of a volunteer of all runs and times; None before the first credit."""
+        shown = _places(await self._standings(None, None), me)
+        return next((place for place, s in shown if s.volunteer_id == me), None)
+
+    def clear(self) -> None:
+        """Forget what was computed: a name or an account has changed."""
+        self._kept.clear()
+
+    async def _standings(self, run: str | None, days: int | None) -> Sequence[Standing]:
+        if days is not None and not 1 <= days <= DAYS_MAX:
+            raise BadRequest(f"a leaderboard looks back between 1 and {DAYS_MAX} days")
+
+        def read(conn: Connection) -> Sequence[Standing]:
+            run_id = None if run is None else runs.by_name(conn, run).id
+            since = None if days is None else self._clock.now() - days * DAY_S
+            return statistics.standings(conn, run_id, since)
+
+        return await self._kept.get((run or "", days or 0), lambda: self._db.read(read))
+
+
+def _places(standings: Sequence[Standing], me: str | None) -> list[tuple[int, Standing]]:
+    """Ranks among those who are shown; the same credits share a place."""
+    found: list[tuple[int, Standing]] = []
+    counted = [s for s in standings if s.public or s.volunteer_id == me]
+    for index, standing in enumerate(counted, start=1):
+        tied = found and found[-1][1].earned_micro == standing.earned_micro
+        found.append((found[-1][0] if tied else index, standing))
+    return found

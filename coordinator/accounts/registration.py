@@ -1,0 +1,205 @@
+"""Letting a volunteer in: one transaction that may be repeated.
+
+The client has made its ids and its secret before it sends, so a lost reply costs nothing: the same worker with the same secret
+is the same worker. With a link code the machine joins the account of the code, whatever account the client had in mind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coordinator.database import audit, runs
+from coordinator.database import invites as code_rows
+from coordinator.database import volunteers as store
+from coordinator.database.invites import CodeRow
+from coordinator.database.volunteers import Credentials, VolunteerRow, WorkerRow
+from coordinator.rules import codes, nicknames, reports, run_file
+from coordinator.rules.trust import TRUST_START
+from shared.errors import (
+    BadRequest,
+    Banned,
+    Conflict,
+    Forbidden,
+    InvalidName,
+    Unauthorized,
+    UpgradeRequired,
+)
+from shared.protocol.accounts import RegisterRequest
+from shared.protocol.limits import PROTOCOL_MIN
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+MACHINES_MAX = 100  # of one account, at once
+ACCEPTS_MAX = 64  # runs agreed to in one request
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """Who the worker is now; `created` is False when it was here before."""
+
+    volunteer_id: str
+    worker_id: str
+    nickname: str
+    created: bool
+
+
+def check(request: RegisterRequest) -> None:
+    """What can be refused without a look at the database."""
+    codes.check_id("volunteer_id", request.volunteer_id)
+    codes.check_id("worker_id", request.worker_id)
+    codes.check_secret(request.secret)
+    if request.protocol < PROTOCOL_MIN:
+        raise UpgradeRequired()
+    if len(request.accepts) > ACCEPTS_MAX:
+        raise BadRequest(f"at most {ACCEPTS_MAX} runs can be agreed to at once")
+
+
+def register(
+    conn: Connection, request: RegisterRequest, invite_only: bool, now: float
+) -> Registered:
+    """The account of this worker, made where there was none. Raises Forbidden, InvalidName, Unauthorized, Banned."""
+    known = store.credentials(conn, request.worker_id)
+    if known is None:
+        made = _admit(conn, request, invite_only, now)
+        if made is not None:
+            return made
+        known = store.credentials(conn, request.worker_id)  # the same request was here a moment ago
+        if known is None:
+            raise Unauthorized(
+                "this account exists already: add a machine to it with a code that the first one makes (volunteer link)"
+            )
+    return _again(conn, known, request, now)
+
+
+def _admit(
+    conn: Connection, request: RegisterRequest, invite_only: bool, now: float
+) -> Registered | None:
+    """Somebody new, or a new machine of somebody. None when the account or the machine has just appeared."""
+    code = None
+    if request.code:
+        code = code_rows.usable(conn, codes.code_hash(request.code), now)
+    elif invite_only:
+        raise Forbidden("this coordinator is by invitation only: ask the organiser for a join link")
+    linking = code is not None and code.kind == "link"
+    account = _linked(conn, code) if code and linking else _opened(conn, request, code, now)
+    if account is None:
+        return None
+    if not store.add_worker(conn, _machine(request, account.id, now)):
+        if linking:
+            return None
+        raise Conflict("this machine has just been registered: send the request again")
+    if code is not None:
+        code_rows.use(conn, code)
+    if linking:
+        detail = {"worker": request.worker_id}
+        audit.append(conn, account.id, "volunteer.link", account.id, detail, now)
+    _agree(conn, account.id, request.accepts, now)
+    return Registered(account.id, request.worker_id, account.nickname, True)
+
+
+def _linked(conn: Connection, code: CodeRow) -> VolunteerRow:
+    """The account that a link code belongs to."""
+    account = store.by_id(conn, code.volunteer_id or "")
+    if account is None or account.state == "forgotten":
+        raise Forbidden("the account of this code is gone")
+    if account.state == "banned":
+        raise Banned(codes.BANNED)
+    if store.live_machines(conn, account.id) >= MACHINES_MAX:
+        raise Forbidden(f"an account has at most {MACHINES_MAX} machines: remove one first")
+    return account
+
+
+def _opened(
+    conn: Connection, request: RegisterRequest, code: CodeRow | None, now: float
+) -> VolunteerRow | None:
+    """A new account; None when its id is there already."""
+    if store.by_id(conn, request.volunteer_id) is not None:
+        return None
+    nickname = nicknames.normal(request.nickname or (code.label if code else ""))
+    key = nicknames.skeleton(nickname)
+    row = VolunteerRow(
+        id=request.volunteer_id,
+        nickname=nickname,
+        nickname_key=key,
+        state="active",
+        public=request.public,
+        trust=TRUST_START,
+        invite_id=None if code is None else code.id,
+        created_at=now,
+    )
+    if store.taken(conn, key) or not store.add(conn, row):
+        if store.by_id(conn, request.volunteer_id) is not None:
+            return None
+        raise taken(conn, nickname)
+    return row
+
+
+def taken(conn: Connection, nickname: str) -> InvalidName:
+    """The error for a name that somebody has, with one that is free."""
+    free = nicknames.suggestion(nickname, lambda key: store.taken(conn, key))
+    return InvalidName(f'"{nickname}" is taken, or looks like a name that is: "{free}" is free')
+
+
+def _machine(request: RegisterRequest, volunteer_id: str, now: float) -> WorkerRow:
+    return WorkerRow(
+        id=request.worker_id,
+        volunteer_id=volunteer_id,
+        secret_hash=codes.secret_hash(request.secret),
+        benchmark="[]",
+        step_flops=0.0,
+        state="online",
+        last_seen_at=now,
+        streak=0,
+        created_at=now,
+        revoked_at=None,
+        **_told(request),
+    )
+
+
+def _told(request: RegisterRequest) -> dict[str, Any]:
+    """What a machine says of itself, cut to size."""
+    report = reports.hardware(request.hardware)
+    return {
+        "hostname": report.hostname,
+        "hardware": msgspec.json.encode(report).decode(),
+        "software": reports.line(request.software, reports.NAME_CHARS_MAX),
+        "protocol": request.protocol,
+        "workloads": msgspec.json.encode(reports.workloads(request.workloads)).decode(),
+    }
+
+
+def _again(
+    conn: Connection, known: Credentials, request: RegisterRequest, now: float
+) -> Registered:
+    """The same worker once more: nothing changes but what it tells of itself."""
+    authorise(known, request.secret)
+    store.set_worker(conn, known.worker_id, state="online", last_seen_at=now, **_told(request))
+    _agree(conn, known.volunteer_id, request.accepts, now)
+    return Registered(known.volunteer_id, known.worker_id, known.nickname, False)
+
+
+def authorise(known: Credentials | None, secret: str) -> Credentials:
+    """Raises Unauthorized or Banned unless this is the worker's secret; an unknown worker takes as long."""
+    stored = known.secret_hash if known else codes.secret_hash("")
+    right = codes.same(codes.secret_hash(secret), stored)
+    if known is None or not right:
+        raise Unauthorized(codes.WRONG_SECRET)
+    if known.revoked:
+        raise Unauthorized(codes.REVOKED)
+    if known.state != "active":
+        raise Banned(codes.BANNED)
+    return known
+
+
+def _agree(conn: Connection, volunteer_id: str, accepts: tuple[str, ...], now: float) -> None:
+    """Record consent to the licences of the runs that were shown and accepted. Raises NotFound."""
+    for name in dict.fromkeys(accepts):
+        agree(conn, volunteer_id, name, now)
+
+
+def agree(conn: Connection, volunteer_id: str, run: str, now: float) -> None:
+    """Record consent to the licence that the run has now. Raises NotFound."""
+    row = runs.by_name(conn, run)
+    store.consent(conn, volunteer_id, row.id, run_file.decode(row.file).licence[:255], now)

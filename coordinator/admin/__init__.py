@@ -1,0 +1,1 @@
+"""The organiser's commands as data, run here or over HTTP."""

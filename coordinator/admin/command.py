@@ -1,0 +1,45 @@
+"""What a command of the organiser is: a name, a request, a reply, and one function, run here or by a server."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from coordinator.services import Coordinator
+
+Request = TypeVar("Request", bound=msgspec.Struct)
+Needs = Literal["nothing", "database", "directory"]
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the requests; a misspelt field is an error."""
+
+
+class Nothing(Ask, frozen=True, kw_only=True):
+    """A request that says nothing more."""
+
+
+class Named(Ask, frozen=True, kw_only=True):
+    """A request about one thing, by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One command. `remote` = it also works on a running server.
+
+    `needs` is what must be there before: nothing (it may be the first command on a data directory and then makes it), the
+    database, or the data directory with its keys.
+    """
+
+    name: str
+    request: type[msgspec.Struct]
+    reply: Any
+    run: Callable[[Coordinator, Any], Awaitable[Any]]
+    remote: bool = True
+    needs: Needs = "directory"

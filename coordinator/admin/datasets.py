@@ -1,0 +1,175 @@
+"""Commands about datasets."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from coordinator.admin.command import Ask, Command, Nothing
+from shared.errors import BadRequest, InvalidRunFile, why
+from shared.workloads.data.documents import Skipped
+
+if TYPE_CHECKING:
+    from coordinator.services import Coordinator
+    from shared.workloads.base import DatasetManifest
+
+TOKENIZER_FILE = "tokenizer.json"  # a file of this name in a box is the tokenizer, not text
+FOLDERS = "folders"  # in a box: where images lie in folders again
+_SENT = re.compile(
+    r"(?<![^\s/])(?:\d+/)?\d{6}-(\d{4,})-"
+)  # how a name in a box begins, see `flat_names`
+
+_COMMON = ("licence", "source", "heldout_share", "seed")
+_OPTIONS = {"text": (*_COMMON, "vocab_size"), "images": (*_COMMON, "size", "channels")}
+
+
+class AddDataset(Ask, frozen=True, kw_only=True):
+    """`text` and `images` are paths of the machine that runs the command; from afar the files come in a `box`."""
+
+    name: str
+    kind: Literal["text", "images"] = "text"  # what is in the box
+    text: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    tokenizer: str = ""  # a tokenizer.json to use instead of training one
+    box: str = ""
+    licence: str = ""
+    source: str = ""
+    vocab_size: int | None = None
+    size: int | None = None  # of images, pixels
+    channels: int | None = None
+    heldout_share: float | None = None
+    seed: int | None = None
+
+
+class DatasetShown(msgspec.Struct, frozen=True, kw_only=True):
+    """One dataset as the organiser sees it."""
+
+    name: str
+    kind: str
+    licence: str
+    source: str
+    items: int  # for training
+    heldout: int
+    chunks: int
+    size: int  # bytes
+    meta: dict[str, str | int | float] = {}
+    skipped: tuple[str, ...] = ()  # what could not be used, and why: the first thousand
+
+
+def _shown(manifest: DatasetManifest, skipped: Iterable[str] = ()) -> DatasetShown:
+    every = (*manifest.chunks, *manifest.heldout, *manifest.assets.values())
+    return DatasetShown(
+        name=manifest.name,
+        kind=manifest.kind,
+        licence=manifest.licence,
+        source=manifest.source,
+        items=sum(chunk.items for chunk in manifest.chunks),
+        heldout=sum(chunk.items for chunk in manifest.heldout),
+        chunks=len(manifest.chunks),
+        size=sum(chunk.size for chunk in every),
+        meta=manifest.meta,
+        skipped=tuple(skipped),
+    )
+
+
+class _Sent(Skipped):
+    """What could not be used of files that were sent: they are called what their owner calls them."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folders = f"{folder}/{FOLDERS}/", f"{folder}/"
+
+    def add(self, sentence: str) -> None:
+        super().add(self.worded(sentence))
+
+    def worded(self, sentence: str) -> str:
+        for folder in self._folders:
+            sentence = sentence.replace(folder, "")
+        return _SENT.sub("", sentence)
+
+
+async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
+    if sum(map(bool, (ask.box, ask.text, ask.images))) != 1:
+        raise BadRequest("name the files the dataset is made of: --text PATH or --images PATH")
+    kind = "images" if ask.images else ask.kind
+    build = coordinator.datasets.add_images if kind == "images" else coordinator.datasets.add_text
+    sent = _Sent(coordinator.depot.folder(ask.box)) if ask.box else None
+    skipped = sent or Skipped()
+    try:
+        paths, tokenizer = await asyncio.to_thread(_sources, coordinator, ask)
+        options: dict[str, Any] = {
+            name: value
+            for name in _OPTIONS[kind]
+            if (value := getattr(ask, name)) not in (None, "")
+        }
+        if tokenizer is not None:
+            options["tokenizer"] = tokenizer
+        manifest = await build(ask.name, paths, skipped=skipped, **options)
+    except InvalidRunFile as error:
+        if sent is None:
+            raise
+        raise InvalidRunFile(sent.worded(error.message)) from error
+    finally:
+        if ask.box:
+            await asyncio.to_thread(coordinator.depot.remove, ask.box)
+    return _shown(manifest, skipped.sentences)
+
+
+def _sources(coordinator: Coordinator, ask: AddDataset) -> tuple[list[Path], bytes | None]:
+    if ask.box:
+        files = coordinator.depot.files(ask.box)
+        found = [path for path in files if path.name != TOKENIZER_FILE]
+        own = [path for path in files if path.name == TOKENIZER_FILE]
+        if ask.kind == "images":
+            found = _in_folders(coordinator.depot.folder(ask.box), found)
+    else:
+        found = [Path(path).expanduser() for path in ask.text or ask.images]
+        own = [Path(ask.tokenizer).expanduser()] if ask.tokenizer else []
+    for path in found:
+        if not path.exists():
+            raise BadRequest(f"there is no file or folder {path}")
+    return found, _read(own[0]) if own else None
+
+
+def _in_folders(box: Path, files: Iterable[Path]) -> list[Path]:
+    """Images that were sent, each in its folder again, whose name is its class."""
+    top: list[Path] = []
+    for path in files:
+        sent = _SENT.match(path.name)
+        folder = int(sent[1]) if sent else 0
+        if not folder:
+            top.append(path)
+            continue
+        place = box / FOLDERS / str(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        path.rename(place / path.name)
+    return [*top, box / FOLDERS] if (box / FOLDERS).is_dir() else top
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadRequest(f"the tokenizer {path} cannot be read: {why(error)}") from error
+
+
+async def listing(coordinator: Coordinator, ask: Nothing) -> tuple[DatasetShown, ...]:
+    rows = await coordinator.datasets.listing()
+    return tuple([_shown(row.manifest, await coordinator.datasets.skipped(row.id)) for row in rows])
+
+
+COMMANDS = (
+    Command(name="dataset.add", request=AddDataset, reply=DatasetShown, run=add, needs="nothing"),
+    Command(
+        name="dataset.list",
+        request=Nothing,
+        reply=tuple[DatasetShown, ...],
+        run=listing,
+        needs="database",
+    ),
+)

@@ -1,0 +1,144 @@
+"""Commands about runs."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from coordinator.admin.command import Ask, Command, Named, Nothing
+from coordinator.database.statistics import Person
+from coordinator.merging.verify import Remade, Remerge
+from coordinator.runs.example import EXAMPLE, example_dataset
+from coordinator.runs.export import Exported
+from shared.errors import BadRequest
+from shared.protocol.accounts import RunInfo
+from shared.protocol.work import VersionInfo
+
+if TYPE_CHECKING:
+    from coordinator.services import Coordinator
+
+SHOWN_VERSIONS = 20
+
+
+class CreateRun(Ask, frozen=True, kw_only=True):
+    """The text of a run file, or the example."""
+
+    text: str = ""
+    example: bool = False
+
+
+class Rollback(Ask, frozen=True, kw_only=True):
+    name: str
+    to: int
+
+
+class ExportRun(Ask, frozen=True, kw_only=True):
+    """`to` is a directory of the machine that runs the command; empty = one that the asker fetches from (`box`)."""
+
+    name: str
+    version: int | None = None
+    to: str = ""
+
+
+class ExportedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written, and the box it can be fetched from."""
+
+    exported: Exported
+    box: str = ""
+
+
+class ReplayRun(Ask, frozen=True, kw_only=True):
+    """In how many shards to merge; 0 = at once."""
+
+    name: str
+    shards: Annotated[int, Meta(ge=0, le=1024)] = 0
+
+
+class RunShown(msgspec.Struct, frozen=True, kw_only=True):
+    """One run with its newest versions, oldest first."""
+
+    run: RunInfo
+    versions: tuple[VersionInfo, ...]
+    codec: str = ""  # of updates on their way up
+    downlink: str = ""  # how versions travel down
+
+
+async def create(coordinator: Coordinator, ask: CreateRun) -> RunInfo:
+    if ask.example == bool(ask.text):
+        raise BadRequest("give a run file, or --example")
+    if ask.example:
+        await example_dataset(coordinator.datasets)
+    return await coordinator.runs.create(EXAMPLE if ask.example else ask.text)
+
+
+async def start(coordinator: Coordinator, ask: Named) -> RunInfo:
+    return await coordinator.runs.start(ask.name)
+
+
+async def listing(coordinator: Coordinator, ask: Nothing) -> tuple[RunInfo, ...]:
+    return await coordinator.runs.listing()
+
+
+async def show(coordinator: Coordinator, ask: Named) -> RunShown:
+    run = await coordinator.runs.info(ask.name)
+    versions = await coordinator.runs.versions(ask.name, after=run.version - SHOWN_VERSIONS)
+    plan = await coordinator.runs.plan(ask.name)
+    return RunShown(run=run, versions=versions, codec=plan.codec, downlink=plan.downlink)
+
+
+async def pause(coordinator: Coordinator, ask: Named) -> RunInfo:
+    return await coordinator.runs.pause(ask.name)
+
+
+async def resume(coordinator: Coordinator, ask: Named) -> RunInfo:
+    return await coordinator.runs.resume(ask.name)
+
+
+async def stop(coordinator: Coordinator, ask: Named) -> RunInfo:
+    return await coordinator.runs.stop(ask.name)
+
+
+async def rollback(coordinator: Coordinator, ask: Rollback) -> RunInfo:
+    return await coordinator.runs.rollback(ask.name, ask.to)
+
+
+async def report(coordinator: Coordinator, ask: Named) -> tuple[Person, ...]:
+    return await coordinator.volunteers.report(ask.name)
+
+
+async def export(coordinator: Coordinator, ask: ExportRun) -> ExportedRun:
+    if ask.to:
+        exported = await coordinator.export.export(ask.name, Path(ask.to), ask.version)
+        return ExportedRun(exported=exported)
+    box = secrets.token_hex(16)
+    to = coordinator.depot.folder(box)
+    exported = await coordinator.export.export(ask.name, to, ask.version)
+    return ExportedRun(exported=msgspec.structs.replace(exported, path=""), box=box)
+
+
+async def replay(coordinator: Coordinator, ask: ReplayRun) -> Remade:
+    again = Remerge(coordinator.db, coordinator.blobs, coordinator.threads)
+    return await again.run(ask.name, shards=ask.shards)
+
+
+COMMANDS = (
+    Command(name="run.create", request=CreateRun, reply=RunInfo, run=create, needs="nothing"),
+    Command(name="run.start", request=Named, reply=RunInfo, run=start),
+    Command(
+        name="run.list", request=Nothing, reply=tuple[RunInfo, ...], run=listing, needs="database"
+    ),
+    Command(name="run.show", request=Named, reply=RunShown, run=show, needs="database"),
+    Command(name="run.pause", request=Named, reply=RunInfo, run=pause, needs="database"),
+    Command(name="run.resume", request=Named, reply=RunInfo, run=resume, needs="database"),
+    Command(name="run.stop", request=Named, reply=RunInfo, run=stop, needs="database"),
+    Command(name="run.rollback", request=Rollback, reply=RunInfo, run=rollback),
+    Command(
+        name="run.report", request=Named, reply=tuple[Person, ...], run=report, needs="database"
+    ),
+    Command(name="run.export", request=ExportRun, reply=ExportedRun, run=export),
+    Command(name="run.replay", request=ReplayRun, reply=Remade, run=replay),
+)

@@ -1,0 +1,1 @@
+"""The pure mathematics of a merge: aggregation, server optimisers, shards. No store."""

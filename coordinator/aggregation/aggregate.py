@@ -1,0 +1,190 @@
+"""From many contributions to one update: the aggregation rules and the walk over a model that applies them.
+
+    recipe = prepare(rule, cohort, pieces(schema))          # distance rules read everything once; the mean reads nothing
+    for merged in merge(rule, cohort, recipe, pieces(schema)):
+        ...                                                 # server optimiser, write
+
+Given the same contributions in the same order the bytes are the same, whatever the number of threads, and however the pieces
+are spread over shards: a shard surveys its own pieces, the parts are put in canonical order and settled once.
+Memory is one piece and some scratch a thread, never a model and never contributions x piece.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregation import kernels
+from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, Piece
+from coordinator.aggregation.robust import CentredClip, Krum, Median, NormClip, TrimmedMean
+from shared.tensors.slices import aligned
+
+if TYPE_CHECKING:
+    from coordinator.plan.plan import Plan
+
+
+class Aggregator(Protocol):
+    """How contributions become one update. Stateless: what a merge needs is surveyed, settled and used within it."""
+
+    surveys: ClassVar[
+        bool
+    ]  # whether the rule must see the whole model before it can merge any of it
+
+    def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
+        """What the rule must know of a piece: an array that adds up over pieces, or None when it needs nothing."""
+
+    def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
+        """One factor a contribution, (K,), from the survey added up over the whole model. Raises NotFinite."""
+
+    def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> Doubles | None:
+        """Write the merged piece, (N,) float32; give back what it saw of the squared norms, (K,), if anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The weighted mean: sum of w_i x_i in task order, multiply then add; with `norms` it looks at each on the way."""
+
+    norms: bool = False
+    surveys: ClassVar[bool] = False
+
+    def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
+        return None
+
+    def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
+        return np.asarray(cohort.weights, np.float32)
+
+    def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> Doubles | None:
+        squares = np.zeros(len(cohort)) if self.norms else None
+        kernels.weighted_sum(cohort, factors, piece, out, squares=squares)
+        return squares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """One merged piece. `values` (N,) may be written to, and is reused once the next piece is asked for."""
+
+    piece: Piece
+    values: Floats
+    square: float  # squared norm of `values`, good to six digits
+    squares: Doubles | None  # (K,) of the contributions, where the rule saw them
+
+
+def aggregator(plan: Plan) -> Aggregator:
+    """The aggregation rule of a plan."""
+    match plan.aggregate:
+        case "mean":
+            return Mean()
+        case "trimmed-mean":
+            return TrimmedMean(plan.trim)
+        case "median":
+            return Median()
+        case "krum":
+            return Krum(plan.byzantine, several=False)
+        case "multi-krum":
+            return Krum(plan.byzantine, several=True)
+        case "centred-clip":
+            return CentredClip(plan.clip_factor or 1.0)
+        case "norm-clip":
+            return NormClip(plan.clip_factor or 1.5)
+
+
+def prepare(rule: Aggregator, cohort: Cohort, grid: Sequence[Piece], threads: int = 1) -> Floats:
+    """The factors of a merge whose pieces are all here. Raises NotFinite."""
+    return settle(rule, cohort, survey(rule, cohort, grid, threads))
+
+
+def survey(
+    rule: Aggregator, cohort: Cohort, grid: Sequence[Piece], threads: int = 1
+) -> Iterator[Doubles | None]:
+    """The rule's survey of each piece, parameters only. Raises NotFinite when a contribution is not finite."""
+
+    def look(piece: Piece) -> Doubles | None:
+        if piece.spec.role != "parameter":
+            return None
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = rule.survey(cohort, piece)
+        if found is not None and not np.isfinite(found).all():
+            raise NotFinite(cohort.culprits(piece) or cohort.positions, _where(piece))
+        return found
+
+    if not rule.surveys or threads <= 1:
+        yield from map(look, grid)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        yield from pool.map(look, grid)
+
+
+def settle(rule: Aggregator, cohort: Cohort, parts: Iterable[Doubles | None]) -> Floats:
+    """The factors of a merge from the surveys of all pieces in canonical order (of all shards). Raises NotFinite."""
+    total: Doubles | None = None
+    for part in parts:
+        if part is not None:
+            total = part.copy() if total is None else np.add(total, part, out=total)
+    return rule.settle(cohort, total)
+
+
+def merge(
+    rule: Aggregator, cohort: Cohort, factors: Floats, grid: Sequence[Piece], threads: int = 1
+) -> Iterator[Merged]:
+    """The merged pieces, in the order of `grid`.
+
+    Parameters go by the rule. Buffers (sent as absolute values) are averaged by weight, because a rule for updates, or an
+    optimiser behind it, may take a variance below zero. Counters are not for here: see `merge_counters`.
+    Raises NotFinite, naming the contributions to leave out.
+    """
+
+    def work(piece: Piece, out: Floats) -> Merged:
+        if piece.spec.role == "counter":
+            raise ValueError(f"{piece.spec.name} is a counter: merge_counters takes it")
+        chosen = rule if piece.spec.role == "parameter" else _MEAN
+        chosen_factors = factors if piece.spec.role == "parameter" else _MEAN.settle(cohort, None)
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = chosen.fill(cohort, chosen_factors, piece, out)
+            square = kernels.quick_square(out)
+        # The norm doubles as the test for NaN; only a doubtful one is looked at closely.
+        if not math.isfinite(square) and not np.isfinite(out).all():
+            raise NotFinite(cohort.culprits(piece) or cohort.positions, _where(piece))
+        return Merged(piece=piece, values=out, square=square, squares=squares)
+
+    largest = max((piece.size for piece in grid), default=0)
+    if threads <= 1:
+        room = aligned(largest)
+        for piece in grid:
+            yield work(piece, room[: piece.size])
+        return
+    rooms = deque(aligned(largest) for _ in range(threads + 1))
+    waiting: deque[Future[Merged]] = deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for piece in grid:
+            if len(waiting) > threads - 1:
+                yield waiting.popleft().result()
+            room = rooms[0]
+            rooms.rotate(-1)
+            waiting.append(pool.submit(work, piece, room[: piece.size]))
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def merge_counters(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The largest of each counter. Raises ValueError when there is none."""
+    if not values:
+        raise ValueError("no contribution carries the counter")
+    largest: NDArray[Any] = np.maximum.reduce(values)
+    return largest
+
+
+_MEAN = Mean()
+
+
+def _where(piece: Piece) -> str:
+    return f"{piece.spec.name}[{piece.start}:{piece.stop}]"

@@ -1,0 +1,179 @@
+"""The loops of a merge over one piece: weighted sum, rank mean, squared norms, inner products.
+
+All of them work in blocks that fit the cache, on one thread, with a result that does not depend on threads or on the
+machine's vector width: elementwise arithmetic is rounded the same everywhere as long as multiply and add stay two steps
+(a fused one differs in 4 % of elements), and sums over elements run in float64 along fixed lanes. The one exception is
+`inner_products`, which goes through BLAS and may differ in the last bit of a double; what is made of it is rounded to float32.
+
+Legend: K contributions, N elements of a piece, B elements of a block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from coordinator.aggregation.cohort import Cohort, Doubles, Floats, Piece
+from coordinator.aggregation.networks import rank_network
+from shared.tensors.slices import LINE, aligned
+from shared.tensors.spec import grid
+
+BLOCK = (
+    128 * 1024
+)  # sum and product of a block (512 KiB each) stay in the cache; 64-256 Ki elements run alike
+RANK_BLOCK = 16 * 1024  # 64 KiB rows: smaller ones pay more calls, larger ones leave the cache
+LANES = 1024
+ROW = 8192  # numpy's BLAS takes a second thread above 10,000 elements
+GEMM_LIMIT = 262_144  # multiplications below which OpenBLAS stays on one thread
+GEMM_COLUMNS = 8  # of the products taken at once; the halves above the diagonal are left out
+GEMM_TILE = 512  # elements along which one of them sums
+SCRATCH_BYTES = 1024 * 1024  # of doubles: what the second-level cache holds twice
+ROOM_BYTES = 8 << 20  # that scratch may grow to for many contributions, and what it reads at once
+RANK_BYTES = 2 << 20  # what ranks read at once of all contributions: decoded ones stay in the cache
+
+
+def weighted_sum(
+    cohort: Cohort,
+    factors: Floats,
+    piece: Piece,
+    out: Floats,
+    *,
+    squares: Doubles | None = None,
+) -> None:
+    """out (N,) = sum of factors[i] * x_i in task order, each product rounded before it is added.
+
+    `squares` (K,) receives each contribution's squared norm on the way: good for checks, not for coefficients.
+    """
+    product = aligned(min(BLOCK, piece.size))
+    chosen = [(index, factors[index]) for index in range(len(cohort)) if factors[index] != 0]
+    for start, stop in grid(piece.size, BLOCK):
+        into = out[start:stop]
+        if not chosen:
+            into.fill(0)
+        fresh = True
+        for index, factor in chosen:
+            x = cohort.read(index, piece, start, stop, product)
+            if squares is not None:
+                squares[index] += quick_square(x)
+            if fresh:
+                np.multiply(x, factor, out=into)
+                fresh = False
+            else:
+                scaled = np.multiply(x, factor, out=product[: stop - start])
+                np.add(into, scaled, out=into)
+
+
+def quick_square(x: Floats) -> float:
+    """Squared norm from float32 rows summed in float64; a value beyond 1e19 overflows it, as a NaN does."""
+    edge = len(x) // ROW * ROW
+    rows = x[:edge].reshape(-1, ROW)
+    total = float(np.vecdot(rows, rows).sum(dtype=np.float64))
+    return total + float(np.vecdot(x[edge:], x[edge:]))
+
+
+def squared_norms(cohort: Cohort, piece: Piece) -> Doubles:
+    """(K,) squared norms, exact products summed in float64 along fixed lanes."""
+    found = np.zeros(len(cohort))
+    wide = np.empty(min(SCRATCH_BYTES // 8, piece.size))
+    for index in range(len(cohort)):
+        lanes = np.zeros(LANES)
+        for start, stop in grid(piece.size, len(wide)):
+            square = wide[: stop - start]
+            np.copyto(square, cohort.read(index, piece, start, stop))
+            np.multiply(square, square, out=square)
+            edge = len(square) // LANES * LANES
+            lanes += square[:edge].reshape(-1, LANES).sum(axis=0)
+            lanes[: len(square) - edge] += square[edge:]
+        # fsum refuses opposite infinities but squares have none; a NaN passes through.
+        found[index] = math.fsum(lanes.tolist())
+    return found
+
+
+def inner_products(cohort: Cohort, piece: Piece) -> Doubles:
+    """(K, K) float64 inner products of the contributions."""
+    count = len(cohort)
+    columns = GEMM_COLUMNS if count > GEMM_COLUMNS else count + 1
+    tile = 8
+    while tile < GEMM_TILE and 2 * tile * count * columns <= GEMM_LIMIT:
+        tile *= 2
+    most = max(1, min(SCRATCH_BYTES // (8 * count * tile), ROOM_BYTES // (8 * count * count)))
+    block = tile * min(most, -(-piece.size // tile))
+    wide = aligned(count + 1, block, dtype=np.float64)
+    wide[count] = 0
+    panels = list(_panels(wide, tile))
+    for start, stop, rows in blocks(cohort, piece, block, ROOM_BYTES):
+        for index, row in enumerate(rows):
+            np.copyto(wide[index, : stop - start], row)
+        wide[:, stop - start :] = 0
+        for left, right, products, total in panels:
+            np.add(total, np.matmul(left, right, out=products), out=total)
+    found = np.zeros((count, count))
+    for first, (_, _, _, total) in zip(range(0, count, GEMM_COLUMNS), panels, strict=True):
+        lower = np.tril(total.sum(axis=0)[:, : count - first])
+        found[first:, first : first + lower.shape[1]] = lower
+    return found + np.tril(found, -1).T
+
+
+def _panels(wide: Doubles, tile: int) -> Iterator[tuple[Doubles, Doubles, Doubles, Doubles]]:
+    """For each few columns of the products: the factors as views of `wide` (K + 1, B), tile by tile, their products, and totals.
+
+    What would lie above the diagonal is left out. The last panel is a square, and of two equal factors numpy takes a routine
+    half as fast, measured: it has one column more, of zeros.
+    """
+    count = len(wide) - 1
+    tiles = wide.reshape(count + 1, -1, tile).transpose(1, 0, 2)  # (tiles, K + 1, T)
+    for first in range(0, count, GEMM_COLUMNS):
+        last = first + GEMM_COLUMNS
+        left = tiles[:, first:count]
+        right = tiles[:, first : last if last < count else count + 1].transpose(0, 2, 1)
+        shape = (len(tiles), left.shape[1], right.shape[2])
+        yield left, right, np.empty(shape), np.zeros(shape)
+
+
+def median(cohort: Cohort, piece: Piece, out: Floats) -> None:
+    """out (N,) = coordinate median; the mean of the two middle ones when K is even."""
+    rank_mean(cohort, piece, out, low=(len(cohort) - 1) // 2, high=len(cohort) // 2 + 1)
+
+
+def rank_mean(cohort: Cohort, piece: Piece, out: Floats, *, low: int, high: int) -> None:
+    """out (N,) = mean of the values that stand at [low, high) when each coordinate is sorted. A NaN stays a NaN.
+
+    Sorting coordinate by coordinate costs 10-30 times the mean; a network of whole-row minima and maxima, cut down to what
+    the wanted ranks depend on, 2-4 times.
+    """
+    count = len(cohort)
+    network = rank_network(count, low, high)
+    size = RANK_BLOCK
+    while size > 512 and 4 * size * network.rows > ROOM_BYTES:
+        size //= 2
+    size = min(size, piece.size)
+    width = -(-size * 4 // LINE) * LINE // 4
+    scratch = aligned(network.rows - count, width)
+    divisor = np.float32(high - low)
+    for start, stop, found in blocks(cohort, piece, size, RANK_BYTES):
+        merged = out[start:stop]
+        # Adding to zero also makes one zero of -0.0 and 0.0, whose order a minimum does not promise.
+        merged.fill(0)
+        rows = [*found, *scratch[:, : stop - start], merged]
+        for combine, left, right, into in network.steps:
+            combine(rows[left], rows[right], out=rows[into])
+        if high - low > 1:
+            np.divide(merged, divisor, out=merged)
+
+
+def blocks(
+    cohort: Cohort, piece: Piece, size: int, room: int
+) -> Iterator[tuple[int, int, list[Floats]]]:
+    """Blocks of `size` elements of a piece, each with the values of every contribution in it.
+
+    They are cut from longer reads, of `room` bytes of all contributions together: a read takes 4 us before it gives its first
+    element, as long as converting 8,000 of them.
+    """
+    count = len(cohort)
+    span = max(1, min(BLOCK, room // (4 * count)) // size) * size
+    for first, last in grid(piece.size, span):
+        rows = [cohort.read(index, piece, first, last) for index in range(count)]
+        for start, stop in grid(last - first, size):
+            yield first + start, first + stop, [row[start:stop] for row in rows]

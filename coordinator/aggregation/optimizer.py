@@ -1,0 +1,287 @@
+"""Server optimisers: what the aggregated update does to the master weights.
+
+An update is a pseudo-gradient (base - local) or a gradient, so every rule subtracts. Each formula is written out in float32,
+multiply and add as two steps, so that the same state and update give the same bytes on every machine; torch's own kernels fuse
+them where the processor can. The tests hold every rule against torch's.
+
+Once a merge, `begin` advances the counters and fixes the numbers of the step; then `step` runs on each piece, in place, on
+whatever threads. State is one flat float32 array a slot and parameter, zero at first, which the merger keeps in a memory-mapped
+file beside the weights. A later phase of a plan keeps the slots that it knows by name and starts the others from zero, so slots
+of one name hold the same quantity in every rule.
+
+Legend: p weights, g update, m momentum, v second moment, (N,) each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import numpy as np
+
+from coordinator.aggregation.cohort import Floats
+from shared.tensors.slices import aligned
+from shared.tensors.spec import Schema, TensorSpec, grid
+
+if TYPE_CHECKING:
+    from coordinator.plan.plan import Plan
+
+BLOCK = 32 * 1024  # elements: weights, update, state and scratch of a block stay in the cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push:
+    """What a merge brings, besides the update itself."""
+
+    scale: float = 1.0  # shortens the step: staleness, share of the workers
+    work: float = 1.0  # steps merged / steps of one full contribution
+    workers: int = 1  # live ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """The counters after this merge and the numbers its step needs, the same for every piece."""
+
+    counters: Mapping[str, float]
+    numbers: Mapping[str, np.float32]
+
+
+class ServerOptimizer(Protocol):
+    """A rule theta <- theta - f(update, state). Hyper-parameters are bound when it is built."""
+
+    slots: ClassVar[tuple[str, ...]]  # state arrays the size of the parameters
+    counters: ClassVar[tuple[str, ...]]  # single numbers, advanced once a merge
+
+    def begin(self, counters: Mapping[str, float], push: Push) -> Tick:
+        """Advance the counters (a missing one is zero) and fix the numbers of this merge's step."""
+
+    def step(self, params: Floats, update: Floats, state: Mapping[str, Floats], tick: Tick) -> None:
+        """Move one piece of the weights and its state (slot -> array), all (N,) float32, in place."""
+
+
+def server_optimizer(plan: Plan) -> ServerOptimizer:
+    """The server optimiser of a plan (of one phase, as `in_phase` gives it)."""
+    match plan.optimizer:
+        case "sgd":
+            return Momentum(plan.lr, plan.momentum, ahead=False) if plan.momentum else Sgd(plan.lr)
+        case "nesterov":
+            return Momentum(plan.lr, plan.momentum, ahead=True)
+        case "delayed-nesterov":
+            return DelayedNesterov(plan.lr, plan.momentum, plan.window)
+        case "adagrad":
+            return Adagrad(plan.lr, plan.tau)
+        case "adam" | "yogi":
+            return Adaptive(
+                plan.lr,
+                (plan.beta1, plan.beta2),
+                plan.tau,
+                bias_correction=plan.bias_correction,
+                additive=plan.optimizer == "yogi",
+            )
+
+
+def state_schema(optimizer: ServerOptimizer, schema: Schema) -> Schema:
+    """The tensors of the state of a model (or of a shard), all F32: "slot/tensor", flat, and "count/counter" with one element."""
+    slots = (
+        TensorSpec(name=f"{slot}/{spec.name}", shape=(spec.count,), dtype="F32", role="buffer")
+        for slot in optimizer.slots
+        for spec in schema
+        if spec.role == "parameter"
+    )
+    counters = (
+        TensorSpec(name=f"count/{counter}", shape=(1,), dtype="F32", role="buffer")
+        for counter in optimizer.counters
+    )
+    return (*slots, *counters)
+
+
+@dataclass(frozen=True, slots=True)
+class Sgd:
+    """p -= lr g: with lr 1 and deltas, plain averaging."""
+
+    lr: float
+    slots: ClassVar[tuple[str, ...]] = ()
+    counters: ClassVar[tuple[str, ...]] = ()
+
+    def begin(self, counters: Mapping[str, float], push: Push) -> Tick:
+        return _tick({}, lr=self.lr * push.scale)
+
+    def step(self, params: Floats, update: Floats, state: Mapping[str, Floats], tick: Tick) -> None:
+        lr = tick.numbers["lr"]
+        scratch = _scratch(params)
+        for start, stop in grid(len(params), BLOCK):
+            p, g, t = params[start:stop], update[start:stop], scratch[: stop - start]
+            p -= np.multiply(g, lr, out=t)
+
+
+@dataclass(frozen=True, slots=True)
+class Momentum:
+    """m = mu m + g; then p -= lr m (FedAvgM), or with `ahead` p -= lr (g + mu m) (Nesterov, DiLoCo)."""
+
+    lr: float
+    momentum: float
+    ahead: bool
+    slots: ClassVar[tuple[str, ...]] = ("momentum",)
+    counters: ClassVar[tuple[str, ...]] = ()
+
+    def begin(self, counters: Mapping[str, float], push: Push) -> Tick:
+        return _tick({}, lr=self.lr * push.scale, mu=self.momentum)
+
+    def step(self, params: Floats, update: Floats, state: Mapping[str, Floats], tick: Tick) -> None:
+        lr, mu = tick.numbers["lr"], tick.numbers["mu"]
+        scratch = _scratch(params)
+        for start, stop in grid(len(params), BLOCK):
+            p, g, t = params[start:stop], update[start:stop], scratch[: stop - start]
+            m = state["momentum"][start:stop]
+            m *= mu
+            m += g
+            if self.ahead:
+                np.multiply(m, mu, out=t)
+                t += g
+                t *= lr
+            else:
+                np.multiply(m, lr, out=t)
+            p -= t
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedNesterov:
+    """Nesterov for pushes that arrive one by one: each moves the weights by its part of the mean, momentum once a window.
+
+    Each push: p -= lr a g / W; b += a g. At the end of a window of mass M: m = mu m + b / M; p -= lr mu m; b = 0. So the pushes
+    of a window add up to one Nesterov step on their mean (Liu et al. 2024). A push counts by its work: a window ends when its
+    pushes amount to W full contributions, and the last one mends the difference between W and M, so that the mean is the
+    work-weighted one exactly. (Counting a 6-step push like a 30-step one ended worse than one worker alone.)
+    """
+
+    lr: float
+    momentum: float
+    window: int  # full contributions; 0 = as many as there are workers when the window begins
+    slots: ClassVar[tuple[str, ...]] = ("momentum", "buffer")
+    counters: ClassVar[tuple[str, ...]] = ("mass", "window")
+
+    def begin(self, counters: Mapping[str, float], push: Push) -> Tick:
+        before = counters.get("mass", 0.0)
+        window = counters.get("window", 0.0) if before > 0 else 0.0
+        window = window or float(self.window or max(1, push.workers))
+        mass = before + push.work
+        closing = mass > window - 1e-3  # float32 counters of thirds and sevenths never meet exactly
+        after = {"mass": 0.0, "window": 0.0} if closing else {"mass": mass, "window": window}
+        return _tick(
+            after,
+            lr=self.lr,
+            mu=self.momentum,
+            push=push.work * push.scale,
+            now=self.lr * push.work * push.scale / window,
+            mend=self.lr * (1 / mass - 1 / window) if closing else 0.0,
+            share=1 / mass if closing else 0.0,
+        )
+
+    def step(self, params: Floats, update: Floats, state: Mapping[str, Floats], tick: Tick) -> None:
+        numbers = tick.numbers
+        ahead = numbers["lr"] * numbers["mu"]
+        scratch = _scratch(params)
+        for start, stop in grid(len(params), BLOCK):
+            p, g, t = params[start:stop], update[start:stop], scratch[: stop - start]
+            m, b = state["momentum"][start:stop], state["buffer"][start:stop]
+            p -= np.multiply(g, numbers["now"], out=t)
+            b += np.multiply(g, numbers["push"], out=t)
+            if numbers["share"]:
+                p -= np.multiply(b, numbers["mend"], out=t)
+                m *= numbers["mu"]
+                m += np.multiply(b, numbers["share"], out=t)
+                p -= np.multiply(m, ahead, out=t)
+                b.fill(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Adagrad:
+    """v += g^2; p -= lr g / (sqrt v + tau) (FedAdagrad, Reddi et al. 2021)."""
+
+    lr: float
+    tau: float
+    slots: ClassVar[tuple[str, ...]] = ("squares",)
+    counters: ClassVar[tuple[str, ...]] = ()
+
+    def begin(self, counters: Mapping[str, float], push: Push) -> Tick:
+        return _tick({}, lr=self.lr * push.scale, tau=self.tau)
+
+    def step(self, params: Floats, update: Floats, state: Mapping[str, Floats], tick: Tick) -> None:
+        lr, tau = tick.numbers["lr"], tick.numbers["tau"]
+        scratch, other = _scratch(params), _scratch(params)
+        for start, stop in grid(len(params), BLOCK):
+            p, g, t = params[start:stop], update[start:stop], scratch[: stop - start]
+            v, d = state["squares"][start:stop], other[: stop - start]
+            v += np.multiply(g, g, out=t)
+            np.sqrt(v, out=d)
+            d += tau
+            np.multiply(g, lr, out=t)
+            t /= d
+            p -= t
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """FedAdam and FedYogi (Reddi et al. 2021): m = b1 m + (1 - b1) g; p -= lr m / (sqrt v + tau).
+
+    Adam: v = b2 v + (1 - b2) g^2. Yogi (`additive`): v -= (1 - b2) g^2 sign(v - g^2).
+    With bias correction m and v are divided by 1 - b^t first, as torch's Adam does.
+    """
+
+    lr: float
+    betas: tuple[float, float]
+    tau: float
+    bias_correction: bool
+    additive: bool
+    slots: ClassVar[tuple[str, ...]] = ("first", "second")
+    counters: ClassVar[tuple[str, ...]] = ("step",)
+
+    def begin(self, counters: Mapping[str, float], push: Push) -> Tick:
+        count = counters.get("step", 0.0) + 1
+        first, second = (1 - beta**count for beta in self.betas) if self.bias_correction else (1, 1)
+        return _tick(
+            {"step": count},
+            lr=self.lr * push.scale / first,
+            b1=self.betas[0],
+            b2=self.betas[1],
+            rest1=1 - self.betas[0],
+            rest2=1 - self.betas[1],
+            root=math.sqrt(second),
+            tau=self.tau,
+        )
+
+    def step(self, params: Floats, update: Floats, state: Mapping[str, Floats], tick: Tick) -> None:
+        n = tick.numbers
+        scratch, other = _scratch(params), _scratch(params)
+        for start, stop in grid(len(params), BLOCK):
+            p, g, t = params[start:stop], update[start:stop], scratch[: stop - start]
+            m, v = state["first"][start:stop], state["second"][start:stop]
+            d = other[: stop - start]
+            m *= n["b1"]
+            m += np.multiply(g, n["rest1"], out=t)
+            np.multiply(g, g, out=t)
+            if self.additive:
+                np.sign(np.subtract(v, t, out=d), out=d)
+                t *= n["rest2"]
+                t *= d
+                v -= t
+            else:
+                v *= n["b2"]
+                t *= n["rest2"]
+                v += t
+            np.sqrt(v, out=d)
+            d /= n["root"]
+            d += n["tau"]
+            np.multiply(m, n["lr"], out=t)
+            t /= d
+            p -= t
+
+
+def _tick(counters: Mapping[str, float], **numbers: float) -> Tick:
+    return Tick(counters=counters, numbers={name: np.float32(x) for name, x in numbers.items()})
+
+
+def _scratch(like: Floats) -> Floats:
+    return aligned(min(BLOCK, len(like)))

@@ -1,0 +1,168 @@
+"""Rules that bound what a hostile minority can do. Each takes the place of the mean.
+
+Coordinate rules (trimmed mean, median) count every contribution once, whatever its weight. Distance rules (Krum, multi-Krum,
+centred clip, norm clip) first survey the whole model piece by piece and then are a weighted sum with other factors: they never
+hold more than one piece. Legend: K contributions, x_i the i-th, w_i its weight (they sum to 1).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from coordinator.aggregation import kernels
+from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, Piece
+
+CLIP_ROUNDS = 20
+CLIP_TOLERANCE = 1e-6  # of the radius
+ROUNDING = 1e-6  # of the norms: contributions nearer to each other than this are the same
+
+
+@dataclass(frozen=True, slots=True)
+class TrimmedMean:
+    """Per coordinate, the mean without the largest and smallest `trim` share (Yin et al. 2018)."""
+
+    trim: float
+    surveys: ClassVar[bool] = False
+
+    def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
+        return None
+
+    def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
+        return np.asarray(cohort.weights, np.float32)
+
+    def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> None:
+        cut = min(int(self.trim * len(cohort)), (len(cohort) - 1) // 2)
+        kernels.rank_mean(cohort, piece, out, low=cut, high=len(cohort) - cut)
+
+
+@dataclass(frozen=True, slots=True)
+class Median:
+    """Per coordinate, the middle value."""
+
+    surveys: ClassVar[bool] = False
+
+    def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
+        return None
+
+    def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
+        return np.asarray(cohort.weights, np.float32)
+
+    def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> None:
+        kernels.median(cohort, piece, out)
+
+
+@dataclass(frozen=True, slots=True)
+class Krum:
+    """The contribution nearest to its neighbours (Blanchard et al. 2017); with `several`, the weighted mean of the best K - f.
+
+    f is `byzantine` x K, at most (K - 3) / 2. With fewer than three contributions there is nothing to compare: their mean.
+    """
+
+    byzantine: float
+    several: bool
+    surveys: ClassVar[bool] = True
+
+    def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
+        return kernels.inner_products(cohort, piece) if len(cohort) > 2 else None
+
+    def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
+        weights = np.asarray(cohort.weights)
+        if survey is None:
+            return weights.astype(np.float32)
+        count = len(cohort)
+        hostile = min(int(self.byzantine * count), (count - 3) // 2)
+        distances = _squared_distances(survey)
+        np.fill_diagonal(
+            distances, -1.0
+        )  # itself comes first in the sorted row, even before a twin
+        nearest = np.sort(distances, axis=1)[:, 1 : count - hostile - 1]  # K - f - 2 neighbours
+        # In float32, so that the last bit of a double never decides between two; the earlier one wins a tie.
+        order = np.argsort(nearest.sum(axis=1).astype(np.float32), kind="stable")
+        chosen = order[: count - hostile] if self.several else order[:1]
+        factors = np.zeros(count)
+        factors[chosen] = weights[chosen] / math.fsum(weights[chosen].tolist())
+        return factors.astype(np.float32)
+
+    def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> None:
+        kernels.weighted_sum(cohort, factors, piece, out)
+
+
+@dataclass(frozen=True, slots=True)
+class CentredClip:
+    """v <- v + sum w_i (x_i - v) min(1, r / |x_i - v|), at most 20 rounds (Karimireddy et al. 2021).
+
+    v begins at the contribution with the smallest median distance to all (more than half lie near it), and the radius r is
+    `factor` x the median distance from v in each round, so neither asks for the coordinate median. v is kept as factors of
+    the contributions and all rounds run on their inner products: the data is read twice and not twenty times. The start is
+    derived anew for each merge: a stored one that has once become NaN would poison every later round.
+    """
+
+    factor: float
+    surveys: ClassVar[bool] = True
+
+    def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
+        return kernels.inner_products(cohort, piece)
+
+    def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
+        if survey is None:
+            raise ValueError("centred clip needs its survey")
+        weights, norms = np.asarray(cohort.weights), np.diag(survey)
+        apart = np.sqrt(_squared_distances(survey))
+        place = np.zeros(len(cohort))
+        place[np.argmin(np.median(apart, axis=1).astype(np.float32))] = 1
+        for _ in range(CLIP_ROUNDS):
+            cross = _dot(survey, place)
+            distances = np.sqrt(np.maximum(norms - 2 * cross + _dot(place, cross), 0))
+            radius = self.factor * float(np.median(distances))
+            if radius <= ROUNDING * float(np.sqrt(np.median(norms))):
+                break
+            pull = weights * np.minimum(1, radius / np.maximum(distances, 1e-300))
+            move = pull - place * pull.sum()
+            place = place + move
+            if _dot(_dot(survey, move), move) <= (CLIP_TOLERANCE * radius) ** 2:
+                break
+        if not np.isfinite(place).all():
+            raise NotFinite(cohort.positions, "the centre of the contributions")
+        return place.astype(np.float32)
+
+    def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> None:
+        kernels.weighted_sum(cohort, factors, piece, out)
+
+
+@dataclass(frozen=True, slots=True)
+class NormClip:
+    """The weighted mean of contributions scaled down to `factor` x the cohort's median norm."""
+
+    factor: float
+    surveys: ClassVar[bool] = True
+
+    def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
+        return kernels.squared_norms(cohort, piece)
+
+    def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
+        if survey is None:
+            raise ValueError("norm clip needs its survey")
+        norms = np.sqrt(survey)
+        limit = self.factor * float(np.median(norms))
+        kept = np.minimum(1, limit / np.maximum(norms, 1e-300))
+        return (np.asarray(cohort.weights) * kept).astype(np.float32)
+
+    def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> None:
+        kernels.weighted_sum(cohort, factors, piece, out)
+
+
+def _squared_distances(products: Doubles) -> Doubles:
+    """(K, K) squared distances from inner products."""
+    norms = np.diag(products)
+    found: Doubles = np.maximum(norms[:, None] + norms[None, :] - 2 * products, 0)
+    return found
+
+
+def _dot(left: Doubles, right: Doubles) -> Doubles:
+    """Products summed along the last axis without BLAS: from one survey every replica settles on the same factors."""
+    found: Doubles = np.asarray((left * right).sum(axis=-1))
+    return found

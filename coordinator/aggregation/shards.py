@@ -1,0 +1,116 @@
+"""Splitting a model into shards: each is its own job in a merge, with its own weights file and optimiser state.
+
+A shard is a set of pieces of the fixed grid (never smaller), so the arithmetic, and with it every byte of a version, is the
+same for one shard as for a thousand, and a run can go on with another number of shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from coordinator.aggregation.cohort import Piece, pieces
+from shared.errors import InvalidPlan
+from shared.tensors.spec import Schema, TensorSpec
+
+Shard: TypeAlias = tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Which pieces a file holds, in which order, and where: a whole model, or one shard of it."""
+
+    pieces: Shard
+    schema: Schema  # of the file
+    whole: bool
+
+    def place(self, piece: Piece) -> tuple[str, int]:
+        """The tensor of the file that holds a piece, and the piece's first element in it."""
+        return (piece.spec.name, piece.start) if self.whole else (file_name(piece), 0)
+
+
+def layout_of_model(schema: Schema) -> Layout:
+    """One file with every tensor as it is."""
+    return Layout(pieces=pieces(schema), schema=schema, whole=True)
+
+
+def layout_of_shard(shard: Shard) -> Layout:
+    """One file with the pieces of a shard."""
+    return Layout(pieces=shard, schema=shard_schema(shard), whole=False)
+
+
+def split(schema: Schema, shards: int, by: Literal["size", "name"] = "size") -> tuple[Shard, ...]:
+    """Spread a model over shards, each in canonical order; the same split on every machine.
+
+    By size: the largest piece first, always to the lightest shard. By name: whole tensors by the hash of their name, which
+    keeps a tensor where it is when others come and go; a shard may stay empty. Raises InvalidPlan for more shards than pieces.
+    """
+    grid = pieces(schema)
+    if by == "size":
+        if shards > len(grid):
+            raise InvalidPlan(
+                f"shards = {shards}, but this model has only {len(grid)} pieces to spread: "
+                f"set shards to {max(1, len(grid))} or less"
+            )
+        homes = _by_size(grid, shards)
+    else:
+        homes = [_home(piece.spec.name, shards) for piece in grid]
+    return tuple(
+        tuple(piece for piece, home in zip(grid, homes, strict=True) if home == shard)
+        for shard in range(shards)
+    )
+
+
+def file_name(piece: Piece) -> str:
+    """What a piece is called in the file of a shard: its tensor's name, or "name[start:stop]" where that is cut."""
+    return piece.spec.name if piece.whole else f"{piece.spec.name}[{piece.start}:{piece.stop}]"
+
+
+def shard_schema(shard: Shard) -> Schema:
+    """What the file of a shard holds: tensors that are whole in it under their name, others flat as "name[start:stop]"."""
+    return tuple(piece.spec if piece.whole else _slice_spec(piece) for piece in shard)
+
+
+def reassemble(schema: Schema, shards: Sequence[Shard]) -> Iterator[tuple[Piece, int, str]]:
+    """Every piece of the model in canonical order, its shard, and its name in that shard's file.
+
+    Raises ValueError unless the shards hold each piece exactly once.
+    """
+    homes = {
+        (piece.spec.name, piece.start): (index, piece)
+        for index, shard in enumerate(shards)
+        for piece in shard
+    }
+    grid = pieces(schema)
+    if len(homes) != len(grid) or sum(len(shard) for shard in shards) != len(grid):
+        raise ValueError("the shards do not hold each piece of the model exactly once")
+    for piece in grid:
+        index, held = homes.get((piece.spec.name, piece.start), (-1, piece))
+        if index < 0 or held != piece:
+            raise ValueError(f"no shard holds {piece.spec.name}[{piece.start}:{piece.stop}]")
+        yield piece, index, file_name(piece)
+
+
+def _by_size(grid: Sequence[Piece], shards: int) -> list[int]:
+    homes = [0] * len(grid)
+    loads = [0] * shards
+    for index in sorted(range(len(grid)), key=lambda index: (-grid[index].size, index)):
+        lightest = loads.index(min(loads))
+        homes[index] = lightest
+        loads[lightest] += grid[index].size
+    return homes
+
+
+def _home(name: str, shards: int) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % shards
+
+
+def _slice_spec(piece: Piece) -> TensorSpec:
+    return TensorSpec(
+        name=file_name(piece),
+        shape=(piece.size,),
+        dtype=piece.spec.dtype,
+        role=piece.spec.role,
+    )

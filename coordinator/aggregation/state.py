@@ -1,0 +1,126 @@
+"""Server-optimiser state in files: one for a whole model, or one a shard, each read back under any other split.
+
+Flat float32 arrays "slot/tensor" (or "slot/tensor[start:stop]" where a shard holds only a part of it), and the counters as
+"count/name" with one element, which every shard keeps for itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from coordinator.aggregation.cohort import Floats, Piece
+from coordinator.aggregation.optimizer import ServerOptimizer, Tick, state_schema
+from coordinator.aggregation.shards import Layout, file_name
+from shared.errors import InvalidFrame
+from shared.tensors.frame import Written, open_frame, schema_of_file
+from shared.tensors.header import render_header
+
+
+class OldState:
+    """The state that a merge begins from, whatever number of files it lies in. Nothing is there at first."""
+
+    def __init__(self, files: ExitStack, paths: Sequence[Path]) -> None:
+        self._arrays: dict[str, Floats] = {}
+        for path in paths:
+            frame = files.enter_context(open_frame(path, schema_of_file(path)))
+            self._arrays |= {name: frame.array(name).reshape(-1) for name in frame}
+        self._slots = {name.partition("/")[0] for name in self._arrays}
+
+    def counter(self, name: str) -> float | None:
+        found = self._arrays.get(f"count/{name}")
+        return None if found is None else float(found[0])
+
+    def piece(self, slot: str, piece: Piece) -> Floats | None:
+        """One slot of a piece; None when the last merge did not know the slot. Raises InvalidFrame when it is lost."""
+        if slot not in self._slots:
+            return None
+        whole = self._arrays.get(f"{slot}/{piece.spec.name}")
+        if whole is not None and len(whole) == piece.spec.count:
+            return whole[piece.start : piece.stop]
+        found = self._arrays.get(f"{slot}/{file_name(piece)}")
+        if found is None or len(found) != piece.size:
+            raise InvalidFrame(
+                f"the server-optimiser state lacks {slot} of {file_name(piece)}: "
+                "roll back to a version whose files are complete"
+            )
+        return found
+
+
+class NewState:
+    """The state of the next version: begun from the old one (or zero), changed in place, hashed once.
+
+    The file is mapped, so that several slots can be written at once without a model's worth of memory. Unless it was
+    closed, it is gone when `files` end.
+    """
+
+    def __init__(
+        self,
+        files: ExitStack,
+        path: Path,
+        layout: Layout,
+        optimizer: ServerOptimizer,
+        old: OldState,
+    ) -> None:
+        schema = state_schema(optimizer, layout.schema)
+        header = render_header(schema)
+        size = len(header) + sum(spec.nbytes for spec in schema)
+        self._layout = layout
+        self._optimizer = optimizer
+        self._path = path
+        self._file = path.open("x+b")
+        files.callback(self._abort)
+        self._file.write(header)
+        self._file.truncate(size)
+        self._file.flush()
+        self._map = mmap.mmap(self._file.fileno(), size)
+        self._arrays: dict[str, Floats] = {}
+        start = len(header)
+        for spec in schema:
+            self._arrays[spec.name] = np.frombuffer(self._map, np.float32, spec.count, start)
+            start += spec.nbytes
+        self._begin(old)
+
+    def _begin(self, old: OldState) -> None:
+        for name in self._optimizer.counters:
+            self._arrays[f"count/{name}"][0] = old.counter(name) or 0.0
+        for piece in self._layout.pieces:
+            if piece.spec.role == "parameter":
+                for slot, values in self.slots(piece).items():
+                    before = old.piece(slot, piece)
+                    if before is not None:
+                        np.copyto(values, before)
+
+    def slots(self, piece: Piece) -> dict[str, Floats]:
+        """Slot -> its part for a piece, (N,), to be written to."""
+        name, start = self._layout.place(piece)
+        return {
+            slot: self._arrays[f"{slot}/{name}"][start : start + piece.size]
+            for slot in self._optimizer.slots
+        }
+
+    def close(self, tick: Tick) -> Written:
+        """Note the counters, make the file durable and hash it."""
+        for name, value in tick.counters.items():
+            self._arrays[f"count/{name}"][0] = value
+        self._arrays.clear()
+        size = len(self._map)
+        self._map.flush()
+        self._map.close()
+        os.fsync(self._file.fileno())
+        self._file.seek(0)
+        sha256 = hashlib.file_digest(self._file, "sha256").hexdigest()
+        self._file.close()
+        return Written(sha256=sha256, size=size)
+
+    def _abort(self) -> None:
+        """Leave nothing behind; nothing to do after `close`."""
+        if not self._file.closed:
+            self._file.close()
+            self._path.unlink(missing_ok=True)

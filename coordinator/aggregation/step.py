@@ -1,0 +1,265 @@
+"""One merge: from the files of a version and of its contributions to the files of the next version.
+
+    run(order, ...)                                  the whole model at once
+    survey_shard ... merge_shard ... assemble        in shards, each anywhere; the same bytes
+
+Streams piece by piece over the fixed grid: aggregate, server optimiser, write. Memory is a few pieces, whatever the number of
+contributions and the size of the model. Nothing but the output files is touched, so a failure leaves no trace.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from coordinator.aggregation import aggregate
+from coordinator.aggregation.cohort import (
+    Cohort,
+    DeltaReader,
+    Doubles,
+    Floats,
+    Piece,
+    cohort,
+    pieces,
+)
+from coordinator.aggregation.optimizer import Push, ServerOptimizer, Tick, server_optimizer
+from coordinator.aggregation.shards import (
+    Layout,
+    Shard,
+    file_name,
+    layout_of_model,
+    layout_of_shard,
+    reassemble,
+    shard_schema,
+)
+from coordinator.aggregation.state import NewState, OldState
+from coordinator.plan.plan import Plan
+from shared.tensors.blocks import SPAN, sum_squares
+from shared.tensors.frame import Frame, FrameWriter, Written, open_frame, schema_of_file
+from shared.tensors.quantize import codec
+from shared.tensors.spec import Schema, TensorSpec, grid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """One accepted contribution."""
+
+    path: Path
+    codec: str
+    weight: float  # work x staleness x trust
+    clip: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """All that a merge needs."""
+
+    plan: Plan  # of the phase that holds
+    schema: Schema
+    base: Path  # master weights
+    state: tuple[Path, ...]  # server-optimiser state of the base, if it has any, in any split
+    inputs: tuple[Input, ...]
+    push: Push = field(default_factory=Push)
+    threads: int = 1
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a merge, or a shard's part of one, wrote."""
+
+    weights: Written
+    state: Written | None
+    squares: tuple[float, ...]  # squared norm of the update in each piece
+
+    @property
+    def update_norm(self) -> float:
+        return norm_of(self.squares)
+
+
+def norm_of(squares: Iterable[float]) -> float:
+    """The L2 norm of the update from those of its pieces: rounded once, so their order does not matter."""
+    return math.sqrt(math.fsum(squares))
+
+
+def run(order: Order, weights: Path, state: Path) -> Outcome:
+    """Write the weights and, where the optimiser has one, the state of the next version.
+
+    Raises NotFinite naming the contributions to leave out, InvalidFrame, StorageFull.
+    """
+    with ExitStack() as files:
+        gathered = _gather(files, order)
+        rule = aggregate.aggregator(order.plan)
+        factors = aggregate.prepare(rule, gathered, pieces(order.schema), order.threads)
+        opened = _Opened(files, order, gathered)
+        return _write(opened, layout_of_model(order.schema), factors, weights, state)
+
+
+# --- in shards ---
+
+
+def survey_shard(order: Order, shard: Shard, path: Path) -> Written:
+    """Write what the rule must know of a shard, a float64 tensor for each piece. Raises as `run`."""
+    with ExitStack() as files:
+        gathered = _gather(files, order)
+        grid = [piece for piece in shard if piece.spec.role == "parameter"]
+        found = aggregate.survey(aggregate.aggregator(order.plan), gathered, grid, order.threads)
+        first = next(found, None)
+        shape = None if first is None else first.shape  # the same for all pieces
+        specs = [TensorSpec(file_name(piece), shape, "F64", "buffer") for piece in grid if shape]
+        with FrameWriter(path, tuple(specs), order.metadata) as writer:
+            for spec, values in zip(specs, itertools.chain([first], found), strict=False):
+                assert values is not None
+                writer.write(spec.name, values)
+        assert writer.written is not None
+        return writer.written
+
+
+def _in_order(schema: Schema, homes: Mapping[str, Frame]) -> Iterator[Doubles | None]:
+    for piece in pieces(schema):
+        name = file_name(piece)
+        yield homes[name].array(name) if name in homes else None
+
+
+def merge_shard(
+    order: Order, shard: Shard, surveys: Sequence[Path], weights: Path, state: Path
+) -> Outcome:
+    """Write the part of the next version that a shard holds, given the surveys of all. Raises as `run`."""
+    with ExitStack() as files:
+        gathered = _gather(files, order)
+        frames = [files.enter_context(open_frame(path, schema_of_file(path))) for path in surveys]
+        parts = _in_order(order.schema, {name: frame for frame in frames for name in frame})
+        factors = aggregate.settle(aggregate.aggregator(order.plan), gathered, parts)
+        opened = _Opened(files, order, gathered)
+        return _write(opened, layout_of_shard(shard), factors, weights, state)
+
+
+def assemble(
+    schema: Schema,
+    shards: Sequence[Shard],
+    parts: Mapping[int, Path],
+    path: Path,
+    metadata: Mapping[str, str],
+) -> Written:
+    """Put the weights of all shards together, as `run` would have written them. Raises InvalidFrame."""
+    with ExitStack() as files:
+        frames = {
+            index: files.enter_context(open_frame(part, shard_schema(shards[index])))
+            for index, part in parts.items()
+        }
+        writer = files.enter_context(FrameWriter(path, schema, metadata))
+        for piece, index, name in reassemble(schema, shards):
+            writer.write(piece.spec.name, frames[index].array(name).reshape(-1))
+        return writer.close()
+
+
+# --- the walk ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Clipped:
+    """A contribution whose parameters are scaled to the size of its cohort."""
+
+    reader: DeltaReader
+    factor: np.float32
+    parameters: frozenset[str]
+
+    def read(self, name: str, start: int, stop: int, room: Floats | None = None) -> Floats:
+        found = self.reader.read(name, start, stop, room)
+        return found * self.factor if name in self.parameters else found
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """An order and its contributions, open as long as `files` are: one that is packed was unpacked to a file for it."""
+
+    files: ExitStack
+    order: Order
+    gathered: Cohort
+
+
+def _gather(files: ExitStack, order: Order) -> Cohort:
+    return cohort(
+        [_reader(files, order, item) for item in order.inputs],
+        [item.weight for item in order.inputs],
+    )
+
+
+def _reader(files: ExitStack, order: Order, item: Input) -> DeltaReader:
+    update = files.enter_context(codec(item.codec).decode(item.path, order.schema))
+    if item.clip == 1.0:
+        return update
+    parameters = frozenset(spec.name for spec in order.schema if spec.role == "parameter")
+    return _Clipped(reader=update, factor=np.float32(item.clip), parameters=parameters)
+
+
+def _write(opened: _Opened, layout: Layout, factors: Floats, weights: Path, state: Path) -> Outcome:
+    files, order, gathered = opened.files, opened.order, opened.gathered
+    base = files.enter_context(open_frame(order.base, order.schema))
+    optimizer = server_optimizer(order.plan)
+    old = OldState(files, order.state)
+    before = {name: old.counter(name) or 0.0 for name in optimizer.counters}
+    tick = optimizer.begin(before, order.push)
+    kept = NewState(files, state, layout, optimizer, old) if optimizer.slots else None
+    writer = files.enter_context(FrameWriter(weights, layout.schema, order.metadata))
+    walk = _Walk(order, layout, gathered, base, writer, optimizer, kept, tick)
+    squares = walk.run(factors)
+    written = writer.close()
+    return Outcome(weights=written, state=kept.close(tick) if kept else None, squares=squares)
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """The walk over the pieces of a file in canonical order."""
+
+    order: Order
+    layout: Layout
+    gathered: Cohort
+    base: Frame
+    writer: FrameWriter
+    optimizer: ServerOptimizer
+    state: NewState | None
+    tick: Tick
+
+    def run(self, factors: Floats) -> tuple[float, ...]:
+        """Write every piece; returns the squared norm of the aggregated update in each piece of a parameter."""
+        rule = aggregate.aggregator(self.order.plan)
+        grid = [piece for piece in self.layout.pieces if piece.spec.role != "counter"]
+        merged = aggregate.merge(rule, self.gathered, factors, grid, self.order.threads)
+        squares = []
+        for piece in self.layout.pieces:
+            name, _ = self.layout.place(piece)
+            if piece.spec.role == "counter":
+                self.writer.write(name, self._counter(piece))
+                continue
+            values = next(merged).values
+            if piece.spec.role == "parameter":
+                squares.append(self._step(name, piece, values))
+            else:
+                self.writer.write(name, values)
+        return tuple(squares)
+
+    def _step(self, name: str, piece: Piece, update: Floats) -> float:
+        """Write the parameters of a piece, in blocks that stay in the cache; returns the squared norm of the update."""
+        flat: Floats = self.base.array(piece.spec.name).reshape(-1)
+        slots = self.state.slots(piece) if self.state else {}
+        square = 0.0
+        for start, stop in grid(piece.size, SPAN):
+            params = self.writer.room(name, stop - start)
+            np.copyto(params, flat[piece.start + start : piece.start + stop])
+            part = {slot: values[start:stop] for slot, values in slots.items()}
+            square += sum_squares(update[start:stop])
+            self.optimizer.step(params, update[start:stop], part, self.tick)
+        return square
+
+    def _counter(self, piece: Piece) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
+        name, start, stop = piece.spec.name, piece.start, piece.stop
+        values = [reader.read(name, start, stop) for reader in self.gathered.readers]
+        before = self.base.array(name).reshape(-1)[start:stop]
+        return aggregate.merge_counters([*values, before]).astype(before.dtype)

@@ -1,0 +1,57 @@
+"""The command line of the organiser. What is heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+from cyclopts import App
+
+from coordinator.cli import datasets, people, runs, serving, simulate, tasks, upkeep
+from shared.errors import StorageFull, VolunteerError, why
+
+INTERRUPTED = 130
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("volunteer")
+
+
+app = App(
+    name="coordinator",
+    help="Train one model with volunteers: serve it, and look after runs, data and people.",
+    version=_version,
+    help_format="plaintext",  # to render Markdown took a quarter of the time of --help
+    result_action="return_value",
+)
+for part in (serving, simulate, runs, datasets, tasks, people, upkeep):
+    part.add_to(app)
+
+
+def main() -> None:
+    """Entry of the console script: 0 done, 1 failed, 2 usage, 75 try again later, 78 configuration."""
+    try:
+        result = app(sys.argv[1:])
+        sys.stdout.flush()
+    except VolunteerError as error:
+        print(f"coordinator: {error.message}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # the reader, `head` for example, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        sys.exit(_refused(error))
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def _refused(error: OSError) -> int:
+    """Say what the disk or the system did not allow; the exit code."""
+    place = f"{error.filename}: " if error.filename else ""
+    print(f"coordinator: {place}{why(error)}", file=sys.stderr)
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return StorageFull.exit_code if full else VolunteerError.exit_code

@@ -1,0 +1,1 @@
+"""`coordinator demo`: a real server and real volunteers on this machine, and a summary."""

@@ -1,0 +1,261 @@
+"""The demo: a real coordinator and real volunteers on this machine, for two minutes, then what came out of it.
+
+It starts the same server and the same `volunteer --no-ui` processes that people run, in a directory of its own, and only
+watches them: through the database, as the organiser's commands do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from coordinator.demo.report import Drawn, Report, Said, drawn, keep, report, traffic_of
+from coordinator.demo.runs import DemoRun, demo_run
+from shared.errors import Unavailable
+from shared.protocol.accounts import RunInfo
+from shared.protocol.heartbeat import LeaderRow
+from shared.protocol.work import VersionInfo
+
+START_S = 60.0
+DRAIN_S = 25.0
+MEASURE_S = 45.0
+TICK_S = 0.5
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says."""
+
+    workload: str = "gpt"
+    volunteers: int = 2
+    minutes: float = 0.0  # 0 = as long as suits the workload
+    data_dir: str = ""  # empty: a temporary one, removed at the end
+    json: bool = False
+
+
+class Glance(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the run stands at a moment."""
+
+    run: RunInfo
+    versions: tuple[VersionInfo, ...]
+    leaders: tuple[LeaderRow, ...]
+    elapsed_s: float
+    total_s: float
+
+
+def demo(options: Options) -> int:
+    """Run it and print the summary. Exit code 0 when the model got better and the books balance."""
+    from coordinator.demo.view import View
+
+    view = View(json=options.json)
+    directory = Path(options.data_dir or tempfile.mkdtemp(prefix="volunteer-demo-"))
+    try:
+        found, pair = asyncio.run(_demo(options, directory, view))
+    finally:
+        if not options.data_dir:
+            shutil.rmtree(directory, ignore_errors=True)
+    view.summary(found, pair)
+    return 0 if found.improved and found.ledger == "balanced" else 1
+
+
+async def _demo(options: Options, directory: Path, view: Any) -> tuple[Report, Drawn | None]:
+    plan = demo_run(options.workload, options.volunteers)
+    base = directory / "coordinator"
+    with view.stage(plan.preparing):
+        await _prepare(base, plan)
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    started = time.monotonic()
+    async with contextlib.AsyncExitStack() as processes:
+        with view.stage(f"starting the coordinator at {url}"):
+            server = await processes.enter_async_context(_server(base, port, directory))
+        with view.stage(f"{options.volunteers} volunteers are joining"):
+            volunteers = [
+                await processes.enter_async_context(_volunteer(directory, url, number))
+                for number in range(1, options.volunteers + 1)
+            ]
+        await _watch(base, plan, options, view, [server, *volunteers])
+        with view.stage("finishing: volunteers hand in what they have"):
+            await _end(volunteers)
+        with view.stage("measuring the last version"):
+            await _measured(base, plan.name)
+    traffic = [
+        traffic_of(directory / f"volunteer-{n}.jsonl") for n in range(1, options.volunteers + 1)
+    ]
+    said = Said(
+        workload=options.workload,
+        prompt=plan.prompt,
+        seconds=time.monotonic() - started,
+        data_dir=options.data_dir,
+    )
+    async with _coordinator(base) as services:
+        with view.stage("looking at what came of it"):
+            found = await report(services, plan.name, said, traffic)
+            pair = await drawn(services, found)
+            if pair and options.data_dir:
+                files = await keep(services, plan.name, pair, directory)
+                found = msgspec.structs.replace(found, pictures=files)
+    return found, pair
+
+
+async def _prepare(base: Path, plan: DemoRun) -> None:
+    async with _coordinator(base) as services:
+        if plan.build is not None:
+            await services.datasets.add(plan.build)
+        await services.runs.create(plan.toml)
+        await services.runs.start(plan.name)
+
+
+@contextlib.asynccontextmanager
+async def _coordinator(base: Path) -> AsyncIterator[Any]:
+    """The services on the demo's data directory, as an organiser's command opens them."""
+    from coordinator.config import Settings
+    from coordinator.http.app import opened
+
+    async with opened(Settings(data_dir=str(base))) as services:
+        yield services
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _command(name: str) -> list[str]:
+    """The console script beside this interpreter, or the module when it is run from a checkout."""
+    script = Path(sys.executable).with_name(name)
+    if script.exists():
+        return [str(script)]
+    return [sys.executable, "-c", f"import sys; from {name}.cli import main; sys.exit(main())"]
+
+
+@contextlib.asynccontextmanager
+async def _process(
+    command: Sequence[str], log: Path, **environment: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A child that never outlives us; its standard output goes to `log`, its complaints beside it."""
+    env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **environment}
+    with log.open("wb") as out, log.with_suffix(".err").open("wb") as err:
+        child = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=err, env=env
+        )
+    try:
+        yield child
+    finally:
+        if child.returncode is None:
+            child.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(child.wait(), DRAIN_S)
+            except TimeoutError:
+                child.kill()
+                await child.wait()
+
+
+@contextlib.asynccontextmanager
+async def _server(
+    base: Path, port: int, directory: Path
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    command = [*_command("coordinator"), "serve", "--data-dir", str(base), "--port", str(port)]
+    async with _process(command, directory / "coordinator.log") as child:
+        await _listening(port, child, directory / "coordinator.err")
+        yield child
+
+
+async def _listening(port: int, child: asyncio.subprocess.Process, complaints: Path) -> None:
+    until = time.monotonic() + START_S
+    while time.monotonic() < until:
+        if child.returncode is not None:
+            raise Unavailable(f"the coordinator ended at once: {_tail(complaints)}")
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.1)
+            continue
+        writer.close()
+        return
+    raise Unavailable(f"the coordinator did not listen within {START_S:.0f} s: {_tail(complaints)}")
+
+
+@contextlib.asynccontextmanager
+async def _volunteer(
+    directory: Path, url: str, number: int
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    home = {"VOLUNTEER_HOME": str(directory / f"volunteer-{number}")}
+    join = [*_command("volunteer"), "join", f"{url}/join", "--name", f"volunteer-{number}"]
+    async with _process(join, directory / f"join-{number}.log", **home) as child:
+        if await asyncio.wait_for(child.wait(), START_S) != 0:
+            raise Unavailable(
+                f"volunteer {number} could not join: {_tail(directory / f'join-{number}.err')}"
+            )
+    work = [*_command("volunteer"), "--no-ui", "--json"]
+    async with _process(work, directory / f"volunteer-{number}.jsonl", **home) as child:
+        yield child
+
+
+def _tail(path: Path) -> str:
+    try:
+        lines = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return " | ".join(lines[-3:]) or "it said nothing"
+
+
+async def _watch(
+    base: Path,
+    plan: DemoRun,
+    options: Options,
+    view: Any,
+    children: Sequence[asyncio.subprocess.Process],
+) -> None:
+    """Draw until the time is over. A child that ends early ends the demo."""
+    total_s, began = (options.minutes or plan.minutes) * 60, time.monotonic()
+    async with _coordinator(base) as services:
+        with view.live():
+            while (elapsed := time.monotonic() - began) < total_s:
+                view.draw(await _glance(services, plan.name, elapsed, total_s))
+                for child in children:
+                    if child.returncode is not None:
+                        raise Unavailable(
+                            "a process of the demo ended early; run with --data-dir to keep its log"
+                        )
+                await asyncio.sleep(TICK_S)
+
+
+async def _glance(services: Any, name: str, elapsed_s: float, total_s: float) -> Glance:
+    return Glance(
+        run=await services.runs.info(name),
+        versions=await services.runs.versions(name),
+        leaders=tuple(await services.volunteers.leaderboard()),
+        elapsed_s=elapsed_s,
+        total_s=total_s,
+    )
+
+
+async def _end(volunteers: Sequence[asyncio.subprocess.Process]) -> None:
+    for child in volunteers:
+        if child.returncode is None:
+            child.send_signal(signal.SIGTERM)
+    await asyncio.wait([asyncio.create_task(child.wait()) for child in volunteers], timeout=DRAIN_S)
+
+
+async def _measured(base: Path, name: str) -> None:
+    """Wait for the server to evaluate the newest version."""
+    until = time.monotonic() + MEASURE_S
+    async with _coordinator(base) as services:
+        while time.monotonic() < until:
+            versions = await services.runs.versions(name)
+            if versions and versions[-1].evaluation not in ("waiting", "running"):
+                return
+            await asyncio.sleep(TICK_S)

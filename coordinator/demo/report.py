@@ -1,0 +1,219 @@
+"""What came out of a demo: figures, samples, pictures, and how well the last version plays where versions play."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from coordinator.database import games, runs, versions
+from coordinator.runs.definition import definition
+from coordinator.runs.version_files import read_weights
+from coordinator.selfplay.ratings import ANCHOR, standing
+from shared.decoding import decode
+from shared.errors import NotFound
+from shared.protocol.accounts import RunInfo
+from shared.protocol.work import VersionInfo
+from shared.workloads.games import Encounter
+
+GAMES = 40  # of the last match
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """What one volunteer process said when it ended."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    tasks: int = 0
+
+
+class Strength(msgspec.Struct, frozen=True, kw_only=True):
+    """The last version against version 0, both colours of fixed openings; ratings by these and all checked matches."""
+
+    version: int
+    wins: int
+    draws: int
+    losses: int
+    elo: float  # above version 0
+    error: float  # 95 %
+    matches: int  # that volunteers played and the coordinator checked
+    game: str  # one of them; the last version has the first stones
+
+    @property
+    def points(self) -> float:
+        """Share of the points, a draw being half of one."""
+        return (self.wins + self.draws / 2) / max(1, self.wins + self.draws + self.losses)
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The summary."""
+
+    workload: str
+    run: str
+    seconds: float
+    versions: int
+    loss_first: float | None
+    loss_last: float | None
+    sample_prompt: str
+    sample_first: str
+    sample_last: str
+    tokens: int
+    items: str  # what `tokens` counts
+    measure: str  # what the loss is
+    accepted: int
+    rejected: int
+    credits: dict[str, float]
+    ledger: str  # "balanced", or the first breach
+    sent_bytes: int  # by all volunteers
+    received_bytes: int
+    data_dir: str
+    history: tuple[VersionInfo, ...] = ()
+    strength: Strength | None = None  # of a workload that plays
+    pictures: tuple[str, ...] = ()  # files in `data_dir`
+
+    @property
+    def improved(self) -> bool:
+        """Whether the last version is better than the first: it won, where versions play; else its loss is lower."""
+        if self.strength is not None:
+            return self.strength.wins > self.strength.losses
+        return (
+            self.loss_first is not None
+            and self.loss_last is not None
+            and self.loss_last < self.loss_first
+        )
+
+
+class Drawn(msgspec.Struct, frozen=True, kw_only=True):
+    """What the first and the last version drew, as PNG."""
+
+    first: bytes
+    last: bytes
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What a report says beside what the coordinator knows."""
+
+    workload: str
+    prompt: str
+    seconds: float
+    data_dir: str
+
+
+async def report(services: Any, name: str, said: Said, traffic: Sequence[Traffic]) -> Report:
+    """The summary of a run whose volunteers have gone."""
+    run: RunInfo = await services.runs.info(name)
+    leaders = await services.volunteers.leaderboard()
+    summary = await services.runs.summary(name)
+    breaches = await services.check_ledger()
+    measured = [row for row in await services.runs.versions(name) if row.loss is not None]
+    return Report(
+        workload=said.workload,
+        run=name,
+        seconds=said.seconds,
+        versions=run.version,
+        loss_first=measured[0].loss if measured else None,
+        loss_last=measured[-1].loss if measured else None,
+        sample_prompt=said.prompt,
+        sample_first=measured[0].sample if measured else "",
+        sample_last=measured[-1].sample if measured else "",
+        tokens=summary.tokens,
+        items=run.items,
+        measure=run.measure,
+        accepted=summary.accepted,
+        rejected=summary.rejected,
+        credits={row.nickname: row.earned_micro / 1e6 for row in leaders},
+        ledger=breaches[0] if breaches else "balanced",
+        sent_bytes=sum(item.sent_bytes for item in traffic),
+        received_bytes=sum(item.received_bytes for item in traffic),
+        data_dir=said.data_dir,
+        history=tuple(measured),
+        strength=await strength(services, name),
+    )
+
+
+async def strength(services: Any, name: str) -> Strength | None:
+    """How the newest version of a run plays; None where versions do not play, or there is only one."""
+    run = await services.db.read(lambda conn: runs.by_name(conn, name))
+    if definition(run).workload.games is None or run.head == ANCHOR:
+        return None
+    first, last = [
+        await services.db.read(lambda conn, n=number: versions.get(conn, run.id, n))
+        for number in (ANCHOR, run.head)
+    ]
+    paths = [await services.blobs.local(row.published_sha256) for row in (last, first)]
+    found = await asyncio.to_thread(_meet, run, paths)
+    rows = await services.db.read(lambda conn: games.matches_of(conn, run.id))
+    own = games.MatchRow(
+        contribution_id=0,
+        run_id=run.id,
+        version=run.head,
+        against=ANCHOR,
+        wins=found.wins,
+        draws=found.draws,
+        losses=found.losses,
+        at=0.0,
+    )
+    rating = standing([*rows, own]).ratings[run.head]
+    return Strength(
+        version=run.head,
+        wins=found.wins,
+        draws=found.draws,
+        losses=found.losses,
+        elo=rating.elo,
+        error=rating.error,
+        matches=len(rows),
+        game=found.game,
+    )
+
+
+def _meet(run: runs.RunRow, paths: Sequence[Path]) -> Encounter:
+    """On a thread: it runs the network."""
+    import torch
+
+    torch.set_num_threads(1)
+    about = definition(run)
+    assert about.workload.games is not None  # the caller has looked
+    last, first = (read_weights(path, about) for path in paths)
+    return about.workload.games.meet(
+        about.file.model, about.file.task.options, (last, first), GAMES
+    )
+
+
+def traffic_of(path: Path) -> Traffic:
+    """The last word of a volunteer: its `Stopped` event, or its last `Traffic`."""
+    found = Traffic()
+    for line in path.read_bytes().splitlines():
+        try:
+            event = decode(line)
+        except msgspec.DecodeError:
+            continue
+        if event.get("type") in ("Stopped", "Traffic"):
+            found = Traffic(
+                sent_bytes=event["sent_bytes"],
+                received_bytes=event["received_bytes"],
+                tasks=event.get("tasks", found.tasks),
+            )
+    return found
+
+
+async def drawn(services: Any, found: Report) -> Drawn | None:
+    """The pictures of the first and the last version, where the workload draws."""
+    pictures = [version.picture.sha256 for version in found.history if version.picture]
+    if not pictures:
+        return None
+    first, last = [(await services.blobs.local(pictures[at])).read_bytes() for at in (0, -1)]
+    return Drawn(first=first, last=last)
+
+
+async def keep(services: Any, run: str, pair: Drawn, directory: Path) -> tuple[str, ...]:
+    """Write the pictures and their time-lapse beside the logs."""
+    files = {"first.png": pair.first, "last.png": pair.last}
+    with contextlib.suppress(NotFound):  # no Pillow here
+        files["timelapse.gif"] = await services.samples.timelapse(run, "gif")
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
+    return tuple(str(directory / name) for name in files)

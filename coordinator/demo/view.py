@@ -1,0 +1,273 @@
+"""How the demo looks: a panel that is redrawn on a terminal, a line now and then elsewhere, and the summary."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shared.workloads.data.png import read_png
+from shared.workloads.data.resize import braille, corner, half_blocks
+
+if TYPE_CHECKING:
+    from coordinator.demo.demo import Glance
+    from coordinator.demo.report import Drawn, Report, Strength
+    from shared.protocol.work import VersionInfo
+
+BARS = "▁▂▃▄▅▆▇█"
+LINE_EVERY_S = 10.0
+SAMPLE_CHARS = 360
+PICTURE_CELLS = 37
+TABLE_ROWS = 8
+
+
+def sparkline(values: Sequence[float], width: int = 60) -> str:
+    """A curve of one text line: the newest `width` values, scaled between their extremes."""
+    shown = list(values)[-width:]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] for value in shown)
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return ""
+
+
+class View:
+    """Draws to standard output; with `json`, progress goes to standard error and only the summary to standard output."""
+
+    def __init__(self, *, json: bool) -> None:
+        self._json = json
+        self._out = sys.stderr if json else sys.stdout
+        self._tty = self._out.isatty()
+        self._drawn = 0  # lines of the panel on the screen
+        self._said_at = -LINE_EVERY_S
+
+    def _say(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+    @contextmanager
+    def stage(self, text: str) -> Iterator[None]:
+        """One step of the preparation, and how long it took."""
+        began = time.monotonic()
+        self._say(f"… {text}")
+        yield
+        self._say(f"✓ {text} ({time.monotonic() - began:.1f} s)")
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        if self._tty:
+            self._out.write("\x1b[?25l")
+        try:
+            yield
+        finally:
+            if self._tty:
+                self._out.write("\x1b[?25h")
+                self._out.flush()
+
+    def draw(self, glance: Glance) -> None:
+        """The panel, in place on a terminal; elsewhere one line every ten seconds."""
+        if self._tty:
+            lines = panel(glance)
+            back = f"\x1b[{self._drawn}F" if self._drawn else ""
+            self._out.write(back + "".join(f"\x1b[2K{line}\n" for line in lines))
+            self._out.flush()
+            self._drawn = len(lines)
+        elif glance.elapsed_s - self._said_at >= LINE_EVERY_S:
+            self._said_at = glance.elapsed_s
+            self._say(status(glance))
+
+    def summary(self, report: Report, drawn: Drawn | None) -> None:
+        if self._json:
+            print(msgspec.json.encode(report).decode())
+            return
+        lines = summary(report)
+        if drawn is not None:
+            colour = self._tty and "NO_COLOR" not in os.environ
+            lines += ["", *beside(report.versions, drawn, colour=colour), ""]
+        elif report.strength is not None:
+            lines += record(report.strength)
+        elif report.sample_last:
+            lines += samples(report)
+        print("\n".join([*lines, *hints(report)]))
+
+
+def _losses(glance: Glance) -> list[float]:
+    return [version.loss for version in glance.versions if version.loss is not None]
+
+
+def status(glance: Glance) -> str:
+    """One line."""
+    losses = _losses(glance)
+    loss = f"loss {losses[0]:.3f} -> {losses[-1]:.3f}" if losses else "loss not measured yet"
+    return (
+        f"  {glance.elapsed_s:4.0f} s  version {glance.run.version:3d}  {loss}  "
+        f"{glance.run.workers} volunteers at work  {glance.run.merging}"
+    )
+
+
+def panel(glance: Glance) -> list[str]:
+    """The live view, about ten lines of at most 79 columns."""
+    losses = _losses(glance)
+    done = min(1.0, glance.elapsed_s / glance.total_s)
+    bar = "█" * round(done * 40) + "░" * (40 - round(done * 40))
+    lines = [
+        "",
+        f"  {glance.run.name}   {bar} {glance.elapsed_s:3.0f} of {glance.total_s:.0f} s",
+        "",
+        f"  version {glance.run.version:<4d} {glance.run.steps:,} steps, {glance.run.tokens:,} {glance.run.items}   {glance.run.merging}",
+    ]
+    measure = f"  {glance.run.measure:<16}"
+    if losses:
+        lines.append(f"{measure} {losses[0]:.3f} -> {losses[-1]:.3f}   {sparkline(losses, 40)}")
+    else:
+        lines.append(f"{measure} version 0 is being measured")
+    lines.append("")
+    lines += [
+        f"  {row.nickname:<24} {row.earned_micro / 1e6:10.1f} credits   {row.accepted:3d} contributions"
+        for row in glance.leaders[:8]
+    ]
+    lines.append("")
+    return [line[:110] for line in lines]
+
+
+def _quoted(text: str) -> list[str]:
+    shown = text[:SAMPLE_CHARS].rstrip()
+    return [f"    │ {line}" for line in (shown.splitlines() or ["(empty)"])[:12]]
+
+
+def summary(report: Report) -> list[str]:
+    """What came out of it."""
+    lines = ["", f"  {report.run}: {report.versions} versions merged in {report.seconds:.0f} s", ""]
+    if report.loss_first is not None and report.loss_last is not None:
+        fall = 100 * (1 - report.loss_last / report.loss_first)
+        lines.append(
+            f"  {report.measure:<16} {report.loss_first:.3f} -> {report.loss_last:.3f}  ({fall:.0f} % lower; measured by the coordinator)"
+        )
+        lines.append(
+            f"                   {sparkline([v.loss for v in report.history if v.loss is not None])}"
+        )
+    if report.strength is not None:
+        lines += [*played(report.strength), "", *table(report.history), ""]
+    else:
+        lines += [
+            f"  {name.replace('_', ' '):<16} {first:.3f} -> {last:.3f}"
+            for name, first, last in changed(report)
+        ]
+    lines.append(f"  trained          {report.tokens:,} {report.items}")
+    lines.append(f"  contributions    {report.accepted} accepted, {report.rejected} rejected")
+    lines.append(
+        f"  traffic          {size(report.sent_bytes)} sent, {size(report.received_bytes)} received by the volunteers"
+    )
+    for nickname, earned in report.credits.items():
+        lines.append(f"  credits          {nickname}: {earned:,.1f}")
+    lines.append(f"  ledger           {report.ledger}")
+    return lines
+
+
+def played(strength: Strength) -> list[str]:
+    """How well the last version plays."""
+    one = f"version {strength.version}"
+    return [
+        f"  against first    {one} beat version 0 by {strength.wins} : {strength.losses}, {strength.draws} drawn:"
+        f" {100 * strength.points:.0f} % of the points (both colours of fixed openings)",
+        f"  strength         {one}: {strength.elo:+.0f} ± {strength.error:.0f} Elo above version 0"
+        f" (95 %; with {strength.matches} matches that were checked)",
+    ]
+
+
+def table(history: Sequence[VersionInfo]) -> list[str]:
+    """Rating and other figures of some versions, the first and the last among them."""
+    count = min(len(history), TABLE_ROWS)
+    rows = [history[index * (len(history) - 1) // max(1, count - 1)] for index in range(count)]
+    every = dict.fromkeys(name for row in rows for name in row.metrics)
+    names = [name for name in every if name not in ("loss", "elo", "elo_error")]
+    if not names:
+        return []
+    heads = [name.replace("_", " ").replace(f"{names[0]} ", "") for name in names]
+    lines = ["  version          Elo  " + "".join(f"{head:>9}" for head in heads)]
+    for row in rows:
+        elo, error = row.metrics.get("elo"), row.metrics.get("elo_error", 0.0)
+        rated = "" if elo is None else f"{elo:+.0f} ± {error:.0f}"
+        shares = (f"{100 * row.metrics[n]:7.0f} %" if n in row.metrics else "" for n in names)
+        lines.append(
+            f"  {row.version:7d} {rated:>13} " + "".join(f"{share:>9}" for share in shares)
+        )
+    return lines
+
+
+def changed(report: Report) -> list[tuple[str, float, float]]:
+    """The other figures that the first and the last measured version differ in."""
+    if not report.history:
+        return []
+    first, last = report.history[0].metrics, report.history[-1].metrics
+    return [
+        (name, first[name], last[name])
+        for name in first
+        if name != "loss" and name in last and first[name] != last[name]
+    ]
+
+
+def record(strength: Strength) -> list[str]:
+    """A game of the last version against the first."""
+    title = f"  version {strength.version} (X) against version 0 (O):"
+    return ["", title, *(f"    {line}".rstrip() for line in strength.game.splitlines()), ""]
+
+
+def samples(report: Report) -> list[str]:
+    """What the first and the last version wrote."""
+    what = f"continues “{report.sample_prompt}”:" if report.sample_prompt else "gives:"
+    lines = ["", f"  version 0 {what}", *_quoted(report.sample_first)]
+    return [*lines, "", f"  version {report.versions} {what}", *_quoted(report.sample_last), ""]
+
+
+def beside(version: int, drawn: Drawn, *, colour: bool) -> list[str]:
+    """Part of both pictures side by side: coloured half blocks, or dots."""
+    sides = [_picture(data, colour=colour) for data in (drawn.first, drawn.last)]
+    titles = f"  {'version 0':<{PICTURE_CELLS}}  version {version}"
+    return [titles, *(f"  {left}  {right}" for left, right in zip(*sides, strict=True))]
+
+
+def _picture(data: bytes, *, colour: bool) -> list[str]:
+    part = corner(read_png(data))
+    if not colour:
+        return braille(part, PICTURE_CELLS)
+    return [
+        "".join(map(_cell, row)) + "\x1b[0m" for row in half_blocks(part, PICTURE_CELLS).tolist()
+    ]
+
+
+def _cell(colours: Sequence[Sequence[int]]) -> str:
+    (r, g, b), (lower_r, lower_g, lower_b) = colours
+    return f"\x1b[38;2;{r};{g};{b};48;2;{lower_r};{lower_g};{lower_b}m▀"
+
+
+def hints(report: Report) -> list[str]:
+    """What to do next."""
+    lines = []
+    if report.data_dir:
+        there = shlex.quote(f"{report.data_dir}/coordinator")
+        lines.append(
+            f"  kept in {report.data_dir}: coordinator run export {report.run} --data-dir {there} --to model"
+        )
+    elif any(version.picture for version in report.history):
+        lines.append("  --data-dir DIR keeps these pictures, and a time-lapse of all versions")
+    if report.pictures:
+        lines.append(f"  pictures: {', '.join(report.pictures)}")
+    if not report.improved:
+        what = "last version did not win" if report.strength else f"{report.measure} did not fall"
+        lines.append(f"  The {what}: give it more --minutes, or look at the logs with --data-dir.")
+    return lines

@@ -1,0 +1,128 @@
+"""The web application around the services: routes, request ids, and every error turned into its reply in one place."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from coordinator.http.request import ClientGone, Receive, Scope, Send
+from coordinator.http.routes.endpoint import client_address, error_reply, respond
+from coordinator.services import Coordinator, opened
+from shared.errors import BadRequest, Internal, NotFound, VolunteerError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp
+
+__all__ = ["Coordinator", "create_app", "opened"]
+
+# Counted by name; what else a client makes up is counted as one, or it would fill the memory.
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+log = structlog.get_logger("http")
+
+
+class Door:
+    """Outermost: names each request, counts it, and answers for whatever was raised behind it."""
+
+    def __init__(self, app: ASGIApp, coordinator: Coordinator) -> None:
+        self._app = app
+        self._coordinator = coordinator
+        self._prefix = secrets.token_hex(4)
+        self._count = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        self._count += 1
+        scope["request_id"] = f"{self._prefix}-{self._count:x}"
+        scope["traffic"] = self._coordinator.traffic
+        began = time.perf_counter()
+        try:
+            self._coordinator.rates.hit("ip", client_address(scope))
+            if "\0" in scope["path"]:  # PostgreSQL cannot even look for it
+                raise NotFound("there is no such path; see /api/v1/openapi.json")
+            await self._app(scope, receive, send)
+        except ClientGone:
+            scope["status"] = 499
+        except VolunteerError as error:
+            await self._refuse(scope, receive, send, error)
+        except Exception as error:
+            log.exception("request failed", request_id=scope["request_id"], path=scope["path"])
+            await self._refuse(scope, receive, send, Internal(), cause=error)
+        finally:
+            self._note(scope, time.perf_counter() - began)
+
+    async def _refuse(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        error: VolunteerError,
+        cause: Exception | None = None,
+    ) -> None:
+        if scope.get("status"):  # the reply had begun: it must break, or it would look complete
+            raise cause or error
+        if error.status == 500 and cause is None:  # 503 and 507 say what their jobs log once
+            log.warning(
+                "refused", request_id=scope["request_id"], path=scope["path"], error=error.message
+            )
+        await respond(scope, receive, send, error_reply(error, scope["request_id"]))
+
+    def _note(self, scope: Scope, seconds: float) -> None:
+        path = scope.get("endpoint_path", "other")
+        traffic = self._coordinator.traffic
+        traffic.bytes_out += scope.get("sent", 0)
+        method = scope["method"] if scope["method"] in METHODS else "OTHER"
+        traffic.count(method, path, scope.get("status", 500), seconds)
+        log.debug(
+            "request",
+            id=scope["request_id"],
+            path=scope["path"],
+            status=scope.get("status"),
+            s=round(seconds, 4),
+        )
+
+
+def create_app(coordinator: Coordinator) -> Starlette:
+    """The ASGI application. Its lifespan runs the background jobs; whoever built the coordinator closes it."""
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.routing import Route
+
+    from coordinator.http.routes.endpoint import Served
+    from coordinator.http.routes.table import ENDPOINTS
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with coordinator.working():
+            yield
+
+    async def not_routed(request: Request, error: Exception) -> Response:
+        """Starlette's own refusals (no such path, no such method) in our form."""
+        status = getattr(error, "status_code", 500)
+        if status == 405:
+            raise BadRequest(f"{request.method} is not possible here; see /api/v1/openapi.json")
+        raise NotFound("there is no such path; see /api/v1/openapi.json")
+
+    routes: list[Any] = [
+        Route(endpoint.path, Served(endpoint, coordinator), methods=[endpoint.method])
+        for endpoint in ENDPOINTS
+    ]
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Door, coordinator=coordinator)],
+        exception_handlers={HTTPException: not_routed},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    return app

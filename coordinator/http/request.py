@@ -1,0 +1,123 @@
+"""Limits on what may come in: bytes of a body, depth and numbers of JSON.
+
+Receipt deadlines (slow headers, slow bodies, too many connections) are not here: they need the transport and live in
+`coordinator.http.deadlines`. Grants and quotas of uploads belong to the uploads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from shared.decoding import decode
+from shared.errors import BadRequest, TooLarge
+from shared.protocol.limits import JSON_BYTES_MAX, JSON_DEPTH_MAX
+
+if TYPE_CHECKING:
+    pass
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+T = TypeVar("T")
+
+INTEGER_DIGITS_MAX = 18  # what a 64-bit column surely holds
+
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # PostgreSQL cannot hold it
+_LONG_RUN = re.compile(rb"[0-9]{%d}" % (INTEGER_DIGITS_MAX + 1))
+_LONG_INTEGER = re.compile(rb"(?<![0-9.eE+])[0-9]{%d,}(?![0-9.eE])" % (INTEGER_DIGITS_MAX + 1))
+_TO_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
+
+
+class ClientGone(Exception):
+    """The client closed the connection in the middle of its request; there is nobody to answer."""
+
+
+def raw_header(scope: Scope, name: bytes) -> bytes:
+    """The bytes of a request header by its lower-case name, or b""."""
+    for key, value in scope["headers"]:
+        if key == name:
+            found: bytes = value
+            return found
+    return b""
+
+
+def header(scope: Scope, name: bytes) -> str:
+    """A request header by its lower-case name, or ""."""
+    return raw_header(scope, name).decode("latin-1")
+
+
+async def body_stream(scope: Scope, receive: Receive) -> AsyncGenerator[bytes, None]:
+    """The body as it comes. Raises ClientGone, BadRequest for an encoded body."""
+    if header(scope, b"content-encoding") not in ("", "identity"):
+        raise BadRequest("send the body as it is, without Content-Encoding")
+    traffic = scope.get("traffic")
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        if data := message.get("body", b""):
+            if traffic is not None:
+                traffic.bytes_in += len(data)
+            yield data
+        if not message.get("more_body", False):
+            scope["body_read"] = True
+            return
+
+
+async def read_body(scope: Scope, receive: Receive, bytes_max: int = JSON_BYTES_MAX) -> bytes:
+    """The whole body, counted while it comes. Raises TooLarge before more than `bytes_max` are held."""
+    sentence = f"this body is larger than the {bytes_max} bytes allowed here"
+    announced = header(scope, b"content-length")
+    if announced and (len(announced) > INTEGER_DIGITS_MAX or int(announced) > bytes_max):
+        raise TooLarge(sentence)
+    pieces, size = [], 0
+    async for data in body_stream(scope, receive):
+        size += len(data)
+        if size > bytes_max:
+            raise TooLarge(sentence)
+        pieces.append(data)
+    return b"".join(pieces)
+
+
+def read_json(body: bytes, kind: type[T]) -> T:
+    """Decode strictly: UTF-8, no NaN, bounded depth, integers that a database can hold. Raises BadRequest."""
+    if not body:
+        raise BadRequest("the body is empty; JSON was expected")
+    try:
+        if not body.isascii():
+            str(body, "utf-8")
+        decoded = decode(body, kind)
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the body is not UTF-8 (byte {error.start})") from error
+    except RecursionError as error:
+        raise BadRequest(f"the JSON is nested deeper than {JSON_DEPTH_MAX} levels") from error
+    except msgspec.MsgspecError as error:
+        raise BadRequest(f"the JSON does not fit: {error}") from error
+    _check_shape(body)
+    if _NUL.search(body) is not None:
+        raise BadRequest("the JSON holds the character NUL, which no text needs")
+    return decoded
+
+
+def _check_shape(body: bytes) -> None:
+    """Depth and numbers of a valid document, mostly by counting in C; only valid JSON keeps these patterns linear."""
+    opened = body.count(b"[") + body.count(b"{")
+    long_run = _LONG_RUN.search(body) is not None
+    if opened <= JSON_DEPTH_MAX and not long_run:
+        return
+    bare = _STRING.sub(b"", body)
+    if long_run and _LONG_INTEGER.search(bare):
+        raise BadRequest(f"an integer has more than {INTEGER_DIGITS_MAX} digits")
+    brackets = bare.translate(_TO_SQUARE, delete=_NO_BRACKET)
+    for _ in range(JSON_DEPTH_MAX):
+        if not brackets:
+            return
+        brackets = brackets.replace(b"[]", b"")
+    if brackets:
+        raise BadRequest(f"the JSON is nested deeper than {JSON_DEPTH_MAX} levels")

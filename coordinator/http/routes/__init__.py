@@ -1,0 +1,1 @@
+"""Handlers by subject, and the table that pairs them with their endpoints."""

@@ -1,0 +1,59 @@
+"""What anybody may ask: who this coordinator is, and whether it is well."""
+
+from __future__ import annotations
+
+import msgspec
+
+from coordinator.http.routes.endpoint import Call, Reply
+from coordinator.http.routes.metrics import exposition
+from shared.errors import NotFound, Unavailable
+from shared.protocol.accounts import ServerInfo
+
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Join</title><body style="font:1.1rem/1.6 system-ui;max-width:44rem;margin:3rem auto;padding:0 1rem">
+<h1>You are invited to lend your computer</h1>
+<p>Together we train one model. On the machine that should help, in a terminal:</p>
+<pre style="padding:1rem;background:#eee;overflow:auto">pipx install volunteer
+volunteer join '<b>the whole address of this page</b>'</pre>
+<p>Copy the address from your browser's address bar, with everything behind the #: it names this
+coordinator's key, so that nobody can pretend to be it.</p></body></html>"""
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the process answers, and whether it takes in new things."""
+
+    status: str
+    read_only: bool = False
+
+
+async def server(call: Call[None]) -> ServerInfo:
+    return await call.coordinator.server_info()
+
+
+async def health(call: Call[None]) -> Health:
+    return Health(status="alive", read_only=call.coordinator.space.read_only)
+
+
+async def ready(call: Call[None]) -> Health:
+    coordinator = call.coordinator
+    if coordinator.stopping.is_set():
+        raise Unavailable("the coordinator is stopping", retry_after_s=5.0)
+    await coordinator.ping()
+    return Health(status="ready", read_only=coordinator.space.read_only)
+
+
+async def metrics(call: Call[None]) -> Reply:
+    coordinator = call.coordinator
+    if not coordinator.settings.metrics:
+        raise NotFound("metrics are switched off here")
+    kind, body = exposition(coordinator.traffic, await coordinator.gauges())
+    return Reply(headers=(("content-type", kind),), body=body)
+
+
+async def join(call: Call[None]) -> Reply:
+    headers = (
+        ("content-type", "text/html; charset=utf-8"),
+        ("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'"),
+        ("referrer-policy", "no-referrer"),
+    )
+    return Reply(headers=headers, body=_PAGE.encode())

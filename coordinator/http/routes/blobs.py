@@ -1,0 +1,76 @@
+"""Blobs by hash: whole or in ranges, streamed, and only those that a volunteer may see."""
+
+from __future__ import annotations
+
+import re
+
+from coordinator.http.request import INTEGER_DIGITS_MAX
+from coordinator.http.routes.endpoint import Call, Reply, json_reply
+from coordinator.storage.blobs import check_name
+from shared.errors import NotFound
+from shared.protocol.base import ErrorBody
+
+_RANGE = re.compile(rf"bytes=([0-9]{{0,{INTEGER_DIGITS_MAX}}})-([0-9]{{0,{INTEGER_DIGITS_MAX}}})")
+
+
+def byte_range(text: str, size: int) -> tuple[int, int] | None:
+    """[start, stop) of a Range header (RFC 9110, 14.1.2); None = everything. Raises ValueError when none of it exists.
+
+    What we do not serve (several ranges, other units, nonsense) is as if it had not been said, as the RFC allows.
+    """
+    match = _RANGE.fullmatch(text.strip())
+    if match is None or match.groups() == ("", ""):
+        return None
+    first, last = match.groups()
+    if not first:
+        start, stop = max(0, size - int(last)), size
+        if int(last) == 0:
+            raise ValueError
+    else:
+        start, stop = int(first), min(int(last) + 1 if last else size, size)
+        if last and int(last) < int(first):
+            return None
+    if start >= size:
+        raise ValueError
+    return start, stop
+
+
+async def blob(call: Call[None]) -> Reply:
+    coordinator = call.coordinator
+    name = check_name(call.text("sha256"))
+    if not await coordinator.datasets.may_read(name):
+        raise NotFound("there is no such blob, or it is not for volunteers")
+    tag = f'"{name}"'
+    headers = [
+        ("etag", tag),
+        ("accept-ranges", "bytes"),
+        ("cache-control", "private, max-age=31536000, immutable"),
+        ("content-type", "application/octet-stream"),
+    ]
+    if tag in call.header("if-none-match"):
+        return Reply(status=304, headers=tuple(headers[:3]))
+    size = await coordinator.blobs.size(name)
+    wanted = None
+    if call.header("if-range") in ("", tag):
+        try:
+            wanted = byte_range(call.header("range"), size)
+        except ValueError:
+            return _unsatisfiable(call, size)
+    start, stop = wanted or (0, size)
+    if wanted is not None:
+        headers.append(("content-range", f"bytes {start}-{stop - 1}/{size}"))
+    return Reply(
+        status=200 if wanted is None else 206,
+        headers=tuple(headers),
+        stream=await coordinator.blobs.open_range(name, start, stop),
+        size=stop - start,
+    )
+
+
+def _unsatisfiable(call: Call[None], size: int) -> Reply:
+    error = ErrorBody(
+        code="bad_request",
+        message=f"the blob has {size} bytes, so this range does not exist",
+        request_id=str(call.scope.get("request_id", "")),
+    )
+    return json_reply(error, 416, (("content-range", f"bytes */{size}"),))

@@ -1,0 +1,289 @@
+"""What a route is: data. Starlette's routes and the OpenAPI document are both made from it, so they cannot differ.
+
+A handler gets a `Call`, makes one call of a service and returns what goes out; reading, checking, signing in, encoding
+and counting happen here, once for all routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from coordinator.http.request import (
+    INTEGER_DIGITS_MAX,
+    ClientGone,
+    Receive,
+    Scope,
+    Send,
+    header,
+    raw_header,
+    read_body,
+    read_json,
+)
+from coordinator.http.sendfile import of_scope
+from coordinator.storage.blobs import FileStream, Pieces
+from shared.errors import BadRequest, NotFound, Unauthorized, VolunteerError
+from shared.protocol.base import ErrorBody
+
+if TYPE_CHECKING:
+    from coordinator.accounts.accounts import Principal
+    from coordinator.services import Coordinator
+
+Body = TypeVar("Body")
+Auth = Literal["none", "worker", "admin"]
+ADMIN = "admin"
+
+_NUMBER = re.compile(rf"[0-9]{{1,{INTEGER_DIGITS_MAX}}}")
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """One query parameter."""
+
+    name: str
+    kind: type[int] | type[str]
+    help: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An answer that is not just a struct: other status, headers, bytes, or a stream of `size` bytes."""
+
+    status: int = 200
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+    stream: Pieces | None = None
+    size: int = 0
+
+
+class Call(Generic[Body]):
+    """One request as a handler sees it."""
+
+    __slots__ = ("_params", "_principal", "_query", "body", "coordinator", "receive", "scope")
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        scope: Scope,
+        receive: Receive,
+        principal: Principal | None,
+        body: Body,
+    ) -> None:
+        self.coordinator = coordinator
+        self.scope = scope
+        self.receive = receive
+        self.body = body
+        self._principal = principal
+        self._params: dict[str, str] = scope["path_params"]
+        self._query: dict[str, str] | None = None
+
+    @property
+    def principal(self) -> Principal:
+        """Who asks. Only for routes of workers."""
+        if self._principal is None:
+            raise Unauthorized("this needs the token of a worker")
+        return self._principal
+
+    def text(self, name: str) -> str:
+        """A part of the path."""
+        return self._params[name]
+
+    def number(self, name: str) -> int:
+        """A part of the path that is a number. Raises NotFound for anything else: no such thing has a name like that."""
+        text = self._params[name]
+        if not _NUMBER.fullmatch(text):
+            raise NotFound(f'there is no {name} "{text[:40]}"')
+        return int(text)
+
+    def query(self, name: str) -> str:
+        """A query parameter, or ""."""
+        if self._query is None:
+            raw = self.scope.get("query_string", b"").decode("latin-1")
+            try:
+                self._query = dict(parse_qsl(raw, max_num_fields=20))
+            except ValueError as error:
+                raise BadRequest("the query string has too many fields") from error
+            if "%00" in raw or "\0" in raw:
+                raise BadRequest("the query string holds the character NUL")
+        return self._query.get(name, "")
+
+    def query_number(self, name: str) -> int | None:
+        """A query parameter that is a number, or None. Raises BadRequest."""
+        text = self.query(name)
+        if not text:
+            return None
+        if not _NUMBER.fullmatch(text):
+            raise BadRequest(f'the query parameter "{name}" must be a number')
+        return int(text)
+
+    def header(self, name: str) -> str:
+        """A request header by its lower-case name, or ""."""
+        return header(self.scope, name.encode())
+
+
+Handler = Callable[[Call[Any]], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One route."""
+
+    method: Literal["GET", "POST", "PUT"]
+    path: str
+    handler: Handler
+    summary: str
+    auth: Auth = "worker"
+    request: type | None = None
+    reply: Any = None  # type of the JSON answer; None = 204, no content
+    query: tuple[Query, ...] = ()
+    sends: str = ""  # media type of a streamed request body
+    gives: str = ""  # media type of an answer that is not JSON
+    strict: bool = False  # counted against the rate of registrations
+    writes: bool = False  # refused with 507 while the disk is full
+    headers: tuple[str, ...] = field(default=())  # request headers that the handler reads
+
+
+class Served:
+    """An endpoint as an ASGI application."""
+
+    def __init__(self, endpoint: Endpoint, coordinator: Coordinator) -> None:
+        self._endpoint = endpoint
+        self._coordinator = coordinator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint, coordinator = self._endpoint, self._coordinator
+        scope["endpoint_path"] = endpoint.path
+        principal = None
+        if endpoint.auth == "worker":
+            principal = await sign_in(scope, coordinator)
+        elif endpoint.auth == "admin":
+            check_admin(scope, coordinator)
+        if endpoint.strict:
+            coordinator.rates.hit("register", client_address(scope))
+        if endpoint.writes:
+            coordinator.space.check()
+        body: Any = None
+        if endpoint.request is not None:
+            body = read_json(await read_body(scope, receive), endpoint.request)
+        result = await endpoint.handler(Call(coordinator, scope, receive, principal, body))
+        if result is None:
+            await respond(scope, receive, send, Reply(status=204))
+        elif type(result) is Reply:
+            await respond(scope, receive, send, result)
+        else:
+            await respond(scope, receive, send, json_reply(result))
+
+
+def json_reply(value: Any, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
+    return Reply(
+        status=status, headers=(("content-type", "application/json"), *headers), body=_encode(value)
+    )
+
+
+def error_reply(error: VolunteerError, request_id: str) -> Reply:
+    """The one form of every refusal."""
+    body = ErrorBody(
+        code=error.code,
+        message=error.message,
+        request_id=request_id,
+        retry_after_s=error.retry_after_s,
+    )
+    headers: tuple[tuple[str, str], ...] = ()
+    if error.retry_after_s is not None:
+        headers = (("retry-after", str(max(1, math.ceil(error.retry_after_s)))),)
+    if error.status == 401:
+        headers = (*headers, ("www-authenticate", "Bearer"))
+    return json_reply(body, error.status, headers)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def respond(scope: Scope, receive: Receive, send: Send, reply: Reply) -> None:
+    """Send a reply; a request whose body was not read to its end is the last of its connection."""
+    size = reply.size if reply.stream is not None else len(reply.body)
+    headers = [(name.encode(), value.encode("latin-1")) for name, value in reply.headers]
+    headers.append((b"x-request-id", scope.get("request_id", "").encode()))
+    if reply.status not in (204, 304):
+        headers.append((b"content-length", str(size).encode()))
+    unread = scope["method"] in ("POST", "PUT") and not scope.get("body_read")
+    if unread and reply.status >= 400:
+        headers.append((b"connection", b"close"))
+    scope["status"] = reply.status
+    try:
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        if reply.stream is not None and scope["method"] != "HEAD":
+            await _send_stream(scope, receive, send, reply.stream)
+        else:
+            body = b"" if scope["method"] == "HEAD" else reply.body
+            scope["sent"] = len(body)
+            await send({"type": "http.response.body", "body": body})
+    finally:
+        if reply.stream is not None:
+            await reply.stream.aclose()
+
+
+async def _send_stream(scope: Scope, receive: Receive, send: Send, stream: Pieces) -> None:
+    """Piece by piece. Raises ClientGone."""
+    scope["sent"] = 0
+    gone = asyncio.ensure_future(
+        _until_gone(receive)
+    )  # the server drops what is sent to nobody without a word
+    send_file = of_scope(scope)
+    try:
+        while True:
+            if send_file is not None and isinstance(stream, FileStream):
+                while done := await stream.pass_on(send_file):
+                    scope["sent"] += done
+            piece = await anext(stream, b"")
+            if not piece:
+                break
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            scope["sent"] += len(piece)
+            if gone.done():
+                raise ClientGone
+        await send({"type": "http.response.body", "body": b""})
+    finally:
+        gone.cancel()
+
+
+def client_address(scope: Scope) -> str:
+    client = scope.get("client")
+    return client[0] if client else ""
+
+
+def _bearer(scope: Scope) -> tuple[str, str]:
+    """Who the token says it is, and the secret."""
+    kind, _, token = header(scope, b"authorization").partition(" ")
+    who, _, secret = token.strip().partition(".")
+    if kind.lower() != "bearer" or not who or not secret:
+        raise Unauthorized("send the header Authorization: Bearer <worker id>.<secret>")
+    return who, secret
+
+
+async def sign_in(scope: Scope, coordinator: Coordinator) -> Principal:
+    """The worker behind a request. Raises Unauthorized, Banned, TooManyRequests."""
+    principal = coordinator.volunteers.recall(raw_header(scope, b"authorization"))
+    if principal is None:
+        principal = await coordinator.volunteers.authenticate(*_bearer(scope))
+    coordinator.rates.hit("worker", principal.worker_id)
+    return principal
+
+
+def check_admin(scope: Scope, coordinator: Coordinator) -> None:
+    """Raises Unauthorized unless the organiser's token was sent."""
+    who, secret = _bearer(scope)
+    if who != ADMIN or not coordinator.is_admin(secret):
+        raise Unauthorized(
+            "this needs the organiser's token: the file admin.token of the data directory"
+        )

@@ -1,0 +1,73 @@
+"""What the versions of a run drew or wrote, at addresses that a browser may open."""
+
+from __future__ import annotations
+
+from coordinator.http.routes.endpoint import Call, Endpoint, Query, Reply
+from coordinator.runs.samples import Kind
+from shared.errors import NotFound
+from shared.protocol.limits import API
+
+_SAFE = (("x-content-type-options", "nosniff"), ("cache-control", "no-cache"))
+
+
+def _check_public(call: Call[None]) -> None:
+    if not call.coordinator.settings.public_dashboard:
+        raise NotFound("this coordinator shows nothing to the public")
+
+
+async def sample(call: Call[None]) -> Reply:
+    _check_public(call)
+    samples = call.coordinator.samples
+    drawn = await samples.of(call.text("run"), call.query_number("version"))
+    if not drawn.sha256:
+        kind = ("content-type", "text/plain; charset=utf-8")
+        return Reply(headers=(kind, *_SAFE), body=drawn.text.encode())
+    tag = ("etag", f'"{drawn.sha256}"')
+    if tag[1] in call.header("if-none-match"):
+        return Reply(status=304, headers=(tag, *_SAFE))
+    body = await samples.picture(drawn)
+    return Reply(headers=(("content-type", "image/png"), tag, *_SAFE), body=body)
+
+
+async def _film(call: Call[None], kind: Kind) -> Reply:
+    _check_public(call)
+    body = await call.coordinator.samples.timelapse(call.text("run"), kind)
+    return Reply(headers=(("content-type", f"image/{kind}"), *_SAFE), body=body)
+
+
+async def gif(call: Call[None]) -> Reply:
+    return await _film(call, "gif")
+
+
+async def webp(call: Call[None]) -> Reply:
+    return await _film(call, "webp")
+
+
+ENDPOINTS = (
+    Endpoint(
+        method="GET",
+        path=f"{API}/runs/{{run}}/sample",
+        handler=sample,
+        summary="What the newest version drew (PNG) or wrote (text)",
+        auth="none",
+        gives="image/png",
+        query=(Query(name="version", kind=int, help="Of this version instead."),),
+        headers=("If-None-Match",),
+    ),
+    Endpoint(
+        method="GET",
+        path=f"{API}/runs/{{run}}/timelapse.gif",
+        handler=gif,
+        summary="The pictures of all versions, one after the other",
+        auth="none",
+        gives="image/gif",
+    ),
+    Endpoint(
+        method="GET",
+        path=f"{API}/runs/{{run}}/timelapse.webp",
+        handler=webp,
+        summary="The pictures of all versions, one after the other, in fewer bytes",
+        auth="none",
+        gives="image/webp",
+    ),
+)

@@ -1,0 +1,86 @@
+"""Claims and leases: taking work, beginning it, giving it back, handing it in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from coordinator.http.request import ClientGone, Receive
+from coordinator.http.routes.endpoint import Call
+from coordinator.storage.disk_space import RETRY_S
+from shared.errors import Unavailable
+from shared.protocol.base import Reason
+from shared.protocol.work import (
+    BeginReply,
+    BeginRequest,
+    ClaimReply,
+    ClaimRequest,
+    Idle,
+    ReleaseRequest,
+    SubmitRequest,
+    Verdict,
+)
+
+T = TypeVar("T")
+
+STOPPING_S = 3.0  # a restart takes about this long
+
+
+async def claim(call: Call[ClaimRequest]) -> ClaimReply:
+    coordinator = call.coordinator
+    if coordinator.space.read_only:
+        message = "the coordinator's disk is full; it goes on by itself when there is space again"
+        return ClaimReply(
+            idle=Idle(reason=Reason.READ_ONLY, message=message, retry_after_s=RETRY_S)
+        )
+    claiming = coordinator.queue.claim(call.principal, call.body)
+    return await _while_wanted(claiming, call.receive, coordinator.stopping)
+
+
+async def _while_wanted(work: Awaitable[T], receive: Receive, stopping: asyncio.Event) -> T:
+    """The result of a long wait; given up when the client hangs up or the server stops, so that no lease is left to nobody."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_hung_up(receive))
+    stop = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait((working, gone, stop), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        if gone.done():
+            raise ClientGone
+        raise Unavailable("the coordinator is restarting", retry_after_s=STOPPING_S)
+    finally:
+        for task in (working, gone, stop):
+            task.cancel()
+        await asyncio.gather(working, gone, stop, return_exceptions=True)
+
+
+async def _hung_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def begin(call: Call[BeginRequest]) -> BeginReply:
+    coordinator, body = call.coordinator, call.body
+    task = call.number("task")
+    begun = await coordinator.queue.begin(
+        call.principal, task, body.attempt, newest=body.newest, base=body.base
+    )
+    known = begun.version in (body.known, body.base)
+    return BeginReply(
+        version=begun.version,
+        global_step=begun.global_step,
+        finish_by=begun.finish_by,
+        manifest=None if known else await coordinator.runs.manifest(begun.run, begun.version),
+        part=begun.part,
+        tries=begun.tries,
+    )
+
+
+async def release(call: Call[ReleaseRequest]) -> None:
+    await call.coordinator.queue.release(call.principal, call.number("task"), call.body)
+
+
+async def submit(call: Call[SubmitRequest]) -> Verdict:
+    return await call.coordinator.intake.submit(call.principal, call.number("task"), call.body)

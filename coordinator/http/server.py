@@ -1,0 +1,273 @@
+"""Serving: sockets, TLS and signals around the application.
+
+The first stop signal drains: waiting claims are answered, open requests get a few seconds, jobs end what they are at, and
+the exit code is 0. A second one stops at once; what was acknowledged is on the disk. A hang-up is ignored. uvicorn alone
+would exit 143 after SIGTERM, 129 after SIGHUP and 3 when the port is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import ipaddress
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import structlog
+import uvicorn
+
+from coordinator import certificates
+from coordinator.config import Settings, without_password
+from coordinator.database import runs
+from coordinator.database.runs import RunRow
+from coordinator.http.app import create_app
+from coordinator.http.deadlines import Guard, protocol
+from coordinator.log import configure
+from coordinator.services import Address, Coordinator, opened
+from coordinator.storage.folders import data_directory
+from shared import gc_freeze
+from shared.command_hints import options
+from shared.errors import Configuration, Internal, why
+from shared.links import format_link, is_loopback
+from shared.protocol.limits import HEADER_BYTES_MAX
+
+KEEP_ALIVE_S = 75  # longer than a heartbeat's rhythm: no new handshake for each
+BACKLOG = 2048
+SECOND_SIGNAL_EXIT = 1
+
+log = structlog.get_logger("server")
+
+
+def serve(settings: Settings, say: Callable[[str], None] = print) -> int:
+    """Serve until a signal; returns the exit code. Raises Configuration when it cannot begin."""
+    configure(settings.log_level, as_json=settings.json_logs)
+    certificate = _certificate(settings)
+    listener = listen(settings.host, settings.port)
+    with (
+        contextlib.closing(listener),
+        asyncio.Runner(debug=False, loop_factory=loop_factory()) as runner,
+    ):
+        return runner.run(_serve(settings, listener, certificate, say))
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's event loop where it is installed, else Python's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _certificate(settings: Settings) -> certificates.Certificate | None:
+    """What to encrypt with: the organiser's files, our own beyond loopback, nothing on loopback or behind a proxy."""
+    if settings.tls_cert:
+        return certificates.given(Path(settings.tls_cert), Path(settings.tls_key))
+    if settings.url or is_loopback(settings.host):
+        return None
+    return certificates.own(data_directory(settings.directory))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket. Raises Configuration with what to do when the address cannot be had."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, number, _, where = found[0]
+        listener = socket.socket(family, kind, number)
+    except OSError as error:
+        raise Configuration(f"{host} is not an address of this machine: {why(error)}") from error
+    try:
+        if os.name != "nt":  # there it would let two servers share a port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.set_inheritable(False)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise Configuration(
+                f"port {port} of {host} is in use: stop what uses it, or choose another with --port"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise Configuration(
+                f"port {port} needs more rights: choose one above 1023 with --port"
+            ) from error
+        raise Configuration(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    return listener
+
+
+def address(
+    settings: Settings, listener: socket.socket, certificate: certificates.Certificate | None
+) -> Address:
+    """Where volunteers find this server."""
+    if settings.url:
+        return Address(url=settings.url.rstrip("/"), tls_pin="")
+    host, port = listener.getsockname()[:2]
+    if ipaddress.ip_address(host).is_unspecified:
+        host = outward_address()
+    name = f"[{host}]" if ":" in host else host
+    if certificate is None:
+        return Address(url=f"http://{name}:{port}")
+    return Address(url=f"https://{name}:{port}", tls_pin=certificate.pin)
+
+
+def outward_address() -> str:
+    """The address other machines most likely reach this one by; nothing is sent to find out."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # a documentation address, RFC 5737
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+async def _serve(
+    settings: Settings,
+    listener: socket.socket,
+    certificate: certificates.Certificate | None,
+    say: Callable[[str], None],
+) -> int:
+    async with opened(settings, exclusive=True) as coordinator:
+        await coordinator.set_address(address(settings, listener, certificate))
+        server = _Server(_config(coordinator, certificate), coordinator, say)
+        gc.collect()
+        gc_freeze.spare()
+        await server.serve(sockets=[listener])
+    return 0
+
+
+def _config(
+    coordinator: Coordinator, certificate: certificates.Certificate | None
+) -> uvicorn.Config:
+    settings = coordinator.settings
+    return uvicorn.Config(
+        create_app(coordinator),
+        http=protocol(Guard(settings)),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=bool(settings.url),
+        forwarded_allow_ips=settings.trusted_proxies,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=settings.shutdown_s,
+        h11_max_incomplete_event_size=HEADER_BYTES_MAX,
+        ssl_certfile=certificate.cert if certificate else None,
+        ssl_keyfile=certificate.key if certificate else None,
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server with our signals: it neither passes them on afterwards nor needs two for SIGTERM."""
+
+    def __init__(
+        self, config: uvicorn.Config, coordinator: Coordinator, say: Callable[[str], None]
+    ) -> None:
+        super().__init__(config)
+        self._coordinator = coordinator
+        self._say = say
+        self._loop = asyncio.get_running_loop()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, but with a deadline for TLS handshakes: none would hold below the HTTP protocol."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise Internal("the background jobs could not begin; the log says why")
+        deadline_s = self._coordinator.settings.headers_deadline_s if self.config.ssl else None
+        self.servers = [
+            await self._loop.create_server(
+                self._connection,
+                sock=listener,
+                ssl=self.config.ssl,
+                backlog=self.config.backlog,
+                ssl_handshake_timeout=deadline_s,
+            )
+            for listener in sockets or ()
+        ]
+        self.started = True
+        for line in await welcome(
+            self._coordinator
+        ):  # it listens: who reads the link may use it at once
+            self._say(line)
+
+    def _connection(self) -> asyncio.Protocol:
+        kind: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = kind(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            _loop=self._loop,
+        )
+        return made
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        handlers = {signal.SIGINT: self.handle_exit, signal.SIGTERM: self.handle_exit}
+        previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        if hasattr(signal, "SIGHUP"):
+            previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            os.write(sys.stderr.fileno(), b"stopping at once\n")
+            os._exit(SECOND_SIGNAL_EXIT)
+        self.should_exit = True
+        # Waiting claims end now, not when their time is up.
+        self._loop.call_soon_threadsafe(self._coordinator.stopping.set)
+
+
+async def welcome(coordinator: Coordinator) -> list[str]:
+    """What the organiser reads first: where it listens, the join link, and what to do next."""
+    settings, where = coordinator.settings, coordinator.address
+    link = format_link(coordinator.link())
+    here = options(
+        {
+            "data_dir": settings.data_dir,
+            "database": without_password(settings.database),
+            "blobs": without_password(settings.blobs),
+        }
+    )
+    lines = [
+        f"{settings.name} listens at {where.url}",
+        f"  data    {settings.directory}",
+        f"  key     {coordinator.fingerprint}",
+    ]
+    if settings.database:
+        lines.append(f"  database {without_password(settings.database)}")
+    if settings.invite_only:
+        lines.append(f"  join    by invitation only: coordinator invite create{here}")
+    else:
+        lines.append(f"  join    volunteer join '{link}'")
+    if is_loopback(_host(where.url)):
+        lines.append(f"  other machines: coordinator serve --host 0.0.0.0{here}")
+    lines.append(f"  next    {_next(await coordinator.db.read(runs.every))}{here}")
+    return lines
+
+
+def _next(known: Sequence[RunRow]) -> str:
+    """The command that brings the newest run on: to make one, to start it, or to look at it."""
+    newest = known[-1] if known else None
+    if newest is None or newest.state in ("completed", "failed"):
+        return "coordinator run create --example"
+    step = "start" if newest.state == "draft" else "show"
+    return f"coordinator run {step} {newest.name}"
+
+
+def _host(url: str) -> str:
+    from urllib.parse import urlsplit
+
+    return urlsplit(url).hostname or ""

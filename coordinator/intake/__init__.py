@@ -1,0 +1,1 @@
+"""Contributions come in: uploads and validation."""

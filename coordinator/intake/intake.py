@@ -1,0 +1,367 @@
+"""Taking in contributions: durable first, then checked off the event loop, then decided, each step in one transaction.
+
+    submit ── received durably (checking) ──> measured in a thread ──> accepted: pending credit, task done
+                                                                  └──> rejected: reason, task back in the queue
+
+A coordinator that dies in between finds the contribution in `checking` when it starts again and decides it then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coordinator.database import contributions, runs, submissions, tasks, uploads, versions
+from coordinator.database import volunteers as accounts
+from coordinator.database.contributions import UPDATES as MERGED
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.ledger import payments
+from coordinator.database.runs import OPEN, RunRow
+from coordinator.database.submissions import Part
+from coordinator.database.tasks import FailureKind, TaskRow
+from coordinator.plan.plan import Plan, in_phase
+from coordinator.rules import codec_choice, trust, validation
+from coordinator.rules.validation import Evidence, Judgement, Measurement
+from coordinator.runs import phases
+from coordinator.runs.definition import Definition, definition
+from coordinator.scheduling.lease_message import UPDATES
+from coordinator.selfplay.game_intake import Harvest
+from coordinator.signals import Signals
+from shared.clock import Clock
+from shared.decoding import decode
+from shared.errors import BadRequest, Conflict, NotFound
+from shared.protocol.base import Reason
+from shared.protocol.limits import PARTS_MAX, TRIES_MAX
+from shared.protocol.work import SubmitRequest, Verdict
+from shared.signing import canonical, digest
+from shared.tensors import quantize
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.accounts.accounts import Principal
+    from coordinator.database.engine.open import Database
+    from coordinator.storage.blobs import BlobStore
+
+HISTORY_MAX = 200
+RECHECK_MAX = 100
+# What a volunteer cannot help is not counted against anybody.
+NO_FAULT = frozenset({Reason.STALE.value, Reason.CANCELLED.value, Reason.RUN_ENDED.value})
+
+LOST = Judgement(
+    state="rejected",
+    reason=Reason.CANCELLED.value,
+    message="its task was taken back meanwhile: nothing is counted against you",
+)
+
+
+class Intake:
+    """Receives, checks and decides contributions."""
+
+    def __init__(
+        self, db: Database, clock: Clock, signals: Signals, blobs: BlobStore, threads: Executor
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._signals = signals
+        self._blobs = blobs
+        self._threads = threads
+        self._harvest = Harvest(db, clock, blobs)
+        self._abouts: dict[int, Definition] = {}  # what does not change of a run, read once
+
+    async def submit(self, principal: Principal, task_id: int, request: SubmitRequest) -> Verdict:
+        """Take in one contribution and answer with its verdict.
+
+        The same key and content gets the same answer however often it is sent. Raises NotFound for a task or upload of
+        somebody else, Gone when another worker holds the task by now, Conflict for the same key with other content, BadRequest for
+        a codec that there is not.
+        """
+        if not (0 <= request.part < PARTS_MAX and 0 <= request.tries < TRIES_MAX):
+            raise BadRequest("part or tries is out of range")
+        quantize.codec(request.codec)
+        row = await self._db.write(lambda conn: self._receive(conn, principal, task_id, request))
+        if row.state == "checking":
+            await self._check(row)
+        elif row.state == "rejected":
+            self._signals.notify("queue")
+        return await self.verdict(principal, row.id)
+
+    def _receive(
+        self, conn: Connection, principal: Principal, task_id: int, request: SubmitRequest
+    ) -> ContributionRow:
+        now = self._clock.now()
+        content = digest(canonical(request))
+        task = tasks.holder(conn, task_id)  # locked first: the same may be sent twice at once
+        known = contributions.by_key(conn, task_id, request.attempt, request.part, request.tries)
+        if known is not None:
+            if known.volunteer_id != principal.volunteer_id:
+                raise NotFound(f"there is no task {task_id} of yours")
+            if known.digest != content:
+                raise Conflict(f"task {task_id} was handed in before with other content")
+            return known
+        tasks.may_submit(task, principal.worker_id, request.attempt)
+        if task.base_version is None:
+            raise Conflict(f"task {task_id} has not begun: there is no base version yet")
+        run = runs.by_id(conn, task.run_id)
+        now_holds = phases.at_head(run)
+        part = submissions.expect(conn, task, request)
+        base = task.base_version
+        if task.part_steps or now_holds.pull_every:  # begun before the newest version it asked for
+            base = min(base, max(0, request.base_version))
+        if not uploads.is_complete(
+            conn, task_id, request.attempt, principal.worker_id, request.sha256, request.size
+        ):
+            raise NotFound(
+                f"the bytes {request.sha256[:12]}... were not uploaded for task {task_id}"
+            )
+        values = _values(principal, task, request, part, now) | {"base_version": base}
+        kind = UPDATES.get(task.kind) or task.update_kind or now_holds.update
+        row = contributions.add(conn, values | {"kind": kind}, last=part.last)
+        if not _is_late(row, run, now_holds):
+            return row
+        self._too_late(conn, row, run, now_holds)
+        return contributions.by_id(conn, row.id)
+
+    async def _check(self, row: ContributionRow) -> None:
+        if row.kind in MERGED:
+            await self._measure(row)
+        else:
+            await self._harvest.check(row)
+        self._signals.notify("contributions")
+        self._signals.notify("queue")
+
+    async def _measure(self, row: ContributionRow) -> None:
+        about = self._abouts.get(row.run_id)
+        if about is None:
+            run = await self._db.read(lambda conn: runs.by_id(conn, row.run_id))
+            about = self._abouts[row.run_id] = definition(run)
+        granted = codec_choice.grantable(about.plan)
+        if row.codec in granted:
+            path = await self._blobs.local(row.sha256)
+            loop = asyncio.get_running_loop()
+            measured = await loop.run_in_executor(
+                self._threads, validation.measure, path, about.schema, row.codec
+            )
+        else:
+            measured = Measurement(
+                problem=f'the update came as "{row.codec}", which this run takes from nobody: '
+                f"{', '.join(sorted(granted))} are what it asks for"
+            )
+        await self._db.write(lambda conn: self._decide(conn, row.id, measured))
+
+    def _decide(self, conn: Connection, contribution_id: int, measured: Measurement) -> None:
+        now = self._clock.now()
+        # Locked: after a restart the sender and the recheck may both be at it.
+        row = contributions.by_id(conn, contribution_id, lock=True)
+        if row.state != "checking":
+            return  # somebody else was faster
+        run = runs.by_id(conn, row.run_id)
+        if phases.at_head(run).in_flight == "redo":  # whether it is late must not change any more
+            run = runs.by_id(conn, row.run_id, lock=True)
+        judgement = self._judge(conn, row, run, measured)
+        if judgement.reason == Reason.STALE and _is_late(row, run, phases.at_head(run)):
+            self._too_late(conn, row, run, phases.at_head(run))
+            return
+        held = submissions.is_held(conn, row)
+        if not held:
+            judgement = LOST
+        contributions.decide(
+            conn,
+            row,
+            judgement.state,
+            now=now,
+            reason=judgement.reason,
+            message=judgement.message,
+            weight=judgement.weight,
+            clip=judgement.clip,
+            norm=measured.norm if measured.finite and not measured.problem else None,
+        )
+        if judgement.state == "accepted":
+            self._accept(conn, row, now)
+        elif held:
+            self._reject(conn, row, run, judgement, now)
+
+    def _judge(
+        self, conn: Connection, row: ContributionRow, run: RunRow, measured: Measurement
+    ) -> Judgement:
+        """By its content first: also what nobody needs any more is only paid when it is good."""
+        about = definition(run)
+        base = versions.get(conn, run.id, row.base_version)
+        comparable = about.workload.traits.loss_is_measured
+        effort = _effort(about, run, row.kind, base.global_step, row.steps)
+        evidence = Evidence(
+            submit=decode(row.report, SubmitRequest),
+            measurement=measured,
+            task_steps=row.steps,
+            task_samples=row.samples,
+            head=run.head,
+            base_version=row.base_version,
+            trust=accounts.trust_of(conn, row.volunteer_id),
+            effort=effort,
+            cohort=[
+                validation.by_effort(
+                    peer.norm, _effort(about, run, row.kind, peer.global_step, peer.steps), effort
+                )
+                for peer in contributions.cohort(
+                    conn, run.id, row.kind, about.file.validation.cohort
+                )
+            ],
+            loss=versions.newest_loss(conn, run.id) if comparable else None,
+            parameters=about.parameters,
+            replayed=contributions.seen_before(conn, row),
+        )
+        file, then = about.file, in_phase(about.plan, base.phase)
+        judgement = validation.judge(evidence, file.validation, file.train, then)
+        if judgement.state == "accepted" and run.state not in OPEN:
+            return validation.TOO_LATE
+        if judgement.state == "accepted" and row.kind != phases.at_head(run).update:
+            message = "the run merges another kind of update by now; the work is paid"
+            return Judgement(state="superseded", reason=Reason.STALE, message=message)
+        return judgement
+
+    def _too_late(self, conn: Connection, row: ContributionRow, run: RunRow, plan: Plan) -> None:
+        """A newer version was there first: computed again from it, so many times; then the task fails."""
+        now, limit = self._clock.now(), plan.redo_limit
+        again = row.tries < limit
+        message = (
+            f"version {run.head} was merged meanwhile: compute it once more from there, "
+            f"{row.tries + 1} of {limit}: nothing is counted against you"
+            if again
+            else f"it came {limit + 1} times after the next version, and redo_limit = {limit}: the task has failed here"
+        )
+        stale = Reason.STALE.value
+        contributions.decide(conn, row, "rejected", now=now, reason=stale, message=message)
+        if again:
+            submissions.once_more(conn, row, now)
+        else:
+            self._put_back(conn, row, run, "failure", message, now)
+
+    def _put_back(
+        self,
+        conn: Connection,
+        row: ContributionRow,
+        run: RunRow,
+        kind: FailureKind | None,
+        message: str,
+        now: float,
+    ) -> None:
+        tasks.put_back(
+            conn,
+            row.task_id,
+            worker_id=row.worker_id,
+            kind=kind,
+            message=message,
+            now=now,
+            settings=definition(run).file.task,
+        )
+
+    def _accept(self, conn: Connection, row: ContributionRow, now: float) -> None:
+        submissions.through(conn, row, now)
+        payments.post_pending_many(conn, [payments.Payment.of(row)], now)
+        accounts.set_trust(conn, row.volunteer_id, trust.accepted, row.worker_id)
+
+    def _reject(
+        self, conn: Connection, row: ContributionRow, run: RunRow, judgement: Judgement, now: float
+    ) -> None:
+        """Back into the queue: counted as a failure only when the content was at fault."""
+        if judgement.state == "superseded":
+            submissions.through(conn, row, now)
+            self._pay_at_once(conn, row, now)
+            return
+        at_fault = judgement.reason not in NO_FAULT
+        kind: FailureKind | None = "failure" if at_fault else None
+        self._put_back(conn, row, run, kind, judgement.message, now)
+        if at_fault:
+            accounts.set_trust(conn, row.volunteer_id, trust.rejected, row.worker_id)
+
+    def _pay_at_once(self, conn: Connection, row: ContributionRow, now: float) -> None:
+        paid = [payments.Payment.of(row)]
+        payments.post_pending_many(conn, paid, now)
+        payments.post_earned_many(conn, paid, now)
+
+    async def recheck(self) -> int:
+        """Decide what an earlier process received and did not come to check."""
+        left = await self._db.read(
+            lambda conn: contributions.in_state(conn, "checking", limit=RECHECK_MAX)
+        )
+        for row in left:
+            await self._check(row)
+        return len(left)
+
+    async def verdict(self, principal: Principal, contribution_id: int) -> Verdict:
+        """Where a contribution of this volunteer stands. Raises NotFound."""
+
+        def read(conn: Connection) -> Verdict:
+            row = contributions.by_id(conn, contribution_id, principal.volunteer_id)
+            verdict = contributions.latest_verdict(conn, row.id)
+            if verdict is not None:
+                redo = verdict.reason == Reason.STALE and submissions.goes_on(conn, row)
+                return msgspec.structs.replace(verdict, redo=redo)
+            run = runs.by_id(conn, row.run_id)
+            return Verdict(
+                contribution=row.id,
+                task=row.task_id,
+                run=run.name,
+                state=row.state,
+                at=row.received_at,
+            )
+
+        return await self._db.read(read)
+
+    async def history(
+        self, principal: Principal, before: int | None, limit: int = 50
+    ) -> list[tuple[int, Verdict]]:
+        """This volunteer's verdicts, newest first; the number beside each continues the listing."""
+        limit = max(1, min(limit, HISTORY_MAX))
+        return await self._db.read(
+            lambda conn: contributions.history(conn, principal.volunteer_id, before, limit)
+        )
+
+
+def _values(
+    principal: Principal, task: TaskRow, request: SubmitRequest, part: Part, now: float
+) -> dict[str, Any]:
+    """What is stored of a submission beside its kind and its base."""
+    return {
+        "run_id": task.run_id,
+        "task_id": task.id,
+        "attempt": request.attempt,
+        "part": request.part,
+        "tries": request.tries,
+        "worker_id": principal.worker_id,
+        "volunteer_id": principal.volunteer_id,
+        "digest": digest(canonical(request)),
+        "codec": request.codec,
+        "sha256": request.sha256,
+        "size": request.size,
+        "steps": part.steps,
+        "samples": part.samples,
+        "price_micro": part.price_micro,
+        "loss_first": request.loss_first,
+        "loss_last": request.loss_last,
+        "train_s": max(0.0, min(request.train_s, now - (task.begun_at or now))),
+        "norm": None,
+        "clip": 1.0,
+        "weight": None,
+        "state": "checking",
+        "reason": "",
+        "message": "",
+        "version": None,
+        "report": msgspec.json.encode(request).decode(),
+        "received_at": now,
+        "decided_at": None,
+        "merged_at": None,
+    }
+
+
+def _is_late(row: ContributionRow, run: RunRow, plan: Plan) -> bool:
+    """Whether a gradient has to be computed again: its version is too old where the plan merges one version at a time."""
+    gap = run.head - row.base_version
+    return row.kind == "gradient" and plan.in_flight == "redo" and gap > plan.max_staleness
+
+
+def _effort(about: Definition, run: RunRow, kind: str, first: int, steps: int) -> float:
+    return validation.effort(kind, about.file.train, first, steps, about.total_steps(run))

@@ -1,0 +1,400 @@
+"""Uploads that go on where they broke off: streamed to disk, counted against their grant, hashed and synced on the way, then a blob.
+
+Memory stays flat whatever the size: at most two batches of an upload are in memory, the one being received and the one
+being hashed and written in a thread. There is one writer at a time; a newer request ends the older one, because its
+client has given that one up. An upload in progress is a file of this replica: behind a load balancer its requests must
+stay on one replica, or it starts over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from coordinator.database import datasets, tasks, uploads
+from coordinator.database.uploads import UploadRow
+from coordinator.storage.blobs import check_name, in_pool, open_in_pool, storage_errors
+from shared.errors import (
+    BadRequest,
+    Conflict,
+    InvalidFrame,
+    NotFound,
+    OffsetMismatch,
+    StorageFull,
+    TooLarge,
+    TooManyRequests,
+)
+from shared.protocol.limits import PARTS_MAX, TRIES_MAX, UPLOAD_BYTES_MAX
+from shared.protocol.work import UploadInfo, UploadRequest
+from shared.tensors.writer import Syncing
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.accounts.accounts import Principal
+    from coordinator.config import Settings
+    from coordinator.database.engine.open import Database
+    from coordinator.storage.blobs import BlobStore
+    from shared.clock import Clock
+
+BATCH_BYTES = 2 << 20
+SMALL_BYTES = 256 << 10  # an upload, or the rest of one, that is received before it is written
+WAITING_MAX = 256  # uploads of one worker that were not handed in yet
+HASHES_MAX = (
+    512  # hash states kept between two requests; an older one is computed again from the file
+)
+EXPIRE_MAX = 500
+
+
+class Digest(Protocol):
+    """A hash that is still being fed."""
+
+    def update(self, data: bytes | memoryview, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+class _Writer:
+    """The request that is writing an upload."""
+
+    def __init__(self) -> None:
+        self.scope = asyncio.timeout(None)
+        self.done = asyncio.Event()
+        self.storing = False  # every byte is there: let it become a blob
+        self._ended = False
+
+    def end(self) -> None:
+        """Said by whoever comes next, perhaps by several."""
+        if not (self.storing or self._ended):
+            self._ended = True
+            self.scope.reschedule(asyncio.get_running_loop().time())
+
+
+class _Part:
+    """The file of an upload in progress; used by one thread at a time."""
+
+    def __init__(self, path: Path, offset: int, digest: Digest) -> None:
+        self.offset = offset
+        self.digest = digest
+        self._file = path.open("r+b" if path.exists() else "xb", buffering=0)
+        self._file.seek(offset)
+        self._syncing = Syncing(self._file.fileno())
+
+    def append(self, data: memoryview) -> None:
+        """Write and hash in one piece each: every return from such a call waits for the interpreter lock."""
+        size, left = len(data), data
+        with storage_errors():
+            while left:
+                left = left[self._file.write(left) :]
+        self.digest.update(data)
+        self.offset += size
+        with self._safe():
+            self._syncing.grew(size)
+
+    @contextmanager
+    def _safe(self) -> Iterator[None]:
+        """A sync that failed is told once, and a later one would say nothing: everything has to come again."""
+        try:
+            with storage_errors():
+                yield
+        except BaseException:
+            self.offset, self.digest = 0, hashlib.sha256()
+            raise
+
+    def close(self) -> None:
+        """Leave no byte behind that is not part of the hash."""
+        try:
+            with self._safe():
+                self._syncing.end()
+        finally:
+            self._file.truncate(self.offset)
+            self._file.close()
+
+
+class Uploads:
+    """Takes in the bytes of contributions."""
+
+    def __init__(self, db: Database, clock: Clock, blobs: BlobStore, settings: Settings) -> None:
+        self._db = db
+        self._clock = clock
+        self._blobs = blobs
+        self._settings = settings
+        self._directory = blobs.scratch() / "uploads"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._writers: dict[str, _Writer] = {}
+        self._hashes: OrderedDict[str, tuple[int, Digest]] = OrderedDict()
+
+    def _path(self, upload_id: str) -> Path:
+        return self._directory / upload_id
+
+    # --- begin ---
+
+    async def create(self, principal: Principal, request: UploadRequest) -> UploadInfo:
+        """Grant an upload to the holder of a lease; the same request again finds the same upload.
+
+        Raises Gone when somebody else holds the task, TooLarge beyond the grant, TooManyRequests beyond the quota.
+        """
+        check_name(request.sha256)
+        if not (0 <= request.part < PARTS_MAX and 0 <= request.tries < TRIES_MAX):
+            raise BadRequest("part or tries is out of range")
+        if not 0 < request.size <= UPLOAD_BYTES_MAX:
+            raise TooLarge(f"an upload has between 1 and {UPLOAD_BYTES_MAX} bytes")
+        await in_pool(self._check_space, request.size)
+        row, fresh = await self._db.write(lambda conn: self._begin(conn, principal, request))
+        return self._view(row, 0) if fresh else await self._info(row)
+
+    def _begin(
+        self, conn: Connection, principal: Principal, request: UploadRequest
+    ) -> tuple[UploadRow, bool]:
+        """The upload, and whether it was not there before."""
+        now = self._clock.now()
+        row = UploadRow(
+            id=secrets.token_hex(16),
+            task_id=request.task,
+            attempt=request.attempt,
+            part=request.part,
+            tries=request.tries,
+            worker_id=principal.worker_id,
+            sha256=request.sha256,
+            size=request.size,
+            complete=False,
+            created_at=now,
+            expires_at=now + self._settings.upload_ttl_s,
+        )
+        task = tasks.holder(conn, request.task)
+        tasks.may_submit(task, principal.worker_id, request.attempt)
+        known = uploads.same(conn, row)
+        if known is not None:
+            if known.worker_id != principal.worker_id:
+                raise NotFound(f"there is no task {request.task} of yours")
+            if known.size != request.size:
+                raise Conflict("these bytes were announced before with another size")
+            return known, False
+        granted = tasks.grant_bytes(conn, task)
+        if request.size > granted:
+            raise TooLarge(
+                f"{request.size} bytes were announced, task {request.task} grants {granted}"
+            )
+        count, size = uploads.waiting(conn, principal.worker_id)
+        if count >= WAITING_MAX or size + request.size > self._settings.upload_quota_bytes:
+            raise TooManyRequests(
+                "too much was uploaded and not handed in; submit it first", retry_after_s=60.0
+            )
+        uploads.add(conn, row)
+        return row, True
+
+    def _check_space(self, size: int) -> None:
+        stat = os.statvfs(self._directory) if hasattr(os, "statvfs") else None
+        if stat and stat.f_bavail * stat.f_frsize - size < self._settings.space_floor_bytes:
+            raise StorageFull(
+                "the coordinator's disk is nearly full; keep your result, it will be taken later",
+                retry_after_s=60.0,
+            )
+
+    # --- go on ---
+
+    async def info(self, principal: Principal, upload_id: str) -> UploadInfo:
+        """How far an upload is. Raises NotFound for one of somebody else."""
+        return await self._info(await self._row(principal, upload_id))
+
+    async def _row(self, principal: Principal, upload_id: str) -> UploadRow:
+        row = await self._db.read(lambda conn: uploads.get(conn, upload_id, principal.worker_id))
+        if row is None or row.expires_at < self._clock.now():
+            raise NotFound("there is no such upload (any more): begin it again")
+        return row
+
+    async def _info(self, row: UploadRow) -> UploadInfo:
+        offset = row.size if row.complete else await in_pool(self._offset, row.id)
+        if offset == row.size and not row.complete and row.id not in self._writers:
+            async with self._alone(
+                row.id
+            ):  # all bytes were there when an earlier request or process ended
+                return await self._finish(row)
+        return self._view(row, offset)
+
+    def _offset(self, upload_id: str) -> int:
+        try:
+            return self._path(upload_id).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _view(self, row: UploadRow, offset: int, complete: bool | None = None) -> UploadInfo:
+        return UploadInfo(
+            upload_id=row.id,
+            offset=offset,
+            size=row.size,
+            complete=row.complete if complete is None else complete,
+            expires_at=row.expires_at,
+        )
+
+    async def write(
+        self, principal: Principal, upload_id: str, offset: int, stream: AsyncIterator[bytes]
+    ) -> UploadInfo:
+        """Append what the stream brings. With the last byte the hash is checked and the blob stored, durably.
+
+        Raises OffsetMismatch when the file is not at `offset`, TooLarge beyond the announced size, InvalidFrame when the
+        bytes are not those announced (the upload is then gone), Conflict when a newer request has taken over.
+        """
+        async with self._alone(upload_id) as writer:
+            row = await self._row(principal, upload_id)
+            if row.complete:
+                return self._view(row, row.size)
+            receive = self._receive_small if row.size - offset <= SMALL_BYTES else self._receive
+            there = await receive(row, offset, stream)
+            if there == row.size:
+                writer.storing = True
+                return await self._finish(row)
+            return self._view(row, there)
+
+    @asynccontextmanager
+    async def _alone(self, upload_id: str) -> AsyncIterator[_Writer]:
+        """Be the only writer of this upload, ending an older one. Raises Conflict when ended by a newer one."""
+        while (older := self._writers.get(upload_id)) is not None:
+            older.end()
+            await older.done.wait()
+        writer = self._writers[upload_id] = _Writer()
+        try:
+            async with writer.scope:
+                yield writer
+        except TimeoutError as error:
+            raise Conflict("a newer request goes on with this upload") from error
+        finally:
+            del self._writers[upload_id]
+            writer.done.set()
+
+    def _open(self, row: UploadRow, offset: int) -> _Part:
+        path = self._path(row.id)
+        there = self._offset(row.id)
+        if offset != there:
+            raise OffsetMismatch(f"the upload is at byte {there}, not at {offset}")
+        known = self._hashes.pop(row.id, None)
+        if known is not None and known[0] == offset:
+            return _Part(path, offset, known[1])
+        return _Part(path, offset, _hash_file(path, offset))
+
+    async def _receive(self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]) -> int:
+        """Append what comes while it comes. Gives how many bytes are there."""
+        part = await open_in_pool(self._open, row, offset)
+        try:
+            await self._fill(row, part, stream)
+        finally:
+            await asyncio.shield(in_pool(part.close))
+            self._remember(row.id, part.offset, part.digest)
+        return part.offset
+
+    async def _receive_small(
+        self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]
+    ) -> int:
+        """The same with one change of threads, not three, which of a small upload is most of the work."""
+        received = bytearray()
+        try:
+            async for data in stream:
+                if offset + len(received) + len(data) > row.size:
+                    raise TooLarge(f"more bytes came than the {row.size} announced")
+                received += data
+        finally:
+            part = await asyncio.shield(in_pool(self._append, row, offset, received))
+            self._remember(row.id, part.offset, part.digest)
+        return part.offset
+
+    def _append(self, row: UploadRow, offset: int, data: bytearray) -> _Part:
+        part = self._open(row, offset)
+        try:
+            part.append(memoryview(data))
+        finally:
+            part.close()
+        return part
+
+    async def _fill(self, row: UploadRow, part: _Part, stream: AsyncIterator[bytes]) -> None:
+        """Fill one buffer while the other is written. What came before a broken connection is kept.
+
+        The buffers are made once: megabytes allocated anew for each batch cost more system time than the disk.
+        """
+        pending: asyncio.Future[None] | None = None
+        filled, room = 0, row.size - part.offset
+        batch = min(BATCH_BYTES, max(1, room))
+        filling, other = memoryview(bytearray(batch)), memoryview(bytearray(batch))
+        try:
+            async for data in stream:
+                room -= len(data)
+                if room < 0:
+                    raise TooLarge(f"more bytes came than the {row.size} announced")
+                left = memoryview(data)
+                while left:
+                    count = min(len(left), batch - filled)
+                    filling[filled : filled + count] = left[:count]
+                    left, filled = left[count:], filled + count
+                    if filled == batch:
+                        if pending is not None:
+                            await asyncio.shield(pending)
+                        pending = asyncio.ensure_future(in_pool(part.append, filling))
+                        filling, other, filled = other, filling, 0
+        finally:
+            if pending is not None:
+                await pending
+            if filled:
+                await in_pool(part.append, filling[:filled])
+
+    def _remember(self, upload_id: str, offset: int, digest: Digest) -> None:
+        self._hashes[upload_id] = (offset, digest)
+        while len(self._hashes) > HASHES_MAX:
+            self._hashes.popitem(last=False)
+
+    # --- end ---
+
+    async def _finish(self, row: UploadRow) -> UploadInfo:
+        path = self._path(row.id)
+        offset, digest = self._hashes.pop(row.id, (-1, hashlib.sha256()))
+        if offset != row.size:
+            digest = await in_pool(_hash_file, path, row.size)
+        if digest.hexdigest() != row.sha256:
+            await self._drop([row.id])
+            raise InvalidFrame(
+                "the bytes do not have the hash that was announced; upload them again"
+            )
+        await self._blobs.put_file(row.sha256, path)
+
+        def store(conn: Connection) -> None:
+            datasets.register(conn, [(row.sha256, row.size, "update")], self._clock.now())
+            uploads.finish(conn, row.id)
+
+        await self._db.write(store)
+        return self._view(row, row.size, complete=True)
+
+    async def _drop(self, upload_ids: list[str]) -> None:
+        await self._db.write(lambda conn: uploads.remove(conn, upload_ids))
+        for upload_id in upload_ids:
+            self._hashes.pop(upload_id, None)
+            await in_pool(lambda path: path.unlink(missing_ok=True), self._path(upload_id))
+
+    async def expire(self) -> int:
+        """Forget uploads past their time, and files that no row knows. Returns how many rows went."""
+        now = self._clock.now()
+        gone = await self._db.read(lambda conn: uploads.expired(conn, now, EXPIRE_MAX))
+        gone = [upload_id for upload_id in gone if upload_id not in self._writers]
+        await self._drop(gone)
+        await in_pool(self._sweep, now - 2 * self._settings.upload_ttl_s)
+        return len(gone)
+
+    def _sweep(self, older_than: float) -> None:
+        for path in self._directory.iterdir():
+            if path.stat().st_mtime < older_than and path.name not in self._writers:
+                path.unlink(missing_ok=True)
+
+
+def _hash_file(path: Path, size: int) -> Digest:
+    digest = hashlib.sha256()
+    if size:
+        with path.open("rb") as file:
+            left = size
+            while left and (data := file.read(min(BATCH_BYTES, left))):
+                digest.update(data)
+                left -= len(data)
+    return digest

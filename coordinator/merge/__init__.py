@@ -1,1 +1,0 @@
-"""The pure mathematics of a merge: aggregation, server optimisers, plans, shards. No store."""

@@ -1,0 +1,1 @@
+"""Accepted contributions become the next version, and versions are evaluated."""

@@ -1,0 +1,176 @@
+"""Evaluating versions on held-out data: after the merge, one at a time, always the newest; it moves `best`.
+
+Runs in a thread of its own with few torch threads. Version 0 is always measured, so that every run has a beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from coordinator.database import datasets, runs, versions
+from coordinator.database.runs import RunRow
+from coordinator.database.versions import EvaluationRow, VersionRow
+from coordinator.runs.datasets import LocalData, heldout
+from coordinator.runs.definition import Definition, definition
+from coordinator.runs.version_files import read_weights
+from coordinator.signals import Signals
+from shared.clock import Clock
+from shared.errors import VolunteerError
+from shared.workloads.base import Sample
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from coordinator.storage.blobs import BlobStore
+
+POLL_S = 5.0
+TEXT_MAX = 4000  # characters of a sample kept in the database
+
+log = structlog.get_logger("evaluation")
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found out about a version."""
+
+    metrics: dict[str, float]
+    sample: Sample
+
+
+class Evaluation:
+    """Measures versions in the background."""
+
+    def __init__(
+        self, db: Database, clock: Clock, signals: Signals, blobs: BlobStore, torch_threads: int = 1
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._signals = signals
+        self._blobs = blobs
+        self._torch_threads = max(1, torch_threads)
+        # One thread for all torch work: a second one would bring its own OpenMP pool.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluation")
+        self._stopping = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Evaluate whatever waits until `stop` is set."""
+        watch = self._signals.watch("versions")
+        await self._db.write(versions.requeue_evaluations)
+        stopper = asyncio.ensure_future(stop.wait())
+        stopper.add_done_callback(lambda _: setattr(self, "_stopping", True))
+        try:
+            while not stop.is_set():
+                if not await self.evaluate_next():
+                    await watch.wait(POLL_S)
+        finally:
+            stopper.cancel()
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def evaluate_next(self) -> bool:
+        """Measure the newest waiting version. False when none waits."""
+        if await self._db.read(versions.next_evaluation) is None:
+            return False  # seen without a transaction that writes: this is asked after every merge
+        picked = await self._db.write(self._pick)
+        if picked is None:
+            return False
+        run, version = picked
+        try:
+            measured = await self._measure(run, version)
+        except (VolunteerError, OSError, RuntimeError, ValueError) as error:
+            log.warning(
+                "evaluation failed", run=run.name, version=version.version, error=str(error)
+            )
+            values = {"state": "failed", "message": str(error)[:2000], "at": self._clock.now()}
+            await self._db.write(
+                lambda conn: versions.set_evaluation(conn, run.id, version.version, **values)
+            )
+            return True
+        if measured is not None:
+            await self._store(run, version, measured)
+        return True
+
+    def _pick(self, conn: Connection) -> tuple[RunRow, VersionRow] | None:
+        waiting: EvaluationRow | None = versions.next_evaluation(conn)
+        if waiting is None:
+            return None
+        versions.skip_older(conn, waiting.run_id, waiting.version)
+        versions.set_evaluation(conn, waiting.run_id, waiting.version, state="running")
+        return runs.by_id(conn, waiting.run_id), versions.get(conn, waiting.run_id, waiting.version)
+
+    async def _measure(self, run: RunRow, version: VersionRow) -> Measured | None:
+        every = max(1, definition(run).file.evaluation.sample_every)
+        path = await self._blobs.local(version.published_sha256)
+        return await self.measure(run, path, sample=version.version % every == 0)
+
+    async def measure(self, run: RunRow, path: Path, *, sample: bool) -> Measured | None:
+        """Metrics of a weights file on the held-out data; None when the server is stopping meanwhile."""
+        data = None
+        if run.dataset_id is not None:
+            dataset_id = run.dataset_id
+            row = await self._db.read(lambda conn: datasets.by_id(conn, dataset_id))
+            data = await heldout(row.manifest, self._blobs)
+        work = functools.partial(self._work, definition(run), path, data, sample)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _work(
+        self, about: Definition, path: Path, data: LocalData | None, sample: bool
+    ) -> Measured | None:
+        """On the evaluation thread."""
+        import torch
+
+        torch.set_num_threads(self._torch_threads)
+        weights = read_weights(path, about)
+        file, workload = about.file, about.workload
+        budget_s = file.evaluation.budget_seconds
+        metrics = workload.evaluate(file.model, weights, data, budget_s, lambda: self._stopping)
+        if self._stopping:
+            return None
+        shown = Sample(kind="text", title="")
+        if sample:
+            shown = workload.sample(file.model, weights, data, file.evaluation.prompt, file.seed)
+        return Measured(metrics=metrics, sample=shown)
+
+    async def _store(self, run: RunRow, version: VersionRow, measured: Measured) -> None:
+        sample_sha = (
+            await self._blobs.put_bytes(measured.sample.data) if measured.sample.data else None
+        )
+        loss = measured.metrics.get("loss", math.nan)
+        about = definition(run)
+
+        def write(conn: Connection) -> None:
+            now = self._clock.now()
+            if sample_sha:
+                datasets.register(conn, [(sample_sha, len(measured.sample.data), "sample")], now)
+            finite = {
+                name: value for name, value in measured.metrics.items() if math.isfinite(value)
+            }
+            versions.set_evaluation(
+                conn,
+                run.id,
+                version.version,
+                state="done",
+                loss=loss if math.isfinite(loss) else None,
+                metrics=msgspec.json.encode(finite).decode(),
+                # an untrained model may say NUL, which PostgreSQL cannot hold
+                sample=measured.sample.text[:TEXT_MAX].replace("\0", "\N{REPLACEMENT CHARACTER}"),
+                sample_sha256=sample_sha,
+                at=now,
+            )
+            best = versions.best(conn, run.id)
+            if about.play is not None:  # there matches decide, once there is one
+                best = 0 if run.best is None else None
+            if best is not None:
+                runs.set_values(conn, run.id, best=best)
+
+        await self._db.write(write)
+        log.info("evaluated", run=run.name, version=version.version, loss=round(loss, 4))
+        self._signals.notify(f"run:{run.id}")

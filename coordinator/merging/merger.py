@@ -1,0 +1,401 @@
+"""Merging: turning accepted contributions into the next version, each merge a leased and fenced job.
+
+    due? ── lease: base head, contributions ──> files, in a thread ──> one transaction: version + head + merged + credits
+                                           │    or in shards, each a job of its own (parts.py)
+                                           └──> failed twice: tried singly, the culprit is set aside
+
+Whatever fails before the transaction leaves no trace but two scratch files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import structlog
+
+from coordinator.aggregation import step
+from coordinator.database import contributions, datasets, runs, versions
+from coordinator.database import merge_jobs as part_rows
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.ledger import payments
+from coordinator.database.merge_jobs import PartRow
+from coordinator.database.runs import RunRow
+from coordinator.database.versions import MergeRow
+from coordinator.merging import recipe as recipes
+from coordinator.merging.recipe import Recipe, Terms
+from coordinator.merging.shard_jobs import TOPIC, Draft, Parts
+from coordinator.plan.checks import BATCH_MAX
+from coordinator.runs import phases, publishing, settlement
+from coordinator.runs.definition import definition
+from coordinator.runs.version_files import Content
+from coordinator.signals import Signals
+from shared.clock import Clock
+from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, VolunteerError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from coordinator.merging.evaluation import Evaluation
+    from coordinator.runs.runs import Runs
+    from coordinator.storage.blobs import BlobStore
+
+LEASE_S = 15.0  # default; a merge whose owner is silent for longer may be taken over
+POLL_S = 1.0  # deadlines are looked at this often when nothing else wakes the merger
+FAILURES_MAX = 2  # then contributions are tried singly
+GATE_RATIO = 1.5  # a gated merge may not be worse than this many times the last measured loss
+
+log = structlog.get_logger("merger")
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A leased merge and what it is made of."""
+
+    merge: MergeRow
+    recipe: Recipe
+
+    @property
+    def run(self) -> RunRow:
+        return self.recipe.run
+
+    @property
+    def rows(self) -> tuple[ContributionRow, ...]:
+        return self.recipe.rows
+
+
+class Merger:
+    """Watches the runs and merges what is due."""
+
+    def __init__(
+        self,
+        db: Database,
+        clock: Clock,
+        signals: Signals,
+        blobs: BlobStore,
+        runs_service: Runs,
+        evaluation: Evaluation,
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._signals = signals
+        self._blobs = blobs
+        self._runs = runs_service
+        self._evaluation = evaluation
+        # One merge at a time in this process; `merge_threads` work within it.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="merge")
+        self._owner = secrets.token_hex(8)
+        self._parts = Parts(db, clock, signals, blobs, self._owner)
+        self.configure(threads=1, lease_s=LEASE_S)
+
+    def configure(self, *, threads: int, lease_s: float) -> None:
+        """How many threads a merge may have, and how long its owner may be silent."""
+        self._threads = self._parts.threads = threads
+        self.lease_s = self._parts.lease_s = lease_s
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Merge whatever is due until `stop` is set."""
+        if self._db.dialect == "sqlite":  # there is one server: a lease is of a dead one
+            await self._db.write(lambda conn: versions.abandon_merges(conn, self._clock.now()))
+        watch = self._signals.watch("contributions", "queue", TOPIC)
+        while not stop.is_set():
+            busy = False
+            running, due = await self._db.read(self._look)
+            for run in due:
+                if stop.is_set():
+                    return
+                busy |= await self.merge_if_due(run.id)
+            if any(definition(run).plan.shards > 1 for run in running):
+                busy |= await self.help()
+            # What a merge of ours told everybody is no news; but more may be due.
+            await watch.wait(0 if busy else POLL_S)
+
+    async def help(self) -> bool:
+        """Make parts of merges that other replicas lead. True when there were any."""
+        return await self._parts.help()
+
+    async def merge_if_due(self, run_id: int) -> bool:
+        """Merge once if the plan says so. True when a version was made."""
+        job = await self._db.write(lambda conn: self._lease(conn, run_id))
+        if job is None:
+            return False
+        renewing = asyncio.ensure_future(self._renew(job))
+        try:
+            return await self._merge(job)
+        finally:
+            renewing.cancel()
+
+    async def _renew(self, job: Job) -> None:
+        """Keep the lease while the merge is under way; a lost one shows at the commit."""
+        while True:
+            await self._clock.sleep(self.lease_s / 3)
+            until = self._clock.now() + self.lease_s
+            try:
+                await self._db.write(partial(versions.renew_merge, merge=job.merge, until=until))
+            except VolunteerError as error:
+                log.warning("merge lease not renewed", run=job.run.name, error=error.message)
+
+    async def _merge(self, job: Job) -> bool:
+        started = self._clock.monotonic()
+        try:
+            content, draft = await self._build(job)
+        except StorageFull:
+            await self._abandon(job)
+            raise
+        except Conflict as error:
+            return await self._overtaken(job, error)
+        except (VolunteerError, ValueError, OSError) as error:
+            await self._failed(job, error)
+            return False
+        took = self._clock.monotonic() - started
+        try:
+            await self._db.write(lambda conn: self._commit(conn, job, content, draft, took))
+        except Conflict as error:
+            return await self._overtaken(job, error)
+        await self._parts.discard(draft.spent)
+        log.info(
+            "merged",
+            run=job.run.name,
+            version=job.recipe.version,
+            contributions=len(job.rows),
+            seconds=round(took, 3),
+        )
+        for topic in (f"run:{job.run.id}", "versions", "queue"):
+            self._signals.notify(topic)
+        return True
+
+    async def _overtaken(self, job: Job, error: Conflict) -> bool:
+        log.info("merge overtaken", run=job.run.name, error=error.message)
+        await self._abandon(job)
+        return False
+
+    async def _abandon(self, job: Job) -> None:
+        now = self._clock.now()
+        await self._db.write(
+            partial(versions.end_merge, merge=job.merge, state="abandoned", now=now)
+        )
+
+    def _look(self, conn: Connection) -> tuple[list[RunRow], list[RunRow]]:
+        """The running runs, and those with a merge that is due: without locks, so that waiting costs next to nothing."""
+        running = runs.every(conn, ("running",))
+        some = [run for run in running if contributions.any_to_merge(conn, run.id)]
+        return running, [run for run in some if self._runs.readiness(conn, run)[0].now]
+
+    def _lease(self, conn: Connection, run_id: int) -> Job | None:
+        """The trigger again, now under the lock of the run, and the lease."""
+        run = runs.by_id(conn, run_id, lock=True)
+        state, live = self._runs.readiness(conn, run)
+        if run.state != "running" or not state.now:
+            return None
+        recipe = self._left_behind(conn, run)
+        begun_before = recipe is not None
+        recipe = recipe or self._fresh(conn, run, live)
+        if not recipe.rows:
+            return None
+        bid = versions.Bid(
+            run_id=run_id,
+            base=run.head,
+            contributions=_json([row.id for row in recipe.rows]),
+            terms=_json(recipe.terms),
+            owner=self._owner,
+            lease_until=self._clock.now() + self.lease_s,
+        )
+        merge = versions.take_merge(conn, bid, self._clock.now())
+        if merge is None:
+            return None
+        if recipe.terms.shards > 1 and not begun_before:
+            self._parts.begin(conn, merge, recipe)
+        return Job(merge=merge, recipe=recipe)
+
+    def _fresh(self, conn: Connection, run: RunRow, live: int) -> Recipe:
+        """All that waits, on the head."""
+        rows = contributions.mergeable(conn, run.id, BATCH_MAX)
+        plan = definition(run).plan
+        return recipes.of_contributions(
+            conn,
+            run=run,
+            base=versions.get(conn, run.id, run.head),
+            ids=[row.id for row in rows if row.weight],
+            terms=Terms(workers=max(1, live), shards=plan.shards, shard_by=plan.shard_by),
+        )
+
+    def _left_behind(self, conn: Connection, run: RunRow) -> Recipe | None:
+        """A merge in shards whose leader is gone, to go on with what is done of it: only with the same contributions."""
+        merge = versions.merge_of(conn, run.id, run.head)
+        if merge is None or merge.state not in ("leased", "abandoned"):
+            return None
+        if not part_rows.of_merge(conn, merge.id):
+            return None
+        found, plan = recipes.read(conn, merge), definition(run).plan
+        same = (found.terms.shards, found.terms.shard_by) == (plan.shards, plan.shard_by)
+        return found if same and all(row.state == "accepted" for row in found.rows) else None
+
+    async def _build(self, job: Job) -> tuple[Content, Draft]:
+        """Aggregate, step and write; the files end up in the blob store, where nothing refers to them yet."""
+        recipe, about = job.recipe, job.recipe.about
+        path = self._blobs.scratch() / f"merge-{secrets.token_hex(8)}"
+        try:
+            if recipe.terms.shards > 1:
+                draft = await self._parts.build(job.merge, recipe, path)
+            else:
+                draft = await self._at_once(recipe, path)
+            publication = publishing.Publication(
+                plan=about.plan,
+                schema=about.schema,
+                version=recipe.version,
+                master=path,
+                written=draft.weights,
+                base=await publishing.base_of(self._blobs, recipe.base),
+            )
+            loop = asyncio.get_running_loop()
+            prepared = await loop.run_in_executor(self._thread, publishing.prepare, publication)
+            if about.file.evaluation.gate:
+                await self._gate(job.run, prepared.published)
+            content = await prepared.store(self._blobs)
+            state = await draft.store_state(self._blobs, _state_of(path))
+        finally:
+            publishing.discard(path)
+            _state_of(path).unlink(missing_ok=True)
+        return publishing.with_state(content, state), draft
+
+    async def _at_once(self, recipe: Recipe, path: Path) -> Draft:
+        """The whole model in one go, beside `path` its state."""
+        order = await recipe.order(self._blobs, self._threads)
+        outcome = await asyncio.get_running_loop().run_in_executor(
+            self._thread, step.run, order, path, _state_of(path)
+        )
+        return Draft(weights=outcome.weights, norm=outcome.update_norm, state=outcome.state)
+
+    async def _gate(self, run: RunRow, weights: Path) -> None:
+        """`gate = true`: measure before anything is published. Raises InvalidFrame when the model got much worse."""
+        before = await self._db.read(lambda conn: versions.newest_loss(conn, run.id))
+        measured = await self._evaluation.measure(run, weights, sample=False)
+        if measured is None:
+            raise Unavailable("the server is stopping")
+        loss = measured.metrics.get("loss", math.nan)
+        if not math.isfinite(loss) or (before is not None and loss > GATE_RATIO * before):
+            raise InvalidFrame(
+                f"the merged model has loss {loss:.3f} where {before or 0:.3f} was measured before"
+            )
+
+    def _commit(
+        self, conn: Connection, job: Job, content: Content, draft: Draft, took: float
+    ) -> None:
+        """Version, head, contributions, credits: all of it or nothing. Raises Conflict when somebody else was faster."""
+        now = self._clock.now()
+        if not versions.end_merge(conn, job.merge, "committed", now):
+            raise Conflict("the merge was taken over")
+        run = runs.by_id(conn, job.run.id, lock=True)
+        progress = job.recipe.progress
+        phase = phases.following(conn, run, progress)
+        moved = run.state == "running" and runs.set_head(
+            conn,
+            run.id,
+            job.recipe.base.version,
+            global_step=progress.global_step,
+            tokens=progress.tokens,
+            phase=phase,
+            last_merge_at=now,
+        )
+        if not moved or not contributions.merge_all(conn, job.rows, progress.version, now):
+            raise Conflict("the head has moved, or a contribution was decided elsewhere")
+        signed = self._runs.sign(conn, run, content, progress, now)
+        datasets.register(conn, [*content.blobs(), *draft.blobs()], now)
+        if content.state_sha256:
+            part_rows.add_state(conn, content.state_sha256, draft.states)
+        part_rows.drop(conn, job.merge.id)
+        every = definition(run).file.evaluation.every
+        versions.add(
+            conn,
+            {
+                "run_id": run.id,
+                "version": progress.version,
+                "kind": "merge",
+                "parent": job.recipe.base.version,
+                "master_sha256": content.master_sha256,
+                "published_sha256": content.published_sha256,
+                "size": content.size,
+                "state_sha256": content.state_sha256,
+                "manifest": signed.payload,
+                "signature": signed.signature,
+                "contributions": job.merge.contributions,
+                "global_step": progress.global_step,
+                "tokens": progress.tokens,
+                "phase": phase,
+                "update_norm": draft.norm,
+                "merge_s": took,
+                "created_at": now,
+            },
+            evaluate=every > 0 and progress.version % every == 0,
+            ways=[way.sha256 for way in content.ways],
+        )
+        payments.post_earned_many(conn, [payments.Payment.of(row) for row in job.rows], now)
+        settlement.overtake(conn, run, progress, phase, now)
+
+    async def _failed(self, job: Job, error: Exception) -> None:
+        """Count the failure; after the second, find out who is to blame and go on without them."""
+        failures = job.merge.failures + 1
+        log.warning(
+            "merge failed",
+            run=job.run.name,
+            version=job.recipe.version,
+            failures=failures,
+            error=str(error),
+        )
+        culprits = await self._culprits(job) if failures >= FAILURES_MAX else []
+
+        def note(conn: Connection) -> list[PartRow]:
+            now = self._clock.now()
+            ours = versions.end_merge(
+                conn, job.merge, "failed", now, failures=failures, message=str(error)[:2000]
+            )
+            if not ours:  # somebody has taken over, and finds out for himself
+                return []
+            for row, why in culprits:
+                settlement.set_aside(conn, job.run, row, why, now)
+            left = part_rows.of_merge(conn, job.merge.id)
+            part_rows.drop(conn, job.merge.id)
+            return left
+
+        await self._parts.discard(part_rows.files_of(await self._db.write(note)))
+        self._signals.notify("queue")
+
+    async def _culprits(self, job: Job) -> list[tuple[ContributionRow, str]]:
+        """Whose content it is. What disk, network or a stop did is no contribution's fault."""
+        found = []
+        for row in job.rows:
+            try:
+                await self._try_alone(job.recipe.alone(row))
+            except StorageFull:
+                raise
+            except (OSError, Unavailable) as error:
+                log.warning("merge not blamed on anybody", run=job.run.name, error=str(error))
+            except (VolunteerError, ValueError) as error:
+                found.append((row, str(error)))
+        return found
+
+    async def _try_alone(self, recipe: Recipe) -> None:
+        """Merge one contribution into files that nobody keeps. Raises what a merge raises."""
+        path = self._blobs.scratch() / f"merge-{secrets.token_hex(8)}"
+        try:
+            await self._at_once(recipe, path)
+            if recipe.about.file.evaluation.gate:
+                await self._gate(recipe.run, path)
+        finally:
+            path.unlink(missing_ok=True)
+            _state_of(path).unlink(missing_ok=True)
+
+
+def _state_of(weights: Path) -> Path:
+    """Where the server-optimiser state is made."""
+    return weights.with_name(f"{weights.name}-state")
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

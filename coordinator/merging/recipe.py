@@ -1,0 +1,163 @@
+"""What a merge is made of: all of it stored, nothing of it changed by time, so that any replica makes the same of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from coordinator.aggregation import step
+from coordinator.aggregation.optimizer import Push
+from coordinator.aggregation.shards import Shard, split
+from coordinator.database import contributions, merge_jobs, runs, versions
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.runs import RunRow
+from coordinator.database.versions import MergeRow, VersionRow
+from coordinator.plan.plan import Plan, Term, in_phase, weigh
+from coordinator.rules.sizing import steps_of_update
+from coordinator.runs.definition import Definition, definition
+from coordinator.runs.version_files import Progress
+from shared.decoding import decode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sqlalchemy import Connection
+
+    from coordinator.storage.blobs import BlobStore
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What is settled when a merge begins, beside its contributions."""
+
+    workers: int = 1  # live ones
+    shards: int = 1
+    shard_by: Literal["size", "name"] = "size"
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """A base version, contributions in the order of the merge, and terms."""
+
+    run: RunRow
+    base: VersionRow
+    rows: tuple[ContributionRow, ...]
+    terms: Terms
+    state: tuple[str, ...]  # blobs of the base's server-optimiser state
+
+    @property
+    def about(self) -> Definition:
+        return definition(self.run)
+
+    @property
+    def version(self) -> int:
+        """The one that will be made."""
+        return self.base.version + 1
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the phase that holds at the base."""
+        return in_phase(self.about.plan, self.base.phase)
+
+    @property
+    def progress(self) -> Progress:
+        """How far training has come then. Global steps go on by the mean of the local ones: they ran side by side."""
+        steps = max(1, round(sum(row.steps for row in self.rows) / len(self.rows)))
+        samples = sum(row.samples for row in self.rows)
+        return Progress(
+            version=self.version,
+            global_step=self.base.global_step + steps,
+            tokens=self.base.tokens + samples * self.run.sample_size,
+        )
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The model in shards; some may be empty. Raises InvalidPlan for more shards than pieces."""
+        return split(self.about.schema, self.terms.shards, self.terms.shard_by)
+
+    def alone(self, row: ContributionRow) -> Recipe:
+        """The same with one contribution only."""
+        return msgspec.structs.replace(self, rows=(row,))
+
+    def metadata(self, **more: str) -> dict[str, str]:
+        """What the files of the version say of themselves."""
+        return {"run": self.run.name, "version": str(self.version)} | more
+
+    async def order(self, blobs: BlobStore, threads: int, part: str = "") -> step.Order:
+        """The files to work on. `part` marks files that are not a whole version. Raises NotFound."""
+        return await self.order_on(
+            blobs,
+            base=await blobs.local(self.base.master_sha256),
+            state=[await blobs.local(sha) for sha in self.state],
+            threads=threads,
+            part=part,
+        )
+
+    async def order_on(
+        self, blobs: BlobStore, *, base: Path, state: Sequence[Path], threads: int, part: str = ""
+    ) -> step.Order:
+        """The same on other files of the base. Raises NotFound."""
+        plan = self.plan
+        inputs = [
+            step.Input(
+                path=await blobs.local(row.sha256),
+                codec=row.codec,
+                weight=(row.weight or 0.0) * _work(row, plan.update),
+                clip=row.clip,
+            )
+            for row in self.rows
+        ]
+        return step.Order(
+            plan=plan,
+            schema=self.about.schema,
+            base=base,
+            state=tuple(state),
+            inputs=tuple(inputs),
+            push=self._push(plan),
+            threads=threads,
+            metadata=self.metadata(part=part) if part else self.metadata(),
+        )
+
+    def _push(self, plan: Plan) -> Push:
+        """How far this merge may step: staleness and few arrivals shorten it where the plan says so."""
+        terms = [
+            Term(
+                work=_work(row, plan.update),
+                gap=min(self.base.version - row.base_version, plan.max_staleness),
+            )
+            for row in self.rows
+        ]
+        weighing = weigh(plan, terms, self.terms.workers)
+        task = self.about.file.task
+        whole = steps_of_update(plan, task.local_steps)
+        whole *= task.batch_size if plan.update == "gradient" else 1
+        return Push(scale=weighing.scale, work=weighing.work / whole, workers=self.terms.workers)
+
+
+def read(conn: Connection, merge: MergeRow) -> Recipe:
+    """The recipe of a merge that has begun."""
+    return of_contributions(
+        conn,
+        run=runs.by_id(conn, merge.run_id),
+        base=versions.get(conn, merge.run_id, merge.base),
+        ids=decode(merge.contributions, list[int]),
+        terms=decode(merge.terms, Terms),
+    )
+
+
+def of_contributions(
+    conn: Connection, *, run: RunRow, base: VersionRow, ids: Sequence[int], terms: Terms
+) -> Recipe:
+    """The recipe of these contributions on a version."""
+    return Recipe(
+        run=run,
+        base=base,
+        rows=tuple(contributions.by_ids(conn, ids)),
+        terms=terms,
+        state=merge_jobs.state_files(conn, base.state_sha256),
+    )
+
+
+def _work(row: ContributionRow, update: str) -> float:
+    """What a contribution weighs before staleness and trust: its samples or its steps, both fixed by the task."""
+    return float(row.samples if update == "gradient" else row.steps)

@@ -1,0 +1,262 @@
+"""The shards of a merge as jobs: opened by whoever leads the merge, done by every thread and replica that has time.
+
+    leader    begin ── take, make, finish ──┬── all in: put together ──> the merger commits
+    others            take, make, finish ───┘
+
+A part is leased and fenced like the merge itself. What it makes is a file in the blob store that bears the part's fence in its
+name-giving bytes, so that two who did the same part, one of them too late, never share a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from coordinator.aggregation import step
+from coordinator.aggregation.aggregate import aggregator
+from coordinator.database import merge_jobs, versions
+from coordinator.database.merge_jobs import Made, PartRow, Phase, StateFile
+from coordinator.merging import recipe as recipes
+from coordinator.merging.recipe import Recipe
+from coordinator.signals import Signals
+from shared.clock import Clock
+from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, VolunteerError
+from shared.tensors.frame import Written
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from coordinator.database.versions import MergeRow
+    from coordinator.storage.blobs import BlobStore
+
+POLL_S = 1.0
+THREADS_MAX = 256
+TOPIC = "merges"
+
+log = structlog.get_logger("parts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A version that nobody has seen yet."""
+
+    weights: Written  # in a scratch file
+    norm: float  # of the update
+    state: Written | None = None  # in a scratch file
+    states: tuple[StateFile, ...] = ()  # in the store, one a shard
+    spent: tuple[str, ...] = ()  # blobs that nobody needs once the version is there
+
+    async def store_state(self, blobs: BlobStore, path: Path) -> Written | None:
+        """What a version refers to as its state, now in the store: the file itself, or the list of its files."""
+        if self.states:
+            listed = msgspec.json.encode([file._asdict() for file in self.states])
+            return Written(sha256=await blobs.put_bytes(listed), size=len(listed))
+        if self.state is not None:
+            await blobs.put_file(self.state.sha256, path)
+        return self.state
+
+    def blobs(self) -> list[tuple[str, int, str]]:
+        """Hash, size and kind of the files of a state in shards, to be registered."""
+        return [(file.sha256, file.size, "state") for file in self.states]
+
+
+class Failed(InvalidFrame):
+    """A part could not be made, because of what it was given."""
+
+
+class Parts:
+    """Makes parts of merges."""
+
+    def __init__(
+        self, db: Database, clock: Clock, signals: Signals, blobs: BlobStore, owner: str
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._signals = signals
+        self._blobs = blobs
+        self._pool = ThreadPoolExecutor(max_workers=THREADS_MAX, thread_name_prefix="part")
+        self._owner = owner
+        self.threads = 1
+        self.lease_s = 15.0
+
+    def begin(self, conn: Connection, merge: MergeRow, recipe: Recipe) -> None:
+        """Open the parts of a merge, in the transaction that leases it."""
+        surveys = aggregator(recipe.plan).surveys
+        phases: list[Phase] = ["survey", "merge"] if surveys else ["merge"]
+        shards = [index for index, shard in enumerate(recipe.shards) if shard]
+        merge_jobs.begin(conn, merge.id, phases, shards)
+
+    async def build(self, merge: MergeRow, recipe: Recipe, weights: Path) -> Draft:
+        """See to it that every part is made, by us or by others, and put the weights together in a file.
+
+        Raises Failed with what a part could not bear, StorageFull, Conflict when the merge is somebody else's by now.
+        """
+        self._signals.notify(TOPIC)
+        slots = range(min(self.threads, recipe.terms.shards))
+        ends = await asyncio.gather(
+            *(self._see_through(merge.id) for _ in slots), return_exceptions=True
+        )
+        for end in ends:  # raised when no thread is at work any more
+            if end is not None:
+                raise end
+        rows = await self._db.read(lambda conn: merge_jobs.of_merge(conn, merge.id))
+        if not rows:
+            raise Conflict("the merge was taken over, and has ended")
+        failed = next((row for row in rows if row.state == "failed"), None)
+        if failed is not None:
+            raise Failed(f"shard {failed.shard}: {failed.message}")
+        return await self._put_together(recipe, rows, weights)
+
+    async def _see_through(self, merge_id: int) -> None:
+        """One thread's worth of work, until all parts of a merge are done or one has failed."""
+        watch = self._signals.watch(TOPIC)
+        while True:
+            part = await self._take(merge_id)
+            if part is not None:
+                await self._make(part)
+                continue
+            rows = await self._db.read(lambda conn: merge_jobs.of_merge(conn, merge_id))
+            states = {row.state for row in rows}
+            if "failed" in states or states <= {"done"}:
+                return
+            await watch.wait(POLL_S)
+
+    async def help(self) -> bool:
+        """Make parts of other replicas' merges, as many at once as there are threads. True when there were any."""
+        found = await asyncio.gather(*(self._lend_a_hand() for _ in range(self.threads)))
+        return any(found)
+
+    async def _lend_a_hand(self) -> bool:
+        part = await self._take()
+        if part is not None:
+            await self._make(part)
+        return part is not None
+
+    async def _take(self, merge_id: int | None = None) -> PartRow | None:
+        def take_part(conn: Connection) -> PartRow | None:
+            return merge_jobs.take(conn, self._owner, self._clock.now(), self.lease_s, merge_id)
+
+        return await self._db.write(take_part)
+
+    async def _make(self, part: PartRow) -> None:
+        """Make one part, and say so. Raises StorageFull, after giving it back."""
+        renewing = asyncio.ensure_future(self._renew(part))
+        try:
+            made = await self._made(part)
+        except StorageFull:
+            await self._db.write(partial(merge_jobs.release, part=part))
+            raise
+        except (OSError, Unavailable) as error:
+            await self._failed(part, str(error), content=False)
+        except (VolunteerError, ValueError) as error:
+            await self._failed(part, str(error), content=True)
+        else:
+            await self._finish(part, made)
+        finally:
+            renewing.cancel()
+        self._signals.notify(TOPIC)
+
+    async def _finish(self, part: PartRow, made: Made) -> None:
+        def finish_part(conn: Connection) -> bool:
+            return merge_jobs.finish(conn, part, made)
+
+        if not await self._db.write(finish_part):
+            log.info("part taken over", merge=part.merge_id, shard=part.shard)
+            await self.discard([made.sha256])
+
+    async def _failed(self, part: PartRow, message: str, *, content: bool) -> None:
+        log.warning("part failed", merge=part.merge_id, shard=part.shard, error=message)
+        await self._db.write(
+            partial(merge_jobs.fail, part=part, message=message[:2000], content=content)
+        )
+
+    async def _renew(self, part: PartRow) -> None:
+        while True:
+            await self._clock.sleep(self.lease_s / 3)
+            until = self._clock.now() + self.lease_s
+            try:
+                await self._db.write(partial(merge_jobs.renew, part=part, until=until))
+            except VolunteerError as error:
+                log.warning("part lease not renewed", merge=part.merge_id, error=error.message)
+
+    async def _made(self, part: PartRow) -> Made:
+        """The work itself, in a thread; the files are in the store when this returns."""
+        recipe = await self._db.read(
+            lambda conn: recipes.read(conn, versions.merge_by_id(conn, part.merge_id))
+        )
+        shard = recipe.shards[part.shard]
+        threads = max(1, self.threads // recipe.terms.shards)
+        order = await recipe.order(self._blobs, threads, f"{part.id}.{part.fence}")
+        path = self._blobs.scratch() / f"part-{part.id}-{part.fence}-{self._owner}"
+        state = path.with_name(f"{path.name}-state")
+        loop = asyncio.get_running_loop()
+        try:
+            if part.phase == "survey":
+                written = await loop.run_in_executor(
+                    self._pool, step.survey_shard, order, shard, path
+                )
+                await self._blobs.put_file(written.sha256, path)
+                return Made(sha256=written.sha256, size=written.size)
+            surveys = await self._surveys(part.merge_id)
+            outcome = await loop.run_in_executor(
+                self._pool, step.merge_shard, order, shard, surveys, path, state
+            )
+            await self._blobs.put_file(outcome.weights.sha256, path)
+            if outcome.state is not None:
+                await self._blobs.put_file(outcome.state.sha256, state)
+            return Made(
+                sha256=outcome.weights.sha256,
+                size=outcome.weights.size,
+                state_sha256=outcome.state.sha256 if outcome.state else "",
+                state_size=outcome.state.size if outcome.state else 0,
+                squares=outcome.squares,
+            )
+        finally:
+            path.unlink(missing_ok=True)
+            state.unlink(missing_ok=True)
+
+    async def _surveys(self, merge_id: int) -> list[Path]:
+        rows = await self._db.read(lambda conn: merge_jobs.of_merge(conn, merge_id))
+        made = [merge_jobs.made_by(row) for row in rows if row.phase == "survey"]
+        return [await self._blobs.local(each.sha256) for each in made]
+
+    async def _put_together(self, recipe: Recipe, rows: list[PartRow], weights: Path) -> Draft:
+        made = {(row.phase, row.shard): merge_jobs.made_by(row) for row in rows}
+        shards = {shard: each for (phase, shard), each in made.items() if phase == "merge"}
+        files = {shard: await self._blobs.local(each.sha256) for shard, each in shards.items()}
+        written = await asyncio.get_running_loop().run_in_executor(
+            self._pool,
+            step.assemble,
+            recipe.about.schema,
+            recipe.shards,
+            files,
+            weights,
+            recipe.metadata(),
+        )
+        return Draft(
+            weights=written,
+            norm=step.norm_of(square for each in shards.values() for square in each.squares),
+            states=tuple(
+                StateFile(shard, each.state_sha256, each.state_size)
+                for shard, each in sorted(shards.items())
+                if each.state_sha256
+            ),
+            spent=tuple(each.sha256 for each in made.values()),
+        )
+
+    async def discard(self, sha256s: Iterable[str]) -> None:
+        """Delete files that were only on their way; what cannot be deleted now is swept later."""
+        for sha256 in sha256s:
+            try:
+                await self._blobs.delete(sha256)
+            except (OSError, VolunteerError) as error:
+                log.warning("file of a part not deleted", error=str(error))

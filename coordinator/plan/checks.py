@@ -1,0 +1,232 @@
+"""What is wrong with a plan, said in a sentence that also says what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+
+from shared import decoding
+from shared.errors import InvalidPlan
+from shared.protocol.limits import PARTS_MAX
+
+if TYPE_CHECKING:
+    from coordinator.plan.plan import Plan
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+SHOWN_CHARS_MAX = 60
+BATCH_MAX = 1024  # contributions of one merge
+COORDINATE_RULES = ("trimmed-mean", "median")
+
+
+def known_preset(name: object, presets: Mapping[str, object]) -> str:
+    """The preset's name. Raises InvalidPlan with the nearest one."""
+    if not isinstance(name, str) or name not in presets:
+        raise InvalidPlan(f"unknown preset {_shown(name)}: {_hint(name, presets)}")
+    return name
+
+
+def convert(table: Mapping[str, Any], kind: type[T], where: str) -> T:
+    """A table as a struct. Raises InvalidPlan for an unknown key, a wrong type, a value out of range, a NaN."""
+    _known_keys(table, kind, where)
+    for index, phase in enumerate(_tables(table.get("phases"))):
+        _known_keys(phase, _phase_of(kind), f"phase {index + 1} of {where}")
+    for key, value in table.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidPlan(f"{where} {key} = {value} is not a number to work with")
+        choices = _choices(kind, key)
+        if choices and value not in choices:
+            raise InvalidPlan(
+                f"{where} {key} = {_shown(value)} is unknown: {_hint(value, choices)}"
+            )
+    try:
+        return decoding.convert(dict(table), kind)
+    except msgspec.ValidationError as error:
+        raise InvalidPlan(decoding.complaint(error, where)) from error
+
+
+def check(plan: Plan, where: str = "") -> None:
+    """Raise InvalidPlan for keys that cannot work together. What only wastes work is refused too."""
+    for applies, sentence in (*_timing_rules(plan), *_update_rules(plan), *_robust_rules(plan)):
+        if applies:
+            raise InvalidPlan(where + sentence)
+
+
+def check_steps(plan: Plan, local_steps: int, max_steps: int, where: str = "") -> None:
+    """Raise InvalidPlan when tasks of so many steps do not come out even in gradients, or in too many of them.
+
+    `max_steps` is 0 where every task has `local_steps`.
+    """
+    every = plan.gradient_every
+    if plan.update != "gradient" or not every:
+        return
+    steps = plan.local_steps or local_steps
+    pull = plan.pull_every or steps
+    own = -(-pull // every) - 1
+    rules = (
+        (
+            not max_steps and steps % every > 0,
+            f"local_steps = {steps} is no multiple of gradient_every = {every}, so the last gradient of a task would "
+            f"hold fewer mini-batches: set local_steps = {-(-steps // every) * every}, or another gradient_every",
+        ),
+        (
+            max(steps, max_steps) > PARTS_MAX * every,
+            f"a task of {max(steps, max_steps)} steps with gradient_every = {every} would hand in more than "
+            f"{PARTS_MAX} gradients: raise gradient_every, or lower local_steps (max_steps)",
+        ),
+        (
+            own > plan.max_staleness,
+            f"with pull_every = {pull} and gradient_every = {every} a volunteer's own gradients make a gradient up to "
+            f"{own} versions old, more than max_staleness = {plan.max_staleness}: lower pull_every to "
+            f"{(plan.max_staleness + 1) * every} or less, or raise max_staleness",
+        ),
+    )
+    for applies, sentence in rules:
+        if applies:
+            raise InvalidPlan(where + sentence)
+
+
+def _timing_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
+    endless = plan.quorum > 1 and not plan.deadline_seconds and not plan.work_target
+    alone = plan.quorum == 1 and not plan.quorum_share
+    return (
+        (
+            plan.min_contributions > plan.quorum and not plan.quorum_share,
+            f"min_contributions = {plan.min_contributions} is above quorum = {plan.quorum}, so the "
+            "deadline could never merge with fewer: lower min_contributions or raise quorum",
+        ),
+        (
+            plan.quorum > BATCH_MAX * (plan.max_staleness + 1),
+            f"quorum = {plan.quorum} is above what the allowed staleness lets wait: a merge takes {BATCH_MAX} contributions, "
+            f"and with max_staleness = {plan.max_staleness} the rest would be too old before its turn: set quorum to "
+            f"{BATCH_MAX * (plan.max_staleness + 1)} or less, or raise max_staleness",
+        ),
+        (
+            plan.max_staleness == 0 and plan.in_flight == "continue",
+            "max_staleness = 0 throws away whatever is in flight at every merge: set in_flight = "
+            '"cancel" (or "redo" for single gradients), or allow max_staleness of 1 or more',
+        ),
+        (
+            plan.max_staleness == 0 and alone and plan.in_flight != "redo",
+            "quorum = 1 with max_staleness = 0 lets one worker at a time make progress and throws "
+            "the others' work away: raise quorum or max_staleness",
+        ),
+        (
+            endless and plan.in_flight != "continue",
+            f"quorum = {plan.quorum} without a deadline waits as long as a worker is paused: "
+            "set deadline_seconds, e.g. 300",
+        ),
+        (
+            plan.table == "s4" and plan.max_staleness > 200,
+            f'table = "s4" gives no weight above 200 versions, so max_staleness = '
+            f"{plan.max_staleness} would pay for work that is never merged: set it to 200 or less",
+        ),
+        (
+            plan.table == "constant" and plan.damping,
+            'damping needs a table that falls with staleness: set table = "polynomial", or '
+            "damping = false",
+        ),
+    )
+
+
+def _update_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
+    gradient = plan.update == "gradient"
+    momentum = plan.optimizer in ("nesterov", "delayed-nesterov")
+    return (
+        (
+            plan.in_flight == "redo" and not gradient,
+            'in_flight = "redo" computes one mini-batch again, which a delta of many steps is not: '
+            'set in_flight = "continue", or update = "gradient"',
+        ),
+        (
+            plan.prox_mu > 0 and gradient,
+            "prox_mu pulls local steps towards the base, and a gradient has none: leave it out, or "
+            'set update = "delta"',
+        ),
+        (
+            not gradient and (plan.gradient_every > 0 or plan.pull_every > 0),
+            "gradient_every and pull_every are for gradients; with deltas leave both at 0 and set [task] "
+            'local_steps instead, or update = "gradient"',
+        ),
+        (
+            momentum and plan.momentum == 0,
+            f'optimizer = "{plan.optimizer}" without momentum is plain sgd: set momentum = 0.9, or '
+            'optimizer = "sgd"',
+        ),
+        (
+            plan.momentum > 0 and plan.optimizer in ("adam", "yogi", "adagrad"),
+            f'optimizer = "{plan.optimizer}" has beta1 and no momentum: set beta1 instead',
+        ),
+        (
+            plan.window > 0 and plan.optimizer != "delayed-nesterov",
+            'window belongs to optimizer = "delayed-nesterov": leave it out',
+        ),
+    )
+
+
+def _robust_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
+    rule, quorum = plan.aggregate, plan.quorum
+    least = 5 if rule in ("krum", "multi-krum") else 3
+    capped = rule not in ("mean", "norm-clip") and quorum < least and not plan.quorum_share
+    nothing_out = rule in ("krum", "multi-krum", "trimmed-mean") and (
+        int((plan.trim if rule == "trimmed-mean" else plan.byzantine) * quorum) == 0
+    )
+    key = "trim" if rule == "trimmed-mean" else "byzantine"
+    return (
+        (
+            capped,
+            f'aggregate = "{rule}" compares contributions and needs quorum >= {least} to leave out '
+            f"a bad one, not {quorum}: raise quorum, or set aggregate = "
+            f"{chr(34)}{'median' if quorum >= 3 else 'norm-clip'}{chr(34)}",
+        ),
+        (
+            nothing_out and not plan.quorum_share,
+            f'aggregate = "{rule}" leaves nobody out of {quorum}: {key} x quorum is below 1; '
+            f"set {key} = {math.ceil(100 / quorum) / 100} or more, or raise quorum",
+        ),
+        (
+            rule in COORDINATE_RULES and plan.codec == "topk-int4",
+            f'aggregate = "{rule}" over codec = "topk-int4" gives zero nearly everywhere, for most '
+            'contributions are zero there: set codec = "int4", or aggregate = "centred-clip"',
+        ),
+    )
+
+
+def _known_keys(table: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> None:
+    known = kind.__struct_fields__
+    for key in table:
+        if key not in known:
+            raise InvalidPlan(f"unknown key {_shown(key)} in {where}: {_hint(key, known)}")
+
+
+def _tables(value: object) -> list[Mapping[str, Any]]:
+    found = value if isinstance(value, list | tuple) else []
+    return [item for item in found if isinstance(item, Mapping)]
+
+
+def _phase_of(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    phases = next(field for field in msgspec.structs.fields(kind) if field.name == "phases")
+    found: type[msgspec.Struct] = get_args(get_args(phases.type)[0])[0]
+    return found
+
+
+@lru_cache(maxsize=256)
+def _choices(kind: type[msgspec.Struct], key: str) -> tuple[str, ...]:
+    field = next(field for field in msgspec.structs.fields(kind) if field.name == key)
+    return get_args(field.type) if get_origin(field.type) is Literal else ()
+
+
+def _hint(word: object, known: Iterable[str]) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(str(word)[:SHOWN_CHARS_MAX].lower(), names, n=1, cutoff=0.5)
+    return f'did you mean "{near[0]}"?' if near else f"known are {', '.join(names)}"
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return f'"{text[:SHOWN_CHARS_MAX]}{"…" if len(text) > SHOWN_CHARS_MAX else ""}"'

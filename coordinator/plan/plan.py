@@ -1,0 +1,299 @@
+"""A run's plan: how contributions become versions, as data. Presets, overrides, phases, and the questions a plan answers.
+
+plan({"preset": "diloco", "quorum": 4})      the whole plan, checked
+phase_index(plan, version, tokens, losses)   which phase holds
+in_phase(plan, index)                        the plan of that phase
+ready(plan, pending)                         is it time to merge
+weigh(plan, terms, live_workers)             who counts how much
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from coordinator.plan.checks import check, convert, known_preset
+from coordinator.plan.presets import PRESETS
+from shared.decoding import decode
+from shared.errors import InvalidPlan
+from shared.protocol.limits import TRIES_MAX
+
+Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+CountOrOff = Annotated[int, Meta(ge=0, le=1 << 53)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
+Decay = Annotated[float, Meta(ge=0, lt=1)]
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A stretch of the run at its beginning with other keys. It ends at the first of the conditions that are given."""
+
+    until_versions: Annotated[int, Meta(ge=1)] | None = None  # from this version on it is over
+    until_tokens: Annotated[int, Meta(ge=1)] | None = None  # merged since the run began
+    # The held-out loss has fallen by less than this share over the last `slope_window` evaluations of this phase.
+    until_slope: NotNegative | None = None
+    slope_window: Annotated[int, Meta(ge=2, le=1000)] = 5
+    overrides: dict[str, Any] = {}
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[plan]` table of a run file with every default written out. Made and checked by `plan`."""
+
+    preset: str = "fedavg"
+    update: Literal["delta", "gradient"] = "delta"
+    local_steps: CountOrOff = 0  # 0 = as `[task]` says
+    gradient_every: CountOrOff = (
+        0  # mini-batches in one gradient (async-sgd's n); 0 = all of a task
+    )
+    # Mini-batches between two looks for a newer version (async-sgd's m); 0 = only when a task begins.
+    pull_every: CountOrOff = 0
+    codec: Literal["float32", "bf16", "int8", "int4", "topk-int4"] = "int8"
+    # What volunteers get of a version: the exact weights, or a chain of quantised differences with a bfloat16 snapshot of
+    # every so many versions. The server keeps the exact weights either way.
+    downlink: Literal["float32", "chain"] = "float32"
+    snapshot_every: Count = 1  # versions
+    prox_mu: NotNegative = 0.0  # FedProx: pull towards the base
+
+    # When to merge: whichever comes first. Live workers cap the count, so two laptops never wait for a third.
+    quorum: Annotated[int, Meta(ge=1, le=10_000)] = 3
+    quorum_share: Share = 0.0  # or this share of the live workers, if that is more
+    deadline_seconds: NotNegative = 300.0  # since the oldest waiting contribution; 0 = off
+    min_contributions: Annotated[int, Meta(ge=1, le=10_000)] = 1  # for the deadline and the work
+    work_target: CountOrOff = 0  # steps (deltas) or samples (gradients); 0 = off
+    in_flight: Literal["continue", "cancel", "redo"] = "continue"  # leases at a merge
+    # Whether a worker may begin its next task before its last contribution is merged. Without it every task begins from a
+    # model that its own last work is part of; with it no device waits, and all work is a version late.
+    overlap: bool = False
+    # Recomputations of one gradient that came too late for its version, where in_flight = "redo"; then its task fails.
+    redo_limit: Annotated[int, Meta(ge=0, lt=TRIES_MAX)] = 3
+
+    # What a late contribution counts. Staleness is in versions.
+    max_staleness: Annotated[int, Meta(ge=0, le=100_000)] = 10
+    table: Literal["linear", "s4", "polynomial", "hinge", "constant", "inverse"] = "linear"
+    exponent: NotNegative = 0.5  # polynomial
+    hinge_from: NotNegative = 4.0
+    hinge_slope: NotNegative = 10.0
+    damping: bool = False  # staleness shortens the step too, not only the share in the mean
+    # A merge of n of K live workers moves the model by n / K of a step, by (n / K)^1/2 or by a whole one. Of eight who began at
+    # one version three merge, then three, then two: with whole steps that goes nearly three times as far as one merge of all.
+    arrival_scale: Literal["share", "sqrt", "one"] = "share"
+
+    # How they become one update.
+    aggregate: Literal[
+        "mean", "trimmed-mean", "median", "krum", "multi-krum", "centred-clip", "norm-clip"
+    ] = "mean"
+    trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.2  # share cut off at each end
+    byzantine: Annotated[float, Meta(ge=0, lt=0.5)] = 0.2  # share that may be hostile
+    clip_factor: NotNegative = 0.0  # x the median norm; 0 = the rule's own (1.0, norm-clip 1.5)
+
+    # What the update does to the weights.
+    optimizer: Literal["sgd", "nesterov", "delayed-nesterov", "adam", "yogi", "adagrad"] = "sgd"
+    lr: Positive = 1.0
+    momentum: Decay = 0.0
+    beta1: Decay = 0.9
+    beta2: Decay = 0.99
+    tau: Positive = 1e-3  # below which adaptive rules stop dividing
+    bias_correction: bool = False
+    window: Annotated[int, Meta(ge=0, le=10_000)] = 0  # delayed-nesterov; 0 = the live workers
+
+    shards: Annotated[int, Meta(ge=1, le=1024)] = 1
+    shard_by: Literal["size", "name"] = "size"
+    phases: Annotated[tuple[Phase, ...], Meta(max_length=16)] = ()
+
+
+def plan(raw: Mapping[str, Any]) -> Plan:
+    """The whole plan of a `[plan]` table. Raises InvalidPlan with what is wrong and what to do."""
+    preset = known_preset(raw.get("preset", "fedavg"), PRESETS)
+    base = {"preset": preset} | PRESETS[preset]
+    if raw.get("table") == "s4":
+        base |= {"max_staleness": 200}
+    if raw.get("optimizer", base.get("optimizer")) != base.get("optimizer"):
+        base.pop("momentum", None)  # the preset's momentum was for its own optimiser
+    if "lr" not in raw:
+        for key in ("optimizer", "update"):
+            if key in raw and raw[key] != base.get(key):
+                raise InvalidPlan(
+                    f'the learning rate is missing: {key} = "{raw[key]}" is not what the preset '
+                    f'"{preset}" has its lr for; set lr in [plan], e.g. 1.0 for sgd on deltas, '
+                    "0.7 for nesterov, 0.003 for adam on deltas, 0.001 for adam on gradients"
+                )
+    found = convert(base | dict(raw), Plan, "[plan]")
+    check(found)
+    for index, phase in enumerate(found.phases, start=1):
+        check(_overridden(found, phase, f"phase {index}"), where=f"phase {index} of [plan]: ")
+    return found
+
+
+def _overridden(whole: Plan, phase: Phase, where: str) -> Plan:
+    if (phase.until_versions, phase.until_tokens, phase.until_slope) == (None, None, None):
+        raise InvalidPlan(
+            f"{where} never ends: give it until_versions, until_tokens or until_slope"
+        )
+    for key in ("preset", "phases", "shards", "shard_by", "downlink", "snapshot_every"):
+        if key in phase.overrides:
+            raise InvalidPlan(f'{where} cannot override "{key}": it holds for the whole run')
+    table = msgspec.structs.asdict(whole) | phase.overrides | {"phases": ()}
+    return convert(table, Plan, f"{where} of [plan]")
+
+
+def improvement(losses: Sequence[float], window: int) -> float | None:
+    """By which share the loss fell from the first to the last of its last `window` evaluations; None while there are fewer.
+
+    Below zero where it rose.
+    """
+    if len(losses) < window:
+        return None
+    first, last = losses[-window], losses[-1]
+    return (first - last) / max(abs(first), 1e-12)
+
+
+def phase_index(
+    whole: Plan, version: int, tokens: int, losses: Sequence[float] = (), reached: int = 0
+) -> int:
+    """Which phase holds (`len(phases)` = the plan itself), never before the one already reached.
+
+    `losses` are the held-out losses measured since phase `reached` began, the oldest first: of a later phase there are none.
+    """
+    for index in range(reached, len(whole.phases)):
+        phase = whole.phases[index]
+        fell = improvement(losses if index == reached else (), phase.slope_window)
+        over = (
+            (phase.until_versions is not None and version >= phase.until_versions)
+            or (phase.until_tokens is not None and tokens >= phase.until_tokens)
+            or (phase.until_slope is not None and fell is not None and fell < phase.until_slope)
+        )
+        if not over:
+            return index
+    return max(reached, len(whole.phases))
+
+
+def in_phase(whole: Plan, index: int) -> Plan:
+    """The plan with the overrides of one of its phases, and no phases of its own."""
+    if not whole.phases:
+        return whole
+    return _phase(msgspec.json.encode(whole), index)
+
+
+@lru_cache(maxsize=256)
+def _phase(encoded: bytes, index: int) -> Plan:
+    """The plan of one phase. Kept: every claim and every verdict asks, and checking a table takes milliseconds."""
+    whole = decode(encoded, Plan)
+    if index >= len(whole.phases):
+        return msgspec.structs.replace(whole, phases=())
+    return _overridden(whole, whole.phases[index], f"phase {index + 1}")
+
+
+class Pending(msgspec.Struct, frozen=True, kw_only=True):
+    """Accepted contributions that wait to be merged."""
+
+    count: int
+    work: int = 0  # steps (deltas) or samples (gradients)
+    waited_s: float = 0.0  # since the oldest was accepted
+    live_workers: int = 1
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether to merge now, and if not: "merging after `needs` more contributions or in `deadline_in_s`"."""
+
+    now: bool
+    needs: int
+    deadline_in_s: float | None
+
+
+def quorum_of(plan: Plan, live_workers: int) -> int:
+    """Contributions that make a merge, with so many workers at hand."""
+    wanted = max(plan.quorum, math.ceil(plan.quorum_share * live_workers))
+    return min(wanted, max(1, live_workers))
+
+
+def ready(plan: Plan, pending: Pending) -> Ready:
+    """Whether the plan (of the phase that holds) merges now."""
+    quorum = quorum_of(plan, pending.live_workers)
+    least = min(plan.min_contributions, quorum)
+    needs = max(0, quorum - pending.count)
+    if pending.count < least:
+        return Ready(now=False, needs=needs, deadline_in_s=None)
+    left_s = max(0.0, plan.deadline_seconds - pending.waited_s) if plan.deadline_seconds else None
+    enough_work = 0 < plan.work_target <= pending.work
+    return Ready(now=needs == 0 or enough_work or left_s == 0, needs=needs, deadline_in_s=left_s)
+
+
+def no_base(plan: Plan, head: int, base: int) -> str:
+    """Why work may not have begun from a version without asking, while `head` is the newest; empty where it may."""
+    gap = head - base
+    if not 0 <= base <= head:
+        return f"there is no version {base}"
+    if not plan.overlap or plan.in_flight == "redo":
+        return "every task of this run begins with the newest version"
+    if (gap and plan.in_flight == "cancel") or staleness_weight(plan, gap) <= 0:
+        return f"{gap} {'version was' if gap == 1 else 'versions were'} merged since version {base}, from which it began"
+    return ""
+
+
+def staleness_weight(plan: Plan, gap: int) -> float:
+    """What a contribution counts whose base is `gap` versions old; 0 = too old. Raises ValueError for a base to come."""
+    if gap < 0:
+        raise ValueError(f"the base version lies {-gap} versions in the future")
+    if gap > plan.max_staleness:
+        return 0.0
+    match plan.table:
+        case "linear":
+            return 1 - gap / (plan.max_staleness + 1)
+        case "s4":
+            return 1.0 if gap <= 50 else max(0.0, 1 - (gap - 50) / 150)
+        case "polynomial":
+            return float((1 + gap) ** -plan.exponent)
+        case "hinge":
+            late = gap - plan.hinge_from
+            return 1.0 if late <= 0 else 1 / (plan.hinge_slope * late + 1)
+        case "inverse":
+            return 1 / max(1, gap)
+        case "constant":
+            return 1.0
+
+
+class Term(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server knows of one contribution: never the client's own word."""
+
+    work: float  # steps or samples, fixed by the task
+    gap: int = 0  # versions
+    trust: float = 1.0
+
+
+class Weighing(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights for `cohort`, in the order of the terms, and how far the step goes (see `Push`)."""
+
+    weights: tuple[float, ...]
+    scale: float
+    work: float  # of the contributions that count
+
+
+def weigh(plan: Plan, terms: Sequence[Term], live_workers: int = 1) -> Weighing:
+    """Work x staleness x trust for each contribution. Raises ValueError for work or trust that is no finite number >= 0.
+
+    A single late arrival has the whole mean to itself whatever it counts, so with `damping` staleness shortens the step too.
+    """
+    plain = [term.work * term.trust for term in terms]
+    if not all(math.isfinite(value) and value >= 0 for value in plain):
+        raise ValueError("the work or trust of a contribution is negative or not finite")
+    weights = [
+        value * staleness_weight(plan, term.gap) for value, term in zip(plain, terms, strict=True)
+    ]
+    counted = [index for index, weight in enumerate(weights) if weight > 0]
+    scale = 1.0
+    if plan.damping and counted:
+        scale = math.fsum(weights) / math.fsum(plain[index] for index in counted)
+    if plan.arrival_scale != "one":
+        share = min(1.0, len(counted) / max(1, live_workers))
+        scale *= share if plan.arrival_scale == "share" else math.sqrt(share)
+    return Weighing(
+        weights=tuple(weights),
+        scale=scale,
+        work=math.fsum(terms[index].work for index in counted),
+    )

@@ -1,1 +1,0 @@
-"""HTTP routes: parse, one service call, reply. No SQL, no torch."""

@@ -1,0 +1,53 @@
+"""Which codec an update travels in, where a worker does not speak the one that its run wants."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import structlog
+
+from coordinator.plan.plan import Plan
+
+FALLBACKS = ("int8", "bf16", "float32")  # the fewest bytes first; every volunteer speaks the last
+PACKED = {"float32": "float32-zstd", "bf16": "bf16-zstd"}  # the same numbers in fewer bytes
+TOLD_MAX = 10_000  # pairs that are remembered
+
+log = structlog.get_logger("codecs")
+
+
+def agreed(wanted: str, spoken: Collection[str]) -> str:
+    """The codec for an update: the run's own, or the next best that the worker speaks; "" when there is none.
+
+    Floats travel packed where the worker can. One that names no codec is believed to speak all that were there at first.
+    """
+    if not spoken:
+        return wanted
+    found = next((name for name in (wanted, *FALLBACKS) if name in spoken), "")
+    packed = PACKED.get(found, "")
+    return packed if packed in spoken else found
+
+
+def grantable(plan: Plan) -> frozenset[str]:
+    """Every codec that a lease of this run may name: a lease of one phase may be handed in in the next.
+
+    Which of them a lease did name is not kept: all of them say what was trained well enough for the plan.
+    """
+    wanted = {phase.overrides.get("codec", plan.codec) for phase in plan.phases} | {plan.codec}
+    plain = wanted | set(FALLBACKS)
+    return frozenset(plain | {PACKED[name] for name in plain if name in PACKED})
+
+
+class Agreements:
+    """Says once for each worker and run that another codec than the run's own was agreed on."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+
+    def note(self, worker_id: str, run: str, wanted: str, granted: str) -> None:
+        """A lease was given with this codec."""
+        if granted in (wanted, PACKED.get(wanted)) or (worker_id, run) in self._told:
+            return
+        if len(self._told) >= TOLD_MAX:
+            self._told.clear()
+        self._told.add((worker_id, run))
+        log.info("codec negotiated down", run=run, worker=worker_id, wanted=wanted, granted=granted)

@@ -1,0 +1,366 @@
+"""Who gets which work: pure rules over what the database says, so that they can be tested without one.
+
+For each waiting worker, those of volunteers with the least in hand first: the run that was given the least device time lately
+for its weight, of those that fit; in it a reissued task before a new range of the pass. A task that a worker has failed before
+goes to somebody else while there is somebody else.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from coordinator.rules.codec_choice import agreed
+from coordinator.rules.sizing import (
+    Run,
+    allowance_beside_s,
+    allowance_s,
+    price_micro,
+    split_at,
+    steps_for,
+    steps_in,
+    task_seed,
+)
+from shared.protocol.base import Reason
+
+
+class Waiter(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that asks for work on one of its devices."""
+
+    claim_id: str
+    worker_id: str
+    volunteer_id: str
+    device: str
+    flops: float = 0.0  # speed of a training step; 0 = unknown
+    memory_bytes: int = 0  # 0 = unknown
+    workloads: frozenset[str] = frozenset()
+    runs: frozenset[str] = frozenset()  # chosen; empty = any
+    kinds: frozenset[str] = frozenset()
+    codecs: frozenset[str] = frozenset()
+
+
+class Todo(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that came back."""
+
+    id: int
+    run_id: int
+    pass_no: int
+    start: int
+    stop: int
+    failed_by: frozenset[str] = frozenset()
+    beside: str = ""  # its kind, where it is not a range of the pass; then it stays as it is
+    steps: int = 0
+    price_micro: int = 0
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a run is open."""
+
+    run_id: int
+    open: int  # tasks that have not ended
+    price_micro: int  # of those in hand: how much work they are
+    holders: frozenset[str] = frozenset()  # workers; only told where a task was failed by somebody
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tasks a device of a worker holds."""
+
+    volunteer_id: str
+    worker_id: str
+    device: str
+    count: int
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease to be made. `task_id` is None for a new range; `rest_stop` > stop when a task is split."""
+
+    waiter: int  # position among the waiters
+    run_id: int
+    task_id: int | None
+    pass_no: int
+    start: int
+    stop: int
+    rest_stop: int
+    steps: int
+    price_micro: int
+    seed: int
+    allowance_s: float  # until it must be handed in
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Why there is nothing for a waiter now."""
+
+    reason: Reason
+    message: str
+    retry_after_s: float = 0.0
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be done for a batch of waiters, by their position."""
+
+    assignments: tuple[Assignment, ...]
+    moved: dict[int, tuple[int, int]]  # run -> its pass and cursor, where they changed
+    refusals: dict[int, Refusal]
+    more: bool  # a task was split: its rest is there for those who were refused
+
+
+# --- rules ---
+
+
+def misfit(run: Run, waiter: Waiter) -> str:
+    """Why a worker cannot take part in a run, in words; "" when it can."""
+    if run.workload not in waiter.workloads:
+        return f'"{run.name}" needs the workload "{run.workload}", which is not enabled on this machine'
+    if waiter.kinds and not waiter.kinds.intersection(run.kinds):
+        kinds = " and ".join(f'"{kind}"' for kind in run.kinds)
+        return f'"{run.name}" has tasks of the kind {kinds} only'
+    if not agreed(run.codec, waiter.codecs):
+        return f'"{run.name}" wants updates as "{run.codec}", which this version cannot write'
+    if 0 < waiter.memory_bytes < run.memory_bytes:
+        need, have = run.memory_bytes / 2**30, waiter.memory_bytes / 2**30
+        return f'"{run.name}" needs about {need:.1f} GiB of memory, {waiter.device} has {have:.1f}'
+    return ""
+
+
+class _Share:
+    """A run while work is handed out."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.pass_no = run.pass_no
+        self.cursor = run.cursor
+        self.todo: list[Todo] = []
+        self.open = 0  # tasks that have not ended
+        self.work = (
+            0.0  # in flight: device time, told in operations so that all runs can be compared
+        )
+        self.lately = run.lately
+        self.near: set[str] = set()  # workers that hold or want its work
+
+    @property
+    def given(self) -> tuple[float, int]:
+        """What it got for its weight: the least goes first."""
+        return max(self.work, self.lately) / self.run.weight, self.run.id
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.run.passes) and self.pass_no > self.run.passes
+
+    def turn(self) -> None:
+        """Begin the next pass once every sample of this one has ended, if the run wants another."""
+        if self.run.endless:
+            return
+        done = self.cursor >= self.run.samples_total and not self.open
+        if done and self.run.samples_total and not self.ended:
+            self.pass_no += 1
+            self.cursor = 0
+
+
+class _Batch:
+    """Hands out work to the waiters of one transaction."""
+
+    def __init__(self, waiters: Sequence[Waiter], runs: Iterable[Run], leases_max: int) -> None:
+        self._waiters = waiters
+        self._runs = {run.id: _Share(run) for run in runs}
+        self._leases_max = leases_max
+        self._more = False
+        self._by_volunteer: Counter[str] = Counter()
+        self._by_device: Counter[tuple[str, str]] = Counter()
+        self._fits: list[list[_Share]] = []
+        for waiter in waiters:
+            wanted = [share for share in self._runs.values() if _wanted(share.run, waiter)]
+            self._fits.append([share for share in wanted if not misfit(share.run, waiter)])
+            for share in self._fits[-1]:
+                share.near.add(waiter.worker_id)
+
+    def see(self, todo: Iterable[Todo], loads: Iterable[Load], holdings: Iterable[Holding]) -> None:
+        """Take in what is open."""
+        for task in todo:
+            self._runs[task.run_id].todo.append(task)
+        for load in loads:
+            share = self._runs.get(load.run_id)
+            if share is not None:
+                share.open = load.open
+                share.work = work_of(share.run, load.price_micro)
+                share.near |= load.holders
+        for held in holdings:
+            self._by_volunteer[held.volunteer_id] += held.count
+            self._by_device[held.worker_id, held.device] += held.count
+
+    def run(self) -> Outcome:
+        assignments: list[Assignment] = []
+        refusals: dict[int, Refusal] = {}
+        queue = [(self._by_volunteer[w.volunteer_id], i) for i, w in enumerate(self._waiters)]
+        heapq.heapify(queue)
+        while queue:
+            count, index = heapq.heappop(queue)
+            waiter = self._waiters[index]
+            if count != self._by_volunteer[waiter.volunteer_id]:  # has got something meanwhile
+                heapq.heappush(queue, (self._by_volunteer[waiter.volunteer_id], index))
+                continue
+            found = self._serve(index, waiter)
+            if isinstance(found, Assignment):
+                assignments.append(found)
+            else:
+                refusals[index] = found
+        moved = {
+            run_id: (share.pass_no, share.cursor)
+            for run_id, share in self._runs.items()
+            if (share.pass_no, share.cursor) != (share.run.pass_no, share.run.cursor)
+        }
+        return Outcome(
+            assignments=tuple(assignments), moved=moved, refusals=refusals, more=self._more
+        )
+
+    def _serve(self, index: int, waiter: Waiter) -> Assignment | Refusal:
+        fits = self._fits[index]
+        if not fits:
+            return self._no_fit(waiter)
+        if self._by_volunteer[waiter.volunteer_id] >= self._leases_max:
+            return Refusal(
+                reason=Reason.IN_FLIGHT,
+                message=f"your machines hold {self._leases_max} tasks together, as many as they may",
+            )
+        mine = self._by_device[waiter.worker_id, waiter.device]
+        free = [share for share in fits if mine < share.run.settings.in_flight]
+        if not free:
+            return Refusal(
+                reason=Reason.IN_FLIGHT,
+                message=f"{waiter.device} holds {mine} tasks already, as many as it may",
+            )
+        free.sort(key=lambda share: share.given)
+        for again in (False, True):  # what it failed itself only when there is nothing else
+            for share in free:
+                found = self._reissued(share, index, waiter, again) or self._cut(
+                    share, index, waiter
+                )
+                if found is not None:
+                    self._note(share, waiter, found)
+                    return found
+        return _taken(free)
+
+    def _note(self, share: _Share, waiter: Waiter, found: Assignment) -> None:
+        self._by_volunteer[waiter.volunteer_id] += 1
+        self._by_device[waiter.worker_id, waiter.device] += 1
+        work = work_of(share.run, found.price_micro)
+        share.work += work
+        share.lately += work
+
+    def _reissued(
+        self, share: _Share, index: int, waiter: Waiter, again: bool
+    ) -> Assignment | None:
+        for position, task in enumerate(share.todo):
+            failed = waiter.worker_id in task.failed_by
+            if failed and not (again and share.near <= task.failed_by):
+                continue
+            if not _does(waiter, task.beside or share.run.kind):
+                continue
+            del share.todo[position]
+            if task.beside:
+                return _beside(share.run, index, waiter, task)
+            stop = split_at(share.run, task.start, task.stop, waiter.flops)
+            if stop < task.stop:
+                share.open += 1
+                self._more = True  # the rest has no number before it is stored
+            return _assign(share.run, index, waiter, task, stop)
+        return None
+
+    def _cut(self, share: _Share, index: int, waiter: Waiter) -> Assignment | None:
+        share.turn()
+        run = share.run
+        if share.ended or share.cursor >= run.samples_total or not _does(waiter, run.kind):
+            return None
+        start = share.cursor
+        size = steps_for(run, waiter.flops) * run.settings.batch_size
+        share.cursor = min(run.samples_total, start + size)
+        share.open += 1
+        return _assign(run, index, waiter, (share.pass_no, start), share.cursor)
+
+    def _no_fit(self, waiter: Waiter) -> Refusal:
+        wanted = [share.run for share in self._runs.values() if _wanted(share.run, waiter)]
+        if not wanted:
+            return Refusal(reason=Reason.NO_RUN, message="nothing is running here just now")
+        why = misfit(wanted[0], waiter)
+        return Refusal(reason=Reason.NO_FIT, message=f"no run needs this device: {why}")
+
+
+def work_of(run: Run, price_micro: int) -> float:
+    """Operations that a task of this price needs, whatever its kind: all work of a run has one price for an operation."""
+    return price_micro / max(1, run.price_micro) * run.step_flops
+
+
+def _wanted(run: Run, waiter: Waiter) -> bool:
+    return not waiter.runs or run.name in waiter.runs
+
+
+def _does(waiter: Waiter, kind: str) -> bool:
+    return not waiter.kinds or kind in waiter.kinds
+
+
+def _taken(free: Sequence[_Share]) -> Refusal:
+    waits = next((share.run.short_of for share in free if share.run.short_of), "")
+    if waits:
+        return Refusal(reason=Reason.ALL_TAKEN, message=waits)
+    if all(share.ended for share in free):
+        return Refusal(
+            reason=Reason.MERGING, message="every pass is done; the last results are being merged"
+        )
+    return Refusal(
+        reason=Reason.ALL_TAKEN, message="every task of this pass is being done by others"
+    )
+
+
+def _assign(
+    run: Run, index: int, waiter: Waiter, what: Todo | tuple[int, int], stop: int
+) -> Assignment:
+    todo = what if isinstance(what, Todo) else None
+    pass_no, start = (what.pass_no, what.start) if isinstance(what, Todo) else what
+    steps = steps_in(stop - start, run.settings.batch_size)
+    return Assignment(
+        waiter=index,
+        run_id=run.id,
+        task_id=todo.id if todo else None,
+        pass_no=pass_no,
+        start=start,
+        stop=stop,
+        rest_stop=todo.stop if todo else stop,
+        steps=steps,
+        price_micro=price_micro(run, stop - start),
+        seed=task_seed(run.seed, pass_no, start),
+        allowance_s=allowance_s(run, steps, waiter.flops),
+    )
+
+
+def _beside(run: Run, index: int, waiter: Waiter, task: Todo) -> Assignment:
+    """A task beside the pass, as it was made."""
+    return Assignment(
+        waiter=index,
+        run_id=run.id,
+        task_id=task.id,
+        pass_no=task.pass_no,
+        start=task.start,
+        stop=task.stop,
+        rest_stop=task.stop,
+        steps=task.steps,
+        price_micro=task.price_micro,
+        seed=0,  # it keeps its own
+        allowance_s=allowance_beside_s(run, task.price_micro, waiter.flops),
+    )
+
+
+def dispatch(
+    waiters: Sequence[Waiter],
+    runs: Iterable[Run],
+    todo: Iterable[Todo],
+    loads: Iterable[Load],
+    holdings: Iterable[Holding],
+    *,
+    leases_max: int,
+) -> Outcome:
+    """Decide for every waiter: a lease, or why there is none. `todo` in the order in which it should be taken."""
+    batch = _Batch(waiters, runs, leases_max)
+    batch.see(todo, loads, holdings)
+    return batch.run()

@@ -1,0 +1,214 @@
+"""How much work a worker gets, how long it may take, what it earns: pure numbers, all from the server's own figures."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import msgspec
+
+from coordinator.plan.plan import Plan, in_phase
+from coordinator.rules.run_file import RunFile, TaskSettings
+
+LEASE_MAX_S = 86_400.0
+UNKNOWN_FACTOR = 10  # x the floor, while nobody knows how long a task takes
+OPTIMISM = 2.0  # a benchmark knows nothing of downloads, evaluation, other programs
+LATE_FACTOR = 3.0  # x the expected time, then the lease ends
+SLOWER = 0.75  # of the median speed: only below it is a task made smaller, for a benchmark is no better than that
+SPLIT_FACTOR = 2.0  # a range that came back and would take longer than this many targets is split
+MEMORY_FACTOR = 18  # bytes a parameter: weights, gradients, two Adam moments, the base, activations
+UPLOAD_SLACK_BYTES = 1 << 20
+GAME_BYTES_MAX = 1 << 18  # of one game, compressed
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast a run's tasks have been done lately, as medians."""
+
+    step_s: float  # seconds a step
+    flops: float  # measured speed of the workers that did them; 0 = unknown
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A running run, as far as handing out its work goes."""
+
+    id: int
+    name: str
+    workload: str
+    kind: str
+    codec: str
+    memory_bytes: int
+    weight: float
+    settings: TaskSettings
+    local_steps: int
+    passes: int  # to be made; 0 = no end
+    step_flops: float
+    price_micro: int  # of one step
+    seed: int
+    pass_no: int
+    cursor: int
+    samples_total: int
+    pace: Pace | None = None
+    beside: tuple[str, ...] = ()  # kinds of tasks that are not cut from the pass
+    endless: bool = False  # the pass grows and never turns
+    short_of: str = ""  # what the pass waits for when all of it is taken
+    lately: float = 0.0  # operations that were handed out, fading (see `shares`)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return (self.kind, *self.beside)
+
+
+def memory_bytes(parameters: int) -> int:
+    """About what a device needs to train a model of this size."""
+    return parameters * MEMORY_FACTOR
+
+
+def upload_bytes_max(parameters: int) -> int:
+    """The most that one update of a model of this size can need, whatever its codec."""
+    return parameters * 4 + parameters // 16 + UPLOAD_SLACK_BYTES
+
+
+def games_bytes_max(games: int) -> int:
+    """The most that a file of games can need."""
+    return games * GAME_BYTES_MAX + UPLOAD_SLACK_BYTES
+
+
+def pass_seed(seed: int, pass_no: int) -> int:
+    """The seed of a pass's permutation, derived from the run's."""
+    return _derived(f"pass {seed} {pass_no}")
+
+
+def task_seed(seed: int, pass_no: int, start: int) -> int:
+    """The seed of a task, derived from the run's and its place."""
+    return _derived(f"task {seed} {pass_no} {start}")
+
+
+def _derived(text: str) -> int:
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1  # fits a signed 64-bit column
+
+
+def estimate_s(run: Run, steps: int, flops: float) -> float | None:
+    """How long a worker of this speed should take, from what others took or else its benchmark; None = nobody knows."""
+    if run.pace is not None:
+        known = flops > 0 and run.pace.flops > 0
+        return steps * run.pace.step_s * (run.pace.flops / flops if known else 1.0)
+    if flops > 0 and run.step_flops > 0:
+        return OPTIMISM * steps * run.step_flops / flops
+    return None
+
+
+def allowance_s(run: Run, steps: int, flops: float) -> float:
+    """How long a lease lasts, however often it is renewed."""
+    expected = estimate_s(run, steps, flops)
+    floor = run.settings.lease_floor_seconds
+    if expected is None:
+        return min(
+            LEASE_MAX_S, max(UNKNOWN_FACTOR * floor, LATE_FACTOR * run.settings.target_seconds)
+        )
+    return min(LEASE_MAX_S, max(floor, LATE_FACTOR * expected))
+
+
+def allowance_beside_s(run: Run, price: int, flops: float) -> float:
+    """How long the lease of a task beside the pass lasts, whose price says how much work it is."""
+    floor = run.settings.lease_floor_seconds
+    if flops <= 0 or run.step_flops <= 0:
+        return min(LEASE_MAX_S, UNKNOWN_FACTOR * floor)
+    work = price / max(1, run.price_micro) * run.step_flops
+    return min(LEASE_MAX_S, max(floor, LATE_FACTOR * OPTIMISM * work / flops))
+
+
+def target_s(run: Run) -> float:
+    """How long a task should take: as `[task]` says, or as long as the median worker needs for `local_steps`; 0 = unknown."""
+    settings = run.settings
+    if settings.target_seconds > 0 or not settings.by_speed:
+        return settings.target_seconds
+    known = run.pace is not None and run.pace.flops > 0
+    return run.local_steps * run.pace.step_s if run.pace is not None and known else 0.0
+
+
+def steps_for(run: Run, flops: float) -> int:
+    """How many steps a new task for a worker of this speed has.
+
+    Without `target_seconds` nobody gets more than `local_steps`, and who is much slower than the median gets as many as take
+    the same time: a merge that waits for all is then not kept by one of them.
+    """
+    settings, wanted_s = run.settings, target_s(run)
+    one = estimate_s(run, 1, flops) if wanted_s > 0 else None
+    if not one:
+        return run.local_steps
+    fitting = int(wanted_s / one)
+    if settings.target_seconds > 0:
+        return max(settings.min_steps, min(settings.max_steps, fitting))
+    if flops <= 0 or fitting >= SLOWER * run.local_steps:
+        return run.local_steps
+    return min(run.local_steps, max(settings.min_steps, fitting))
+
+
+def steps_of_update(plan: Plan, local_steps: int) -> int:
+    """Optimiser steps behind one full contribution; `local_steps` are those of `[task]`."""
+    whole = plan.local_steps or local_steps
+    parted = plan.update == "gradient" and plan.gradient_every > 0
+    return min(whole, plan.gradient_every) if parted else whole
+
+
+def total_steps(file: RunFile, plan: Plan, samples: int, sample_size: int = 1) -> int:
+    """Global steps that a run will make as far as `[stop]` tells, phase by phase; 0 = unknown.
+
+    A pass has so many samples (0 = no end), each of `sample_size` items. A phase that only its loss ends is left out.
+    """
+    if file.train.decay_steps:
+        return file.train.decay_steps
+    stop = file.stop
+    ends = [stop.passes * samples, stop.tokens / sample_size if samples else 0]
+    most = min((end for end in ends if end), default=math.inf)  # samples
+    if not stop.versions and math.isinf(most):
+        return 0
+    version = seen = steps = 0.0
+    for index in range(len(plan.phases) + 1):
+        now = in_phase(plan, index)
+        local = steps_of_update(now, file.task.local_steps)
+        each = local * file.task.batch_size * now.quorum  # samples of a version
+        left = [(stop.versions or math.inf) - version, (most - seen) / each]
+        if index < len(plan.phases):
+            phase = plan.phases[index]
+            by_tokens = (phase.until_tokens or 0) / sample_size - seen
+            until = [(phase.until_versions or 0) - version] if phase.until_versions else []
+            until += [by_tokens / each] if phase.until_tokens else []
+            left += until or [0.0]
+        count = max(0.0, min(left))
+        version, seen, steps = version + count, seen + count * each, steps + count * local
+    return math.ceil(steps - 1e-6)
+
+
+def steps_in(samples: int, batch_size: int) -> int:
+    return -(-samples // batch_size)
+
+
+def parts_of(steps: int, part_steps: int) -> int:
+    """How many updates a task hands in, one after every `part_steps` (0 = one at its end); the last may be shorter."""
+    return -(-steps // part_steps) if part_steps else 1
+
+
+def first_part(steps: int, price: int, part_steps: int) -> tuple[int, int]:
+    """Steps and micro-credits of the next part of what is left of a task; all that is left goes to the last."""
+    if not part_steps or steps <= part_steps:
+        return steps, price
+    return part_steps, price * part_steps // steps
+
+
+def price_micro(run: Run, samples: int) -> int:
+    return max(1, run.price_micro * samples // run.settings.batch_size)
+
+
+def split_at(run: Run, start: int, stop: int, flops: float) -> int:
+    """Where a range that came back ends for a worker of this speed: at `stop`, or sooner when it is far too much."""
+    settings = run.settings
+    steps = steps_in(stop - start, settings.batch_size)
+    fitting = steps_for(run, flops)
+    expected = estimate_s(run, steps, flops)
+    limit_s = SPLIT_FACTOR * target_s(run)
+    slow = limit_s > 0 and expected is not None and expected > limit_s
+    if not (slow or steps > settings.max_steps) or fitting >= steps:
+        return stop
+    return start + fitting * settings.batch_size

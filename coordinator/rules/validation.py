@@ -1,0 +1,228 @@
+"""Whether a contribution may be merged: pure rules over what was measured of it.
+
+Nothing here reads a database or trusts a word of the client. `measure` streams once through the file; `judge` holds the
+figures against the task, the head and the cohort, and gives a verdict with a reason that the volunteer can read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.plan.plan import Plan, staleness_weight
+from coordinator.rules.run_file import ValidationSettings
+from shared.errors import InvalidFrame
+from shared.protocol.base import ContributionState, Reason
+from shared.protocol.work import SubmitRequest
+from shared.workloads.base import TrainSettings
+from shared.workloads.training.lr_schedule import full_steps
+
+if TYPE_CHECKING:
+    from shared.tensors.spec import Schema
+
+MAD_TO_SIGMA = 1.4826
+ADAM_REACH = (
+    4.0  # an Adam step moves an element by about lr; this many lr a step is beyond honest work
+)
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file itself says. `problem` is set when it cannot be read as what it should be."""
+
+    norm: float = 0.0
+    finite: bool = True
+    problem: str = ""
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one contribution."""
+
+    state: ContributionState
+    reason: str = ""
+    message: str = ""
+    weight: float = 0.0  # staleness x trust
+    clip: float = 1.0  # factor that bounds it to its cohort
+
+
+TOO_LATE = Judgement(
+    state="superseded",
+    reason=Reason.RUN_ENDED.value,
+    message="the run has ended; the work is paid",
+)
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a judgement rests on."""
+
+    submit: SubmitRequest
+    measurement: Measurement
+    task_steps: int
+    task_samples: int
+    head: int
+    base_version: int  # bound by the lease, not by the client
+    trust: float
+    effort: float  # see `effort`
+    cohort: Sequence[float]  # of the newest accepted contributions, see `by_effort`
+    loss: float | None  # of the newest evaluated version
+    parameters: int
+    replayed: bool  # the same bytes were handed in for another task
+
+
+def measure(path: Path, schema: Schema, codec: str) -> Measurement:
+    """One streaming pass over an uploaded file. Never raises for what a volunteer may have sent."""
+    from shared.tensors import quantize, update
+
+    try:
+        stats = update.inspect(path, schema, quantize.codec(codec))
+    except InvalidFrame as error:
+        return Measurement(problem=error.message)
+    return Measurement(norm=stats.norm, finite=stats.finite)
+
+
+def reach(train: TrainSettings, steps: int, parameters: int) -> float:
+    """The L2 norm that honest local work cannot exceed.
+
+    Adam moves each element by about lr a step, plus the decay; plain SGD at most lr x clip_norm in total. Without a bound on
+    the gradient there is none on the norm.
+    """
+    if train.optimizer == "adamw":
+        return ADAM_REACH * train.lr * steps * math.sqrt(parameters)
+    return ADAM_REACH * train.lr * steps * train.clip_norm if train.clip_norm > 0 else math.inf
+
+
+def effort(update: str, train: TrainSettings, first: int, steps: int, total: int) -> float:
+    """What a norm is divided by before it is compared: of a delta its steps, each as much as its learning rate; of a mean
+    gradient 1.
+
+    Without the rates, what is trained while they rise would set a limit that no later work could keep.
+    """
+    return 1.0 if update == "gradient" else full_steps(train, first, steps, total)
+
+
+def by_effort(norm: float, its: float, ours: float) -> float:
+    """The norm by effort that a contribution of effort `its` lets expect, at most, of one of effort `ours`.
+
+    The steps of a task partly undo each other, so norms grow with something between the root of the steps and the steps
+    themselves. Divided by its steps alone, an honest task of a tenth of the steps stood out by up to a factor of three.
+    """
+    return norm / its if ours >= its else norm / math.sqrt(its * ours)
+
+
+def cohort_limit(cohort: Sequence[float], settings: ValidationSettings) -> float:
+    """The norm per step above which a contribution stands out: median + max(limit x 1.4826 MAD, 2 x median)."""
+    middle = median(cohort)
+    spread = median(abs(norm - middle) for norm in cohort)
+    return middle + max(settings.norm_limit * MAD_TO_SIGMA * spread, 2.0 * middle)
+
+
+def _rejected(reason: Reason, message: str) -> Judgement:
+    return Judgement(state="rejected", reason=reason.value, message=message)
+
+
+def _content(evidence: Evidence) -> Judgement | None:
+    """What is wrong with the contribution by itself."""
+    submit, measurement = evidence.submit, evidence.measurement
+    if submit.steps != evidence.task_steps or submit.samples != evidence.task_samples:
+        return _rejected(
+            Reason.STEPS,
+            f"the task asks for {evidence.task_steps} steps over {evidence.task_samples} samples, "
+            f"the report claims {submit.steps} over {submit.samples}",
+        )
+    if submit.base_version != evidence.base_version:
+        return _rejected(
+            Reason.STALE,
+            f"trained from version {submit.base_version}, the lease was bound to {evidence.base_version}",
+        )
+    if measurement.problem:
+        return _rejected(Reason.FRAME, measurement.problem)
+    if not measurement.finite:
+        return _rejected(
+            Reason.NOT_FINITE,
+            "the update holds NaN or infinity: the training diverged, or memory is bad",
+        )
+    if measurement.norm == 0.0:
+        return _rejected(
+            Reason.EMPTY, "the update changes nothing: the weights came back as they were sent"
+        )
+    if evidence.replayed:
+        return _rejected(Reason.REPLAY, "the very same bytes were handed in for another task")
+    return None
+
+
+def _loss(evidence: Evidence, settings: ValidationSettings) -> Judgement | None:
+    last = evidence.submit.loss_last
+    if not math.isfinite(last) or last < 0:
+        return _rejected(Reason.LOSS, f"a loss of {last} cannot be")
+    if (
+        evidence.loss is not None
+        and evidence.loss > 0
+        and last > settings.loss_limit * evidence.loss
+    ):
+        return _rejected(
+            Reason.LOSS,
+            f"the loss {last:.3f} is more than {settings.loss_limit:g} times the global one ({evidence.loss:.3f})",
+        )
+    return None
+
+
+def _norm(
+    evidence: Evidence, settings: ValidationSettings, train: TrainSettings, plan: Plan
+) -> Judgement | float:
+    """A rejection, or the factor that bounds the contribution to its cohort."""
+    norm, steps = evidence.measurement.norm, evidence.task_steps
+    if plan.update == "delta":
+        most = reach(train, steps, evidence.parameters)
+        if norm > most:
+            return _rejected(
+                Reason.NORM,
+                f"the update has norm {norm:.3g}; {steps} steps at lr {train.lr:g} cannot pass {most:.3g}",
+            )
+    if not evidence.cohort:
+        return 1.0
+    per_step, limit = norm / evidence.effort, cohort_limit(evidence.cohort, settings)
+    if per_step <= limit:
+        return 1.0
+    known = len(evidence.cohort) >= settings.cohort_min
+    if known and per_step > settings.clip_until * limit:
+        return _rejected(
+            Reason.NORM,
+            f"the norm a step, {per_step:.3g}, is far above that of other volunteers (limit {limit:.3g})",
+        )
+    return limit / per_step
+
+
+def judge(
+    evidence: Evidence, settings: ValidationSettings, train: TrainSettings, plan: Plan
+) -> Judgement:
+    """The verdict, with a reason that a volunteer can read."""
+    if wrong := _content(evidence) or _loss(evidence, settings):
+        return wrong
+    bounded = _norm(evidence, settings, train, plan)
+    if isinstance(bounded, Judgement):
+        return bounded
+    gap = evidence.head - evidence.base_version
+    weight = staleness_weight(plan, gap)
+    if weight <= 0.0 and plan.in_flight == "cancel":
+        return Judgement(
+            state="superseded",
+            reason=Reason.STALE.value,
+            message=f"version {evidence.head} was merged meanwhile; the work is paid",
+        )
+    if weight <= 0.0:
+        return _rejected(
+            Reason.STALE,
+            f"{gap} versions were merged since it began, at most {plan.max_staleness} are allowed: nothing is counted against you",
+        )
+    message = (
+        "accepted"
+        if bounded == 1.0
+        else f"accepted, scaled by {bounded:.2f} to the size of its cohort"
+    )
+    return Judgement(
+        state="accepted", message=message, weight=weight * evidence.trust, clip=bounded
+    )

@@ -1,0 +1,1 @@
+"""Runs: their definition, phases, versions, datasets, samples and exports."""

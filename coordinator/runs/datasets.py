@@ -1,0 +1,152 @@
+"""Datasets: built once from files of the organiser, then only read, chunk by chunk, by hash."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coordinator.database import datasets, games, versions
+from coordinator.database.datasets import DatasetRow
+from coordinator.rules.run_file import NAME_RULE, fits_a_path
+from shared.clock import Clock
+from shared.errors import InvalidName, InvalidRunFile, NotFound
+from shared.protocol.heartbeat import dataset_view
+from shared.signing import canonical, digest
+from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.data.documents import Skipped
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from coordinator.storage.blobs import BlobStore
+
+Build = Callable[[Callable[[bytes], str]], DatasetManifest]
+
+
+class Datasets:
+    """Adds datasets and says which blobs a volunteer may fetch."""
+
+    def __init__(self, db: Database, clock: Clock, blobs: BlobStore, threads: Executor) -> None:
+        self._db = db
+        self._clock = clock
+        self._blobs = blobs
+        self._threads = threads
+
+    async def add(self, build: Build, skipped: Skipped | None = None) -> DatasetManifest:
+        """Run `build(put)` in a thread, store every chunk it puts, then register the manifest. Raises InvalidRunFile.
+
+        What `skipped` holds in the end is kept for the listing.
+        """
+        loop = asyncio.get_running_loop()
+
+        def put(data: bytes) -> str:
+            return asyncio.run_coroutine_threadsafe(self._blobs.put_bytes(data), loop).result()
+
+        manifest = await loop.run_in_executor(self._threads, build, put)
+        if not manifest.chunks:
+            raise InvalidRunFile(
+                f'the dataset "{manifest.name}" is empty: nothing was left to train on'
+            )
+        sha = digest(canonical(manifest))
+
+        def register(conn: Connection) -> None:
+            now = self._clock.now()
+            kinds = [
+                ("chunk", manifest.chunks),
+                ("heldout", manifest.heldout),
+                ("asset", manifest.assets.values()),
+            ]
+            datasets.register(
+                conn, [(c.sha256, c.size, kind) for kind, chunks in kinds for c in chunks], now
+            )
+            number = datasets.add(conn, manifest, sha, now)
+            if skipped is not None:
+                datasets.note_skipped(conn, number, skipped.sentences)
+
+        await self._db.write(register)
+        return manifest
+
+    async def add_text(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
+        """A token dataset from text files, folders, JSONL or a token `.bin`; see `shared.workloads.data.text_dataset.build_text`."""
+        from shared.workloads.data.text_dataset import build_text
+
+        return await self._named(name, build_text, paths, options)
+
+    async def add_images(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
+        """A dataset of images from folders, zip archives, PNG and JPEG; see `shared.workloads.data.image_dataset.build_images`."""
+        from shared.workloads.data.image_dataset import build_images
+
+        return await self._named(name, build_images, paths, options)
+
+    async def _named(
+        self,
+        name: str,
+        builder: Callable[..., DatasetManifest],
+        paths: Iterable[Path],
+        options: dict[str, Any],
+    ) -> DatasetManifest:
+        """Build under a name that fits into paths and addresses. Raises InvalidName, InvalidRunFile, Conflict."""
+        if not fits_a_path(name):
+            raise InvalidName(f"the name of a dataset must be {NAME_RULE}")
+        return await self.add(
+            lambda put: builder(name, tuple(paths), put, **options), options.get("skipped")
+        )
+
+    async def listing(self) -> list[DatasetRow]:
+        return await self._db.read(datasets.every)
+
+    async def skipped(self, dataset_id: int) -> tuple[str, ...]:
+        """What could not be used when a dataset was built, and why: the first thousand."""
+        return await self._db.read(lambda conn: datasets.skipped(conn, dataset_id))
+
+    async def manifest(self, name: str) -> DatasetManifest:
+        """As volunteers may see it: without the held-out split. Raises NotFound."""
+        row = await self._db.read(lambda conn: datasets.by_name(conn, name))
+        return dataset_view(row.manifest)
+
+    async def may_read(self, sha256: str) -> bool:
+        """Whether a volunteer may fetch this blob: served data, published weights and samples; never the held-out split."""
+
+        def read(conn: Connection) -> bool:
+            return (
+                datasets.is_served(conn, sha256)
+                or versions.is_published(conn, sha256)
+                or games.is_chunk(conn, sha256)
+            )
+
+        return await self._db.read(read)
+
+
+class LocalData:
+    """A dataset whose chunks lie in the coordinator's own blob store (the held-out ones, for evaluation)."""
+
+    def __init__(self, manifest: DatasetManifest, files: dict[str, Path]) -> None:
+        self.manifest = manifest
+        self._files = files
+
+    def chunk(self, index: int) -> Path:
+        try:
+            return self._files[self.manifest.chunks[index].sha256]
+        except (IndexError, KeyError):
+            raise NotFound(f"chunk {index} of {self.manifest.name} is not here") from None
+
+    def asset(self, name: str) -> Path:
+        try:
+            return self._files[self.manifest.assets[name].sha256]
+        except KeyError:
+            raise NotFound(f'the dataset {self.manifest.name} has no asset "{name}"') from None
+
+
+async def heldout(manifest: DatasetManifest, blobs: BlobStore) -> LocalData:
+    """The held-out split, looking like a dataset whose chunks are the held-out ones."""
+    split = msgspec.structs.replace(
+        manifest, chunks=manifest.heldout or manifest.chunks[:1], heldout=()
+    )
+    refs: list[ChunkRef] = [*split.chunks, *split.assets.values()]
+    return LocalData(split, {ref.sha256: await blobs.local(ref.sha256) for ref in refs})

@@ -1,0 +1,124 @@
+"""What a run file means: its workload, schema and plan, worked out once and shared by the services."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coordinator.aggregation.shards import split
+from coordinator.plan.checks import check_steps
+from coordinator.plan.plan import Plan, in_phase
+from coordinator.plan.plan import plan as read_plan
+from coordinator.plan.presets import TASKS
+from coordinator.rules import run_file
+from coordinator.rules.run_file import RunFile
+from coordinator.rules.sizing import total_steps
+from shared.errors import InvalidPlan
+from shared.signing import canonical, digest
+from shared.tensors.spec import Schema
+from shared.workloads.base import Workload, load
+
+if TYPE_CHECKING:
+    from coordinator.database.runs import RunRow
+    from shared.workloads.games import SelfPlay
+
+CREDIT_FLOPS = 1e10  # one credit by default: equal device time earns alike on every workload
+MICRO = 1_000_000
+CHAIN_BYTES_MIN = (
+    1 << 20
+)  # of a model whose versions travel as a chain by default: a smaller one is here at once
+
+
+class Definition(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's immutable part."""
+
+    file: RunFile
+    plan: Plan
+    workload: Workload
+    schema: Schema
+    schema_sha256: str
+    parameters: int
+
+    def total_steps(self, run: RunRow) -> int:
+        """Global steps the run will make; 0 = unknown."""
+        samples = (
+            run.samples_total if self.play is None else 0
+        )  # else it makes its own, without an end
+        return total_steps(self.file, self.plan, samples, run.sample_size)
+
+    @property
+    def play(self) -> SelfPlay | None:
+        """How it paces games, where it learns from games against itself."""
+        games = self.workload.games
+        return games.plan(self.file.model, self.file.task.options) if games else None
+
+
+@lru_cache(maxsize=64)
+def of_file(stored: str) -> Definition:
+    """The definition of a stored run file.
+
+    Raises NotFound when its workload is not installed here, InvalidPlan for a plan that cannot work with its model.
+    """
+    file = run_file.decode(stored)
+    workload = load(file.workload)
+    schema, wanted = workload.schema(file.model), read_plan(file.plan)
+    split(schema, wanted.shards, wanted.shard_by)  # so many shards are possible
+    _check_with_tasks(wanted, file)
+    return Definition(
+        file=file,
+        plan=wanted,
+        workload=workload,
+        schema=schema,
+        schema_sha256=digest(canonical(schema)),
+        parameters=sum(spec.count for spec in schema if spec.role == "parameter"),
+    )
+
+
+def _check_with_tasks(whole: Plan, file: RunFile) -> None:
+    """Raise InvalidPlan for what does not go with `[task]` and `[evaluation]`."""
+    sized = file.task.max_steps if file.task.target_seconds > 0 else 0
+    check_steps(whole, file.task.local_steps, sized)
+    for index, phase in enumerate(whole.phases):
+        where = f"phase {index + 1} of [plan]: "
+        check_steps(in_phase(whole, index), file.task.local_steps, sized, where)
+        if (phase.until_versions, phase.until_tokens) == (None, None) and not file.evaluation.every:
+            raise InvalidPlan(
+                f"{where}until_slope looks at the held-out loss, and [evaluation] every = 0 measures none: set "
+                "every = 1, or give the phase until_versions or until_tokens"
+            )
+
+
+def table_defaults(file: RunFile, workload: Workload) -> dict[str, Mapping[str, Any]]:
+    """What the tables of a run file say where it is silent: its workload's words, then its preset's."""
+    tables = dict(workload.defaults(file.plan))
+    preset = TASKS.get(str(file.plan.get("preset")), {})
+    return tables | {"task": {**preset, **tables.get("task", {})}}
+
+
+def with_downlink(plan: Mapping[str, Any], model_bytes: int) -> dict[str, Any]:
+    """A `[plan]` table that says how versions travel: "auto", and no word, become what suits a model of so many bytes.
+
+    Settled when a run is created and stored with it: one without a word is from before, and goes on with "float32".
+    """
+    if plan.get("downlink", "auto") != "auto":
+        return dict(plan)
+    return {**plan, "downlink": "chain" if model_bytes >= CHAIN_BYTES_MIN else "float32"}
+
+
+def definition(run: RunRow) -> Definition:
+    """The definition of a run."""
+    return of_file(run.file)
+
+
+def step_price_micro(file: RunFile, step_flops: float) -> int:
+    """Micro-credits of one step of the reference batch, at least one."""
+    price = file.credit.credits_per_step or step_flops / CREDIT_FLOPS
+    return max(1, round(price * MICRO))
+
+
+def price_of_flops(price_micro: int, step_flops: float, flops: float) -> int:
+    """Micro-credits of other work of the same run, at the price of its steps: equal device time earns alike."""
+    return max(1, round(price_micro * flops / max(1.0, step_flops)))

@@ -1,0 +1,235 @@
+"""A version as a folder that needs nothing of ours: torch and safetensors are enough to load it.
+
+model.safetensors   the tensors, a tied head written out      config.json     the model's own settings
+tokenizer.json      where the workload has one                metrics.jsonl   one line a version
+README.md           what it is, licence, source, how to load  LICENSE.txt     the licence the volunteers agreed to
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coordinator.database import datasets, runs, versions
+from coordinator.database.datasets import DatasetRow
+from coordinator.database.runs import RunRow
+from coordinator.database.versions import EvaluationRow, VersionRow
+from coordinator.runs.definition import Definition, definition
+from coordinator.runs.version_files import read_weights
+from coordinator.storage import folders
+from shared.decoding import decode
+from shared.errors import InvalidRunFile, NotFound, StorageFull
+
+if TYPE_CHECKING:
+    import torch
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from coordinator.storage.blobs import BlobStore
+
+HISTORY_MAX = 1_000_000
+
+
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written."""
+
+    run: str
+    version: int
+    path: str
+    files: tuple[str, ...]
+    bytes: int
+    loss: float | None
+
+
+class _Source(msgspec.Struct, frozen=True, kw_only=True):
+    run: RunRow
+    version: VersionRow
+    measured: EvaluationRow
+    history: tuple[tuple[VersionRow, EvaluationRow], ...]
+    dataset: DatasetRow | None
+
+
+class Export:
+    """Writes versions out."""
+
+    def __init__(self, db: Database, blobs: BlobStore, threads: Executor) -> None:
+        self._db = db
+        self._blobs = blobs
+        self._threads = threads
+
+    async def export(self, name: str, to: Path, version: int | None = None) -> Exported:
+        """Write a version (the best one measured, unless named) into the new or empty folder `to`.
+
+        Raises NotFound when its files were pruned, Conflict when the folder holds something.
+        """
+        source = await self._db.read(lambda conn: _read(conn, name, version))
+        weights = await self._blobs.local(source.version.master_sha256)
+        tokenizer = None
+        if source.dataset and "tokenizer" in source.dataset.manifest.assets:
+            tokenizer = await self._blobs.local(source.dataset.manifest.assets["tokenizer"].sha256)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, _write, source, weights, tokenizer, to)
+
+
+def _read(conn: Connection, name: str, version: int | None) -> _Source:
+    run = runs.by_name(conn, name)
+    if run.head < 0:
+        raise NotFound(f'"{name}" has not been started: `coordinator run start {name}`')
+    chosen = version if version is not None else (run.best if run.best is not None else run.head)
+    row = versions.get(conn, run.id, chosen)
+    measured = versions.evaluation(conn, run.id, chosen)
+    if measured.pruned:
+        raise NotFound(
+            f"the files of version {chosen} were pruned; the best is {run.best}, the newest {run.head}"
+        )
+    dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
+    history = tuple(versions.listing(conn, run.id, -1, HISTORY_MAX))
+    return _Source(run=run, version=row, measured=measured, history=history, dataset=dataset)
+
+
+def _write(source: _Source, weights: Path, tokenizer: Path | None, to: Path) -> Exported:
+    """All files, or none of them. Raises StorageFull when there is no room."""
+    there = to.exists()
+    folders.empty(to, "the export")
+    try:
+        return _fill(source, weights, tokenizer, to)
+    except BaseException as error:
+        for path in to.iterdir():
+            path.unlink()
+        if not there:
+            to.rmdir()
+        if _no_room(error):
+            raise StorageFull(f"no space is left for {to}: free some, then export again") from error
+        raise
+
+
+def _no_room(error: BaseException) -> bool:
+    """Whether the disk was full; safetensors tells the number of the system's error in its text only."""
+    told = re.search(r"os error (\d+)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+    return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _fill(source: _Source, weights: Path, tokenizer: Path | None, to: Path) -> Exported:
+    from safetensors.torch import save_file
+
+    about = definition(source.run)
+    tensors = about.workload.export(about.file.model, read_weights(weights, about))
+    save_file(
+        {key: value.contiguous() for key, value in tensors.items()},
+        to / "model.safetensors",
+        _metadata(source),
+    )
+    config = {
+        "workload": source.run.workload,
+        "workload_version": source.run.workload_version,
+        **about.file.model,
+    }
+    (to / "config.json").write_bytes(
+        msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n"
+    )
+    if tokenizer is not None:
+        shutil.copyfile(tokenizer, to / "tokenizer.json")
+    (to / "metrics.jsonl").write_text(
+        "".join(f"{line}\n" for line in _metrics(source)), encoding="utf-8"
+    )
+    (to / "LICENSE.txt").write_text(_licence(source, about), encoding="utf-8")
+    (to / "README.md").write_text(_card(source, about), encoding="utf-8")
+    files = tuple(sorted(path.name for path in to.iterdir()))
+    return Exported(
+        run=source.run.name,
+        version=source.version.version,
+        path=str(to),
+        files=files,
+        bytes=sum((to / file).stat().st_size for file in files),
+        loss=source.measured.loss,
+    )
+
+
+def _metadata(source: _Source) -> dict[str, str]:
+    return {
+        "format": "pt",
+        "run": source.run.name,
+        "version": str(source.version.version),
+        "master_sha256": source.version.master_sha256,
+    }
+
+
+def _metrics(source: _Source) -> list[str]:
+    lines = []
+    for row, seen in source.history:
+        line: dict[str, Any] = {
+            "version": row.version,
+            "at": row.created_at,
+            "global_step": row.global_step,
+            "tokens": row.tokens,
+            "contributions": len(decode(row.contributions)),
+            "update_norm": row.update_norm,
+            "loss": seen.loss,
+            **decode(seen.metrics, dict[str, float]),
+        }
+        lines.append(msgspec.json.encode(line).decode())
+    return lines
+
+
+def _licence(source: _Source, about: Definition) -> str:
+    data = source.dataset.manifest if source.dataset else None
+    text = f"Model: {about.file.licence}\n"
+    return text + (f"Data: {data.licence}, from {data.source}\n" if data else "")
+
+
+def _card(source: _Source, about: Definition) -> str:
+    data = source.dataset.manifest if source.dataset else None
+    loss = (
+        f"{source.measured.loss:.4f} nats" if source.measured.loss is not None else "not measured"
+    )
+    lines = [
+        f"# {source.run.name}, version {source.version.version}",
+        "",
+        about.file.description or "Trained by volunteers.",
+        "",
+        f"- workload: {source.run.workload} {source.run.workload_version}, {about.parameters:,} parameters",
+        f"- held-out loss: {loss} (measured by the coordinator)",
+        f"- trained on: {f'{data.name} ({data.licence}, {data.source})' if data else 'self-play'}",
+        f"- global steps: {source.version.global_step:,}; tokens: {source.version.tokens:,}",
+        f"- licence: {about.file.licence}; contact: {about.file.contact or 'none given'}",
+        "",
+        "```python",
+        "import json",
+        "from safetensors.torch import load_file",
+        "",
+        'config = json.load(open("config.json"))',
+        'weights = load_file("model.safetensors")',
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def imported(folder: Path, about: Definition) -> Mapping[str, torch.Tensor]:
+    """Tensors of an exported folder for `[train] init_from`. Raises InvalidRunFile when they do not fit the model."""
+    from safetensors.torch import load_file
+
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise InvalidRunFile(
+            f"[train] init_from: there is no {path}; name a folder written by coordinator run export"
+        )
+    found = load_file(path)
+    for spec in about.schema:
+        if spec.name not in found or tuple(found[spec.name].shape) != spec.shape:
+            raise InvalidRunFile(
+                f'[train] init_from: {path} has no tensor "{spec.name}" of shape {spec.shape}'
+            )
+    return {
+        spec.name: found[spec.name].float() if spec.dtype == "F32" else found[spec.name]
+        for spec in about.schema
+    }

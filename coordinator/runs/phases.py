@@ -1,0 +1,29 @@
+"""Which phase of its plan a run is in: settled when a version is made and stored with it, so that nobody has to guess later."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.database import versions
+from coordinator.database.runs import RunRow
+from coordinator.plan.plan import Plan, in_phase, phase_index
+from coordinator.runs.definition import definition
+from coordinator.runs.version_files import Progress
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+def at_head(run: RunRow) -> Plan:
+    """The plan that holds at the head of a run."""
+    return in_phase(definition(run).plan, run.phase)
+
+
+def following(conn: Connection, run: RunRow, progress: Progress) -> int:
+    """The phase that the next version of a run begins or stays in, by the losses that are measured by now."""
+    whole = definition(run).plan
+    losses: list[float] = []
+    if run.phase < len(whole.phases) and whole.phases[run.phase].until_slope is not None:
+        window = whole.phases[run.phase].slope_window
+        losses = versions.losses_in_phase(conn, run.id, run.phase, window)
+    return phase_index(whole, progress.version, progress.tokens, losses, run.phase)

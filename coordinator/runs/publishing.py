@@ -1,0 +1,203 @@
+"""From the master weights of a new version to what volunteers get of it, as the plan's `downlink` says.
+
+    float32   the master itself
+    chain     published(n) = published(n - 1) - Q(published(n - 1) - master(n)); see shared/tensors/downlink.py
+              files: the published weights, the link from the version before, now and then a snapshot
+
+Preparing writes files beside the master and nothing else; storing puts them into the blob store, where nothing refers to
+them before the version is committed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.database import datasets
+from coordinator.runs.version_files import Content
+from shared.decoding import decode
+from shared.protocol.work import BlobRef, Downlink, Link, Snapshot, VersionManifest
+from shared.tensors.downlink import LINK_CODEC, Following, round_weights, write_link
+from shared.tensors.frame import open_frame
+from shared.tensors.quantize import codec
+from shared.tensors.snapshot import write_snapshot
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.versions import VersionRow
+    from coordinator.plan.plan import Plan
+    from coordinator.storage.blobs import BlobStore
+    from shared.tensors.frame import Written
+    from shared.tensors.spec import Schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """What volunteers hold of the version before."""
+
+    weights: BlobRef
+    downlink: Downlink
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """A new version, and where its files are made."""
+
+    plan: Plan
+    schema: Schema
+    version: int
+    master: Path  # a scratch file; names of others begin with its name
+    written: Written  # what is in it
+    base: Base | None  # None for a version that begins a run
+
+
+@dataclass(slots=True)
+class Prepared:
+    """The files of a version, not stored yet."""
+
+    content: Content
+    published: Path  # what volunteers will train from: measure this
+    files: dict[str, Path] = field(default_factory=dict)  # by hash
+
+    async def store(self, blobs: BlobStore) -> Content:
+        """Put every file into the store. Raises StorageFull."""
+        for sha256, path in self.files.items():
+            await blobs.put_file(sha256, path)
+        return self.content
+
+
+def discard(master: Path) -> None:
+    """Remove the master and what was made beside it, as far as it was not stored."""
+    for path in (master, *_beside(master)):
+        path.unlink(missing_ok=True)
+
+
+def prepare(order: Publication) -> Prepared:
+    """Write the files of a version; blocks. Raises InvalidFrame for weights that are not finite, StorageFull.
+
+    The caller discards what is left, whatever happens.
+    """
+    master = order.written
+    files = {master.sha256: order.master}
+    if order.plan.downlink == "float32":
+        content = Content(
+            master_sha256=master.sha256,
+            master_size=master.size,
+            published_sha256=master.sha256,
+            size=master.size,
+        )
+        return Prepared(content, order.master, files)
+    published, link, snapshot = _beside(order.master)
+    weights, step = _published(order, published, link)
+    packed = None
+    if order.version % order.plan.snapshot_every == 0:
+        with open_frame(published, order.schema) as frame:
+            wrote = write_snapshot(frame, order.schema, snapshot)
+        packed = Snapshot(weights=weights.sha256, blob=_ref(wrote))
+    before = order.base.downlink if order.base else Downlink()
+    content = Content(
+        master_sha256=master.sha256,
+        master_size=master.size,
+        published_sha256=weights.sha256,
+        size=weights.size,
+        downlink=ways(before, _ref(weights), step, packed),
+    )
+    files[weights.sha256] = published
+    made = {each.blob.sha256: path for each, path in ((step, link), (packed, snapshot)) if each}
+    # Of a very small model the whole file is fewer bytes than any way to it.
+    files |= {ref.sha256: made[ref.sha256] for ref in content.ways if ref.sha256 in made}
+    return Prepared(content, published, files)
+
+
+def _published(order: Publication, path: Path, link: Path) -> tuple[Written, Link | None]:
+    """Write the published weights and, from one version to the next, the link between them."""
+    if order.base is None:
+        return round_weights(order.master, order.schema, path), None
+    rounded = order.version % order.plan.snapshot_every == 0
+    chosen = codec(LINK_CODEC)
+    how = Following(codec=chosen, rounded=rounded, sync=True)
+    encoded, written = write_link(order.base.path, order.master, order.schema, (link, path), how)
+    if written.sha256 == order.base.weights.sha256:  # nothing that a volunteer would see
+        return written, None
+    step = Link(
+        base=order.base.weights.sha256,
+        weights=written.sha256,
+        blob=BlobRef(sha256=encoded.sha256, size=encoded.size),
+        codec=LINK_CODEC,
+        rounded=rounded,
+    )
+    return written, step
+
+
+def with_state(content: Content, state: Written | None) -> Content:
+    """The content of a version together with its server-optimiser state, if it has any."""
+    if state is None:
+        return content
+    return msgspec.structs.replace(content, state_sha256=state.sha256, state_size=state.size)
+
+
+def ways(
+    before: Downlink, weights: BlobRef, link: Link | None, snapshot: Snapshot | None
+) -> Downlink:
+    """The links and snapshots worth listing for new weights: all that can be fewer bytes than what else there is."""
+    links = {each.weights: each for each in (*before.links, *([link] if link else []))}
+    packed = {each.weights: each for each in (*before.snapshots, *([snapshot] if snapshot else []))}
+    at, spent, limit = weights.sha256, 0, weights.size
+    steps: list[Link] = []
+    snapshots: list[Snapshot] = []
+    while True:
+        whole = packed.get(at)
+        if whole is not None and spent + whole.blob.size < limit:
+            snapshots.append(whole)
+            limit = spent + whole.blob.size
+        step = links.pop(at, None)  # popped: weights may come back to what they were
+        if step is None or spent + step.blob.size >= limit:
+            return Downlink(links=tuple(steps), snapshots=tuple(snapshots))
+        steps.append(step)
+        spent, at = spent + step.blob.size, step.base
+
+
+def downlink_of(row: VersionRow) -> Downlink:
+    """The ways that a version's manifest lists."""
+    return decode(row.manifest, VersionManifest).downlink
+
+
+def content_of(conn: Connection, row: VersionRow) -> Content:
+    """The files of a version that is there already."""
+    named = [sha for sha in (row.master_sha256, row.state_sha256) if sha]
+    sizes = datasets.blob_sizes(conn, named)
+    return Content(
+        master_sha256=row.master_sha256,
+        master_size=sizes[row.master_sha256],
+        published_sha256=row.published_sha256,
+        size=row.size,
+        downlink=downlink_of(row),
+        state_sha256=row.state_sha256,
+        state_size=sizes[row.state_sha256] if row.state_sha256 else 0,
+    )
+
+
+async def base_of(blobs: BlobStore, row: VersionRow) -> Base:
+    """What volunteers hold of a version. Raises NotFound when its files are gone."""
+    return Base(
+        weights=BlobRef(sha256=row.published_sha256, size=row.size),
+        downlink=downlink_of(row),
+        path=await blobs.local(row.published_sha256),
+    )
+
+
+def _beside(master: Path) -> tuple[Path, Path, Path]:
+    """Where the published weights, the link and the snapshot of a version are made."""
+    published, link, snapshot = (
+        master.with_name(f"{master.name}-{what}") for what in ("published", "link", "snapshot")
+    )
+    return published, link, snapshot
+
+
+def _ref(written: Written) -> BlobRef:
+    return BlobRef(sha256=written.sha256, size=written.size)

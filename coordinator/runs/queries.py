@@ -1,0 +1,284 @@
+"""What anybody may know of a run: its state, its history, its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coordinator.database import contributions, datasets, games, runs, versions
+from coordinator.database.runs import RunRow
+from coordinator.database.volunteers import worker_state
+from coordinator.plan.plan import Pending, Plan, Ready, ready
+from coordinator.rules.sizing import memory_bytes
+from coordinator.runs import phases
+from coordinator.runs.definition import Definition, definition
+from coordinator.ttl_cache import REST, Kept
+from shared.clock import Clock
+from shared.decoding import decode
+from shared.protocol.accounts import Benchmark, RunInfo, WorkerInfo
+from shared.protocol.heartbeat import LossPoint, RunBeat, Summary
+from shared.protocol.limits import HEARTBEAT_S
+from shared.protocol.work import BlobRef, SignedManifest, VersionInfo
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+
+LIVE_S = 4 * HEARTBEAT_S
+LISTING_MAX = 1000
+LOSSES_MAX = 2000
+
+
+class Reading:
+    """Reads runs, versions and figures."""
+
+    def __init__(self, db: Database, clock: Clock) -> None:
+        self._db = db
+        self._clock = clock
+        self._counts: Kept[str, dict[str, int]] = Kept(0.0, clock, rest=REST)
+
+    async def listing(self) -> tuple[RunInfo, ...]:
+        """Every run, oldest first."""
+        rows = await self._db.read(runs.every)
+        return tuple([await self.describe(row) for row in rows])
+
+    async def info(self, name: str) -> RunInfo:
+        """One run. Raises NotFound."""
+        return await self.describe(await self._db.read(lambda conn: runs.by_name(conn, name)))
+
+    async def plan(self, name: str) -> Plan:
+        """The whole plan of a run. Raises NotFound."""
+        row = await self._db.read(lambda conn: runs.by_name(conn, name))
+        return definition(row).plan
+
+    async def describe(self, run: RunRow) -> RunInfo:
+        return await self._db.read(lambda conn: self._info(conn, run))
+
+    def _info(self, conn: Connection, run: RunRow) -> RunInfo:
+        about = definition(run)
+        dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
+        beat = self._beat(conn, run)
+        return RunInfo(
+            name=run.name,
+            state=run.state,
+            workload=run.workload,
+            workload_version=run.workload_version,
+            description=about.file.description,
+            licence=about.file.licence,
+            contact=about.file.contact,
+            dataset=dataset.name if dataset else "",
+            dataset_licence=dataset.manifest.licence if dataset else "",
+            parameters=run.parameters,
+            version=run.head,
+            loss=beat.loss,
+            loss_first=versions.first_loss(conn, run.id),
+            workers=beat.workers,
+            progress=_progress(run, about),
+            credits_per_step=run.price_micro / 1e6,
+            step_flops=run.step_flops,
+            memory_bytes=memory_bytes(run.parameters),
+            steps=run.global_step,
+            tokens=run.tokens,
+            merging=merging_text(beat.needs, beat.merge_in_s) if run.state == "running" else "",
+            items=about.workload.traits.items,
+            measure=about.workload.traits.measure,
+        )
+
+    def readiness(self, conn: Connection, run: RunRow) -> tuple[Ready, int]:
+        """Whether the next merge of a run is due, and how many workers are at it."""
+        now = self._clock.now()
+        waiting = contributions.pending(conn, run.id)
+        live = runs.live_workers(conn, run.id, now - LIVE_S)
+        plan = phases.at_head(run)
+        pending = Pending(
+            count=waiting.count,
+            work=waiting.samples if plan.update == "gradient" else waiting.steps,
+            waited_s=now - waiting.oldest_at if waiting.oldest_at is not None else 0.0,
+            live_workers=live,
+        )
+        return ready(plan, pending), live
+
+    def _beat(self, conn: Connection, run: RunRow) -> RunBeat:
+        state, live = self.readiness(conn, run)
+        return RunBeat(
+            run=run.name,
+            state=run.state,
+            version=run.head,
+            loss=versions.newest_loss(conn, run.id),
+            needs=state.needs,
+            merge_in_s=state.deadline_in_s,
+            workers=live,
+        )
+
+    async def beats(self) -> tuple[RunBeat, ...]:
+        """What every heartbeat reply says of the runs that are on."""
+
+        def read(conn: Connection) -> tuple[RunBeat, ...]:
+            return tuple(self._beat(conn, run) for run in runs.every(conn, runs.OPEN))
+
+        return await self._db.read(read)
+
+    async def versions(
+        self, name: str, after: int = -1, limit: int = LISTING_MAX, volunteer_id: str = ""
+    ) -> tuple[VersionInfo, ...]:
+        """The history above version `after`, oldest first."""
+
+        def read(conn: Connection) -> tuple[VersionInfo, ...]:
+            run = runs.by_name(conn, name)
+            pairs = versions.listing(conn, run.id, after, max(1, min(limit, LISTING_MAX)))
+            mine = {}
+            if volunteer_id and pairs:
+                first, last = pairs[0][0].version, pairs[-1][0].version
+                mine = contributions.merged_by(conn, run.id, volunteer_id, first, last)
+            rated = games.measured(conn, run.id)
+            found = [_version_info(row, seen, run, rated) for row, seen in pairs]
+            drawn = _pictures(conn, [seen for _, seen in pairs])
+            return tuple(
+                msgspec.structs.replace(
+                    info, mine=mine.get(info.version, 0), picture=drawn.get(info.version)
+                )
+                for info in found
+            )
+
+        return await self._db.read(read)
+
+    async def manifest(self, name: str, version: int | None = None) -> SignedManifest:
+        """The signed manifest of a version, or of the head. Raises NotFound."""
+
+        def read(conn: Connection) -> SignedManifest:
+            run = runs.by_name(conn, name)
+            row = versions.get(conn, run.id, run.head if version is None else version)
+            return SignedManifest(payload=row.manifest, signature=row.signature)
+
+        return await self._db.read(read)
+
+    async def loss_history(self, name: str) -> tuple[LossPoint, ...]:
+        """Measured losses, oldest first; of very many, so many as a curve can show."""
+
+        def read(conn: Connection) -> tuple[LossPoint, ...]:
+            run = runs.by_name(conn, name)
+            rows = versions.measured(conn, run.id, LOSSES_MAX)
+            return tuple(LossPoint(version=v, loss=loss, at=at) for v, loss, at in rows)
+
+        return await self._db.read(read)
+
+    async def workers(self, name: str) -> tuple[WorkerInfo, ...]:
+        """Who is at work on a run just now."""
+
+        def read(conn: Connection) -> tuple[WorkerInfo, ...]:
+            run, now = runs.by_name(conn, name), self._clock.now()
+            return tuple(
+                WorkerInfo(
+                    worker_id=row["id"][:8],
+                    hostname="",
+                    state=worker_state(row["state"], row["last_seen_at"], now),
+                    device=row["device"],
+                    last_seen=row["last_seen_at"],
+                    rate=_rate(row, run),
+                    task=row["task_id"],
+                )
+                for row in runs.workers_of(conn, run.id)
+            )
+
+        return await self._db.read(read)
+
+    async def summary(self, name: str, bytes_in: int = 0, bytes_out: int = 0) -> Summary:
+        """The figures of a run in one struct; its contributions may have been counted a moment ago."""
+
+        def count(conn: Connection) -> dict[str, int]:
+            return contributions.counts(conn, runs.by_name(conn, name).id)
+
+        counts = await self._counts.get(name, lambda: self._db.read(count))
+
+        def read(conn: Connection) -> Summary:
+            run = runs.by_name(conn, name)
+            now = self._clock.now()
+            lasted = max(1.0, (run.ended_at or now) - (run.started_at or now))
+            return Summary(
+                run=run.name,
+                version=run.head,
+                workers=runs.live_workers(conn, run.id, now - LIVE_S),
+                accepted=sum(
+                    counts.get(state, 0) for state in ("accepted", "merged", "superseded")
+                ),
+                rejected=counts.get("rejected", 0),
+                tokens=run.tokens,
+                tokens_per_s=run.tokens / lasted,
+                bytes_in=bytes_in,
+                bytes_out=bytes_out,
+                loss_first=versions.first_loss(conn, run.id),
+                loss_last=versions.newest_loss(conn, run.id),
+            )
+
+        return await self._db.read(read)
+
+
+def merging_text(needs: int, merge_in_s: float | None) -> str:
+    """ "merging after 2 more contributions or 3:12": what everybody sees of the next merge."""
+    if needs <= 0:
+        return "merging now"
+    text = f"merging after {needs} more contribution{'s' if needs > 1 else ''}"
+    if merge_in_s is not None:
+        minutes, seconds = divmod(max(0, round(merge_in_s)), 60)
+        text += f" or {minutes}:{seconds:02d}"
+    return text
+
+
+def _progress(run: RunRow, about: Definition) -> float | None:
+    """How much of `[stop]` is done, 0..1, by whatever is nearest; None when only a date or a loss ends it."""
+    stop = about.file.stop
+    shares = []
+    if stop.versions:
+        shares.append(run.head / stop.versions)
+    if stop.tokens:
+        shares.append(run.tokens / stop.tokens)
+    if stop.passes and run.samples_total:
+        shares.append((run.pass_no - 1 + run.cursor / run.samples_total) / stop.passes)
+    return min(1.0, max(0.0, *shares)) if shares else None
+
+
+def _rate(worker: Mapping[str, Any], run: RunRow) -> float | None:
+    """Steps of a run a second that the device which has its task would do, by its own benchmark."""
+    told = decode(worker["benchmark"], tuple[Benchmark, ...])
+    flops = next((b.step_flops for b in told if b.device == worker["device"]), 0.0)
+    return flops / run.step_flops if flops and run.step_flops else None
+
+
+def _pictures(
+    conn: Connection, evaluations: Sequence[versions.EvaluationRow]
+) -> dict[int, BlobRef]:
+    """What versions drew, where they did."""
+    drawn = {seen.version: seen.sample_sha256 for seen in evaluations if seen.sample_sha256}
+    sizes = datasets.blob_sizes(conn, sorted(set(drawn.values()))) if drawn else {}
+    return {
+        version: BlobRef(sha256=sha256, size=sizes[sha256])
+        for version, sha256 in drawn.items()
+        if sha256 in sizes
+    }
+
+
+def _version_info(
+    row: versions.VersionRow,
+    seen: versions.EvaluationRow,
+    run: RunRow,
+    rated: Mapping[int, Mapping[str, float]],
+) -> VersionInfo:
+    metrics = decode(seen.metrics, dict[str, float])
+    return VersionInfo(
+        version=row.version,
+        kind=row.kind,
+        created_at=row.created_at,
+        contributions=len(decode(row.contributions)),
+        global_step=row.global_step,
+        tokens=row.tokens,
+        published_sha256=row.published_sha256,
+        loss=seen.loss,
+        evaluation=seen.state,
+        best=run.best == row.version,
+        metrics=metrics | dict(rated.get(row.version, {})),
+        sample=seen.sample,
+        update_norm=row.update_norm,
+    )

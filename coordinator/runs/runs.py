@@ -1,0 +1,308 @@
+"""Runs, from the file that describes one to the model that comes out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coordinator.database import audit, datasets, passes, runs, tasks, versions
+from coordinator.database.runs import RunRow
+from coordinator.rules import run_file
+from coordinator.runs import publishing
+from coordinator.runs.definition import (
+    Definition,
+    definition,
+    of_file,
+    step_price_micro,
+    table_defaults,
+    with_downlink,
+)
+from coordinator.runs.export import imported
+from coordinator.runs.model_size import check_model
+from coordinator.runs.queries import Reading
+from coordinator.runs.settlement import settle_accepted
+from coordinator.runs.version_files import Content, Progress, write_weights
+from coordinator.runs.version_files import sign as sign_version
+from coordinator.signals import Signals
+from shared.clock import Clock
+from shared.errors import Conflict, InvalidRunFile, NotFound
+from shared.protocol.accounts import RunInfo
+from shared.protocol.base import RunState
+from shared.protocol.work import SignedManifest
+from shared.tensors.spec import nbytes
+from shared.workloads.base import Workload, load
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.datasets import DatasetRow
+    from coordinator.database.engine.open import Database
+    from coordinator.rules.run_file import RunFile
+    from coordinator.storage.blobs import BlobStore
+    from shared.signing import SigningKey
+    from shared.tensors.frame import Written
+
+
+class Runs(Reading):
+    """Creates, starts, stops and describes runs."""
+
+    def __init__(
+        self,
+        db: Database,
+        clock: Clock,
+        signals: Signals,
+        blobs: BlobStore,
+        key: SigningKey,
+        threads: Executor,
+    ) -> None:
+        super().__init__(db, clock)
+        self._signals = signals
+        self._blobs = blobs
+        self._key = key
+        self._threads = threads
+
+    # --- the life of a run ---
+
+    async def create(self, text: str) -> RunInfo:
+        """Store a run file as a draft, checked as a whole. Raises InvalidRunFile, NotFound, Conflict."""
+        file = run_file.parse(text)
+        workload = load(file.workload)
+        file = run_file.parse(text, table_defaults(file, workload))
+        dataset = await self._dataset_of(file, workload)
+        manifest = dataset.manifest if dataset else None
+        loop = asyncio.get_running_loop()
+        model = await loop.run_in_executor(self._threads, workload.config, file.model, manifest)
+        task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
+        plan = with_downlink(file.plan, nbytes(workload.schema(model)))
+        stored = run_file.encode(msgspec.structs.replace(file, model=model, task=task, plan=plan))
+        about = of_file(stored)  # checks the plan too
+        check_model(about.parameters)
+        counts = list(workload.samples(model, manifest)) if manifest else []
+        if manifest and sum(counts) < file.task.batch_size:
+            raise InvalidRunFile(
+                f'"{file.dataset}" gives {sum(counts)} samples under this [model], less than one '
+                f"batch of {file.task.batch_size}: add more data, or lower batch_size"
+            )
+        step_flops = workload.flops_per_sample(model) * file.task.batch_size
+        values: dict[str, Any] = {
+            "name": file.name,
+            "state": "draft",
+            "file": stored,
+            "workload": file.workload,
+            "workload_version": workload.version,
+            "dataset_id": dataset.id if dataset else None,
+            "seed": file.seed,
+            "head": -1,
+            "best": None,
+            "global_step": 0,
+            "tokens": 0,
+            "phase": 0,
+            "parameters": about.parameters,
+            # Of a run that makes its own data: how many games may be begun before anybody learns from them.
+            "samples_total": about.play.queue if about.play else sum(counts),
+            "samples_per_chunk": msgspec.json.encode(counts).decode(),
+            "sample_size": workload.items_per_sample(model),
+            "pass_no": 0,
+            "pass_seed": 0,
+            "cursor": 0,
+            "step_flops": step_flops,
+            "price_micro": step_price_micro(file, step_flops),
+            "weight": file.weight,
+            "median_task_s": None,
+            "last_merge_at": None,
+            "stop_reason": None,
+            "created_at": self._clock.now(),
+            "started_at": None,
+            "ended_at": None,
+        }
+
+        def store(conn: Connection) -> RunRow:
+            run_id = runs.add(conn, values)
+            audit.append(conn, "organiser", "run.create", file.name, "", self._clock.now())
+            return runs.by_id(conn, run_id)
+
+        return await self.describe(await self._db.write(store))
+
+    async def _dataset_of(self, file: RunFile, workload: Workload) -> DatasetRow | None:
+        """The dataset that a run file names. Raises NotFound, and InvalidRunFile when it does not fit the workload."""
+        if not file.dataset:
+            if workload.dataset_kinds:
+                raise InvalidRunFile(
+                    f'{file.workload} needs a dataset: add a line dataset = "..." (`coordinator dataset list`)'
+                )
+            return None
+        found = await self._db.read(lambda conn: datasets.by_name(conn, file.dataset))
+        if found.kind not in workload.dataset_kinds:
+            kinds = " or ".join(workload.dataset_kinds) or "no dataset"
+            raise InvalidRunFile(
+                f'{file.workload} trains on {kinds}; "{file.dataset}" holds {found.kind}'
+            )
+        return found
+
+    async def start(self, name: str) -> RunInfo:
+        """Make version 0 and open the first pass. Raises Conflict when it has been started."""
+        run = await self._db.read(lambda conn: runs.by_name(conn, name))
+        if run.state != "draft":
+            raise Conflict(f'the run "{name}" is {run.state}; a run is started once')
+        about = definition(run)
+        check_model(about.parameters)
+        loop = asyncio.get_running_loop()
+        content = await self._store_initial(run, about, loop)
+
+        def begin(conn: Connection) -> RunRow:
+            now = self._clock.now()
+            row = runs.by_id(conn, run.id, lock=True)
+            runs.move(conn, row, "running", head=0, started_at=now, last_merge_at=now)
+            self._add_version(conn, row, content, kind="initial", now=now)
+            passes.open_pass(conn, run.id, now)
+            audit.append(conn, "organiser", "run.start", name, "", now)
+            return runs.by_id(conn, run.id)
+
+        started = await self._db.write(begin)
+        self._wake(started.id)
+        return await self.describe(started)
+
+    async def _store_initial(
+        self, run: RunRow, about: Definition, loop: asyncio.AbstractEventLoop
+    ) -> Content:
+        path = self._blobs.scratch() / f"init-{secrets.token_hex(8)}"
+
+        def make() -> Written:
+            if about.file.train.init_from:
+                weights = imported(Path(about.file.train.init_from), about)
+            else:
+                weights = about.workload.init(about.file.model, run.seed)
+            return write_weights(path, about, weights, {"run": run.name, "version": "0"})
+
+        def prepare() -> publishing.Prepared:
+            order = publishing.Publication(
+                plan=about.plan,
+                schema=about.schema,
+                version=0,
+                master=path,
+                written=make(),
+                base=None,
+            )
+            return publishing.prepare(order)
+
+        try:
+            prepared = await loop.run_in_executor(self._threads, prepare)
+            return await prepared.store(self._blobs)
+        finally:
+            publishing.discard(path)
+
+    def _add_version(
+        self, conn: Connection, run: RunRow, content: Content, *, kind: str, now: float
+    ) -> None:
+        version = 0 if kind == "initial" else run.head + 1
+        progress = Progress(version=version, global_step=run.global_step, tokens=run.tokens)
+        signed = self.sign(conn, run, content, progress, now)
+        datasets.register(conn, content.blobs(), now)
+        versions.add(
+            conn,
+            {
+                "run_id": run.id,
+                "version": version,
+                "kind": kind,
+                "parent": None if version == 0 else run.head,
+                "master_sha256": content.master_sha256,
+                "published_sha256": content.published_sha256,
+                "size": content.size,
+                "state_sha256": content.state_sha256,
+                "manifest": signed.payload,
+                "signature": signed.signature,
+                "contributions": "[]",
+                "global_step": run.global_step,
+                "tokens": run.tokens,
+                "phase": run.phase,
+                "update_norm": None,
+                "merge_s": 0.0,
+                "created_at": now,
+            },
+            ways=[way.sha256 for way in content.ways],
+        )
+
+    def sign(
+        self, conn: Connection, run: RunRow, content: Content, progress: Progress, now: float
+    ) -> SignedManifest:
+        """The signed manifest of a version that is about to exist."""
+        dataset = None if run.dataset_id is None else datasets.by_id(conn, run.dataset_id)
+        return sign_version(self._key, run, dataset, content, progress, now)
+
+    async def pause(self, name: str) -> RunInfo:
+        return await self._move(name, "paused", "run.pause")
+
+    async def resume(self, name: str) -> RunInfo:
+        return await self._move(name, "running", "run.resume")
+
+    async def stop(self, name: str, reason: str = "stopped by the organiser") -> RunInfo:
+        """End the run: what is in hand is cancelled, what was accepted is paid."""
+        return await self._move(name, "completed", "run.stop", reason)
+
+    async def _move(self, name: str, state: RunState, action: str, reason: str = "") -> RunInfo:
+        def move(conn: Connection) -> RunRow:
+            now = self._clock.now()
+            row = runs.by_name(conn, name)
+            values: dict[str, Any] = (
+                {"ended_at": now, "stop_reason": reason} if state == "completed" else {}
+            )
+            runs.move(conn, row, state, **values)
+            if state == "completed":
+                tasks.cancel_run(conn, row.id, now)
+                settle_accepted(conn, row.id, now)
+            audit.append(conn, "organiser", action, name, reason, now)
+            return runs.by_id(conn, row.id)
+
+        row = await self._db.write(move)
+        self._wake(row.id)
+        return await self.describe(row)
+
+    async def rollback(self, name: str, to: int) -> RunInfo:
+        """Head + 1 with the content of version `to`; leases on what it reverts are cancelled, credits stay."""
+
+        def revert(conn: Connection) -> RunRow:
+            now = self._clock.now()
+            run = runs.by_id(conn, runs.by_name(conn, name).id, lock=True)
+            if not 0 <= to < run.head:
+                there = (
+                    f"it can go back to any of 0 to {run.head - 1}"
+                    if run.head > 0
+                    else "there is nothing before it"
+                )
+                raise NotFound(f'"{name}" is at version {run.head}: {there}')
+            target = versions.get(conn, run.id, to)
+            if versions.evaluation(conn, run.id, to).pruned:
+                raise NotFound(
+                    f"the files of version {to} were pruned; kept: see `coordinator run show {name}`"
+                )
+            back = msgspec.structs.replace(
+                run, global_step=target.global_step, tokens=target.tokens
+            )
+            content = publishing.content_of(conn, target)
+            self._add_version(conn, back, content, kind="rollback", now=now)
+            moved = runs.set_head(
+                conn,
+                run.id,
+                run.head,
+                global_step=target.global_step,
+                tokens=target.tokens,
+                last_merge_at=now,
+            )
+            if not moved:
+                raise Conflict(f'"{name}" has just moved on; look again and retry')
+            tasks.recall(conn, run.id, above=to, now=now)
+            audit.append(conn, "organiser", "run.rollback", name, f"to version {to}", now)
+            return runs.by_id(conn, run.id)
+
+        row = await self._db.write(revert)
+        self._wake(row.id)
+        return await self.describe(row)
+
+    def _wake(self, run_id: int) -> None:
+        for topic in (f"run:{run_id}", "runs", "queue"):
+            self._signals.notify(topic)

@@ -1,0 +1,74 @@
+"""What becomes of the contributions that a merge was not made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.database import contributions, submissions, tasks
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.ledger import payments
+from coordinator.database.runs import RunRow
+from coordinator.plan.plan import in_phase
+from coordinator.runs.definition import definition
+from coordinator.runs.version_files import Progress
+from shared.protocol.base import Reason
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now: float) -> None:
+    """Merges failed with it: the work goes to somebody else, the pending credit goes back."""
+    message = f"set aside: the merge failed with it ({why})"[:500]
+    contributions.decide(
+        conn, row, "rejected", now=now, reason=Reason.MERGE_FAILED.value, message=message
+    )
+    payments.post_void(
+        conn,
+        volunteer_id=row.volunteer_id,
+        contribution_id=row.id,
+        run_id=row.run_id,
+        amount_micro=row.price_micro,
+        now=now,
+    )
+    tasks.put_back(
+        conn,
+        submissions.task_of(conn, row),
+        worker_id=row.worker_id,
+        kind="failure",
+        message=message,
+        now=now,
+        settings=definition(run).file.task,
+    )
+
+
+def overtake(conn: Connection, run: RunRow, progress: Progress, phase: int, now: float) -> None:
+    """What the new version, in this phase, leaves behind: updates that no later merge can use are paid all the same.
+
+    Where the plan cancels, whoever still works on an older version is told to stop.
+    """
+    head, plan = progress.version, in_phase(definition(run).plan, phase)
+    if plan.in_flight == "cancel":
+        tasks.overtake(conn, run.id, head=head)
+    late = contributions.left_behind(conn, run.id, head - plan.max_staleness, plan.update)
+    message = f"version {head} was merged without it; the work is paid"
+    for row in late:
+        contributions.decide(conn, row, "superseded", now=now, message=message)
+    payments.post_earned_many(conn, [payments.Payment.of(row) for row in late], now)
+
+
+def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
+    """A run has ended: what was accepted and will not be merged any more is superseded, and paid. Gives how many."""
+    count = 0
+    while rows := contributions.mergeable(conn, run_id):  # so many at a time
+        for row in rows:
+            contributions.decide(
+                conn,
+                row,
+                "superseded",
+                now=now,
+                message="the run ended before the next merge; the work is paid",
+            )
+        payments.post_earned_many(conn, [payments.Payment.of(row) for row in rows], now)
+        count += len(rows)
+    return count

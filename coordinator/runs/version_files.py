@@ -1,0 +1,111 @@
+"""What makes a version: its files in the blob store and the manifest that the coordinator signs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.runs.definition import Definition, definition
+from shared.protocol.work import BlobRef, Downlink, SignedManifest, VersionManifest
+from shared.signing import SigningKey, canonical
+from shared.tensors.frame import FrameWriter, Written, open_frame
+
+if TYPE_CHECKING:
+    import torch
+
+    from coordinator.database.datasets import DatasetRow
+    from coordinator.database.runs import RunRow
+
+MANIFEST_LIFE_S = 7 * 86400.0  # a volunteer notices a frozen head after a week
+
+
+class Content(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of a version, all of them in the blob store already."""
+
+    master_sha256: str
+    master_size: int
+    published_sha256: str
+    size: int  # bytes of the published weights
+    downlink: Downlink = Downlink()
+    state_sha256: str | None = None
+    state_size: int = 0
+
+    @property
+    def ways(self) -> tuple[BlobRef, ...]:
+        """Blobs of shorter ways to the published weights, older ones too."""
+        links, snapshots = self.downlink.links, self.downlink.snapshots
+        return (*(link.blob for link in links), *(each.blob for each in snapshots))
+
+    def blobs(self) -> list[tuple[str, int, str]]:
+        """Hash, size and kind of every blob, to be registered."""
+        found = [
+            (self.master_sha256, self.master_size, "weights"),
+            (self.published_sha256, self.size, "weights"),
+            *((ref.sha256, ref.size, "way") for ref in self.ways),
+        ]
+        if self.state_sha256:
+            found.append((self.state_sha256, self.state_size, "state"))
+        return found
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far training has come with a version."""
+
+    version: int
+    global_step: int
+    tokens: int
+
+
+def write_weights(
+    path: Path, about: Definition, weights: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
+) -> Written:
+    """Write tensors of the run's schema as one file. Raises InvalidFrame, StorageFull."""
+    with FrameWriter(path, about.schema, dict(metadata)) as writer:
+        for spec in about.schema:
+            writer.write(spec.name, weights[spec.name].detach().cpu().contiguous().numpy())
+    assert writer.written is not None
+    return writer.written
+
+
+def read_weights(path: Path, about: Definition) -> dict[str, torch.Tensor]:
+    """The tensors of a version, memory-mapped: they cost no memory until they are touched, and writes stay private."""
+    import torch
+
+    frame = open_frame(path, about.schema, copy_on_write=True)
+    return {spec.name: torch.from_numpy(frame.array(spec.name)) for spec in about.schema}
+
+
+def sign(
+    key: SigningKey,
+    run: RunRow,
+    dataset: DatasetRow | None,
+    content: Content,
+    progress: Progress,
+    now: float,
+) -> SignedManifest:
+    """The signed manifest of a version."""
+    about = definition(run)
+    tokenizer = dataset.manifest.assets.get("tokenizer") if dataset else None
+    manifest = VersionManifest(
+        run=run.name,
+        version=progress.version,
+        workload=run.workload,
+        workload_version=run.workload_version,
+        config=about.file.model,
+        weights=BlobRef(sha256=content.published_sha256, size=content.size),
+        master_sha256=content.master_sha256,
+        schema_sha256=about.schema_sha256,
+        dataset=dataset.name if dataset else "",
+        dataset_sha256=dataset.manifest_sha256 if dataset else "",
+        tokenizer_sha256=tokenizer.sha256 if tokenizer else "",
+        global_step=progress.global_step,
+        tokens=progress.tokens,
+        created_at=now,
+        expires_at=now + MANIFEST_LIFE_S,
+        downlink=content.downlink,
+    )
+    payload = canonical(manifest)
+    return SignedManifest(payload=payload.decode(), signature=key.sign(payload).hex())

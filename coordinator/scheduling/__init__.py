@@ -1,0 +1,1 @@
+"""Which worker does which task: the queue, claims, leases and their renewal."""

@@ -1,0 +1,346 @@
+"""Claims on their way to a lease: those that wait while a transaction runs are joined into the next one.
+
+So many claimers cost as many statements as one, and only what the store has committed is ever answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.database import claims, leases, passes
+from coordinator.database.claims import View
+from coordinator.database.leases import Taken
+from coordinator.database.tasks import TaskRow
+from coordinator.plan.plan import Plan
+from coordinator.rules import codes
+from coordinator.rules.codec_choice import Agreements
+from coordinator.rules.dispatch import Assignment, Outcome, Refusal, Waiter, dispatch, work_of
+from coordinator.rules.fair_share import Shares
+from coordinator.rules.sizing import Pace
+from coordinator.scheduling import lease_message
+from coordinator.scheduling.lease_message import Spec
+from shared.errors import BadRequest, Banned, Unauthorized, VolunteerError
+from shared.protocol.base import Reason
+from shared.protocol.limits import LONG_POLL_S_MAX
+from shared.protocol.work import ClaimReply, ClaimRequest, Idle, Lease
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.accounts.accounts import Principal
+    from coordinator.database.engine.open import Database
+    from coordinator.scheduling.renewals import Renewals
+    from coordinator.signals import Signals
+    from shared.clock import Clock
+
+JOINED_MAX = 256  # claims in one transaction
+TODO_SPARE = 32  # waiting tasks looked at beyond two a waiter: it may have failed the first ones
+ABLE_S = 30.0  # how long a worker's workloads are believed
+WORKERS_MAX = 100_000
+_NOTHING: tuple[float, frozenset[str]] = (0.0, frozenset())
+PACE_S = 30.0  # how long a run's measured pace is believed
+CLAIM_ID = re.compile(r"[!-~]{1,64}")
+DEVICE = re.compile(r"[a-z0-9][a-z0-9:_.-]{0,31}")
+NAMES_MAX = 64
+FLOPS_MAX = 1e24
+RETRY_S = {
+    Reason.NO_RUN: 5.0,
+    Reason.NO_FIT: 30.0,
+    Reason.RUN_PAUSED: 10.0,
+    Reason.RUN_ENDED: 60.0,
+    Reason.IN_FLIGHT: 1.0,
+    Reason.ALL_TAKEN: 0.5,
+    Reason.MERGING: 1.0,
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Ask:
+    """One claim on its way through a transaction."""
+
+    waiter: Waiter
+    answer: asyncio.Future[Lease | Refusal]
+
+
+Answer = Lease | Refusal | VolunteerError
+
+
+class _About(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a run its leases say."""
+
+    spec: Spec
+    plan: Plan
+    global_step: int
+
+
+@dataclass(slots=True)
+class _Served:
+    """What a transaction did, by the claim's key."""
+
+    rows: dict[str, TaskRow]
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    shut_out: dict[str, VolunteerError] = field(default_factory=dict)
+    runs: dict[int, _About] = field(default_factory=dict)
+    more: bool = False
+    given: Counter[int] = field(default_factory=Counter)  # operations by run
+
+
+class Claims:
+    """Answers claims, many in one transaction."""
+
+    def __init__(
+        self, db: Database, clock: Clock, signals: Signals, renewals: Renewals, leases_max: int
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._signals = signals
+        self._renewals = renewals
+        self._leases_max = leases_max
+        self._asking: list[_Ask] = []
+        self._joiner: asyncio.Task[None] | None = None
+        self._specs: dict[int, Spec] = {}
+        self._paces: dict[int, tuple[float, Pace | None]] = {}
+        self._workloads: dict[str, tuple[float, frozenset[str]]] = {}  # until when, what
+        self._agreements = Agreements()
+        self._shares = Shares()
+        self.joined_max = JOINED_MAX
+
+    async def claim(self, principal: Principal, request: ClaimRequest) -> ClaimReply:
+        """A lease as soon as there is one for this worker, or after `wait_s` why there is none.
+
+        The same `claim_id` gets the same lease while it lives. Raises BadRequest, and Banned or Unauthorized when the worker
+        was shut out while it waited.
+        """
+        _check(request)
+        self._renewals.saw(principal.worker_id)
+        waiter = _waiter(principal, request)
+        until = self._clock.monotonic() + max(0.0, min(request.wait_s, LONG_POLL_S_MAX))
+        watch = self._signals.watch("queue", "volunteers")
+        while True:
+            answer = await self._ask(waiter)
+            if isinstance(answer, Lease):
+                return ClaimReply(lease=answer)
+            left_s = until - self._clock.monotonic()
+            if left_s <= 0 or not await watch.wait(left_s):
+                return ClaimReply(idle=_idle(answer))
+
+    async def _ask(self, waiter: Waiter) -> Lease | Refusal:
+        ask = _Ask(waiter, asyncio.get_running_loop().create_future())
+        self._asking.append(ask)
+        if self._joiner is None or self._joiner.done():
+            self._joiner = asyncio.create_task(self._join())
+        return await ask.answer
+
+    async def _join(self) -> None:
+        """One transaction after the other, each for all who ask by then."""
+        while self._asking:
+            batch = self._asking[: self.joined_max]
+            del self._asking[: self.joined_max]
+            asks: dict[str, list[_Ask]] = {}  # a claim that was sent twice is one
+            for ask in batch:
+                if not ask.answer.done():  # else it has hung up
+                    asks.setdefault(ask.waiter.claim_id, []).append(ask)
+            try:
+                answers = await self._serve([same[0].waiter for same in asks.values()])
+            except Exception as error:
+                _tell(batch, error)
+                continue
+            for claim_id, same in asks.items():
+                _tell(same, answers[claim_id])
+
+    async def _serve(self, waiters: Sequence[Waiter]) -> dict[str, Answer]:
+        """Leases, refusals or errors by the claim's key, committed."""
+        if not waiters:
+            return {}
+        now = self._clock.now()
+        served = await self._db.write(lambda conn: self._transact(conn, waiters, now))
+        self._shares.note(served.given)
+        answers: dict[str, Answer] = {**served.refusals, **served.shut_out}
+        speaks = {waiter.claim_id: waiter for waiter in waiters}
+        for claim_id, row in served.rows.items():
+            self._renewals.hold(row)
+            run, waiter = served.runs[row.run_id], speaks[claim_id]
+            given = lease_message.lease(
+                run.spec, run.plan, run.global_step, row, now, waiter.codecs
+            )
+            self._agreements.note(waiter.worker_id, given.run, run.plan.codec, given.grant.codec)
+            answers[claim_id] = given
+        if served.more:
+            self._signals.deliver("queue")
+        return answers
+
+    def _transact(self, conn: Connection, waiters: Sequence[Waiter], now: float) -> _Served:
+        view = claims.view(conn, waiters, 2 * len(waiters) + TODO_SPARE)
+        served = _Served(rows=dict(view.live))
+        fresh = [waiter for waiter in waiters if waiter.claim_id not in view.live]
+        if fresh:
+            fresh = self._welcome(conn, fresh, served)
+        if fresh:
+            self._hand_out(conn, view, self._able(conn, fresh, now), now, served)
+        lines = {line.id: line for line in view.runs}
+        for run_id in {row.run_id for row in served.rows.values()}:
+            spec = self.spec(conn, run_id)
+            line = lines.get(run_id) or claims.line(conn, run_id)
+            plan = lease_message.phase(spec, line)
+            served.runs[run_id] = _About(spec=spec, plan=plan, global_step=line.global_step)
+        return served
+
+    def _welcome(
+        self, conn: Connection, waiters: Sequence[Waiter], served: _Served
+    ) -> list[Waiter]:
+        """Those who were not banned, or their secrets withdrawn, since they asked."""
+        out = claims.shut_out(conn, [waiter.worker_id for waiter in waiters])
+        for waiter in waiters if out else ():
+            if waiter.worker_id in out:
+                banned = out[waiter.worker_id]
+                served.shut_out[waiter.claim_id] = (
+                    Banned(codes.BANNED) if banned else Unauthorized(codes.REVOKED)
+                )
+        return [waiter for waiter in waiters if waiter.worker_id not in out]
+
+    def _hand_out(
+        self, conn: Connection, view: View, able: Sequence[Waiter], now: float, served: _Served
+    ) -> None:
+        specs = {line.id: self.spec(conn, line.id) for line in view.runs}
+        lately = self._shares.lately({run.id: run.weight for run in view.runs}, now)
+        offers = {
+            run.id: lease_message.offer(
+                specs[run.id], run, self._pace(conn, run.id, now), lately[run.id]
+            )
+            for run in view.runs
+        }
+        outcome = dispatch(
+            able, offers.values(), view.todo, view.loads, view.holdings, leases_max=self._leases_max
+        )
+        for one in outcome.assignments:
+            served.given[one.run_id] += round(work_of(offers[one.run_id], one.price_micro))
+        claims.move(conn, outcome.moved, {run_id: spec.seed for run_id, spec in specs.items()})
+        plans = {run.id: lease_message.phase(specs[run.id], run) for run in view.runs}
+        wanted = [
+            _taken(one, able[one.waiter], specs[one.run_id], plans[one.run_id])
+            for one in outcome.assignments
+        ]
+        for row, item in zip(leases.take(conn, wanted, now), wanted, strict=True):
+            served.rows[item.waiter.claim_id] = row
+        states = _states(conn, outcome, able)
+        for position, refusal in outcome.refusals.items():
+            waiter = able[position]
+            served.refusals[waiter.claim_id] = _explained(refusal, waiter, states)
+        served.more = outcome.more
+
+    def _able(self, conn: Connection, waiters: Sequence[Waiter], now: float) -> list[Waiter]:
+        """With the workloads that their machines have registered."""
+        new = {w.worker_id for w in waiters if self._workloads.get(w.worker_id, _NOTHING)[0] < now}
+        if new:
+            if len(self._workloads) > WORKERS_MAX:
+                self._workloads.clear()
+            for worker, names in claims.workloads(conn, new).items():
+                self._workloads[worker] = (now + ABLE_S, names)
+        known = [self._workloads.get(waiter.worker_id, _NOTHING)[1] for waiter in waiters]
+        pairs = zip(waiters, known, strict=True)
+        return [msgspec.structs.replace(waiter, workloads=names) for waiter, names in pairs]
+
+    def spec(self, conn: Connection, run_id: int) -> Spec:
+        """The unchanging part of a run, read once."""
+        spec = self._specs.get(run_id)
+        if spec is None:
+            spec = self._specs[run_id] = lease_message.read_spec(conn, run_id)
+        return spec
+
+    def _pace(self, conn: Connection, run_id: int, now: float) -> Pace | None:
+        measured_at, pace = self._paces.get(run_id, (0.0, None))
+        if now > measured_at + PACE_S:
+            pace = passes.measure(conn, run_id)
+            self._paces[run_id] = (now, pace)
+        return pace
+
+
+def _tell(asks: Iterable[_Ask], answer: Answer | Exception) -> None:
+    """Answer those who still listen; a lease that nobody heard of is found again by its claim_id."""
+    for ask in asks:
+        if ask.answer.done():
+            continue
+        if isinstance(answer, Exception):
+            ask.answer.set_exception(answer)
+        else:
+            ask.answer.set_result(answer)
+
+
+# --- a request and its answer ---
+
+
+def _check(request: ClaimRequest) -> None:
+    """Raises BadRequest with what is wrong."""
+    if not CLAIM_ID.fullmatch(request.claim_id):
+        raise BadRequest("claim_id must have 1 to 64 printable characters")
+    if not DEVICE.fullmatch(request.device):
+        raise BadRequest('device must be a name such as "cpu" or "cuda:0"')
+    if max(len(request.runs), len(request.kinds), len(request.codecs)) > NAMES_MAX:
+        raise BadRequest(f"a claim may name {NAMES_MAX} runs, kinds or codecs at most")
+
+
+def _waiter(principal: Principal, request: ClaimRequest) -> Waiter:
+    return Waiter(
+        claim_id=_key(principal.worker_id, request.claim_id),
+        worker_id=principal.worker_id,
+        volunteer_id=principal.volunteer_id,
+        device=request.device,
+        flops=min(FLOPS_MAX, max(0.0, request.step_flops)),
+        memory_bytes=max(0, request.memory_bytes),
+        runs=frozenset(request.runs),
+        kinds=frozenset(request.kinds),
+        codecs=frozenset(request.codecs),
+    )
+
+
+def _key(worker_id: str, claim_id: str) -> str:
+    """A claim's key in the database: nobody can use another worker's."""
+    return hashlib.blake2b(f"{worker_id} {claim_id}".encode(), digest_size=32).hexdigest()
+
+
+def _taken(one: Assignment, waiter: Waiter, spec: Spec, plan: Plan) -> Taken:
+    return Taken(
+        assignment=one,
+        waiter=waiter,
+        kind=spec.kind,
+        update_kind=plan.update,
+        part_steps=plan.gradient_every if plan.update == "gradient" else 0,
+        batch_size=spec.batch_size,
+        options=spec.options,
+        run_seed=spec.seed,
+    )
+
+
+def _states(conn: Connection, outcome: Outcome, able: Sequence[Waiter]) -> dict[str, str]:
+    """The states of chosen runs that do not run, for those who want nothing else."""
+    idle = [at for at, refusal in outcome.refusals.items() if refusal.reason == Reason.NO_RUN]
+    names = {name for at in idle for name in able[at].runs}
+    return claims.states(conn, sorted(names)) if names else {}
+
+
+def _explained(refusal: Refusal, waiter: Waiter, states: Mapping[str, str]) -> Refusal:
+    """Why there is nothing, more exactly where chosen runs do not run."""
+    if refusal.reason != Reason.NO_RUN or not waiter.runs:
+        return refusal
+    paused = sorted(name for name in waiter.runs if states.get(name) == "paused")
+    if paused:
+        message = f'"{paused[0]}" is paused by its organiser'
+        return Refusal(reason=Reason.RUN_PAUSED, message=message)
+    name = min(waiter.runs)
+    if states.get(name) in ("completed", "failed"):
+        return Refusal(reason=Reason.RUN_ENDED, message=f'"{name}" has ended')
+    what = "has not started yet" if name in states else "does not exist here"
+    return Refusal(reason=Reason.NO_RUN, message=f'"{name}" {what}')
+
+
+def _idle(refusal: Refusal) -> Idle:
+    retry_s = RETRY_S.get(refusal.reason, 5.0)
+    return Idle(reason=refusal.reason, message=refusal.message, retry_after_s=retry_s)

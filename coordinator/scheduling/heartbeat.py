@@ -1,0 +1,90 @@
+"""The answer to a heartbeat: orders about tasks, the state of the runs, verdicts not seen yet.
+
+Most heartbeats touch no database: beats are gathered by the queue, the state of the runs is shared by all within a
+second, and verdicts are only looked up when there are new ones at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.database import contributions
+from coordinator.database import verdicts as news
+from coordinator.database.ledger import payments
+from coordinator.ttl_cache import Fresh
+from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
+from shared.protocol.limits import HEARTBEAT_S, NEWS_MAX
+from shared.protocol.work import Verdict
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.accounts.accounts import Principal
+    from coordinator.database.engine.open import Database
+    from coordinator.runs.runs import Runs
+    from coordinator.scheduling.queue import Queue
+    from shared.clock import Clock
+
+SHARED_S = 1.0
+RECENT_S = (
+    60.0  # verdicts younger than this are sent again: a transaction may show an older number late
+)
+
+
+class _News(msgspec.Struct, frozen=True, kw_only=True):
+    verdicts: tuple[Verdict, ...]
+    until: int
+    earned_micro: int
+    pending_micro: int
+
+
+class Pulse:
+    """Answers heartbeats."""
+
+    def __init__(self, db: Database, clock: Clock, queue: Queue, runs: Runs) -> None:
+        self._db = db
+        self._clock = clock
+        self._queue = queue
+        self._runs = Fresh(runs.beats, SHARED_S, clock)
+        self._newest = Fresh(self._newest_verdict, SHARED_S, clock)
+        self.notice = ""  # a word to everybody, e.g. that the disk is full
+
+    async def _newest_verdict(self) -> tuple[int, float]:
+        return await self._db.read(news.newest)
+
+    async def beat(self, principal: Principal, request: HeartbeatRequest) -> HeartbeatReply:
+        """Note that a worker lives and tell it what it should know."""
+        orders = await self._queue.beat(principal, request)
+        runs = self._runs.peek() or await self._runs.get()
+        newest, newest_at = self._newest.peek() or await self._newest.get()
+        now = self._clock.now()
+        found = None
+        if newest > request.news_since or newest_at > now - RECENT_S:
+            since = request.news_since
+            found = await self._db.read(lambda conn: self._news(conn, principal, since))
+        return HeartbeatReply(
+            now=now,
+            next_s=HEARTBEAT_S,
+            orders=orders,
+            runs=runs,
+            news=found.verdicts if found else (),
+            news_until=found.until if found else request.news_since,
+            earned_micro=found.earned_micro if found else None,
+            pending_micro=found.pending_micro if found else None,
+            notice=self.notice,
+        )
+
+    def _news(self, conn: Connection, principal: Principal, since: int) -> _News:
+        recent_at = self._clock.now() - RECENT_S
+        found, until = contributions.news(conn, principal.worker_id, since, recent_at, NEWS_MAX)
+        if len(found) < NEWS_MAX:  # seen all: what others got in between is of no interest either
+            until = max(until, news.newest(conn)[0])
+        held = payments.balances(conn, principal.volunteer_id)
+        return _News(
+            verdicts=tuple(found),
+            until=until,
+            earned_micro=held.earned_micro,
+            pending_micro=held.pending_micro,
+        )

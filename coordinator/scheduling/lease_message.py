@@ -1,0 +1,240 @@
+"""What a lease says: a task, put together with all that its run says once and for all."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coordinator.database import datasets, runs
+from coordinator.database.tasks import BESIDE, GAMES
+from coordinator.plan.plan import Plan, in_phase
+from coordinator.plan.plan import plan as read_plan
+from coordinator.rules import run_file
+from coordinator.rules.codec_choice import agreed
+from coordinator.rules.run_file import RunFile
+from coordinator.rules.sizing import (
+    Pace,
+    Run,
+    games_bytes_max,
+    memory_bytes,
+    parts_of,
+    pass_seed,
+    total_steps,
+    upload_bytes_max,
+)
+from coordinator.runs.definition import price_of_flops
+from shared.decoding import convert, decode
+from shared.protocol.work import Grant, Lease
+from shared.workloads.base import DatasetManifest, Job, installed, load
+from shared.workloads.data.pass_order import PassOrder
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.claims import RunLine
+    from coordinator.database.tasks import TaskRow
+    from shared.workloads.games import SelfPlay
+
+UPDATES = {
+    "selfplay": "games",
+    "evaluate": "evaluation",
+    "learn": "delta",
+}  # but "train": the plan's
+
+
+DATA = "data"  # among the options of a task beside the pass: the manifest of what it reads
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a run never changes."""
+
+    id: int
+    name: str
+    workload: str
+    seed: int
+    step_flops: float
+    price_micro: int
+    parameters: int
+    counts: tuple[int, ...]  # samples of each chunk
+    sample_size: int
+    dataset: str
+    file: RunFile
+    plan: Plan
+    options: str  # the workload's own, as JSON
+    play: SelfPlay | None = None  # of a run that makes its own data
+
+    @property
+    def kind(self) -> str:
+        """Of the ranges of a pass."""
+        return "train" if self.play is None else "selfplay"
+
+    @property
+    def batch_size(self) -> int:
+        """Of the ranges of a pass: samples a step, or single games."""
+        return self.file.task.batch_size if self.play is None else 1
+
+    @property
+    def total_steps(self) -> int:
+        """Global steps the run will make; 0 = unknown."""
+        return total_steps(self.file, self.plan, sum(self.counts), self.sample_size)
+
+
+def read_spec(conn: Connection, run_id: int) -> Spec:
+    """The unchanging part of a run. Raises NotFound."""
+    row = runs.by_id(conn, run_id)
+    file = run_file.decode(row.file)
+    named = datasets.by_id(conn, row.dataset_id).name if row.dataset_id is not None else ""
+    return Spec(
+        id=row.id,
+        name=row.name,
+        workload=row.workload,
+        seed=row.seed,
+        step_flops=row.step_flops,
+        price_micro=row.price_micro,
+        parameters=row.parameters,
+        counts=decode(row.samples_per_chunk, tuple[int, ...]),
+        sample_size=row.sample_size,
+        dataset=named,
+        file=file,
+        plan=read_plan(file.plan),
+        options=msgspec.json.encode(file.task.options).decode(),
+        play=_play(row.workload, file),
+    )
+
+
+def _play(workload: str, file: RunFile) -> SelfPlay | None:
+    """How a run paces games. One whose workload is not installed here has none to hand out."""
+    games = load(workload).games if workload in installed() else None
+    return games.plan(file.model, file.task.options) if games else None
+
+
+def phase(spec: Spec, line: RunLine) -> Plan:
+    """The plan that holds at a run's head."""
+    return in_phase(spec.plan, line.phase)
+
+
+def offer(spec: Spec, line: RunLine, pace: Pace | None, lately: float = 0.0) -> Run:
+    """A run as the rules of dispatching see it."""
+    plan, play = phase(spec, line), spec.play
+    run = Run(
+        id=spec.id,
+        name=spec.name,
+        workload=spec.workload,
+        kind=spec.kind,
+        codec=plan.codec,
+        memory_bytes=memory_bytes(spec.parameters),
+        weight=line.weight,
+        settings=spec.file.task,
+        local_steps=plan.local_steps or spec.file.task.local_steps,
+        passes=spec.file.stop.passes,
+        step_flops=spec.step_flops,
+        price_micro=spec.price_micro,
+        seed=spec.seed,
+        pass_no=line.pass_no,
+        cursor=line.cursor,
+        samples_total=line.samples_total,
+        pace=pace,
+        lately=lately,
+    )
+    if play is None:
+        return run
+    # Its pass is a row of games without an end, as far as learners keep up; a step is a game.
+    settings = msgspec.structs.replace(spec.file.task, batch_size=1, min_steps=1)
+    return msgspec.structs.replace(
+        run,
+        settings=settings,
+        local_steps=play.games,
+        passes=0,
+        step_flops=play.game_flops,
+        price_micro=price_of_flops(spec.price_micro, spec.step_flops, play.game_flops),
+        beside=BESIDE,
+        endless=True,
+        short_of=f'"{spec.name}" has games enough: a learner has to use them first',
+    )
+
+
+@lru_cache(maxsize=64)
+def order_of(counts: tuple[int, ...], seed: int) -> PassOrder:
+    """The order of a pass, kept because building it walks over every chunk."""
+    return PassOrder(counts, seed)
+
+
+def lease(
+    spec: Spec,
+    plan: Plan,
+    global_step: int,
+    task: TaskRow,
+    now: float,
+    codecs: frozenset[str] = frozenset(),
+) -> Lease:
+    """The message for a task in hand, to a worker that speaks these codecs (empty = all)."""
+    order_seed = pass_seed(spec.seed, task.pass_no)
+    granted = upload_bytes_max(spec.parameters)
+    if task.kind in GAMES:
+        granted = games_bytes_max(task.stop - task.start)
+    data = own_data(task)
+    return Lease(
+        task=task.id,
+        attempt=task.attempt,
+        run=spec.name,
+        job=job(spec, plan, global_step, task),
+        dataset=spec.dataset,
+        chunks=_chunks(spec, task, order_seed, data),
+        renew_by=task.renew_by or now,
+        finish_by=task.finish_by or now,
+        in_step=not plan.overlap,
+        grant=Grant(
+            codec=agreed(plan.codec, codecs) or plan.codec,
+            bytes_max=granted,
+            parts=parts_of(task.steps, task.part_steps),
+        ),
+        part_steps=task.part_steps,
+        pull_every=plan.pull_every if task.part_steps or plan.update == "gradient" else 0,
+        redo=plan.in_flight == "redo",
+        price_micro=task.price_micro,
+        now=now,
+        data=data,
+    )
+
+
+def job(spec: Spec, plan: Plan, global_step: int, task: TaskRow) -> Job:
+    """What a worker has to know for a task."""
+    train = spec.file.train
+    if plan.prox_mu:
+        train = msgspec.structs.replace(train, prox_mu=plan.prox_mu)
+    options: dict[str, Any] = decode(task.options)
+    options.pop(DATA, None)
+    return Job(
+        run=spec.name,
+        workload=spec.workload,
+        kind=task.kind,  # type: ignore[arg-type]  # our own row
+        update=UPDATES.get(task.kind) or task.update_kind or plan.update,  # type: ignore[arg-type]  # as in the table
+        config=spec.file.model,
+        train=train,
+        order_seed=pass_seed(spec.seed, task.pass_no),
+        start=task.start,
+        stop=task.stop,
+        seed=task.seed,
+        steps=task.steps,
+        batch_size=task.batch_size,
+        global_step=global_step,
+        total_steps=spec.total_steps,
+        reset_inner=spec.file.task.inner_state == "reset",
+        prompt=spec.file.evaluation.prompt,
+        options=options or spec.file.task.options,
+    )
+
+
+def own_data(task: TaskRow) -> DatasetManifest | None:
+    """What a task beside the pass reads: games, an opponent."""
+    data = decode(task.options).get(DATA)
+    return None if data is None else convert(data, DatasetManifest)
+
+
+def _chunks(spec: Spec, task: TaskRow, seed: int, own: DatasetManifest | None) -> tuple[int, ...]:
+    """Which chunks of its data a task touches."""
+    if own is not None:
+        return tuple(range(len(own.chunks)))
+    return order_of(spec.counts, seed).reach(task.start, task.stop) if spec.counts else ()

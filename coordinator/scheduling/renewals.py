@@ -1,0 +1,198 @@
+"""Heartbeats in memory: a beat is answered without the database, and what it says is written in one statement a second.
+
+The book holds the leases this process has heard of. What it does not know it reads once; what has changed elsewhere (another
+coordinator, a command, the end of a run) it learns when it writes, or when it compares itself with the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from coordinator.database import heartbeats
+from coordinator.database.heartbeats import Renewal, Sign
+from coordinator.database.tasks import TaskRow
+from shared.errors import BadRequest
+from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat, TaskOrder
+from shared.protocol.limits import HEARTBEAT_S, RENEW_S
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.accounts.accounts import Principal
+    from coordinator.database.engine.open import Database
+    from shared.clock import Clock
+
+TASKS_MAX = 256  # in one heartbeat
+PAUSE_MAX_S = 2 * HEARTBEAT_S  # what one paused beat may add
+COMPARE_S = 5.0
+WRITE_MAX = 2000  # leases in one statement
+LATE = "its time ran out: hand it in before somebody else takes it"
+
+
+@dataclass(slots=True)
+class _Held:
+    """A lease as last known."""
+
+    row: TaskRow
+    heard_at: float
+    renew_by: float
+    extra_s: float = 0.0  # not yet written
+    dirty: bool = False
+
+
+class Renewals:
+    """The book of leases in hand."""
+
+    def __init__(self, db: Database, clock: Clock) -> None:
+        self._db = db
+        self._clock = clock
+        self._held: dict[int, _Held] = {}
+        self._signs: dict[str, Sign] = {}
+        self._compared_at = clock.now()
+
+    def hold(self, row: TaskRow) -> None:
+        """Note a lease that was just made or begun."""
+        now = self._clock.now()
+        self._held[row.id] = _Held(row, now, row.renew_by or now)
+
+    def drop(self, task_id: int) -> None:
+        """Forget a lease that has ended."""
+        self._held.pop(task_id, None)
+
+    def saw(self, worker_id: str, state: str = "") -> None:
+        """Note that a worker lives."""
+        if not state and (known := self._signs.get(worker_id)) is not None:
+            state = known.state
+        self._signs[worker_id] = Sign(worker_id=worker_id, at=self._clock.now(), state=state)
+
+    async def beat(self, principal: Principal, request: HeartbeatRequest) -> tuple[TaskOrder, ...]:
+        """Renew what a worker says it works on, and tell it of each whether to go on."""
+        if len(request.tasks) > TASKS_MAX:
+            raise BadRequest(f"a heartbeat may speak of {TASKS_MAX} tasks at most")
+        self.saw(principal.worker_id, _state(request))
+        if not all(map(self._knows, request.tasks)):
+            await self._learn(principal.worker_id, request.tasks)
+        return tuple([self._order(principal, each, request.paused) for each in request.tasks])
+
+    async def _learn(self, worker_id: str, tasks: Sequence[TaskBeat]) -> None:
+        """Read what the book does not know of these, also what it forgets meanwhile: a flush drops leases that have ended."""
+        read: dict[int, TaskRow | None] = {}
+        while unknown := [e.task for e in tasks if e.task not in read and not self._knows(e)]:
+            read |= dict.fromkeys(unknown)
+            held_by = partial(heartbeats.held_by, worker_id=worker_id, ids=unknown)
+            read |= {row.id: row for row in await self._db.read(held_by)}
+        for row in read.values():
+            if row is not None:
+                self.hold(row)
+
+    def _knows(self, beat: TaskBeat) -> bool:
+        held = self._held.get(beat.task)
+        return held is not None and held.row.attempt == beat.attempt
+
+    def _order(self, principal: Principal, beat: TaskBeat, paused: bool) -> TaskOrder:
+        held = self._held.get(beat.task)
+        if held is None or held.row.worker_id != principal.worker_id:
+            return TaskOrder(task=beat.task, attempt=beat.attempt, order="gone")
+        row = held.row
+        if row.state != "doing":  # read again with the next beat
+            self.drop(beat.task)
+        if row.state == "cancelled":
+            message = "its run has ended"
+            return TaskOrder(task=row.id, attempt=beat.attempt, order="cancel", message=message)
+        late = row.state == "todo" and row.returned
+        if row.attempt != beat.attempt or not (row.state == "doing" or late):
+            return TaskOrder(task=row.id, attempt=beat.attempt, order="gone")
+        if row.state == "doing" and row.renew_by is not None:
+            self._renew(held, paused or beat.phase == "paused")
+        return TaskOrder(
+            task=row.id,
+            attempt=row.attempt,
+            order="continue",
+            message=LATE if late else "",
+            renew_by=held.renew_by,
+            finish_by=_finish_by(held),
+        )
+
+    def _renew(self, held: _Held, paused: bool) -> None:
+        now = self._clock.now()
+        if paused:
+            held.extra_s += min(PAUSE_MAX_S, max(0.0, now - held.heard_at))
+        held.heard_at = now
+        held.renew_by = now + RENEW_S
+        held.dirty = True
+
+    async def flush(self) -> None:
+        """Write what was heard since the last time; now and then compare the whole book."""
+        changed = {task: held for task, held in self._held.items() if held.dirty}
+        signs, self._signs = self._signs, {}
+        lines = {task: _line(held) for task, held in changed.items()}
+        for held in changed.values():
+            held.dirty = False
+            held.extra_s = 0.0
+        try:
+            rows = await self._write(list(lines.values()), list(signs.values()))
+        except BaseException:
+            self._restore(changed, lines, signs)
+            raise
+        kept = {row.id: row for row in rows}
+        for task, held in changed.items():
+            row = kept.get(task)
+            if row is not None:
+                held.row = row
+            elif self._held.get(task) is held:
+                self.drop(task)  # it has changed elsewhere: the next beat looks
+        await self._compare()
+
+    async def _write(self, lines: list[Renewal], signs: list[Sign]) -> list[TaskRow]:
+        rows: list[TaskRow] = []
+        for first in range(0, max(len(lines), len(signs)), WRITE_MAX):
+            some, living = lines[first : first + WRITE_MAX], signs[first : first + WRITE_MAX]
+            rows += await self._db.write(partial(_store, renewals=some, signs=living))
+        return rows
+
+    def _restore(
+        self, changed: dict[int, _Held], lines: dict[int, Renewal], signs: dict[str, Sign]
+    ) -> None:
+        """It could not be written: it is tried with the next flush."""
+        for task, held in changed.items():
+            held.dirty = True
+            held.extra_s += lines[task].extra_s
+        self._signs = signs | self._signs
+
+    async def _compare(self) -> None:
+        now = self._clock.now()
+        if now < self._compared_at + COMPARE_S or not self._held:
+            return
+        self._compared_at = now
+        known = {task: held.row.attempt for task, held in self._held.items()}
+        alive = await self._db.read(heartbeats.all_held)
+        for task, attempt in known.items():
+            if (task, attempt) not in alive:
+                self.drop(task)
+
+
+def _store(conn: Connection, renewals: Sequence[Renewal], signs: Sequence[Sign]) -> list[TaskRow]:
+    heartbeats.seen(conn, signs)
+    return heartbeats.renew(conn, renewals)
+
+
+def _line(held: _Held) -> Renewal:
+    row = held.row
+    return Renewal(task=row.id, attempt=row.attempt, renew_by=held.renew_by, extra_s=held.extra_s)
+
+
+def _finish_by(held: _Held) -> float:
+    row = held.row
+    if row.finish_by is None or row.finish_limit is None:
+        return 0.0
+    return min(row.finish_limit, row.finish_by + held.extra_s)
+
+
+def _state(request: HeartbeatRequest) -> str:
+    phases = {each.phase for each in request.tasks}
+    if request.paused or phases == {"paused"}:
+        return "paused"
+    return "training" if phases - {"queued", "paused"} else "online"

@@ -1,0 +1,1 @@
+"""Games come in, are verified, rated and replayed."""

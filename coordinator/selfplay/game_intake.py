@@ -1,0 +1,244 @@
+"""Taking in games: a file of self-play or of a match is checked by the workload, and what is good of it is kept and paid.
+
+Games that are in order count even when others of their file are not; a file with too many that are not what they claim is
+refused as a whole. What a player cannot help (a version that was too old when a game began) is nobody's fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.database import contributions, datasets, games, runs, tasks, versions
+from coordinator.database import volunteers as accounts
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.ledger import payments
+from coordinator.database.runs import RunRow
+from coordinator.database.tasks import TaskRow
+from coordinator.plan.plan import in_phase
+from coordinator.rules import trust
+from coordinator.rules.validation import TOO_LATE, Judgement
+from coordinator.runs.definition import definition, price_of_flops
+from coordinator.scheduling import lease_message
+from coordinator.scheduling.lease_message import own_data
+from shared.clock import Clock
+from shared.errors import InvalidRunFile, NotFound
+from shared.protocol.base import Reason
+from shared.workloads.base import Job
+from shared.workloads.games import Games, Inspection, KnownVersion
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from coordinator.storage.blobs import BlobStore
+
+OPPONENT = "opponent"  # the asset and the figure of a match task that name the other version
+TOLERATED_SHARE = 0.05  # of a file's games may be refused without refusing the file; one always
+WEIGHTS_S = 600.0  # patience with the blob store
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of games and all that judging it needs."""
+
+    run: RunRow
+    task: TaskRow
+    job: Job
+    known: tuple[KnownVersion, ...]
+
+    @property
+    def match(self) -> bool:
+        return self.task.kind == "evaluate"
+
+    @property
+    def asked(self) -> int:
+        """Games."""
+        return self.task.stop - self.task.start
+
+
+class Harvest:
+    """Checks files of games on a thread of its own: it runs the network."""
+
+    def __init__(self, db: Database, clock: Clock, blobs: BlobStore) -> None:
+        self._db = db
+        self._clock = clock
+        self._blobs = blobs
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="referee")
+
+    async def check(self, row: ContributionRow) -> None:
+        """Decide a contribution of games."""
+        case = await self._db.read(lambda conn: self._case(conn, row))
+        path = await self._blobs.local(row.sha256)
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._thread, self._inspect, case, path, loop)
+        sha256 = await self._blobs.put_bytes(found.data) if found.data else ""
+        await self._db.write(lambda conn: self._decide(conn, row.id, case, found, sha256))
+
+    def _case(self, conn: Connection, row: ContributionRow) -> Case:
+        run = runs.by_id(conn, row.run_id)
+        task = tasks.holder(conn, row.task_id, for_update=False)
+        spec = lease_message.read_spec(conn, run.id)
+        base = versions.get(conn, run.id, row.base_version)
+        plan = in_phase(spec.plan, base.phase)
+        job = msgspec.structs.replace(
+            lease_message.job(spec, plan, base.global_step, task),
+            base_version=base.version,
+            base_sha256=base.published_sha256,
+        )
+        return Case(run=run, task=task, job=job, known=_known(conn, run, task, base.version))
+
+    def _inspect(self, case: Case, path: Path, loop: asyncio.AbstractEventLoop) -> Inspection:
+        """On the thread."""
+        import torch
+
+        torch.set_num_threads(1)
+        hashes = {version.number: version.sha256 for version in case.known}
+
+        def weights(number: int) -> Path:
+            if number not in hashes:
+                raise NotFound(f"version {number} may not play here")
+            local = self._blobs.local(hashes[number])
+            return asyncio.run_coroutine_threadsafe(local, loop).result(WEIGHTS_S)
+
+        # The secret is drawn when the games are in: nobody knows which positions will be looked at.
+        return games_of(case.run).inspect(
+            case.job, path.read_bytes(), case.known, weights, secrets.randbits(63)
+        )
+
+    def _decide(
+        self, conn: Connection, contribution_id: int, case: Case, found: Inspection, sha256: str
+    ) -> None:
+        now = self._clock.now()
+        row = contributions.by_id(conn, contribution_id, lock=True)
+        if row.state != "checking":
+            return  # somebody else was faster
+        run = runs.by_id(conn, row.run_id)
+        play = definition(run).play
+        flops = found.evaluations * (play.position_flops if play else 0.0)
+        price = price_of_flops(run.price_micro, run.step_flops, flops)
+        row = msgspec.structs.replace(row, price_micro=price)
+        judgement = judge(case, found, run.state)
+        contributions.decide(
+            conn,
+            msgspec.structs.replace(row, price_micro=price),
+            judgement.state,
+            now=now,
+            reason=judgement.reason,
+            message=judgement.message,
+            price_micro=price,
+        )
+        if judgement.state == "rejected":
+            self._reject(conn, row, run, judgement, now)
+            return
+        tasks.finish(conn, row.task_id, now)
+        paid = [payments.Payment.of(row)]
+        payments.post_pending_many(conn, paid, now)
+        payments.post_earned_many(conn, paid, now)
+        if judgement.state == "accepted":
+            accounts.set_trust(conn, row.volunteer_id, trust.accepted, row.worker_id)
+            self._keep(conn, row, case, found, sha256)
+
+    def _keep(
+        self, conn: Connection, row: ContributionRow, case: Case, found: Inspection, sha256: str
+    ) -> None:
+        now = self._clock.now()
+        if case.match:
+            against = next(v.number for v in case.known if v.number != row.base_version)
+            games.add_match(
+                conn,
+                games.MatchRow(
+                    contribution_id=row.id,
+                    run_id=row.run_id,
+                    version=row.base_version,
+                    against=against,
+                    wins=found.wins,
+                    draws=found.draws,
+                    losses=found.losses,
+                    at=now,
+                ),
+            )
+            return
+        datasets.register(conn, [(sha256, len(found.data), "games")], now)
+        games.add_harvest(
+            conn,
+            games.HarvestRow(
+                contribution_id=row.id,
+                run_id=row.run_id,
+                sha256=sha256,
+                size=len(found.data),
+                games=found.games,
+                positions=found.positions,
+                chunk=None,
+                at=now,
+            ),
+        )
+
+    def _reject(
+        self, conn: Connection, row: ContributionRow, run: RunRow, judgement: Judgement, now: float
+    ) -> None:
+        at_fault = judgement.reason != Reason.STALE.value
+        tasks.put_back(
+            conn,
+            row.task_id,
+            worker_id=row.worker_id,
+            kind="failure" if at_fault else None,
+            message=judgement.message,
+            now=now,
+            settings=definition(run).file.task,
+        )
+        if at_fault:
+            accounts.set_trust(conn, row.volunteer_id, trust.rejected, row.worker_id)
+
+
+def games_of(run: RunRow) -> Games:
+    """What the workload of a run knows of games. Raises InvalidRunFile for one that has none."""
+    found = definition(run).workload.games
+    if found is None:
+        raise InvalidRunFile(f'the workload "{run.workload}" makes no games')
+    return found
+
+
+def judge(case: Case, found: Inspection, run_state: str) -> Judgement:
+    """The verdict on a file of games."""
+    missing = max(0, case.asked - found.games - found.refused - found.stale)
+    bad = found.refused + missing
+    tolerated = 0 if case.match else max(1, int(TOLERATED_SHARE * case.asked))
+    if bad > tolerated:
+        what = found.complaint or f"the file has {case.asked - missing} games of {case.asked}"
+        message = f"{bad} of {case.asked} games were refused: {what}"[:500]
+        return Judgement(state="rejected", reason=Reason.GAMES.value, message=message)
+    if not found.games:
+        return Judgement(state="rejected", reason=Reason.STALE.value, message=found.complaint[:500])
+    if run_state not in runs.OPEN:
+        return TOO_LATE
+    message = f"{found.games} games in order"
+    if left := case.asked - found.games:
+        message += f", {left} left out: {found.complaint}"[:400]
+    return Judgement(state="accepted", message=message)
+
+
+def _known(conn: Connection, run: RunRow, task: TaskRow, base: int) -> tuple[KnownVersion, ...]:
+    """The versions that may have played: from the one that was bound when work began, or the two of a match."""
+    began_at = task.begun_at or task.created_at
+    if task.kind == "evaluate":
+        data = own_data(task)
+        other = int(data.meta[OPPONENT]) if data is not None else base
+        numbers = [base, other]
+        rows = [versions.get(conn, run.id, number) for number in numbers]
+    else:
+        rows = [
+            row for row, seen in versions.listing(conn, run.id, base - 1, 10_000) if not seen.pruned
+        ]
+    return tuple(
+        KnownVersion(
+            number=row.version,
+            sha256=row.published_sha256,
+            since_s=row.created_at - began_at,
+        )
+        for row in rows
+    )

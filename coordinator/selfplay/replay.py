@@ -1,0 +1,282 @@
+"""The replay window and its pace: games are sealed into chunks, learners get tasks over them, versions meet.
+
+    accepted games ── chunk full, or waiting for long ──> sealed: an immutable blob, listed by hash in every learn task
+    learnt too little of what is there ──> a learn task        too many games wait for learners ──> no more are handed out
+    a version that nobody measured ──> a match against the best one
+
+Nothing is ever taken out of the window, so a learner that dies costs nothing and several do not get into each other's way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import structlog
+
+from coordinator.database import datasets, games, runs, versions
+from coordinator.database.games import ChunkRow, HarvestRow, Totals
+from coordinator.database.runs import RunRow
+from coordinator.rules.sizing import task_seed
+from coordinator.runs.definition import price_of_flops
+from coordinator.scheduling import lease_message
+from coordinator.scheduling.lease_message import DATA, Spec
+from coordinator.selfplay.game_intake import OPPONENT, games_of
+from coordinator.selfplay.ratings import Standing, standing
+from coordinator.signals import Signals
+from shared.clock import Clock
+from shared.decoding import convert, decode
+from shared.errors import VolunteerError
+from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.games import SelfPlay
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from coordinator.storage.blobs import BlobStore
+
+POLL_S = 2.0
+SEAL_S = 20.0  # games wait no longer than this for a full chunk
+FILES_MAX = 512  # in one chunk
+CHUNKS_MAX = 4096  # in one window: what a lease can list
+
+log = structlog.get_logger("replay")
+
+
+class Replay:
+    """Tends the runs that make their own data."""
+
+    def __init__(
+        self, db: Database, clock: Clock, signals: Signals, blobs: BlobStore, threads: Executor
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._signals = signals
+        self._blobs = blobs
+        self._threads = threads
+        self._rated: dict[int, int] = {}  # run -> matches that its ratings come from
+        self._specs: dict[int, Spec] = {}  # what does not change of a run, read once
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Tend every running run until `stop` is set."""
+        watch = self._signals.watch()
+        while not stop.is_set():
+            watch.topics = ("runs",)  # while none makes its own data, nothing else concerns us
+            for row in await self._db.read(lambda conn: runs.every(conn, ("running",))):
+                try:
+                    await self.tend(row.id)
+                except (VolunteerError, OSError) as error:
+                    log.warning("replay not tended", run=row.name, error=str(error))
+                if row.id not in self._specs or self._specs[row.id].play is not None:
+                    watch.topics = ("runs", "contributions", "versions", "queue")
+            await watch.wait(POLL_S)
+
+    async def tend(self, run_id: int) -> bool:
+        """Seal what is due, make the tasks that are due, rate new matches. True when there is something new to do."""
+        spec = self._specs.get(run_id)
+        if spec is None:
+            spec = await self._db.read(lambda conn: lease_message.read_spec(conn, run_id))
+            self._specs[run_id] = spec
+        play = spec.play
+        if play is None:
+            return False
+        while await self._seal(run_id, play):
+            pass
+        await self._rate(run_id)
+        changed = await self._db.write(lambda conn: self._pace(conn, spec, play))
+        if changed:
+            self._signals.notify("queue")
+        return changed
+
+    # --- sealing ---
+
+    async def _seal(self, run_id: int, play: SelfPlay) -> bool:
+        """One chunk, if one is due."""
+        rows = await self._db.read(lambda conn: games.unsealed(conn, run_id, FILES_MAX))
+        rows = _due(rows, play.chunk, self._clock.now())
+        if not rows:
+            return False
+        run = await self._db.read(lambda conn: runs.by_id(conn, run_id))
+        paths = [await self._blobs.local(row.sha256) for row in rows]
+        loop = asyncio.get_running_loop()
+        sealed = await loop.run_in_executor(
+            self._threads, lambda: games_of(run).seal([path.read_bytes() for path in paths])
+        )
+        sha256 = await self._blobs.put_bytes(sealed.data)
+
+        def store(conn: Connection) -> bool:
+            now = self._clock.now()
+            runs.by_id(conn, run_id, lock=True)
+            chunk = ChunkRow(
+                run_id=run_id,
+                number=games.next_chunk(conn, run_id),
+                sha256=sha256,
+                size=len(sealed.data),
+                games=sealed.games,
+                positions=sealed.positions,
+                sealed_at=now,
+                retired_at=None,
+            )
+            datasets.register(conn, [(sha256, chunk.size, "chunk")], now)
+            return games.seal(conn, chunk, [row.contribution_id for row in rows])
+
+        done = await self._db.write(store)
+        if done:
+            log.info("sealed", run=run.name, games=sealed.games, positions=sealed.positions)
+        return done
+
+    # --- pacing ---
+
+    def _pace(self, conn: Connection, spec: Spec, play: SelfPlay) -> bool:
+        """The next tasks, and how many games may be begun, under the lock of the run."""
+        run, now = runs.by_id(conn, spec.id, lock=True), self._clock.now()
+        if run.state != "running":
+            return False
+        found = games.totals(conn, run.id)
+        window = games.window(conn, run.id, play.window)[-CHUNKS_MAX:]
+        if window:
+            games.retire(conn, run.id, window[0].number, now)
+        changed = self._allow(conn, run, play, found)
+        while self._learn_due(spec, play, found, window):
+            found = self._add_learn(conn, spec, run, found, window)
+            changed = True
+        return self._add_match(conn, spec, run, found) or changed
+
+    def _allow(self, conn: Connection, run: RunRow, play: SelfPlay, found: Totals) -> bool:
+        """Back-pressure: self-play may be at most `queue` games ahead of what learners have used up."""
+        each = found.positions / max(1, found.sealed)
+        used = found.learnt / (play.reuse * each) if each else 0.0
+        allowed = int(used) + play.queue
+        if allowed <= run.samples_total:
+            return False
+        runs.set_values(conn, run.id, samples_total=allowed)
+        return True
+
+    def _learn_due(self, spec: Spec, play: SelfPlay, found: Totals, window: list[ChunkRow]) -> bool:
+        task = spec.file.task
+        positions = task.local_steps * task.batch_size
+        return (
+            found.sealed >= play.window_min
+            and found.learning < play.learners
+            and found.planned + positions <= play.reuse * found.positions
+            and sum(chunk.positions for chunk in window) >= task.batch_size
+        )
+
+    def _add_learn(
+        self, conn: Connection, spec: Spec, run: RunRow, found: Totals, window: list[ChunkRow]
+    ) -> Totals:
+        task = spec.file.task
+        start = games.next_start(conn, run.id, "learn")
+        positions = task.local_steps * task.batch_size
+        data = DatasetManifest(
+            name=f"{run.name} replay",
+            kind="games",
+            licence=spec.file.licence,
+            source="self-play",
+            chunks=tuple(_ref(chunk) for chunk in window),
+        )
+        values = {
+            "run_id": run.id,
+            "kind": "learn",
+            "start": start,
+            "stop": start + positions,
+            "seed": task_seed(run.seed, 0, start),
+            "steps": task.local_steps,
+            "batch_size": task.batch_size,
+            "price_micro": run.price_micro * task.local_steps,
+            "options": _options(data),
+        }
+        games.add_task(conn, values, self._clock.now())
+        return msgspec.structs.replace(
+            found, planned=found.planned + positions, learning=found.learning + 1
+        )
+
+    def _add_match(self, conn: Connection, spec: Spec, run: RunRow, found: Totals) -> bool:
+        """The newest version meets the best one, when nobody has measured it and no match is under way."""
+        play = spec.play
+        if play is None or not play.match_every or found.measuring:
+            return False
+        best = run.best or 0
+        _, last = games.count_matches(conn, run.id)
+        if run.head == best or run.head < last + play.match_every:
+            return False
+        other = versions.get(conn, run.id, best)
+        data = DatasetManifest(
+            name=f"{run.name} match",
+            kind="weights",
+            licence=spec.file.licence,
+            source="",
+            chunks=(),
+            assets={OPPONENT: ChunkRef(sha256=other.published_sha256, size=other.size, items=1)},
+            meta={OPPONENT: best},
+        )
+        flops = play.match_games * play.game_flops
+        values = {
+            "run_id": run.id,
+            "kind": "evaluate",
+            "start": 0,  # its games have fixed openings: every match plays the same ones
+            "stop": play.match_games,
+            "seed": 0,
+            "steps": play.match_games,
+            "batch_size": 1,
+            "price_micro": price_of_flops(run.price_micro, run.step_flops, flops),
+            "options": _options(data),
+        }
+        games.add_task(conn, values, self._clock.now())
+        return True
+
+    # --- strength ---
+
+    async def _rate(self, run_id: int) -> None:
+        """Ratings and the best version, when there are new matches."""
+        count, _ = await self._db.read(lambda conn: games.count_matches(conn, run_id))
+        if count == self._rated.get(run_id, 0):
+            return
+        rows = await self._db.read(lambda conn: games.matches_of(conn, run_id))
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._threads, standing, rows)
+        await self._db.write(lambda conn: self._store_rating(conn, run_id, found))
+        self._rated[run_id] = len(rows)
+        log.info("rated", run=run_id, matches=len(rows), best=found.best)
+        self._signals.notify(f"run:{run_id}")
+
+    def _store_rating(self, conn: Connection, run_id: int, found: Standing) -> None:
+        figures = {
+            version: {"elo": rating.elo, "elo_error": rating.error}
+            for version, rating in found.ratings.items()
+        }
+        games.measure(conn, run_id, figures, self._clock.now())
+        runs.set_values(conn, run_id, best=found.best)
+
+
+def opponents(conn: Connection, run_id: int) -> set[int]:
+    """The versions that matches under way are played against: their files must stay."""
+    found = set()
+    for stored in games.open_options(conn, run_id, "evaluate"):
+        data = decode(stored).get(DATA)
+        if data is not None:
+            found.add(int(convert(data, DatasetManifest).meta[OPPONENT]))
+    return found
+
+
+def _due(rows: list[HarvestRow], chunk: int, now: float) -> list[HarvestRow]:
+    """Which files of games go into a chunk now."""
+    total = 0
+    for count, row in enumerate(rows, 1):
+        total += row.games
+        if total >= chunk:
+            return rows[:count]
+    waited = bool(rows) and now - rows[0].at >= SEAL_S
+    return rows if waited or len(rows) == FILES_MAX else []
+
+
+def _ref(chunk: ChunkRow) -> ChunkRef:
+    return ChunkRef(sha256=chunk.sha256, size=chunk.size, items=chunk.games)
+
+
+def _options(data: DatasetManifest) -> str:
+    stored: dict[str, Any] = {DATA: data}
+    return msgspec.json.encode(stored).decode()

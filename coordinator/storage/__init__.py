@@ -1,0 +1,1 @@
+"""Blobs on disk and in S3-compatible stores, and how much space is left."""

@@ -1,0 +1,102 @@
+"""Files on their way between an organiser's command and the server: boxes of files, gone after a day.
+
+A dataset's sources come in this way, an exported run goes out; nothing here is reachable by volunteers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.storage.blobs import FileStream, Pieces, in_pool, open_in_pool, storage_errors
+from shared.errors import BadRequest, NotFound, TooLarge
+from shared.protocol.limits import UPLOAD_BYTES_MAX
+
+if TYPE_CHECKING:
+    from coordinator.storage.disk_space import Space
+    from shared.clock import Clock
+
+KEPT_S = 86_400.0
+SWEEP_S = 3600.0
+BATCH_BYTES = 2 << 20
+_BOX = re.compile(r"[0-9a-f]{32}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+
+
+class Depot:
+    """Boxes below a directory; a box is named by whoever fills it, with 128 random bits."""
+
+    def __init__(self, directory: Path, clock: Clock, space: Space) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._space = space
+
+    def folder(self, box: str) -> Path:
+        """Where the files of a box lie. Raises BadRequest for what is no name of a box."""
+        if not _BOX.fullmatch(box):
+            raise BadRequest("a box is named by 32 hexadecimal digits")
+        return self._directory / box
+
+    def _path(self, box: str, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise BadRequest("a file name has letters, digits, '.', '_' and '-', at most 200")
+        return self.folder(box) / name
+
+    def files(self, box: str) -> tuple[Path, ...]:
+        """The files of a box, by name. Raises NotFound."""
+        folder = self.folder(box)
+        if not folder.is_dir():
+            raise NotFound("there is no such box of files (any more)")
+        return tuple(sorted(folder.iterdir()))
+
+    async def put(self, box: str, name: str, stream: AsyncIterator[bytes]) -> int:
+        """Store one file, anew if it was there; how many bytes it has."""
+        path = self._path(box, name)
+        self._space.check()
+        await in_pool(lambda: path.parent.mkdir(parents=True, exist_ok=True, mode=0o700))
+        size, batch, held = 0, [], 0
+        with storage_errors(), await open_in_pool(lambda: path.open("wb")) as file:
+            async for data in stream:
+                size, held = size + len(data), held + len(data)
+                if size > UPLOAD_BYTES_MAX:
+                    raise TooLarge(f"a file may have at most {UPLOAD_BYTES_MAX} bytes")
+                batch.append(data)
+                if held >= BATCH_BYTES:
+                    self._space.check(held)
+                    await in_pool(file.write, b"".join(batch))
+                    batch, held = [], 0
+            await in_pool(file.write, b"".join(batch))
+        return size
+
+    async def get(self, box: str, name: str) -> tuple[int, Pieces]:
+        """Size and bytes of one file. Raises NotFound."""
+        path = self._path(box, name)
+        try:
+            file = await open_in_pool(lambda: path.open("rb", buffering=0))
+        except OSError as error:
+            raise NotFound("there is no such file in this box (any more)") from error
+        size = os.fstat(file.fileno()).st_size
+        return size, FileStream(file, 0, size)
+
+    def remove(self, box: str) -> None:
+        shutil.rmtree(self.folder(box), ignore_errors=True)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Throw away old boxes, every hour, until `stop`."""
+        while not stop.is_set():
+            await in_pool(self.expire, self._clock.now())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), SWEEP_S)
+
+    def expire(self, now: float) -> None:
+        """Throw away boxes that nobody touched for a day."""
+        if self._directory.is_dir():
+            for folder in self._directory.iterdir():
+                if folder.stat().st_mtime < now - KEPT_S:
+                    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,22 @@
+"""Opens the blob store that a setting names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coordinator.storage.blobs import BlobStore, DiskBlobs
+from shared.errors import Configuration
+
+
+def open_blobs(url: str, cache: Path) -> BlobStore:
+    """The store that a setting names: a directory, or `s3://bucket/prefix`. Raises Configuration."""
+    if url.startswith("s3://"):
+        from coordinator.storage.s3 import S3Blobs  # needs an extra
+
+        return S3Blobs(url, cache)
+    if "://" in url:
+        raise Configuration(f'blobs must be a directory or s3://bucket/prefix, not "{url}"')
+    try:
+        return DiskBlobs(Path(url).expanduser().absolute())
+    except OSError as error:
+        raise Configuration(f"the blob directory {url} cannot be used: {error.strerror}") from error

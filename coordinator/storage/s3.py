@@ -1,0 +1,170 @@
+"""Blobs in an S3-compatible object store, with a local cache for what has to be memory-mapped.
+
+Address and credentials come from the usual AWS_* variables (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ...); none is a setting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from coordinator.storage.blobs import (
+    READ_BYTES,
+    BlobEntry,
+    check_name,
+    in_pool,
+    storage_errors,
+    sync_file,
+)
+from shared.errors import Configuration, NotFound, Unavailable
+
+CACHE_BYTES_MAX = 32 << 30
+
+
+class S3Blobs:
+    """Objects `prefix/ab/abcdef...` of a bucket. Raises Unavailable when the store does not answer."""
+
+    def __init__(
+        self,
+        url: str,
+        cache: Path,
+        *,
+        cache_bytes_max: int = CACHE_BYTES_MAX,
+        retry_s: float = 30.0,
+    ) -> None:
+        try:
+            import obstore
+        except ImportError as error:
+            raise Configuration("s3:// needs the extra: pip install 'volunteer[s3]'") from error
+        from obstore.store import S3Store
+
+        plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+        try:
+            self._store = S3Store.from_url(
+                url,
+                client_options={"allow_http": plain},
+                retry_config={"retry_timeout": timedelta(seconds=retry_s)},
+            )
+        except Exception as error:
+            raise Configuration(f"the object store {url} cannot be used: {error}") from error
+        self._obstore = obstore
+        self._cache = cache
+        self._cache_bytes_max = cache_bytes_max
+        (cache / "tmp").mkdir(parents=True, exist_ok=True)
+
+    def scratch(self) -> Path:
+        return self._cache / "tmp"
+
+    def _key(self, sha256: str) -> str:
+        return f"{check_name(sha256)[:2]}/{sha256}"
+
+    async def put_file(self, sha256: str, path: Path) -> None:
+        key = self._key(sha256)
+        await self._call(self._obstore.put_async(self._store, key, path))
+        await in_pool(self._keep, sha256, path)
+
+    def _keep(self, sha256: str, path: Path) -> None:
+        """What was just stored will be read soon (a merge): move it into the cache."""
+        path.chmod(0o400)
+        with storage_errors():
+            path.replace(self._cache / sha256)
+        self._evict()
+
+    def _evict(self) -> None:
+        """Drop the files used longest ago; a file that is memory-mapped lives on until it is unmapped."""
+        files = [
+            (p.stat().st_atime, p.stat().st_size, p) for p in self._cache.iterdir() if p.is_file()
+        ]
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files, key=lambda item: item[0]):
+            if total <= self._cache_bytes_max:
+                return
+            path.unlink(missing_ok=True)
+            total -= size
+
+    async def put_bytes(self, data: bytes) -> str:
+        sha256 = hashlib.sha256(data).hexdigest()
+        await self._call(self._obstore.put_async(self._store, self._key(sha256), data))
+        return sha256
+
+    async def local(self, sha256: str) -> Path:
+        check_name(sha256)
+        path = self._cache / sha256
+        if await in_pool(path.is_file):
+            await in_pool(os.utime, path)
+            return path
+        part = self.scratch() / f"{uuid4().hex}.part"
+        try:
+            if await self._download(sha256, part) != sha256:
+                raise Unavailable(f"the object store returned other bytes than those of {sha256}")
+            await in_pool(self._keep, sha256, part)
+        finally:
+            await in_pool(lambda: part.unlink(missing_ok=True))
+        return path
+
+    async def _download(self, sha256: str, part: Path) -> str:
+        digest = hashlib.sha256()
+        stream = await self.open_range(sha256, 0, await self.size(sha256))
+        async with aclosing(stream):
+            with part.open("xb") as file, storage_errors():
+                async for data in stream:
+                    await in_pool(file.write, data)
+                    await in_pool(digest.update, data)
+        await in_pool(sync_file, part)
+        return digest.hexdigest()
+
+    async def size(self, sha256: str) -> int:
+        found = await self._call(self._obstore.head_async(self._store, self._key(sha256)))
+        return int(found["size"])
+
+    async def open_range(self, sha256: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        if stop <= start:
+            return _nothing()
+        key = self._key(sha256)
+        wanted = self._obstore.get_async(self._store, key, options={"range": (start, stop)})
+        found = await self._call(wanted)
+        return _pieces(found)
+
+    async def delete(self, sha256: str) -> None:
+        try:
+            await self._call(self._obstore.delete_async(self._store, self._key(sha256)))
+        except NotFound:
+            pass  # some stores say so, most do not
+        await in_pool(lambda: (self._cache / sha256).unlink(missing_ok=True))
+
+    async def entries(self) -> AsyncIterator[BlobEntry]:
+        async for batch in self._obstore.list(self._store):
+            for found in batch:
+                name = found["path"].rpartition("/")[2]
+                modified = found["last_modified"].timestamp()
+                yield BlobEntry(sha256=name, size=int(found["size"]), modified_at=modified)
+
+    async def _call(self, awaitable: Any) -> Any:
+        from obstore.exceptions import BaseError, NotFoundError
+
+        try:
+            return await awaitable
+        except (NotFoundError, FileNotFoundError) as error:
+            raise NotFound("the blob is not in the object store") from error
+        except (BaseError, OSError) as error:
+            raise Unavailable("the object store does not answer", retry_after_s=5.0) from error
+
+
+async def _nothing() -> AsyncGenerator[bytes, None]:
+    empty: tuple[bytes, ...] = ()
+    for data in empty:
+        yield data
+
+
+async def _pieces(found: Any) -> AsyncGenerator[bytes, None]:
+    """What the store sends, cut so that no piece is larger than a read of the disk store."""
+    async for data in found.stream(min_chunk_size=READ_BYTES):
+        view = memoryview(data)
+        for start in range(0, len(view), READ_BYTES):
+            yield bytes(view[start : start + READ_BYTES])

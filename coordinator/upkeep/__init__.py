@@ -1,0 +1,1 @@
+"""What runs by itself now and then: pruning, backups, checks."""

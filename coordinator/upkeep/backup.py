@@ -1,0 +1,318 @@
+"""Backup and restore: one consistent instant of the database, every blob it names, the keys, and a signed list of hashes.
+
+    DIR/backup.json + backup.sig   what is here, with hashes, signed by the coordinator's key
+    DIR/tables/NAME.jsonl          one row a line, the same for both databases
+    DIR/blobs/ab/abcdef...         named by hash
+    DIR/keys/                      signing key, TLS certificate and key, organiser's token (all 0600)
+
+A backup is made while the server works. It holds secrets: keep it as private as the data directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coordinator.certificates import CERT_FILE, KEY_FILE, write_private
+from coordinator.database import datasets
+from coordinator.database.engine import dump
+from coordinator.database.engine.open import Database, is_new, migrate
+from coordinator.database.migrations.upgrade import REVISIONS
+from coordinator.storage import folders
+from coordinator.storage.blobs import BlobStore, hash_blob, in_pool, open_in_pool, storage_errors
+from coordinator.storage.open import open_blobs
+from shared.decoding import decode
+from shared.errors import BadRequest, Configuration, Conflict, NotFound, StorageFull, why
+from shared.signing import SigningKey, canonical, fingerprint, verify
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.config import Settings
+    from shared.clock import Clock
+
+FORMAT = 1
+SNAPSHOTS_MAX = 3
+LIST, SIGNATURE = "backup.json", "backup.sig"
+COPY_BYTES = 4 << 20
+
+
+class TableFile(msgspec.Struct, frozen=True, kw_only=True):
+    rows: int
+    sha256: str
+
+
+class BackupList(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backup holds; the bytes signed are the file as it is."""
+
+    format: int
+    revision: str
+    created_at: float
+    public_key: str
+    tables: dict[str, TableFile]
+    keys: dict[str, str]  # file name -> SHA-256
+    blobs: dict[str, int]  # SHA-256 -> size
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """What was saved or restored."""
+
+    path: str
+    rows: int
+    blobs: int
+    bytes: int
+    created_at: float
+    fingerprint: str
+
+
+# --- out ---
+
+
+async def backup(
+    db: Database, blobs: BlobStore, settings: Settings, clock: Clock, to: Path
+) -> Saved:
+    """Write a backup into a new or empty folder. Raises Conflict when it is not empty, NotFound for a lost blob."""
+    await in_pool(_make_room, to)
+    key = SigningKey.load_or_create(settings.signing_key_file)
+    wanted, tables = await _consistent(db, blobs, to)
+    keys = await in_pool(_copy_keys, settings, to / "keys")
+    listed = BackupList(
+        format=FORMAT,
+        revision=REVISIONS[-1],
+        created_at=clock.now(),
+        public_key=key.public_key.hex(),
+        tables=tables,
+        keys=keys,
+        blobs=wanted,
+    )
+    payload = canonical(listed)
+    await in_pool(write_private, to / SIGNATURE, key.sign(payload).hex().encode())
+    await in_pool(write_private, to / LIST, payload)  # last: without it there is no backup
+    return _saved(to, listed)
+
+
+async def _consistent(
+    db: Database, blobs: BlobStore, to: Path
+) -> tuple[dict[str, int], dict[str, TableFile]]:
+    """Rows and blobs of one instant; begun again when a blob was cleaned up between the two."""
+    for _ in range(SNAPSHOTS_MAX):
+        tables = await db.read(lambda conn: _dump(conn, to / "tables"))
+        wanted = await in_pool(_registered, to / "tables" / "blobs.jsonl")
+        gone = [sha for sha in wanted if not await _copy_blob(blobs, sha, to / "blobs")]
+        if not gone:
+            return wanted, tables
+        known = await db.read(datasets.all_registered)
+        lost = [sha for sha in gone if sha in known]
+        if lost:
+            raise NotFound(f"the blob {lost[0]} is lost or damaged: `coordinator check` says more")
+    raise Conflict("blobs were cleaned up each time they were to be copied: try again")
+
+
+def _make_room(to: Path) -> None:
+    folders.empty(to, "the backup", mode=0o700)
+    for folder in (to / "tables", to / "blobs", to / "keys"):
+        folder.mkdir(mode=0o700)
+    to.chmod(0o700)
+
+
+def _dump(conn: Connection, folder: Path) -> dict[str, TableFile]:
+    dump.begin_snapshot(conn)
+    found = {}
+    for name in dump.names():
+        digest, count = hashlib.sha256(), 0
+        with storage_errors(), _private(folder / f"{name}.jsonl") as file:
+            for row in dump.rows(conn, name):
+                line = msgspec.json.encode(row) + b"\n"
+                digest.update(line)
+                file.write(line)
+                count += 1
+            file.flush()
+            os.fsync(file.fileno())
+        found[name] = TableFile(rows=count, sha256=digest.hexdigest())
+    return found
+
+
+def _private(path: Path) -> Any:
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+def _registered(path: Path) -> dict[str, int]:
+    return {row["sha256"]: row["size"] for batch in _batches(path) for row in batch}
+
+
+async def _copy_blob(blobs: BlobStore, sha256: str, folder: Path) -> bool:
+    """Copy one blob, checking its bytes; False when it is not there or not what it should be."""
+    target = folder / sha256[:2] / sha256
+    if await in_pool(target.is_file):
+        return True  # copied for an earlier snapshot
+    try:
+        stream = await blobs.open_range(sha256, 0, await blobs.size(sha256))
+    except NotFound:
+        return False
+    digest = hashlib.sha256()
+    part = target.with_suffix(".part")
+    async with aclosing(stream):
+        await in_pool(lambda: target.parent.mkdir(exist_ok=True, mode=0o700))
+        with storage_errors(), await open_in_pool(_private, part) as file:
+            async for data in stream:
+                await in_pool(file.write, data)
+                digest.update(data)
+            await in_pool(_sync, file)
+    if digest.hexdigest() != sha256:
+        await in_pool(part.unlink)
+        return False
+    await in_pool(part.replace, target)
+    return True
+
+
+def _sync(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _key_files(settings: Settings) -> dict[str, Path]:
+    own = {
+        "signing.key": settings.signing_key_file,
+        "admin.token": settings.admin_token_file,
+        CERT_FILE: settings.directory / CERT_FILE,
+        KEY_FILE: settings.directory / KEY_FILE,
+    }
+    return {name: path for name, path in own.items() if path.is_file()}
+
+
+def _copy_keys(settings: Settings, folder: Path) -> dict[str, str]:
+    found = {}
+    for name, path in _key_files(settings).items():
+        data = path.read_bytes()
+        write_private(folder / name, data)
+        found[name] = hashlib.sha256(data).hexdigest()
+    return found
+
+
+def _saved(path: Path, listed: BackupList) -> Saved:
+    return Saved(
+        path=str(path),
+        rows=sum(table.rows for table in listed.tables.values()),
+        blobs=len(listed.blobs),
+        bytes=sum(listed.blobs.values()),
+        created_at=listed.created_at,
+        fingerprint=fingerprint(bytes.fromhex(listed.public_key)),
+    )
+
+
+# --- in ---
+
+
+def read_list(source: Path) -> BackupList:
+    """The list of a backup, its signature checked. Raises BadRequest where there is none, Configuration for a damaged one."""
+    try:
+        payload = (source / LIST).read_bytes()
+        signature = bytes.fromhex((source / SIGNATURE).read_text(encoding="ascii").strip())
+        listed = decode(payload, BackupList)
+        public_key = bytes.fromhex(listed.public_key)
+    except OSError as error:
+        missing = Path(error.filename or source).name
+        raise BadRequest(
+            f"{source} holds no complete backup: {missing}: {why(error)}; name a folder that backup has written"
+        ) from error
+    except ValueError as error:
+        raise Configuration(f"the backup {source} is damaged: {why(error)}") from error
+    verify(public_key, payload, signature)
+    if listed.format != FORMAT or listed.revision != REVISIONS[-1]:
+        raise Configuration(
+            f"the backup is of revision {listed.revision}, this version reads {REVISIONS[-1]}: restore it with the version that made it, then migrate"
+        )
+    return listed
+
+
+def check_files(source: Path, listed: BackupList) -> None:
+    """Read every file of a backup and compare its hash. Raises Configuration naming the first that is wrong."""
+    wanted = {source / "tables" / f"{n}.jsonl": t.sha256 for n, t in listed.tables.items()}
+    wanted |= {source / "keys" / name: sha for name, sha in listed.keys.items()}
+    wanted |= {source / "blobs" / sha[:2] / sha: sha for sha in listed.blobs}
+    for path, sha in wanted.items():
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise Configuration(f"the backup lacks {path}: {error.strerror}") from error
+        if found != sha:
+            raise Configuration(f"the backup is damaged: {path} is not what was saved")
+
+
+async def restore(settings: Settings, source: Path) -> Saved:
+    """Check a backup as a whole, then fill a new data directory and an empty database with it.
+
+    Raises Configuration for a damaged backup, Conflict when there is something already. Nothing is changed then.
+    """
+    listed = await in_pool(read_list, source)
+    await in_pool(check_files, source, listed)
+    await in_pool(_check_target, settings, listed)
+    if await is_new(settings.database_url):
+        await migrate(settings.database_url)
+    db = await Database.open(settings.database_url, exclusive=True)
+    try:
+        await db.read(dump.check_empty)
+        blobs = open_blobs(settings.blobs_url, settings.directory / "cache")
+        for sha in listed.blobs:
+            await _put_blob(blobs, source / "blobs" / sha[:2] / sha, sha)
+        await in_pool(_place_keys, settings, source / "keys", listed.keys)
+        await db.write(lambda conn: _load(conn, source / "tables", listed))
+    finally:
+        await db.close()
+    return _saved(settings.directory, listed)
+
+
+def _check_target(settings: Settings, listed: BackupList) -> None:
+    folders.data_directory(settings.directory)
+    for name, path in _key_files(settings).items():
+        if (
+            name in listed.keys
+            and hashlib.sha256(path.read_bytes()).hexdigest() != listed.keys[name]
+        ):
+            raise Conflict(f"{path} is another coordinator's: restore into a new --data-dir")
+    free = shutil.disk_usage(settings.directory).free
+    if free < sum(listed.blobs.values()) + settings.space_floor_bytes:
+        raise StorageFull(f"{settings.directory} has too little space for this backup")
+
+
+async def _put_blob(blobs: BlobStore, path: Path, sha256: str) -> None:
+    copy = blobs.scratch() / f"restore-{sha256}"
+    with storage_errors():
+        await in_pool(shutil.copyfile, path, copy)
+    await blobs.put_file(sha256, copy)
+    if await hash_blob(blobs, sha256) != sha256:
+        raise Configuration(f"the blob store gave back other bytes for {sha256}: look at its disk")
+
+
+def _place_keys(settings: Settings, folder: Path, keys: Iterable[str]) -> None:
+    for name in keys:
+        write_private(settings.directory / Path(name).name, (folder / name).read_bytes())
+
+
+def _load(conn: Connection, folder: Path, listed: BackupList) -> None:
+    for name in dump.names():
+        if name in listed.tables:
+            for batch in _batches(folder / f"{name}.jsonl"):
+                dump.load(conn, name, batch)
+    dump.reset_sequences(conn)
+
+
+def _batches(path: Path) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
+    with path.open("rb") as file:
+        for line in file:
+            batch.append(decode(line))
+            if len(batch) == dump.BATCH_ROWS:
+                yield batch
+                batch = []
+    if batch:
+        yield batch

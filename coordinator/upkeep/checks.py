@@ -1,0 +1,105 @@
+"""Every invariant, looked at: books, queue, history, blobs byte by byte, versions that load, signatures."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.accounts.ledger import Ledger
+from coordinator.database import datasets, invariants, runs, versions
+from coordinator.runs.definition import definition
+from coordinator.storage.blobs import BlobStore, hash_blob
+from shared.decoding import decode
+from shared.errors import VolunteerError, why
+from shared.protocol.work import VersionManifest
+from shared.signing import SigningKey, verify
+from shared.tensors.frame import open_frame
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from coordinator.database.runs import RunRow
+    from coordinator.database.versions import VersionRow
+
+VERSIONS_MAX = 1_000_000
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was looked at, and a sentence for each breach."""
+
+    looked_at: dict[str, int]
+    breaches: tuple[str, ...]
+
+
+class Checks:
+    """Looks at everything; changes nothing. May run while the server works."""
+
+    def __init__(self, db: Database, blobs: BlobStore, ledger: Ledger, key: SigningKey) -> None:
+        self._db = db
+        self._blobs = blobs
+        self._ledger = ledger
+        self._key = key
+
+    async def run(self) -> CheckReport:
+        """Look at everything."""
+        found = list(await self._ledger.check())
+        found += await self._db.read(invariants.breaches)
+        looked_at = await self._db.read(invariants.counted)
+        count, said = await self._check_blobs()
+        looked_at["blobs"] = count
+        found += said
+        found += await self._check_versions()
+        return CheckReport(looked_at=looked_at, breaches=tuple(found))
+
+    async def _check_blobs(self) -> tuple[int, list[str]]:
+        """Every blob that is noted is there, and its bytes are those of its name."""
+        noted = await self._db.read(datasets.all_registered)
+        found = []
+        for sha, size in sorted(noted.items()):
+            problem = await self._blob_problem(sha, size)
+            if problem and sha in await self._db.read(
+                datasets.all_registered
+            ):  # not just cleaned up
+                found.append(problem)
+        return len(noted), found
+
+    async def _blob_problem(self, sha: str, size: int) -> str:
+        try:
+            there = await self._blobs.size(sha)
+            if there != size:
+                return f"the blob {sha} has {there} bytes, not {size}"
+            if await hash_blob(self._blobs, sha) != sha:
+                return f"the blob {sha} is damaged: its bytes have another hash"
+        except (VolunteerError, OSError) as error:
+            return f"the blob {sha} cannot be read: {why(error)}"
+        return ""
+
+    async def _check_versions(self) -> list[str]:
+        def read(conn: Connection) -> list[tuple[RunRow, VersionRow]]:
+            kept = []
+            for run in runs.every(conn):
+                for row, seen in versions.listing(conn, run.id, -1, VERSIONS_MAX):
+                    if not seen.pruned:
+                        kept.append((run, row))
+            return kept
+
+        found = []
+        for run, row in await self._db.read(read):
+            try:
+                path = await self._blobs.local(row.published_sha256)
+                await asyncio.to_thread(self._check_version, run, row, path)
+            except (VolunteerError, OSError, ValueError) as error:
+                found.append(f'version {row.version} of "{run.name}" does not load: {why(error)}')
+        return found
+
+    def _check_version(self, run: RunRow, row: VersionRow, path: Path) -> None:
+        """Signature, what the manifest says, and the file under the schema of its run. Raises for a breach."""
+        verify(self._key.public_key, row.manifest.encode(), bytes.fromhex(row.signature))
+        manifest = decode(row.manifest, VersionManifest)
+        if (manifest.version, manifest.weights.sha256) != (row.version, row.published_sha256):
+            raise ValueError("its manifest speaks of something else")
+        open_frame(path, definition(run).schema).close()

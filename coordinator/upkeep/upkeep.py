@@ -1,0 +1,215 @@
+"""What must happen again and again: ends of runs, retention, orphaned blobs, and what a crash left half done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from coordinator.database import (
+    audit,
+    datasets,
+    games,
+    merge_jobs,
+    runs,
+    tasks,
+    uploads,
+    versions,
+)
+from coordinator.database.ledger import payments
+from coordinator.database.runs import RunRow
+from coordinator.runs.definition import definition
+from coordinator.runs.settlement import settle_accepted
+from coordinator.selfplay.replay import opponents
+from coordinator.signals import Signals
+from coordinator.storage.blobs import in_pool
+from shared.clock import Clock
+from shared.errors import VolunteerError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from coordinator.intake.intake import Intake
+    from coordinator.intake.uploads import Uploads
+    from coordinator.storage.blobs import BlobStore
+
+TICK_S = 2.0
+SWEEP_S = 300.0  # retention and orphans
+ORPHAN_AGE_S = (
+    3600.0  # a blob nobody refers to is left alone this long: its transaction may be on the way
+)
+
+log = structlog.get_logger("upkeep")
+
+
+class Upkeep:
+    """The caretaker."""
+
+    def __init__(
+        self,
+        db: Database,
+        clock: Clock,
+        signals: Signals,
+        blobs: BlobStore,
+        intake: Intake,
+        uploads: Uploads,
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._signals = signals
+        self._blobs = blobs
+        self._intake = intake
+        self._uploads = uploads
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Tick until `stop` is set. One failing chore does not stop the others, or the next tick."""
+        swept_at = self._clock.monotonic()
+        watch = self._signals.watch("versions")
+        await self._try("recheck", self._intake.recheck())
+        while not stop.is_set():
+            await self._try("ends", self.end_runs())
+            if self._clock.monotonic() - swept_at > SWEEP_S:
+                swept_at = self._clock.monotonic()
+                await self._try("recheck", self._intake.recheck())
+                await self._try("uploads", self._uploads.expire())
+                await self._try("prune", self.prune())
+                await self._try("sweep", self.sweep())
+                await self._try("seal", self._db.write(_seal))
+            await watch.wait(TICK_S)
+
+    async def _try(self, chore: str, work: Awaitable[object]) -> None:
+        try:
+            await work
+        except (VolunteerError, OSError) as error:
+            log.warning("chore failed", chore=chore, error=str(error))
+
+    # --- the end of a run ---
+
+    async def end_runs(self) -> int:
+        """Complete the runs whose `[stop]` is reached."""
+        due = await self._db.read(self._due_to_end)
+        ended = (
+            await self._db.write(lambda conn: [self._end(conn, run_id) for run_id in due])
+            if due
+            else []
+        )
+        for run_id in due:
+            for topic in (f"run:{run_id}", "queue", "versions"):
+                self._signals.notify(topic)
+        return sum(ended)
+
+    def _due_to_end(self, conn: Connection) -> list[int]:
+        return [run.id for run in runs.every(conn, ("running",)) if self._why_end(conn, run)]
+
+    def _why_end(self, conn: Connection, run: RunRow) -> str:
+        stop = definition(run).file.stop
+        now = datetime.fromtimestamp(self._clock.now(), UTC)
+        if stop.versions and run.head >= stop.versions:
+            return f"version {run.head} of {stop.versions} is merged"
+        if stop.passes and run.pass_no > stop.passes:
+            return f"{stop.passes} passes are done"
+        if stop.tokens and run.tokens >= stop.tokens:
+            return f"{run.tokens} of {stop.tokens} tokens are trained"
+        if stop.date and now >= _instant(stop.date):
+            return f"it is {stop.date}"
+        if stop.loss:
+            loss = versions.newest_loss(conn, run.id)
+            if loss is not None and loss <= stop.loss:
+                return f"the loss {loss:.4f} is at or below {stop.loss:g}"
+        return ""
+
+    def _end(self, conn: Connection, run_id: int) -> int:
+        run = runs.by_id(conn, run_id, lock=True)
+        why = self._why_end(conn, run) if run.state == "running" else ""
+        if not why:
+            return 0
+        now = self._clock.now()
+        runs.move(conn, run, "completed", ended_at=now, stop_reason=why)
+        tasks.cancel_run(conn, run.id, now)
+        settle_accepted(conn, run.id, now)
+        audit.append(conn, "coordinator", "run.complete", run.name, why, now)
+        log.info("run completed", run=run.name, reason=why)
+        return 1
+
+    # --- files ---
+
+    async def prune(self) -> int:
+        """Mark versions whose files may go; `sweep` deletes them."""
+
+        def mark(conn: Connection) -> int:
+            marked = 0
+            for run in runs.every(conn):
+                keep = definition(run).file.retention
+                held = tasks.bases_in_use(conn, run.id)
+                kept = {0, run.head, *held, *opponents(conn, run.id)}
+                kept |= {run.best} if run.best is not None else set()
+                newest = run.head - keep.latest + 1
+                if definition(run).play is not None:  # games may be of any version since
+                    newest = min([newest, *held])
+                for row in versions.prunable(conn, run.id, sorted(kept), newest, keep.every):
+                    versions.set_evaluation(conn, run.id, row.version, pruned=True)
+                    marked += 1
+            return marked
+
+        return await self._db.write(mark)
+
+    async def sweep(self) -> int:
+        """Delete blobs that nothing refers to and that are old enough not to be on their way in."""
+        before = self._clock.now() - ORPHAN_AGE_S
+        await in_pool(_clear, self._blobs.scratch(), before)
+
+        def candidates(conn: Connection) -> set[str]:
+            played = games.blobs_in_use(conn, self._clock.now())
+            moving = merge_jobs.blobs_in_use(conn) | uploads.arrived(conn)
+            return datasets.in_use(conn) | versions.blobs_in_use(conn) | played | moving
+
+        await self._db.write(lambda conn: _forget_parts(conn, before))
+        used = await self._db.read(candidates)
+        orphans = [
+            entry.sha256
+            async for entry in self._blobs.entries()
+            if entry.modified_at < before and entry.sha256 not in used
+        ]
+
+        # Looked at again in the transaction that forgets them: a contribution may have come to refer to one.
+        def forget(conn: Connection) -> list[str]:
+            gone = sorted(set(orphans) - candidates(conn))
+            datasets.unregister(conn, gone)
+            return gone
+
+        gone = await self._db.write(forget) if orphans else []
+        for sha256 in gone:
+            await self._blobs.delete(sha256)
+        if gone:
+            log.info("swept", blobs=len(gone))
+        return len(gone)
+
+
+def _forget_parts(conn: Connection, before: float) -> None:
+    """Merges in shards that came to nothing, and states whose versions are pruned."""
+    merge_jobs.drop_old(conn, before)
+    merge_jobs.drop_states(conn, versions.blobs_in_use(conn))
+
+
+def _clear(scratch: Path, before: float) -> None:
+    """Delete what a killed process left half written; the folders beside look after themselves."""
+    for path in scratch.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file() and path.stat().st_mtime < before:
+                path.unlink()
+
+
+def _seal(conn: Connection) -> None:
+    payments.seal(conn)
+    audit.seal(conn)
+
+
+def _instant(text: str) -> datetime:
+    when = datetime.fromisoformat(text)
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
