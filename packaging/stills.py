@@ -54,7 +54,7 @@ class Walk:
         """From nothing to a machine that is ready to start, and starts."""
         from textual.widgets import Input
 
-        from volunteer.tui.welcome.join import JoinStep
+        from volunteer.tui.onboarding.join import JoinStep
 
         self.app.screen.query_one("#link", Input).value = link
         step = self.app.screen.query_one(JoinStep)
@@ -85,8 +85,8 @@ class Walk:
 
 async def stills(link: str, name: str, after_s: float) -> dict[str, str]:
     """All pictures: the first steps, then each page `after_s` seconds later."""
-    from volunteer.config import directories
     from volunteer.engine import Engine
+    from volunteer.settings.settings import directories
     from volunteer.tui.app import Look, VolunteerApp
 
     engine = Engine(directories(), start_paused=True)

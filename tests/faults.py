@@ -27,7 +27,7 @@ import pytest
 
 from coordinator.database.engine.open import Database
 from coordinator.storage.blobs import DiskBlobs
-from volunteer.outbox import Entry, Outbox
+from volunteer.storage.outbox import Entry, Outbox
 
 When = Literal["before", "amid", "after"]
 

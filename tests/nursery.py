@@ -31,8 +31,8 @@ MODULES = [
     "anyio.to_thread",
     "asyncpg",
     "coordinator.http.app",
-    "coordinator.cli",
-    "coordinator.commands",
+    "coordinator.cli.main",
+    "coordinator.admin.registry",
     "coordinator.http.openapi",
     "coordinator.http.routes.table",
     "coordinator.http.server",
@@ -40,8 +40,6 @@ MODULES = [
     "cryptography.hazmat.primitives.asymmetric.ed25519",
     "cryptography.hazmat.primitives.serialization",
     "httptools",
-    "limits.storage",
-    "limits.strategies",
     "shared.workloads.gpt.workload",
     "shared.workloads.gpt.evaluate",
     "shared.workloads.gpt.train",
@@ -60,10 +58,10 @@ MODULES = [
     "uvicorn.protocols.http.httptools_impl",
     "uvloop",
     "volunteer.__main__",
-    "volunteer.cli",
+    "volunteer.cli.main",
     "volunteer.engine",
     "volunteer.headless",
-    "volunteer.work",
+    "volunteer.cli.start",
 ]
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,15 @@ from tests.sources import PACKAGES, ROOT, imports, loaded_by, modules, tree, wit
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
-# Modules that the design names. A missing one fails by name.
+# Packages that the design names. A missing one fails by name.
 HOUSE = {
-    "shared": "protocol errors signing clock links tensors.spec tensors.frame tensors.quantize"
-    " tensors.update workloads.base workloads.gpt workloads.data.text_dataset workloads.data.pass_order",
-    "coordinator": "cli config app server commands limits openapi tls backup demo queue signals intake"
-    " validation merger evaluation ledger trust datasets runs volunteers upkeep uploads blobs runfile"
-    " merge.aggregate merge.optimizer merge.plan merge.shards database.engine.open database.tables.schema routes",
-    "volunteer": "cli config profile client agent control trainer device cache outbox events headless"
-    " service tui",
+    "shared": "protocol tensors workloads.gpt workloads.dcgan workloads.gomoku workloads.data"
+    " workloads.training",
+    "coordinator": "cli demo http.routes admin services intake upkeep selfplay merging scheduling"
+    " accounts runs database.engine database.tables database.ledger database.migrations rules"
+    " aggregation plan storage simulate",
+    "volunteer": "cli engine agent headless service tui.screens tui.widgets tui.onboarding tui.play"
+    " tui.terminal account training machine net control settings storage stats",
 }
 
 # package -> the only places that may import it
@@ -40,13 +41,17 @@ GATES = {
     "rich": ("volunteer.tui",),
     "sqlalchemy": ("coordinator.database",),
     "alembic": ("coordinator.database",),
-    "starlette": ("coordinator.http.app", "coordinator.routes"),
-    "httpx": ("volunteer.client",),
-    "platformdirs": ("volunteer.config", "coordinator.config"),
+    "starlette": ("coordinator.http",),
+    "uvicorn": ("coordinator.http",),
+    "httpx": ("volunteer.net",),
+    "h11": ("volunteer.net", "coordinator.http"),
+    "platformdirs": ("volunteer.settings.settings", "coordinator.config"),
 }
 
-FILE_LINES_MAX = 400
+FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
+FOLDER_MODULES_MAX = 25
+LONE_MODULE_LINES_MIN = 40  # a module with a single importer is not shorter
 # What is too big today, with its size: it may only shrink, and leaves the list when it fits.
 TOO_BIG: dict[str, int] = {}
 
@@ -72,12 +77,6 @@ FORBIDDEN_ATTRIBUTES = (
 )
 
 
-CONTRACTS = {c["id"]: c for c in PROJECT["tool"]["importlinter"]["contracts"]}
-
-# A module that no layer names stands beside this one.
-BESIDE = {"coordinator": "queue", "volunteer": "client"}
-
-
 # ------------------------------------------------------------------------------- who imports whom
 
 
@@ -87,34 +86,13 @@ def test_every_module_of_the_design_exists(package: str) -> None:
     assert not missing, f"{package} still lacks: {', '.join(missing)}"
 
 
-@pytest.mark.parametrize("contract", CONTRACTS)
-def test_import_rule_is_kept(contract: str) -> None:
-    command = ["-c", "from importlinter.cli import lint_imports_command as c; c()"]
+def test_import_rules_are_kept() -> None:
+    command = ["-c", "from importlinter.cli import lint_imports_command as c; c()", "--no-cache"]
     result = subprocess.run(
-        [sys.executable, *command, "--contract", contract, "--no-cache"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     said = result.stdout.rpartition("Broken contracts")[2] + result.stderr
     assert result.returncode == 0, said[-4000:]
-
-
-@pytest.mark.parametrize("package", BESIDE)
-def test_layers_hold_for_modules_that_are_not_named_in_them(package: str) -> None:
-    layers = [re.findall(r"\w+", layer) for layer in CONTRACTS[package]["layers"]]
-    depth = {name: number for number, layer in enumerate(layers) for name in layer}
-    usual = depth[BESIDE[package]]
-    wrong = []
-    for found in imports():
-        if not (within(found.importer, package) and within(found.imported, package)):
-            continue
-        importer, imported = (f"{m}..".split(".")[1] for m in (found.importer, found.imported))
-        upwards = depth.get(importer, usual) > depth.get(imported, usual)
-        if importer and imported and found.when != "typing" and upwards:
-            wrong.append(str(found))
-    assert not wrong, "these import upwards:\n" + "\n".join(wrong)
 
 
 def test_neither_side_knows_the_other_even_in_type_annotations() -> None:
@@ -174,14 +152,14 @@ def _loaded(*arguments: str) -> set[str]:
 
 LIGHT = {
     "volunteer.__main__": ("torch", "textual", "cyclopts"),  # before the first paint
-    "volunteer.cli": ("torch", "textual", "sqlalchemy"),
-    "coordinator.cli": ("torch", "textual", "sqlalchemy.ext.asyncio", "uvicorn"),
+    "volunteer.cli.main": ("torch", "textual", "sqlalchemy"),
+    "coordinator.cli.main": ("torch", "textual", "sqlalchemy.ext.asyncio", "uvicorn"),
     "volunteer.headless": ("torch", "textual"),
-    "volunteer.control": ("torch", "textual"),
-    "volunteer.agent": ("torch", "textual"),
-    "volunteer.work": ("torch", "textual", "httpx", "numpy"),  # before the first paint
-    "volunteer.tui": ("torch",),
-    "shared.protocol": ("torch", "numpy"),
+    "volunteer.control.control": ("torch", "textual"),
+    "volunteer.agent.agent": ("torch", "textual"),
+    "volunteer.cli.start": ("torch", "textual", "httpx", "numpy"),  # before the first paint
+    "volunteer.tui.app": ("torch",),
+    "shared.protocol.work": ("torch", "numpy"),
     "shared.workloads.base": ("torch",),
 }
 
@@ -192,13 +170,13 @@ def test_importing_is_light(module: str) -> None:
     assert not heavy, f"importing {module} loads {', '.join(sorted(heavy))}"
 
 
-@pytest.mark.parametrize("program", ["volunteer.__main__", "coordinator.cli"])
+@pytest.mark.parametrize("program", ["volunteer.__main__", "coordinator.cli.main"])
 def test_help_loads_neither_torch_nor_textual(program: str) -> None:
     start = f"import sys; sys.argv = ['it', '--help']; from {program} import main; main()"
     assert not _loaded("-c", start) & {"torch", "textual", "sqlalchemy.ext.asyncio"}
 
 
-@pytest.mark.parametrize("module", ["volunteer.cli", "coordinator.cli"])
+@pytest.mark.parametrize("module", ["volunteer.cli.main", "coordinator.cli.main"])
 def test_no_command_line_reaches_torch_at_import(module: str) -> None:
     assert module in modules(), f"{module} is missing"
     assert not loaded_by(module) & {"torch", "textual"}
@@ -234,6 +212,35 @@ def test_the_list_of_what_is_too_big_only_shrinks() -> None:
     smaller = {name: now.get(name, 0) for name, size in TOO_BIG.items() if now.get(name, 0) < size}
     assert not smaller, f"lower or remove these in TOO_BIG: {smaller}"
     assert len(TOO_BIG) <= 5
+
+
+def test_folders_stay_small() -> None:
+    folders = Counter(path.parent for path in modules().values() if path.name != "__init__.py")
+    crowded = {str(f.relative_to(ROOT)): n for f, n in folders.items() if n > FOLDER_MODULES_MAX}
+    assert not crowded, f"more than {FOLDER_MODULES_MAX} modules in one folder: {crowded}"
+
+
+def test_a_package_says_in_one_sentence_what_it_holds() -> None:
+    for path in (p for p in modules().values() if p.name == "__init__.py"):
+        body = tree(path).body
+        assert ast.get_docstring(tree(path)), f"{path} says nothing"
+        assert len(body) == 1, f"{path} holds code"
+
+
+def test_no_fragment_has_a_module_of_its_own() -> None:
+    """A short module with a single importer belongs into that importer."""
+    importers: dict[str, set[str]] = {name: set() for name in modules()}
+    for found in imports():
+        if found.imported in importers and found.imported != found.importer:
+            importers[found.imported].add(found.importer)
+    fragments = [
+        f"{name} ({lines} lines, only for {min(importers[name])})"
+        for name, path in modules().items()
+        if path.name not in ("__init__.py", "__main__.py")
+        and len(importers[name]) == 1
+        and (lines := len(path.read_text(encoding="utf-8").splitlines())) < LONE_MODULE_LINES_MIN
+    ]
+    assert not fragments, "join these with their importer:\n" + "\n".join(fragments)
 
 
 # --------------------------------------------------------------------------- what may never appear

@@ -17,6 +17,7 @@ from cyclopts import App
 
 from tests.sources import ROOT
 
+MODULES = {"volunteer": "volunteer.settings.settings", "coordinator": "coordinator.config"}
 PROGRAMS = ("volunteer", "coordinator")
 SETTINGS = {
     "coordinator": ROOT / "docs" / "settings.md",
@@ -89,7 +90,7 @@ def _problem(app: App, tokens: list[str]) -> str:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_documented_commands_exist(program: str) -> None:
-    app: App = import_module(f"{program}.cli").app
+    app: App = import_module(f"{program}.cli.main").app
     wrong, seen = [], 0
     for page, words in _commands():
         name, *_ = words.split()
@@ -111,7 +112,7 @@ def _all_commands(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[str, .
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_command_is_documented(program: str) -> None:
-    app: App = import_module(f"{program}.cli").app
+    app: App = import_module(f"{program}.cli.main").app
     shown = {
         " ".join(variant)
         for _, words in _commands()
@@ -156,7 +157,7 @@ def _documented_settings(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_settings_are_documented_and_documented_settings_exist(program: str) -> None:
-    struct = import_module(f"{program}.config").Settings
+    struct = import_module(MODULES[program]).Settings
     fields = {field.name for field in msgspec.structs.fields(struct)}
     page = SETTINGS[program]
     documented = _documented_settings(page)
@@ -168,7 +169,7 @@ def test_settings_are_documented_and_documented_settings_exist(program: str) -> 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_setting_has_a_sentence_of_help(program: str) -> None:
-    struct = import_module(f"{program}.config").Settings
+    struct = import_module(MODULES[program]).Settings
     for name, hint in get_type_hints(struct, include_extras=True).items():
         metas = [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, msgspec.Meta)]
         help_text = next((m.description for m in metas if m.description), "")

@@ -18,17 +18,17 @@ import httpx
 
 from shared.protocol.accounts import Device
 from tests.house import RUN, House, house
-from volunteer.agent import Machine
-from volunteer.client import Client
-from volunteer.commands import Joined
-from volunteer.config import Directories
+from volunteer.agent.agent import Machine
+from volunteer.control.commands import Joined
+from volunteer.control.events import AnyEvent, Event
 from volunteer.engine import Engine, World
-from volunteer.events import AnyEvent, Event
-from volunteer.guard import Read
-from volunteer.policy import Facts
-from volunteer.sensors import Sensors
-from volunteer.tls import Address
-from volunteer.trainer import Trainer
+from volunteer.machine.policy import Facts
+from volunteer.machine.policy_loop import Read
+from volunteer.machine.sensors import Sensors
+from volunteer.net.client import Client
+from volunteer.net.tls import Address
+from volunteer.settings.settings import Directories
+from volunteer.training.trainer import Trainer
 
 SPEED = 100.0
 URL = "http://127.0.0.1:1"

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import sys
 
-from volunteer import process
+from volunteer.cli import exit_codes
 
 
 def main() -> None:
     """Run what the command line says, and end the process with its exit code."""
     if sys.argv[1:]:
-        from volunteer.cli import run_command
+        from volunteer.cli.main import run_command
 
-        process.end(run_command(sys.argv[1:]))
-    process.end(process.exit_code(_screen))
+        exit_codes.end(run_command(sys.argv[1:]))
+    exit_codes.end(exit_codes.exit_code(_screen))
 
 
 def _screen() -> int:
-    from volunteer.work import Options, work
+    from volunteer.cli.start import Options, work
 
     return work(Options())
 

@@ -15,33 +15,34 @@ from shared.clock import Clock, SystemClock
 from shared.errors import Conflict, VolunteerError
 from shared.links import JoinLink, format_link, parse_link
 from shared.workloads.base import Workload, load
-from volunteer import commands, config, events
-from volunteer.agent import Agent, Machine
-from volunteer.alerts import Alert, Alerts, Ways, run_quietly
-from volunteer.api import Api
-from volunteer.cache import Cache
-from volunteer.channel import ControlServer
-from volunteer.client import post_json
-from volunteer.commands import Command, SettingRow
-from volunteer.config import Directories, Loaded, Settings
-from volunteer.control import Control
-from volunteer.desk import Desk
-from volunteer.device import default_threads
-from volunteer.hub import Hub
-from volunteer.joining import Connect, connector, join, probe, register
-from volunteer.leases import Leases
-from volunteer.looks import Looks
-from volunteer.outbox import Outbox
-from volunteer.parts import Parts
-from volunteer.practice import Practice
-from volunteer.profile import Identity, Profile
-from volunteer.public import public_runs
-from volunteer.residuals import Residuals
-from volunteer.status import VERDICTS_MAX, Status
-from volunteer.tls import Address
-from volunteer.trainer import Trainer
-from volunteer.transfer import Transfers
-from volunteer.weights import Weights
+from volunteer.account.join import Connect, connector, join, probe, register
+from volunteer.account.practice_server import Practice
+from volunteer.account.profile import Identity, Profile
+from volunteer.account.public_runs import public_runs
+from volunteer.agent.agent import Agent, Machine
+from volunteer.agent.context import Parts
+from volunteer.agent.shared_state import Desk
+from volunteer.control import commands, events
+from volunteer.control.alerts import Alert, Alerts, Ways, run_quietly
+from volunteer.control.commands import Command, SettingRow
+from volunteer.control.control import Control
+from volunteer.control.event_bus import Hub
+from volunteer.control.local_socket import ControlServer
+from volunteer.control.status import VERDICTS_MAX, Status
+from volunteer.machine.devices import default_threads
+from volunteer.net.api import Api
+from volunteer.net.client import post_json
+from volunteer.net.tls import Address
+from volunteer.net.transfers import Transfers
+from volunteer.net.weights import Weights
+from volunteer.settings import settings as config
+from volunteer.settings.display import Looks
+from volunteer.settings.settings import Directories, Loaded, Settings
+from volunteer.storage.blob_cache import Cache
+from volunteer.storage.carried import Residuals
+from volunteer.storage.leases import Leases
+from volunteer.storage.outbox import Outbox
+from volunteer.training.trainer import Trainer
 
 GIB = 1 << 30
 

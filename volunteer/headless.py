@@ -13,13 +13,13 @@ from typing import TextIO
 
 import msgspec
 
-from volunteer import events
-from volunteer.aside import Aside
-from volunteer.control import Control
-from volunteer.events import AnyEvent
-from volunteer.sentences import YOU, credits_words, words
-from volunteer.status import PauseStatus, Status, TaskStatus
-from volunteer.wording import counted, duration, loss, printable, size
+from volunteer.control import events
+from volunteer.control.control import Control
+from volunteer.control.events import AnyEvent
+from volunteer.control.sentences import YOU, credits_words, words
+from volunteer.control.status import PauseStatus, Status, TaskStatus
+from volunteer.text import counted, duration, loss, printable, size
+from volunteer.training.background_thread import Aside
 
 TRAINING_S = 10.0  # a plain line of progress this often
 TRAINING_JSON_S = 1.0

@@ -35,11 +35,11 @@ from shared.tensors.spec import Schema
 from shared.workloads.data.text_dataset import build_text
 from tests.benchmarks.handing import Handing
 from tests.e2e.processes import Process
-from volunteer.api import Api
-from volunteer.cache import Cache
-from volunteer.client import Client
-from volunteer.tls import Address
-from volunteer.transfer import Transfers
+from volunteer.net.api import Api
+from volunteer.net.client import Client
+from volunteer.net.tls import Address
+from volunteer.net.transfers import Transfers
+from volunteer.storage.blob_cache import Cache
 
 GOAL = 8.0  # rounds a second
 WARM = 5  # rounds before the clock starts

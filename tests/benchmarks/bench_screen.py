@@ -31,8 +31,8 @@ import psutil
 from shared.protocol.accounts import Benchmark
 from shared.protocol.work import Verdict
 from tests.tui.terminal import Terminal
-from volunteer.config import directories
-from volunteer.profile import VERDICTS_KEPT, Identity, Profile
+from volunteer.account.profile import VERDICTS_KEPT, Identity, Profile
+from volunteer.settings.settings import directories
 
 GOALS = {
     "first paint, wall s": 1.3,

@@ -29,7 +29,7 @@ finally:
 """
 START = {  # what the commands begin with, without the end of the process, which says nothing of what was loaded
     "volunteer": "from volunteer.cli import run_command; run_command(['--help'])",
-    "coordinator": "from coordinator.cli import main; main()",
+    "coordinator": "from coordinator.cli.main import main; main()",
 }
 
 

@@ -30,9 +30,9 @@ from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.model import build
 from tests.benchmarks.reports import training
 from tests.tiny_gpt import WORKLOAD, Folder, job, sums
-from volunteer.assignment import Assignment, Report
-from volunteer.sentences import words
-from volunteer.trainer import Trainer
+from volunteer.control.sentences import words
+from volunteer.training.job import Assignment, Report
+from volunteer.training.trainer import Trainer
 
 GOAL = 0.97
 MODEL = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "dropout": 0.0}

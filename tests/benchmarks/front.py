@@ -22,12 +22,12 @@ from shared.clock import SystemClock
 from shared.workloads.base import Job, TrainSettings
 from tests.benchmarks.reports import training
 from tests.tiny_gpt import WORKLOAD, Folder, job, sums
-from volunteer import commands, events
-from volunteer.assignment import Assignment, Report
-from volunteer.control import Control
+from volunteer.control import commands, events
+from volunteer.control.control import Control
+from volunteer.control.event_bus import Hub
 from volunteer.headless import Headless
-from volunteer.hub import Hub
-from volunteer.trainer import Trainer
+from volunteer.training.job import Assignment, Report
+from volunteer.training.trainer import Trainer
 
 # What a volunteer trains in earnest, and what takes long enough to be paused in the middle.
 MODELS: dict[str, tuple[dict[str, Any], int]] = {

@@ -7,8 +7,8 @@ from typing import Any
 
 from shared.protocol.work import BeginReply, Lease, SubmitRequest, UploadRequest
 from shared.tensors.quantize import EncodedUpdate
-from volunteer.api import Api
-from volunteer.transfer import Transfers
+from volunteer.net.api import Api
+from volunteer.net.transfers import Transfers
 
 
 class Handing:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from volunteer import events
-from volunteer.assignment import Report
+from volunteer.control import events
+from volunteer.training.job import Report
 
 
 def training(report: Report) -> events.Training:

@@ -20,12 +20,12 @@ from shared.protocol.work import ClaimRequest, VersionManifest
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
 from tests.benchmarks.handing import Handing
-from volunteer.api import Api
-from volunteer.cache import Cache
-from volunteer.client import Client
-from volunteer.tls import Address
-from volunteer.transfer import Transfers
-from volunteer.weights import Weights
+from volunteer.net.api import Api
+from volunteer.net.client import Client
+from volunteer.net.tls import Address
+from volunteer.net.transfers import Transfers
+from volunteer.net.weights import Weights
+from volunteer.storage.blob_cache import Cache
 
 STAGES = ("claim", "begin", "fetch", "encode", "upload", "submit")  # begin waits for the merge
 WARM = 1  # rounds before the clock starts

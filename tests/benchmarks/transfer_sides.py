@@ -25,11 +25,11 @@ from shared.clock import SystemClock
 from shared.protocol.work import BlobRef, UploadRequest
 from tests.benchmarks.wire import Bare, Connection
 from tests.e2e.processes import Process
-from volunteer.api import Api
-from volunteer.cache import Cache
-from volunteer.client import Client
-from volunteer.tls import Address
-from volunteer.transfer import SEND_BYTES, Transfers
+from volunteer.net.api import Api
+from volunteer.net.client import Client
+from volunteer.net.tls import Address
+from volunteer.net.transfers import SEND_BYTES, Transfers
+from volunteer.storage.blob_cache import Cache
 
 API = "/api/v1"
 HTTPCORE_BYTES = 64 << 10  # what httpcore reads at once as it comes; our own client reads more

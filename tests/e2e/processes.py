@@ -13,7 +13,7 @@ from typing import IO
 COORDINATOR = [
     sys.executable,
     "-c",
-    "import sys; from coordinator.cli import main; sys.exit(main())",
+    "import sys; from coordinator.cli.main import main; sys.exit(main())",
 ]
 START_S = 60.0
 

@@ -9,7 +9,7 @@ import pytest
 from shared.decoding import decode
 from shared.protocol.work import VersionManifest
 from tests.volunteering import LONG, Lent, Process, lent
-from volunteer import events
+from volunteer.control import events
 
 STEP = LONG.replace("local_steps = 400", "local_steps = 150")
 OVERLAP = STEP.replace("quorum = 1", "quorum = 1\noverlap = true")

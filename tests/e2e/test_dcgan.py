@@ -25,7 +25,7 @@ from shared.workloads.data.image_sources import digit_pictures
 from shared.workloads.data.png import read_png
 from tests.house import House, decode, house, refused
 from tests.volunteering import Lent
-from volunteer import events
+from volunteer.control import events
 
 RUN = """
 name = "digits"

@@ -30,12 +30,12 @@ from tests.faults import fail, faults
 from tests.house import RUN, House, Worker, house, refused
 from tests.house import decode as body_of
 from tests.volunteering import Lent, Process
-from volunteer.api import Api
-from volunteer.cache import Cache
-from volunteer.client import Client
-from volunteer.tls import Address
-from volunteer.transfer import Transfers
-from volunteer.weights import Weights
+from volunteer.net.api import Api
+from volunteer.net.client import Client
+from volunteer.net.tls import Address
+from volunteer.net.transfers import Transfers
+from volunteer.net.weights import Weights
+from volunteer.storage.blob_cache import Cache
 
 CHAIN = RUN.replace("quorum = 2", 'quorum = 1\ndownlink = "chain"\nsnapshot_every = 3')
 KEEPS = CHAIN + "[retention]\nlatest = 1\nevery = 0\n[evaluation]\nevery = 0\n"

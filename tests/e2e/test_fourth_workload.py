@@ -16,7 +16,7 @@ from tests import fourth
 from tests.house import house
 from tests.tiny_dcgan import stripes
 from tests.volunteering import Lent
-from volunteer import events
+from volunteer.control import events
 
 RUN = """
 name = "again"

@@ -12,7 +12,7 @@ import pytest
 from coordinator.database import contributions
 from tests.house import House, house
 from tests.volunteering import LONG, Lent, Process
-from volunteer import events
+from volunteer.control import events
 
 STEP = LONG.replace("local_steps = 400", "local_steps = 60")
 OVERLAP = STEP.replace("quorum = 1", "quorum = 1\noverlap = true")

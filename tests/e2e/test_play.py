@@ -13,11 +13,11 @@ from shared.errors import BadRequest, BadSignature, NotFound
 from tests.house import House, house
 from tests.selfplay import RUN
 from tests.volunteering import URL, Lent, Network
-from volunteer.api import Api
-from volunteer.client import Client
-from volunteer.profile import Identity, Profile
-from volunteer.rival import Rival
-from volunteer.tls import Address
+from volunteer.account.profile import Identity, Profile
+from volunteer.net.api import Api
+from volunteer.net.client import Client
+from volunteer.net.tls import Address
+from volunteer.opponent import Rival
 
 Sit = Callable[..., Rival]
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select
 from coordinator.database.tables.contributions import contributions as contributions_table
 from tests.house import RUN
 from tests.volunteering import Lent, Process, lent
-from volunteer import events
+from volunteer.control import events
 
 PARTS = RUN.replace(
     'preset = "fedavg"\nquorum = 2', 'preset = "async-sgd"\nlr = 0.0001\ngradient_every = 2'

@@ -9,7 +9,7 @@ import pytest
 
 from shared.errors import VolunteerError
 from tests.volunteering import Lent, lent
-from volunteer import events
+from volunteer.control import events
 
 
 async def ended_with(machine: Lent) -> str:

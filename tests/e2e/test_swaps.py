@@ -11,7 +11,7 @@ from shared.protocol.work import BeginReply, Lease, VersionManifest
 from tests.players import Player
 from tests.selfplay import RUN, harvested, history, lent, player
 from tests.volunteering import Lent, Process
-from volunteer import events
+from volunteer.control import events
 
 LONG = (
     RUN.replace("\ngames = 4", "\ngames = 24")

@@ -22,8 +22,8 @@ from coordinator.http.app import opened
 from shared.clock import SystemClock, VirtualClock
 from tests.e2e.processes import Process, command
 from tests.house import RUN, House
-from volunteer.channel import attach
-from volunteer.config import directories
+from volunteer.control.local_socket import attach
+from volunteer.settings.settings import directories
 
 VOLUNTEER = [sys.executable, "-c", "from volunteer.__main__ import main; main()"]
 LONG = RUN.replace("local_steps = 2", "local_steps = 1500").replace("quorum = 2", "quorum = 1")

@@ -16,11 +16,11 @@ from textual.pilot import Pilot
 
 from shared.clock import VirtualClock
 from shared.errors import VolunteerError
-from volunteer import commands, events
-from volunteer.commands import Command
-from volunteer.control import Control
-from volunteer.events import AnyEvent
-from volunteer.hub import Hub
+from volunteer.control import commands, events
+from volunteer.control.commands import Command
+from volunteer.control.control import Control
+from volunteer.control.event_bus import Hub
+from volunteer.control.events import AnyEvent
 from volunteer.tui.app import Look, VolunteerApp
 
 

@@ -15,9 +15,10 @@ from shared.protocol.heartbeat import LeaderRow, LedgerRow
 from shared.protocol.work import Verdict
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app
-from volunteer import commands, config, events
-from volunteer.commands import History, Joined
+from volunteer.control import commands, events
+from volunteer.control.commands import History, Joined
 from volunteer.engine import setting_rows_of
+from volunteer.settings import settings
 from volunteer.tui.app import Look, VolunteerApp
 
 Snapshot = Callable[..., bool]
@@ -104,7 +105,7 @@ WORKERS = tuple(
     for n in range(7)
 )
 SETTINGS = setting_rows_of(
-    config.load(
+    settings.load(
         {"threads": 2}, environ={"VOLUNTEER_DUTY_PERCENT": "80"}, path=Path("/nowhere/config.toml")
     )
 )

@@ -10,8 +10,8 @@ from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
 from shared.protocol.base import ContributionState
 from shared.protocol.heartbeat import RunBeat
 from shared.protocol.work import Verdict
-from volunteer import events
-from volunteer.events import AnyEvent
+from volunteer.control import events
+from volunteer.control.events import AnyEvent
 
 CPU = Device(
     id="cpu", kind="cpu", name="AMD Ryzen 7 5800X 8-Core Processor", memory_bytes=33_500_000_000

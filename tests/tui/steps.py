@@ -12,8 +12,8 @@ from textual.widgets import Input
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app, opened
 from tests.tui.pages import LINK, SIZES, Snapshot, prepared, settle
-from volunteer import events
-from volunteer.events import AnyEvent
+from volunteer.control import events
+from volunteer.control.events import AnyEvent
 from volunteer.tui.app import Look, VolunteerApp
 
 PAGE = Look(page="onboarding")

@@ -15,15 +15,15 @@ from shared.errors import Conflict
 from tests.sources import ROOT
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app, opened, screen_text
-from volunteer import commands, events
-from volunteer.control import Control
+from volunteer.control import commands, events
+from volunteer.control.control import Control
 from volunteer.tui import keys, themes
 from volunteer.tui.app import BLURRED_TICKS, Look, VolunteerApp
 from volunteer.tui.screens.dashboard import Dashboard
 from volunteer.tui.screens.help import Help
 from volunteer.tui.widgets.bars import StateBar
 from volunteer.tui.widgets.cards import RunCard
-from volunteer.tui.widgets.curves import TaskPlot
+from volunteer.tui.widgets.loss_plots import TaskPlot
 
 # ------------------------------------------------------------------------------------- commands
 

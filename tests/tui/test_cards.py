@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
-from volunteer import events
-from volunteer.events import AnyEvent
-from volunteer.status import Status
+from volunteer.control import events
+from volunteer.control.events import AnyEvent
+from volunteer.control.status import Status
 from volunteer.tui.screens.dashboard import NARROW, SHORT, arrange
 from volunteer.tui.view import AgentView
-from volunteer.tui.widgets.brief import brief
+from volunteer.tui.widgets.compact import brief
 from volunteer.tui.widgets.panel import Scene
-from volunteer.tui.widgets.records import sample_lines
+from volunteer.tui.widgets.recent_work import sample_lines
 
 
 @given(st.integers(0, 400), st.integers(0, 120), st.integers(0, 50))

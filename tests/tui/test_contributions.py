@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from shared.protocol.work import Verdict
 from volunteer.tui.text import UNICODE
-from volunteer.tui.widgets.records import verdict_lines
+from volunteer.tui.widgets.recent_work import verdict_lines
 
 
 def text_of(lines: Iterable[Iterable[tuple[str, str]]]) -> str:

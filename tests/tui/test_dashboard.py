@@ -12,8 +12,8 @@ from textual.pilot import Pilot
 from shared.protocol.work import Verdict, VersionInfo
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app, opened, screen_text
-from volunteer import commands, events
-from volunteer.events import AnyEvent
+from volunteer.control import commands, events
+from volunteer.control.events import AnyEvent
 from volunteer.tui.app import Look, VolunteerApp
 from volunteer.tui.screens.dashboard import Dashboard
 from volunteer.tui.widgets.cards import CreditsCard, RunCard

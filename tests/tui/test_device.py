@@ -20,8 +20,8 @@ from tests.tui.pages import (
     prepared,
     settle,
 )
-from volunteer import commands, events
-from volunteer.events import AnyEvent
+from volunteer.control import commands, events
+from volunteer.control.events import AnyEvent
 from volunteer.tui.app import Look
 
 PAGE = Look(page="device")

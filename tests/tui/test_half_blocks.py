@@ -14,12 +14,12 @@ from shared.errors import BadRequest
 from shared.workloads.data.png import write_png
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
-from volunteer import events
-from volunteer.events import Picture
-from volunteer.pictures import SIDE, thumbnail
+from volunteer.agent.run_watcher import SIDE, thumbnail
+from volunteer.control import events
+from volunteer.control.events import Picture
 from volunteer.tui.app import Look
 from volunteer.tui.view import AgentView, reduce
-from volunteer.tui.widgets.half_blocks import before_and_after, half_blocks
+from volunteer.tui.widgets.pictures import before_and_after, half_blocks
 
 
 def plain(width: int, height: int, colour: tuple[int, int, int]) -> Picture:

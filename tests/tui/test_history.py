@@ -22,11 +22,11 @@ from tests.tui.pages import (
     prepared,
     settle,
 )
-from volunteer import commands, events
-from volunteer.commands import History
+from volunteer.control import commands, events
+from volunteer.control.commands import History
 from volunteer.tui.app import Look
 from volunteer.tui.screens.history import ledger_csv
-from volunteer.tui.widgets.listing import Listing
+from volunteer.tui.widgets.table import Listing
 
 PAGE = Look(page="history")
 

@@ -11,8 +11,8 @@ from shared.protocol.heartbeat import LedgerRow
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import LEADERS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
-from volunteer import commands, events
-from volunteer.milestones import milestones, week
+from volunteer.control import commands, events
+from volunteer.stats.milestones import milestones, week
 from volunteer.tui.app import Look
 from volunteer.tui.screens.leaderboard import day_letters, goal_lines
 from volunteer.tui.text import UNICODE

@@ -7,9 +7,9 @@ import pytest
 from shared.protocol.work import VersionInfo
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
-from volunteer import commands, events
+from volunteer.control import commands, events
+from volunteer.tui.screens.confirm_quit import Quit
 from volunteer.tui.screens.dashboard import Dashboard
-from volunteer.tui.screens.quit import Quit
 
 
 async def test_without_a_task_q_ends_at_once(engine: FakeEngine) -> None:

@@ -10,9 +10,9 @@ from shared.protocol.accounts import Hardware
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import SETTINGS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
-from volunteer import events
-from volunteer.diagnostics import diagnostics, harmless
-from volunteer.status import Status
+from volunteer.control import events
+from volunteer.control.diagnostics import diagnostics, harmless
+from volunteer.control.status import Status
 from volunteer.tui.app import Look
 from volunteer.tui.screens.log import level_of
 

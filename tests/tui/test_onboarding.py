@@ -14,11 +14,11 @@ from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app, opened, screen_text
 from tests.tui.pages import LINK, SERVER, SETTINGS, SIZES, SMALL, Snapshot, prepared, settle
 from tests.tui.steps import MET, PAGE, STEPS, at, drawn, tell, walk
-from volunteer import commands, events
-from volunteer.public import PublicRun
-from volunteer.status import PRACTICE
+from volunteer.control import commands, events
+from volunteer.control.commands import PublicRun
+from volunteer.control.status import PRACTICE
+from volunteer.text import nobody_at
 from volunteer.tui.app import VolunteerApp
-from volunteer.wording import nobody_at
 
 
 @pytest.mark.parametrize("size", [*SIZES, "60x16"])

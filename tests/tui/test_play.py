@@ -16,10 +16,10 @@ from shared.workloads.gomoku.rules import Position as Game
 from shared.workloads.gomoku.rules import Rules
 from tests.tui.engine import screen_text
 from tests.tui.pages import SMALL, Snapshot
-from volunteer.rival import Seated
+from volunteer.opponent import Seated
 from volunteer.tui.app import Look
 from volunteer.tui.keys import shown
-from volunteer.tui.play import PlayApp
+from volunteer.tui.play.app import PlayApp
 from volunteer.tui.text import UNICODE
 from volunteer.tui.widgets.board import Laid, board_lines, field_at
 

@@ -20,9 +20,9 @@ from tests.tui.pages import (
     prepared,
     settle,
 )
-from volunteer import commands
+from volunteer.control import commands
 from volunteer.tui.app import Look
-from volunteer.tui.prospect import duration_words, prospect
+from volunteer.tui.run_estimate import duration_words, prospect
 
 PAGE = Look(page="runs")
 CPU_ONLY = (scenes.CPU,)

@@ -9,12 +9,12 @@ from shared.errors import Configuration
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import SETTINGS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
-from volunteer import commands
-from volunteer.commands import SettingRow
+from volunteer.control import commands
+from volunteer.control.commands import SettingRow
 from volunteer.tui.app import Look
 from volunteer.tui.screens.settings import about_lines
-from volunteer.tui.setting_words import choices, grouped, holds, label, parsed, shown
-from volunteer.tui.widgets.listing import Listing
+from volunteer.tui.setting_labels import choices, grouped, holds, label, parsed, shown
+from volunteer.tui.widgets.table import Listing
 
 PAGE = Look(page="settings")
 WORDS = ("priority", "animations", "alerts", "webhook")  # names that people would use as well

@@ -13,8 +13,8 @@ import pytest
 
 from tests.sources import ROOT
 from tests.tui.terminal import Terminal
-from volunteer.config import directories
-from volunteer.profile import Profile
+from volunteer.account.profile import Profile
+from volunteer.settings.settings import directories
 
 PROGRAM = """
 import asyncio, os, signal, sys

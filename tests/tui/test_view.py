@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from shared.protocol.work import Verdict
 from tests.tui import scenes
-from volunteer import events
-from volunteer.events import AnyEvent
-from volunteer.status import Status, fold
-from volunteer.tui.activity import activity, banner, merging
+from volunteer.control import events
+from volunteer.control.events import AnyEvent
+from volunteer.control.status import Status, fold
+from volunteer.tui.status_line import activity, banner, merging
 from volunteer.tui.text import UNICODE
 from volunteer.tui.view import (
     CURVES_MAX,

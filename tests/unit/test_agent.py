@@ -15,11 +15,11 @@ from shared.errors import Unreachable
 from shared.workloads.gpt.workload import GptWorkload
 from tests.house import house
 from tests.volunteering import LONG, Lent, Network, Process, lent
-from volunteer import events
-from volunteer.policy import Facts
-from volunteer.profile import Profile
-from volunteer.sentences import words
-from volunteer.wording import duration
+from volunteer.account.profile import Profile
+from volunteer.control import events
+from volunteer.control.sentences import words
+from volunteer.machine.policy import Facts
+from volunteer.text import duration
 
 
 async def tasks(machine: Lent) -> list[dict[str, Any]]:

@@ -18,8 +18,8 @@ from shared.errors import BadRequest, Configuration, Unreachable
 from shared.protocol.work import Verdict
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
-from volunteer import config, events
-from volunteer.alerts import (
+from volunteer.control import events
+from volunteer.control.alerts import (
     AWAY_TOLD_S,
     CHARS_MAX,
     QUIET_S,
@@ -31,15 +31,16 @@ from volunteer.alerts import (
     notification,
     run_quietly,
 )
-from volunteer.client import post_json
-from volunteer.config import directories
+from volunteer.control.event_bus import Hub
+from volunteer.control.events import AnyEvent
 from volunteer.engine import Engine
 from volunteer.engine import World as Lone
-from volunteer.events import AnyEvent
 from volunteer.files import write_whole
 from volunteer.headless import Headless
-from volunteer.hub import Hub
-from volunteer.looks import Looks
+from volunteer.net.client import post_json
+from volunteer.settings import settings as config
+from volunteer.settings.display import Looks
+from volunteer.settings.settings import directories
 from volunteer.tui.app import Look
 
 NOW = 1_700_000_000.0

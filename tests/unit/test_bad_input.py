@@ -23,14 +23,14 @@ from shared.protocol.limits import PROTOCOL
 from shared.workloads.gpt.workload import GptWorkload
 from tests.tui.pages import SERVER
 from tests.volunteering import lent
-from volunteer import events
-from volunteer.claiming import DISK_WAIT_S
-from volunteer.client import Client
+from volunteer.account.join import probe
+from volunteer.agent.claimer import DISK_WAIT_S
+from volunteer.control import events
 from volunteer.files import write_record, write_whole
-from volunteer.joining import probe
-from volunteer.leases import HeldLease
-from volunteer.memory import device_lost
-from volunteer.wording import clock_words
+from volunteer.machine.device_memory import device_lost
+from volunteer.net.client import Client
+from volunteer.storage.leases import HeldLease
+from volunteer.text import clock_words
 
 
 @asynccontextmanager
@@ -145,7 +145,7 @@ async def test_a_disk_that_fills_up_while_results_are_judged_ends_nothing(
 ) -> None:
     async with lent(tmp_path) as machine, machine.working(max_tasks=2) as process:
         await process.until(events.Training)
-        monkeypatch.setattr("volunteer.profile.write_record", full)
+        monkeypatch.setattr("volunteer.account.profile.write_record", full)
         assert await process.ended() == 0
         assert len(process.all(events.Judged)) >= 2
 
@@ -156,7 +156,7 @@ async def test_a_lease_that_cannot_be_stored_is_given_back_and_said(
     def no_room_for_leases(path: Path, record: msgspec.Struct) -> None:
         (full if isinstance(record, HeldLease) else write_record)(path, record)
 
-    monkeypatch.setattr("volunteer.leases.write_record", no_room_for_leases)
+    monkeypatch.setattr("volunteer.storage.leases.write_record", no_room_for_leases)
     async with lent(tmp_path) as machine, machine.working(max_tasks=1) as process:
         idle = await process.until(events.Idle, lambda event: event.reason == "disk_full")
         assert "free some and try again" in idle.message

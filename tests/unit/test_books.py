@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from shared.clock import VirtualClock
 from shared.protocol.heartbeat import LedgerRow
-from volunteer import commands
-from volunteer.books import ledger
-from volunteer.commands import Command
-from volunteer.control import Control
-from volunteer.hub import Hub
+from volunteer.control import commands
+from volunteer.control.commands import Command
+from volunteer.control.control import Control
+from volunteer.control.event_bus import Hub
+from volunteer.stats.ledger_pages import ledger
 
 PAGE = 100
 

@@ -18,12 +18,12 @@ from shared import errors
 from shared.clock import Clock, SystemClock, VirtualClock
 from shared.protocol.work import BlobRef
 from tests.certificates import certificate
-from volunteer import bulk
-from volunteer.api import Api
-from volunteer.cache import Cache
-from volunteer.client import BULK_BYTES, Client
-from volunteer.tls import Address
-from volunteer.transfer import Transfers
+from volunteer.net import bulk
+from volunteer.net.api import Api
+from volunteer.net.client import BULK_BYTES, Client
+from volunteer.net.tls import Address
+from volunteer.net.transfers import Transfers
+from volunteer.storage.blob_cache import Cache
 
 SIZE = 5 * BULK_BYTES
 DATA = os.urandom(SIZE)
@@ -162,7 +162,7 @@ async def test_what_does_not_speak_http_is_an_error_and_no_crash(answer: bytes) 
 
 
 async def test_silence_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("volunteer.client.READ_S", 0.1)
+    monkeypatch.setattr("volunteer.net.client.READ_S", 0.1)
     server = Server(whole(b"200 OK")[:-1])
     server.close.clear()
     async with listening(server) as url:
@@ -314,14 +314,14 @@ async def test_an_upload_without_a_good_answer_is_an_error(answer: bytes) -> Non
 
 
 async def test_an_endless_answer_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("volunteer.client.JSON_BYTES_MAX", 1000)
+    monkeypatch.setattr("volunteer.net.client.JSON_BYTES_MAX", 1000)
     async with listening(Server(whole(b"200 OK", b" " * 5000), takes=SIZE)) as url:
         with pytest.raises(errors.Unreachable):
             await send(Address(url=url))
 
 
 async def test_who_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("volunteer.client.READ_S", 0.2)
+    monkeypatch.setattr("volunteer.net.client.READ_S", 0.2)
     monkeypatch.setattr("tests.unit.test_bulk.SIZE", 64 * BULK_BYTES)
     monkeypatch.setattr("tests.unit.test_bulk.DATA", bytes(64 * BULK_BYTES))
     server = Server(b"", takes=-1)

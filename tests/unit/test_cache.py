@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import BadRequest, InvalidFrame, StorageFull
-from volunteer.cache import Cache
+from volunteer.storage.blob_cache import Cache
 
 
 def named(data: bytes) -> str:

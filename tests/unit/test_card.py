@@ -15,8 +15,8 @@ from shared.errors import NotFound
 from shared.protocol.accounts import RunInfo
 from shared.protocol.work import VersionInfo
 from tests.tui.scenes import AFTER, BEFORE, ME, RUN
-from volunteer.card import CardFacts, card, card_facts, share_words
-from volunteer.deeds import deeds
+from volunteer.stats.card import CardFacts, card, card_facts, share_words
+from volunteer.stats.card_data import deeds
 
 SVG = "{http://www.w3.org/2000/svg}"
 FACTS = CardFacts(

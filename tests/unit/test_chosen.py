@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.volunteering import Lent, lent
-from volunteer import config, events
+from volunteer.control import events
+from volunteer.settings import settings
 
 
 async def said(machine: Lent, *runs: str) -> tuple[int, str]:
@@ -42,7 +43,7 @@ async def test_a_run_that_has_ended_is_told(tmp_path: Path) -> None:
 async def test_a_run_that_was_chosen_once_and_is_over_is_waited_out(tmp_path: Path) -> None:
     """A choice made on the screen is kept; it is no mistake of today's command line."""
     async with lent(tmp_path) as machine:
-        config.save(machine.directories.config / "config.toml", {"runs": ["tiny"]})
+        settings.save(machine.directories.config / "config.toml", {"runs": ["tiny"]})
         await over(machine)
         async with machine.working() as process, process.eventually():
             while not (told := [e for e in process.all(events.Idle) if e.reason == "run_ended"]):

@@ -19,9 +19,9 @@ from shared.clock import VirtualClock
 from shared.errors import VolunteerError
 from shared.protocol.base import ErrorBody
 from tests.certificates import certificate
-from volunteer.client import Call, Client
-from volunteer.limit import Limit
-from volunteer.tls import Address
+from volunteer.net.client import Call, Client
+from volunteer.net.limits import Limit
+from volunteer.net.tls import Address
 
 LOCAL = Address(url="http://127.0.0.1:1")
 
@@ -288,7 +288,7 @@ class Dribble(httpx.AsyncBaseTransport):
 
 
 async def test_an_answer_that_dribbles_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("volunteer.client.SLACK_S", 0.0)
+    monkeypatch.setattr("volunteer.net.client.SLACK_S", 0.0)
     call = dataclasses.replace(ask(), timeout_s=0.1)
     with pytest.raises(errors.Unreachable, match="did not answer in time"):
         await client(Dribble()).call(call)

@@ -18,12 +18,12 @@ from shared.errors import Configuration, Unreachable
 from shared.protocol.heartbeat import LossPoint, RunBeat
 from shared.protocol.work import Verdict
 from tests.tui.engine import FakeEngine
-from volunteer import commands, events
-from volunteer.channel import ControlServer, Endpoint, attach
-from volunteer.commands import REPLIES, AnyCommand, Ask, Command, Snapshot
-from volunteer.control import Control
-from volunteer.hub import PENDING_MAX, Hub, Subscription
-from volunteer.status import Status, fold
+from volunteer.control import commands, events
+from volunteer.control.commands import REPLIES, AnyCommand, Ask, Command, Snapshot
+from volunteer.control.control import Control
+from volunteer.control.event_bus import PENDING_MAX, Hub, Subscription
+from volunteer.control.local_socket import ControlServer, Endpoint, attach
+from volunteer.control.status import Status, fold
 
 
 def training(task: int = 1, step: int = 1) -> events.Training:

@@ -8,8 +8,8 @@ import pytest
 
 from shared.errors import Configuration
 from shared.protocol.accounts import Device
-from volunteer.benchmark import BenchmarkCancelled, benchmark
-from volunteer.device import (
+from volunteer.machine.benchmark import BenchmarkCancelled, benchmark
+from volunteer.machine.devices import (
     DriverGpu,
     TorchView,
     choose,

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.volunteering import SHORT, Lent, Process, lent
-from volunteer import events
-from volunteer.residuals import Residuals
+from volunteer.control import events
+from volunteer.storage.carried import Residuals
 
 STEPS = SHORT.replace("local_steps = 2", "local_steps = 60").replace("float32", "int8")
 OVERLAP = STEPS.replace("quorum = 1", "quorum = 1\noverlap = true")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from volunteer.facts import Senses, metered
-from volunteer.policy import Facts
-from volunteer.presence import run_command, terminals_s, unused_s
-from volunteer.rules import Rules
+from volunteer.machine.policy import Facts
+from volunteer.machine.presence import run_command, terminals_s, unused_s
+from volunteer.machine.surroundings import Senses, metered
+from volunteer.settings.work_rules import Rules
 
 SAYS = Callable[[Sequence[str]], str]
 

@@ -9,9 +9,9 @@ from datetime import datetime
 import pytest
 
 from shared.clock import VirtualClock
-from volunteer.guard import LOOK_S, Guard, Watched
-from volunteer.policy import Facts
-from volunteer.rules import Rules
+from volunteer.machine.policy import Facts
+from volunteer.machine.policy_loop import LOOK_S, Guard, Watched
+from volunteer.settings.work_rules import Rules
 
 NOON = datetime.fromisoformat("2026-03-02T12:00").timestamp()  # a Monday, wall clock of this place
 

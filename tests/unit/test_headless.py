@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from shared.protocol.accounts import Benchmark, Device, Me
 from shared.protocol.work import Verdict
 from tests.tui.engine import FakeEngine
-from volunteer import commands, events
-from volunteer.events import AnyEvent
+from volunteer.control import commands, events
+from volunteer.control.events import AnyEvent
+from volunteer.control.sentences import words
+from volunteer.control.status import PauseStatus, Status, TaskStatus, fold
 from volunteer.headless import Headless, status_lines
-from volunteer.sentences import words
-from volunteer.status import PauseStatus, Status, TaskStatus, fold
 
 NOW = 1_700_000_000.0
 

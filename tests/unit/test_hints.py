@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.cli.target import Where
 from shared.command_hints import completed, options
-from volunteer.cli import run_command
+from volunteer.cli.main import run_command
 
 
 def test_a_command_in_backticks_is_completed_and_nothing_else() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shared.protocol.work import Grant, Lease
 from shared.workloads.base import Job, TrainSettings
-from volunteer.leases import HeldLease, Leases
+from volunteer.storage.leases import HeldLease, Leases
 
 
 def held(task: int, claim_id: str = "c", device: str = "cpu") -> HeldLease:

@@ -8,7 +8,7 @@ import pytest
 
 from shared.errors import Configuration
 from shared.protocol.work import SubmitRequest
-from volunteer.outbox import Entry, Outbox
+from volunteer.storage.outbox import Entry, Outbox
 
 
 def entry(task: int, at: float = 0.0, attempt: int = 1) -> Entry:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from volunteer.policy import (
+from volunteer.machine.policy import (
     GIB,
     Decision,
     Facts,
@@ -20,8 +20,8 @@ from volunteer.policy import (
     lift,
     rest_after,
 )
-from volunteer.rules import Rules
-from volunteer.schedule import WEEK_MIN, Schedule, in_words, parse_schedule
+from volunteer.settings.schedule import WEEK_MIN, Schedule, in_words, parse_schedule
+from volunteer.settings.work_rules import Rules
 
 MONDAY = datetime.fromisoformat("2026-03-02")  # a Monday, 00:00
 NOTHING_KNOWN = Facts()

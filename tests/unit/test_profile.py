@@ -15,9 +15,9 @@ from shared.protocol.accounts import ServerInfo
 from shared.protocol.work import Verdict
 from tests.house import house
 from tests.volunteering import Lent, Network
-from volunteer.config import directories
+from volunteer.account.profile import VERDICTS_KEPT, Home, Identity, Profile, new_identity
 from volunteer.engine import Engine
-from volunteer.profile import VERDICTS_KEPT, Home, Identity, Profile, new_identity
+from volunteer.settings.settings import directories
 from volunteer.tui.view import begin
 
 

@@ -10,10 +10,10 @@ import pytest
 from shared.clock import SystemClock
 from shared.errors import Unreachable
 from tests.e2e.conftest import free_port
-from volunteer.api import Api
-from volunteer.client import Client
-from volunteer.reasons import reason
-from volunteer.tls import Address
+from volunteer.net.api import Api
+from volunteer.net.client import Client
+from volunteer.net.errors import reason
+from volunteer.net.tls import Address
 
 
 def caused(outer: Exception, inner: BaseException) -> Exception:

@@ -11,7 +11,7 @@ from shared.protocol.base import ContributionState
 from shared.protocol.work import Verdict
 from shared.tensors.frame import frame_bytes
 from shared.tensors.spec import TensorSpec
-from volunteer.residuals import Carried, Residuals
+from volunteer.storage.carried import Carried, Residuals
 
 SCHEMA = (TensorSpec("w", (2,)),)
 CPU = ("cpu",)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.house import Worker
 from tests.volunteering import LONG, SHORT, Lent, lent
-from volunteer import events
+from volunteer.control import events
 
 # Twice 1,200 s is the longest that a lease may live whose speed nobody knows, however often a heartbeat renews it: after less
 # a heartbeat that comes between the advance and the expiry would save it.

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from shared.clock import VirtualClock
-from volunteer import events
-from volunteer.hub import Hub
-from volunteer.sensors import SENSE_S, Sensors, keep_telling
+from volunteer.control import events
+from volunteer.control.event_bus import Hub
+from volunteer.machine.sensors import SENSE_S, Sensors, keep_telling
 
 
 class Refused(Exception):

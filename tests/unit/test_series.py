@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from coordinator.rules.sizing import first_part, parts_of
 from shared.workloads.base import Result
 from tests.tiny_gpt import WORKLOAD, Folder, close, config, job, sums
-from volunteer.assignment import Spent
-from volunteer.series import stretch_of
-from volunteer.stretch import Summed
+from volunteer.agent.gradient_series import stretch_of
+from volunteer.training.gradient_sum import Summed
+from volunteer.training.job import Spent
 
 
 @given(st.integers(1, 400), st.integers(1, 10**9), st.integers(0, 50))

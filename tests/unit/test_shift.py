@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.volunteering import LONG, SHORT, lent
-from volunteer import events
-from volunteer.events import Sensed
-from volunteer.policy import Facts
-from volunteer.rules import Rules
+from volunteer.control import events
+from volunteer.control.events import Sensed
+from volunteer.machine.policy import Facts
+from volunteer.settings.work_rules import Rules
 
 
 class Failing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from volunteer.stall import ENDED_S, LOOK_S, TOLD_S, Stall
+from volunteer.machine.watchdog import ENDED_S, LOOK_S, TOLD_S, Stall
 
 
 class Watched:

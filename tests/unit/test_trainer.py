@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from shared.workloads.base import Progress, Result
-from volunteer.assignment import Assignment, Finished, Interrupted, Report, Spent
-from volunteer.memory import out_of_memory
-from volunteer.trainer import Handle, ThreadDied, Trainer
+from volunteer.machine.device_memory import out_of_memory
+from volunteer.training.job import Assignment, Finished, Interrupted, Report, Spent
+from volunteer.training.trainer import Handle, ThreadDied, Trainer
 
 WAIT_S = 20.0
 

@@ -18,11 +18,11 @@ import pytest
 from shared import errors
 from shared.clock import VirtualClock
 from shared.protocol.work import BlobRef, UploadInfo, UploadRequest
-from volunteer.api import Api
-from volunteer.cache import Cache, Partial
-from volunteer.client import Client
-from volunteer.tls import Address
-from volunteer.transfer import Transfers
+from volunteer.net.api import Api
+from volunteer.net.client import Client
+from volunteer.net.tls import Address
+from volunteer.net.transfers import Transfers
+from volunteer.storage.blob_cache import Cache, Partial
 
 
 class Store(httpx.AsyncBaseTransport):

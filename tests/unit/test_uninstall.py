@@ -13,15 +13,15 @@ from coordinator.database.tables.tasks import tasks
 from shared.clock import SystemClock
 from tests.house import House
 from tests.volunteering import FastClock, Lent, lent
-from volunteer import events
-from volunteer.cli import run_command
-from volunteer.client import Client
-from volunteer.config import Directories, directories
+from volunteer.account.join import Connect
+from volunteer.account.profile import Profile
+from volunteer.cli.main import run_command
+from volunteer.control import events
 from volunteer.engine import Engine, World
-from volunteer.joining import Connect
-from volunteer.profile import Profile
-from volunteer.tls import Address
-from volunteer.uninstall import Belonging, belongings, hand_back, other_profiles, remove
+from volunteer.net.client import Client
+from volunteer.net.tls import Address
+from volunteer.service.uninstall import Belonging, belongings, hand_back, other_profiles, remove
+from volunteer.settings.settings import Directories, directories
 
 
 def home(path: Path, profile: str = "") -> Directories:
@@ -221,7 +221,7 @@ def test_the_command_lists_asks_and_removes(
 def test_where_there_are_no_services_the_rest_goes_all_the_same(
     at_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("volunteer.units.describe", _no_services)
+    monkeypatch.setattr("volunteer.service.units.describe", _no_services)
     places = home(at_home / "volunteer")
     (places.profile / "current").unlink()
     assert run_command(["uninstall", "--yes"]) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from volunteer.cli import run_command
+from volunteer.cli.main import run_command
 
 
 @pytest.mark.parametrize(

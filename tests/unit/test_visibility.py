@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.volunteering import lent
-from volunteer import events
+from volunteer.control import events
 from volunteer.engine import Engine
 
 

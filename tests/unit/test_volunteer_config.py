@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import BadRequest, Configuration
-from volunteer import config
-from volunteer.cli import run_command
-from volunteer.config import Settings
+from volunteer.cli.main import run_command
+from volunteer.settings import settings as config
+from volunteer.settings.settings import Settings
 
 
 def load(path: Path, flags: dict[str, Any] | None = None, **environ: str) -> config.Loaded:

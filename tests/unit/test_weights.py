@@ -16,12 +16,12 @@ from shared.protocol.base import ErrorBody
 from shared.protocol.work import BlobRef, VersionManifest
 from shared.signing import digest
 from tests.versions import Versions
-from volunteer.api import Api
-from volunteer.cache import Cache
-from volunteer.client import Client
-from volunteer.tls import Address
-from volunteer.transfer import Transfers
-from volunteer.weights import Weights
+from volunteer.net.api import Api
+from volunteer.net.client import Client
+from volunteer.net.tls import Address
+from volunteer.net.transfers import Transfers
+from volunteer.net.weights import Weights
+from volunteer.storage.blob_cache import Cache
 
 
 class Shelf(httpx.AsyncBaseTransport):

@@ -24,15 +24,15 @@ from textual.theme import Theme
 
 from shared.clock import Clock, SystemClock
 from shared.errors import VolunteerError
-from volunteer.commands import How
-from volunteer.control import Control
-from volunteer.sentences import words
+from volunteer.control.commands import How
+from volunteer.control.control import Control
+from volunteer.control.sentences import words
 from volunteer.tui import keys, palette, themes
-from volunteer.tui.ascii import AsciiFilter
-from volunteer.tui.driver import lasting_driver
-from volunteer.tui.feed import Feed, Listener
+from volunteer.tui.event_feed import Feed, Listener
 from volunteer.tui.page import Page
-from volunteer.tui.stylesheet import SteadyStylesheet
+from volunteer.tui.terminal.ascii import AsciiFilter
+from volunteer.tui.terminal.driver import lasting_driver
+from volunteer.tui.terminal.stylesheet import SteadyStylesheet
 from volunteer.tui.text import ASCII, UNICODE, Glyphs
 from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Scene
@@ -325,7 +325,7 @@ class VolunteerApp(App[int]):
 
     def action_stop(self) -> None:
         """End the volunteer, wherever it runs; asks first what to do with a task in hand."""
-        from volunteer.tui.screens.quit import Quit
+        from volunteer.tui.screens.confirm_quit import Quit
 
         if not self._latest.status.tasks:
             self.stop("release")

@@ -84,7 +84,7 @@ ONBOARDING = PageInfo(
     name="onboarding",
     key="",
     title="Welcome",
-    source="volunteer.tui.screens.onboarding:Onboarding",
+    source="volunteer.tui.onboarding.screen:Onboarding",
     help="The first steps: join, name, limits, benchmark.",
 )
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import msgspec
 from rich.cells import cell_len, set_cell_size
 
-from volunteer.wording import printable
+from volunteer.text import printable
 
 Span: TypeAlias = tuple[str, str]  # text, role
 Line: TypeAlias = tuple[Span, ...]

@@ -12,9 +12,9 @@ import msgspec
 from shared.protocol.accounts import RunInfo
 from shared.protocol.heartbeat import RunBeat
 from shared.protocol.work import Verdict, VersionInfo
-from volunteer import events
-from volunteer.events import AnyEvent
-from volunteer.status import Status, TaskStatus, fold
+from volunteer.control import events
+from volunteer.control.events import AnyEvent
+from volunteer.control.status import Status, TaskStatus, fold
 
 POINTS_MAX = 2000  # of one curve; beyond it neighbours are thinned, extremes kept
 CURVES_MAX = 8

@@ -16,11 +16,11 @@ from textual.events import Resize
 
 from volunteer.tui import keys
 from volunteer.tui.page import Page
-from volunteer.tui.widgets.brief import Brief
 from volunteer.tui.widgets.cards import CreditsCard, DeviceCard, RunCard
-from volunteer.tui.widgets.curves import RECENT, LossPlot, ModelPlot, TaskPlot
+from volunteer.tui.widgets.compact import Brief
+from volunteer.tui.widgets.loss_plots import RECENT, LossPlot, ModelPlot, TaskPlot
 from volunteer.tui.widgets.panel import panels
-from volunteer.tui.widgets.records import Contributions, SampleCard
+from volunteer.tui.widgets.recent_work import Contributions, SampleCard
 from volunteer.tui.widgets.task import TaskCard
 
 WIDE, TALL = (

@@ -11,18 +11,17 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
 from shared.protocol.accounts import Benchmark, Device, RunInfo, WorkerInfo
+from volunteer.text import printable, size
 from volunteer.tui import keys
-from volunteer.tui.activity import activity
-from volunteer.tui.asking import Answer, AskingPage, Question
-from volunteer.tui.progress import progress_lines
-from volunteer.tui.prospect import duration_words, prospect
-from volunteer.tui.screens.told import Told
+from volunteer.tui.query_page import Answer, AskingPage, Question
+from volunteer.tui.run_estimate import duration_words, prospect
+from volunteer.tui.screens.copy_text import Told
+from volunteer.tui.status_line import activity
 from volunteer.tui.text import Line, ago, count, fit, flops, left, spark, wrap
+from volunteer.tui.widgets.benchmark_progress import progress_lines
 from volunteer.tui.widgets.cards import fact, memory, pace, sensed_lines
-from volunteer.tui.widgets.drawn import Drawn
-from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
-from volunteer.tui.widgets.panel import Scene
-from volunteer.wording import printable, size
+from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 NAME_CELLS = 11
 COLUMNS = (

@@ -17,21 +17,20 @@ from textual.widgets import Input
 from shared.errors import VolunteerError
 from shared.protocol.heartbeat import LedgerRow
 from shared.protocol.work import Verdict
-from volunteer.books import ledger
-from volunteer.commands import History as Page
-from volunteer.control import Control
+from volunteer.control.commands import History as Page
+from volunteer.control.control import Control
 from volunteer.files import write_whole
-from volunteer.milestones import recap_since, week
+from volunteer.stats.ledger_pages import ledger
+from volunteer.stats.milestones import recap_since, week
+from volunteer.text import credit, printable
 from volunteer.tui import keys
-from volunteer.tui.asking import Answer, AskingPage, Question
+from volunteer.tui.query_page import Answer, AskingPage, Question
 from volunteer.tui.text import Line, ago, clock_time, fit, left, spark, wrap
-from volunteer.tui.widgets.choices import Choices
-from volunteer.tui.widgets.drawn import Drawn
-from volunteer.tui.widgets.finder import Finder
-from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
-from volunteer.tui.widgets.panel import Scene, aged
-from volunteer.tui.widgets.records import VERDICTS
-from volunteer.wording import credit, printable
+from volunteer.tui.widgets.choice_row import Choices
+from volunteer.tui.widgets.panel import Drawn, Scene, aged
+from volunteer.tui.widgets.recent_work import VERDICTS
+from volunteer.tui.widgets.search_box import Finder
+from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 KINDS = (("all", "all"), ("open", "not decided"), ("paid", "paid"), ("rejected", "rejected"))
 PAGES_MAX = 40

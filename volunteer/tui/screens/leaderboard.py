@@ -12,20 +12,19 @@ from textual.containers import Horizontal, Vertical
 
 from shared.errors import VolunteerError
 from shared.protocol.heartbeat import LeaderRow, LedgerRow
-from volunteer.books import ledger
-from volunteer.card import card, card_facts
-from volunteer.control import Control
-from volunteer.deeds import deeds
+from volunteer.control.control import Control
 from volunteer.files import write_whole
-from volunteer.milestones import Milestone, Week, milestones, recap_since, week
+from volunteer.stats.card import card, card_facts
+from volunteer.stats.card_data import deeds
+from volunteer.stats.ledger_pages import ledger
+from volunteer.stats.milestones import Milestone, Week, milestones, recap_since, week
+from volunteer.text import counted, credit, duration, printable
 from volunteer.tui import keys
-from volunteer.tui.asking import Answer, AskingPage, Question
+from volunteer.tui.query_page import Answer, AskingPage, Question
 from volunteer.tui.text import Line, bar, count, fit, left, spark, spread, wrap
-from volunteer.tui.widgets.choices import Choices
-from volunteer.tui.widgets.drawn import Drawn
-from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
-from volunteer.tui.widgets.panel import Scene, aged
-from volunteer.wording import counted, credit, duration, printable
+from volunteer.tui.widgets.choice_row import Choices
+from volunteer.tui.widgets.panel import Drawn, Scene, aged
+from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 WINDOWS = (("7", "7 days"), ("30", "30 days"), ("0", "all time"))
 NAME_CELLS = 11

@@ -13,23 +13,22 @@ from textual.app import ComposeResult
 from textual.widgets import Input
 
 from shared.errors import VolunteerError
-from volunteer import events
-from volunteer.commands import SettingRow
-from volunteer.device import hardware
-from volunteer.diagnostics import diagnostics
-from volunteer.events import AnyEvent
+from volunteer.control import events
+from volunteer.control.commands import SettingRow
+from volunteer.control.diagnostics import diagnostics
+from volunteer.control.events import AnyEvent
+from volunteer.control.sentences import words
 from volunteer.files import write_whole
-from volunteer.sentences import words
+from volunteer.machine.devices import hardware
+from volunteer.text import printable
 from volunteer.tui import keys
 from volunteer.tui.page import Page
 from volunteer.tui.text import Line, wrap
 from volunteer.tui.view import Entry
-from volunteer.tui.widgets.choices import Choices
-from volunteer.tui.widgets.drawn import Drawn
-from volunteer.tui.widgets.finder import Finder
-from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
-from volunteer.tui.widgets.panel import Scene
-from volunteer.wording import printable
+from volunteer.tui.widgets.choice_row import Choices
+from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.search_box import Finder
+from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 Level: TypeAlias = Literal["info", "warning", "error"]
 LEVELS = (("info", "everything"), ("warning", "warnings"), ("error", "errors"))

@@ -12,18 +12,17 @@ from textual.containers import Horizontal, Vertical
 from shared.protocol.accounts import RunInfo
 from shared.protocol.heartbeat import LossPoint
 from shared.workloads.base import installed
-from volunteer.commands import SettingRow
+from volunteer.control.commands import SettingRow
+from volunteer.text import loss, measure_word, measured, printable, size
 from volunteer.tui import keys
-from volunteer.tui.activity import merging
-from volunteer.tui.asking import Answer, AskingPage, Question
-from volunteer.tui.prospect import STATES, Prospect, prospect
-from volunteer.tui.screens.told import Told
+from volunteer.tui.query_page import Answer, AskingPage, Question
+from volunteer.tui.run_estimate import STATES, Prospect, prospect
+from volunteer.tui.screens.copy_text import Told
+from volunteer.tui.status_line import merging
 from volunteer.tui.text import Glyphs, Line, bar, count, left, percent, wrap
-from volunteer.tui.widgets.drawn import Drawn
-from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
-from volunteer.tui.widgets.panel import Scene, aged
+from volunteer.tui.widgets.panel import Drawn, Scene, aged
 from volunteer.tui.widgets.plot import Chart, Charted, Series
-from volunteer.wording import loss, measure_word, measured, printable, size
+from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 NAME_CELLS = 10
 BAR_CELLS = 10

@@ -10,14 +10,13 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 
 from shared.errors import VolunteerError
-from volunteer.commands import SettingRow
-from volunteer.config import Settings
+from volunteer.control.commands import SettingRow
+from volunteer.settings.settings import Settings
 from volunteer.tui import keys
-from volunteer.tui.asking import Answer, AskingPage, Question
-from volunteer.tui.setting_words import SOURCES, choices, holds, label, shown
+from volunteer.tui.query_page import Answer, AskingPage, Question
+from volunteer.tui.setting_labels import SOURCES, choices, holds, label, shown
 from volunteer.tui.text import Line, left, wrap
-from volunteer.tui.widgets.drawn import Drawn
-from volunteer.tui.widgets.panel import Scene
+from volunteer.tui.widgets.panel import Drawn, Scene
 from volunteer.tui.widgets.setting_list import SettingList
 
 NAME_CELLS = 8

@@ -11,7 +11,7 @@ from textual.events import Click
 from textual.screen import Screen
 
 from volunteer.tui import keys
-from volunteer.tui.activity import LEAVING, Activity, activity, banner, connection, merging
+from volunteer.tui.status_line import LEAVING, Activity, activity, banner, connection, merging
 from volunteer.tui.text import Line, Span, fit, spread
 from volunteer.tui.text import width as wide
 from volunteer.tui.widgets.panel import Panel, Scene

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.protocol.accounts import Benchmark, Device, Me
-from volunteer.events import Sensed
-from volunteer.tui.activity import activity, merging, traffic
+from volunteer.control.events import Sensed
+from volunteer.text import credit, duration, loss, measure_word, size
+from volunteer.tui.status_line import activity, merging, traffic
 from volunteer.tui.text import (
     Line,
     Span,
@@ -22,7 +23,6 @@ from volunteer.tui.text import (
     wrap,
 )
 from volunteer.tui.widgets.panel import Panel, Scene, age, aged
-from volunteer.wording import credit, duration, loss, measure_word, size
 
 NAME_CELLS = 9
 

@@ -6,8 +6,8 @@ Measured in the prototype, redrawing whole widgets twice a second cost several t
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, TypeAlias
 
 import msgspec
 from rich.segment import Segment
@@ -20,10 +20,10 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from volunteer.commands import How
+from volunteer.control.commands import How
+from volunteer.text import printable
 from volunteer.tui.text import ROLES, UNICODE, Glyphs, Line, as_of
 from volunteer.tui.view import AgentView
-from volunteer.wording import printable
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,3 +150,31 @@ class Panel(Widget):
 def panels(node: DOMNode) -> Iterator[Panel]:
     """All panels below a node."""
     return (widget for widget in node.query("Panel") if isinstance(widget, Panel))
+
+
+# A panel whose lines come from a function of its page.
+
+Draw: TypeAlias = Callable[[Scene, int, int], Sequence[Line]]  # scene, width, height
+Heading: TypeAlias = Callable[[Scene], tuple[str, str]]  # title, subtitle
+
+
+class Drawn(Panel):
+    """See the module."""
+
+    def __init__(
+        self,
+        draw: Draw,
+        *,
+        title: str | Heading = "",
+        id: str | None = None,
+        classes: str | None = None,
+    ) -> None:
+        super().__init__(id=id, classes=classes)
+        self._function = draw
+        self._title = title
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        return self._function(scene, width, height)
+
+    def heading(self, scene: Scene) -> tuple[str, str]:
+        return (self._title, "") if isinstance(self._title, str) else self._title(scene)

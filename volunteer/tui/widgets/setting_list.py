@@ -13,22 +13,13 @@ from textual.message import Message
 from textual.widgets import Input
 
 from shared.errors import Configuration
-from volunteer.commands import SettingRow
-from volunteer.config import Settings
-from volunteer.tui.setting_words import (
-    as_text,
-    choices,
-    complaint,
-    grouped,
-    label,
-    parsed,
-    shown,
-)
+from volunteer.control.commands import SettingRow
+from volunteer.settings.settings import Settings
+from volunteer.tui.setting_labels import as_text, choices, complaint, grouped, label, parsed, shown
 from volunteer.tui.text import Line, wrap
-from volunteer.tui.widgets.drawn import Drawn
-from volunteer.tui.widgets.field import Field
-from volunteer.tui.widgets.listing import Column, Filling, Listing, Row
-from volunteer.tui.widgets.panel import Scene, panels
+from volunteer.tui.widgets.panel import Drawn, Scene, panels
+from volunteer.tui.widgets.search_box import Field
+from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 COLUMNS = (
     Column(title="setting", cells=23),

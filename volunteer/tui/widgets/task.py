@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from volunteer.status import TaskStatus
-from volunteer.tui.activity import activity, fetched, why_paused
+from volunteer.control.status import TaskStatus
+from volunteer.text import credit, loss, size
+from volunteer.tui.status_line import activity, fetched, why_paused
 from volunteer.tui.text import (
     Line,
     Span,
@@ -20,7 +21,6 @@ from volunteer.tui.text import (
     wrap,
 )
 from volunteer.tui.widgets.panel import Panel, Scene
-from volunteer.wording import credit, loss, size
 
 STAGES = ("claim", "download", "train", "upload", "check", "credit")
 BY_THEMSELVES = ("temperature", "disk")  # pauses that no key can lift

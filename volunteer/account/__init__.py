@@ -1,0 +1,1 @@
+"""Who the volunteer is at which coordinator: profiles, joining, public runs."""

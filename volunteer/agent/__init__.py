@@ -1,0 +1,1 @@
+"""The agent: claim, fetch, train, submit; one loop a device."""

@@ -1,0 +1,111 @@
+"""`volunteer benchmark`: measure the devices of this machine, remember it, and tell the coordinator if there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import msgspec
+
+from shared.clock import SystemClock
+from shared.errors import Unavailable
+from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
+from volunteer.account.join import connector
+from volunteer.account.profile import Profile
+from volunteer.machine.benchmark import benchmark
+from volunteer.machine.devices import choose, default_threads, detect, hardware
+from volunteer.net.api import Api
+from volunteer.net.tls import Address
+from volunteer.settings import settings as config
+from volunteer.settings.settings import Directories
+from volunteer.training.trainer import Trainer
+
+
+def measure(directories: Directories, device: str, *, quick: bool, json: bool) -> int:
+    """Measure, print, remember. Returns the exit code; raises Configuration for a device that is not there."""
+    settings = config.load(path=directories.config / "config.toml").settings
+    clock = SystemClock()
+    trainer = Trainer("benchmark", threads=settings.threads or default_threads(), clock=clock)
+    trainer.start()
+    devices = trainer.call(detect).result()
+    results = [
+        _one(trainer, chosen, directories, quick=quick, now=clock.now())
+        for chosen in choose(device, devices)
+    ]
+    trainer.close()
+    if json:
+        print(msgspec.json.encode(results).decode())
+    else:
+        print("\n".join(_lines(devices, results)))
+    _remember(directories, tuple(results), devices)
+    return 0
+
+
+def _one(
+    trainer: Trainer, device: Device, directories: Directories, *, quick: bool, now: float
+) -> Benchmark:
+    tty = sys.stderr.isatty()
+
+    def report(stage: str, done: float) -> None:
+        if tty:
+            print(f"\r{device.id}: {done:4.0%} {stage:<8}", end="", file=sys.stderr, flush=True)
+
+    measured = trainer.call(
+        lambda: benchmark(
+            device.id,
+            quick=quick,
+            report=report,
+            stop=lambda: False,
+            scratch=directories.cache,
+            now=now,
+        )
+    ).result()
+    if tty:
+        print("\r" + " " * 30 + "\r", end="", file=sys.stderr, flush=True)
+    return measured
+
+
+def _lines(devices: tuple[Device, ...], results: list[Benchmark]) -> list[str]:
+    names = {device.id: device.name for device in devices}
+    lines = ["device     training   fp32       bf16       memory     disk       name"]
+    for b in results:
+        figures = (
+            f"{b.step_flops / 1e9:,.0f} GF/s",
+            f"{b.fp32_flops / 1e9:,.0f} GF/s",
+            f"{b.bf16_flops / 1e9:,.0f} GF/s",
+            f"{b.memory_bytes_per_s / 1e9:,.1f} GB/s",
+            f"{b.disk_bytes_per_s / 1e9:,.1f} GB/s",
+        )
+        row = "".join(f"{figure:<11}" for figure in figures)
+        lines.append(f"{b.device:<11}{row}{names.get(b.device, '')}")
+    lines += [f"{d.name} cannot be used: {d.problem}" for d in devices if not d.usable]
+    return lines
+
+
+def _remember(
+    directories: Directories, results: tuple[Benchmark, ...], devices: tuple[Device, ...]
+) -> None:
+    profile = Profile(directories.profile)
+    identity = profile.current()
+    if identity is None:
+        return
+    machine = hardware(devices)
+    home = profile.home(identity)
+    others = home.memory.benchmarks if home.memory.torch == machine.torch else ()
+    fresh = {b.device for b in results}
+    benchmarks = (*(b for b in others if b.device not in fresh), *results)
+    home.remember(benchmarks=benchmarks, torch=machine.torch)
+    if identity.registered:
+        request = BenchmarkRequest(benchmarks=benchmarks, hardware=machine)
+        address = Address(url=identity.url, tls_pin=identity.tls_pin)
+        asyncio.run(_publish(address, identity.token, request))
+
+
+async def _publish(address: Address, token: str, request: BenchmarkRequest) -> None:
+    client = connector(SystemClock())(address, token)
+    try:
+        await Api(client).benchmark(request, patience_s=2.0)
+    except Unavailable as error:
+        print(f"volunteer: not told to the coordinator: {error.message}", file=sys.stderr)
+    finally:
+        await client.close()

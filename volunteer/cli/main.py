@@ -1,0 +1,311 @@
+"""The command line of the volunteer. Parsing only: what a command needs is imported when it runs (torch never is here)."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+
+from shared.errors import VolunteerError
+from volunteer.cli import exit_codes, manage
+from volunteer.cli.exit_codes import EXIT_USAGE, hinted, say
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from volunteer.settings.settings import Directories
+
+Profile = Annotated[str, Parameter(help="Which profile of this host; a second one may run beside.")]
+Json = Annotated[bool, Parameter(help="Answer in JSON.", negative="")]
+Device = Annotated[str, Parameter(help='One device such as "cuda:0"; empty = all.')]
+
+
+def _version() -> str:
+    from volunteer.account.join import software
+
+    return software()
+
+
+app = App(
+    name="volunteer",
+    help="Lend your GPU or CPU: volunteers train one model together. Without a command: the screen.",
+    version=_version,
+    help_format="plaintext",
+)
+
+
+@app.default
+def start(
+    *,
+    no_ui: Annotated[
+        bool, Parameter(help="Work without the screen: one line an event.", negative="")
+    ] = False,
+    json: Annotated[
+        bool, Parameter(help="With --no-ui: events as JSON lines.", negative="")
+    ] = False,
+    device: Annotated[
+        str | None, Parameter(help='"auto", "all", or names such as "cpu" or "cuda:0,cuda:1".')
+    ] = None,
+    threads: Annotated[
+        int | None, Parameter(help="Torch threads; 0 = physical cores minus one.")
+    ] = None,
+    run: Annotated[
+        tuple[str, ...] | None, Parameter(help="Help only this run; may be repeated.", negative="")
+    ] = None,
+    max_tasks: Annotated[
+        int | None, Parameter(help="End when so many tasks are handed in.")
+    ] = None,
+    paused: Annotated[bool, Parameter(help="Start paused.", negative="")] = False,
+    ascii: Annotated[
+        bool | None, Parameter(help="Draw with the 95 plain characters only.", negative="")
+    ] = None,
+    set_: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--set",
+            help="Any other setting, as NAME=VALUE; see `volunteer settings`.",
+            negative="",
+        ),
+    ] = (),
+    profile: Profile = "",
+) -> int:
+    """Train. Joins first where VOLUNTEER_JOIN holds a link."""
+    flags: dict[str, Any] = dict(_pair(text) for text in set_)
+    given = {"device": device, "threads": threads, "runs": run, "max_tasks": max_tasks}
+    given |= {"ascii": ascii}
+    flags |= {name: value for name, value in given.items() if value is not None}
+    from volunteer.cli.start import Options, work
+
+    return work(Options(profile=profile, flags=flags, screen=not no_ui, json=json, paused=paused))
+
+
+@app.command
+def join(
+    link: Annotated[str, Parameter(help="The link from your organiser; put it in quotes.")],
+    *,
+    name: Annotated[str, Parameter(help="Your nickname; empty = one is made up.")] = "",
+    json: Json = False,
+    profile: Profile = "",
+) -> int:
+    """Join a coordinator. May be repeated: the same machine keeps its account."""
+    from volunteer.cli.start import join_now
+
+    joined = _run(join_now(_directories(profile), link, name))
+    if json:
+        return _print_json(joined)
+    met = "welcome" if joined.created else "you are in already"
+    print(f'{met}, "{joined.nickname}": {joined.server} at {joined.url}, key {joined.fingerprint}')
+    print(hinted("next: `volunteer`, or `volunteer --no-ui`", profile))
+    return 0
+
+
+@app.command
+def link(*, json: Json = False, profile: Profile = "") -> int:
+    """A ten-minute code that adds another machine to your account."""
+    from volunteer.cli.start import ask_coordinator
+
+    code = _run(ask_coordinator(_directories(profile), lambda api: api.link()))
+    if json:
+        return _print_json(code)
+    print(f"on the other machine, within ten minutes:\n\n    volunteer join '{code.link}'\n")
+    return 0
+
+
+@app.command
+def benchmark(
+    *,
+    quick: Annotated[
+        bool, Parameter(help="About 3 seconds a device instead of 15.", negative="")
+    ] = False,
+    device: Annotated[str, Parameter(help='"auto", "all" or names.')] = "all",
+    json: Json = False,
+    profile: Profile = "",
+) -> int:
+    """Measure the devices of this machine."""
+    from volunteer.cli.benchmark import measure
+
+    return measure(_directories(profile), device, quick=quick, json=json)
+
+
+@app.command
+def status(*, json: Json = False, profile: Profile = "") -> int:
+    """What the running volunteer does, and why it does nothing."""
+    from volunteer.headless import status_lines
+
+    found = _run(_with_control(profile, _status))
+    if json:
+        return _print_json(found)
+    print(hinted("\n".join(status_lines(found)), profile))
+    return 0
+
+
+@app.command
+def settings(*, json: Json = False, profile: Profile = "") -> int:
+    """Every setting, its value, and which source set it."""
+    from volunteer.cli.start import setting_rows
+
+    rows = setting_rows(_directories(profile))
+    if json:
+        return _print_json(rows)
+    for row in rows:
+        print(f"{row.name:<18} {_plain(row.value):<18} {row.source:<12} {row.help}")
+    return 0
+
+
+@app.command
+def pause(device: Device = "", *, profile: Profile = "") -> int:
+    """Free the device and keep its task."""
+    _run(_with_control(profile, lambda control: control.pause(device)))
+    print(hinted(f"{device or ''} paused; `volunteer resume` goes on".strip(), profile))
+    return 0
+
+
+@app.command
+def resume(device: Device = "", *, profile: Profile = "") -> int:
+    """Go on after pause or finish."""
+    _run(_with_control(profile, lambda control: control.resume(device)))
+    print(hinted("told to go on; `volunteer status` says what it does", profile))
+    return 0
+
+
+@app.command
+def finish(
+    *,
+    then_stop: Annotated[
+        bool, Parameter(help="End the program when the task is handed in.", negative="")
+    ] = False,
+    profile: Profile = "",
+) -> int:
+    """Complete the current task, then take no more work."""
+
+    async def act(control: Any) -> None:
+        await (control.stop("finish") if then_stop else control.finish())
+
+    _run(_with_control(profile, act))
+    more = "then it ends" if then_stop else "no more are taken until `volunteer resume`"
+    print(hinted(f"the task in hand is completed; {more}", profile))
+    return 0
+
+
+@app.command
+def stop(
+    *,
+    save: Annotated[
+        bool, Parameter(help="Keep the task for the next start instead.", negative="")
+    ] = False,
+    profile: Profile = "",
+) -> int:
+    """End the running volunteer; its task is given back unless it needs only seconds more."""
+    how = "save" if save else "release"
+    _run(_with_control(profile, lambda control: control.stop(how)))
+    print(
+        "ending; a task in hand is",
+        "kept for the next start" if save else "given back, or done within seconds",
+    )
+    return 0
+
+
+@app.command
+def play(
+    run: Annotated[str, Parameter(help="A run that learns a game.")],
+    *,
+    version: Annotated[int | None, Parameter(help="Which version; the newest if none.")] = None,
+    level: Annotated[
+        Literal["easy", "middle", "hard"], Parameter(help="How far it looks ahead.")
+    ] = "middle",
+    profile: Profile = "",
+) -> int:
+    """Play against a version of a run, on a board in this terminal."""
+    from shared.workloads.games import LEVELS
+    from volunteer.cli.start import Match
+    from volunteer.cli.start import play as begin
+
+    if not exit_codes.at_terminal():
+        return say("this is no terminal: a board needs one", EXIT_USAGE)
+    match = Match(run=run, version=version, level=LEVELS.index(level))
+    return begin(_directories(profile), match)
+
+
+manage.add_to(app)
+
+
+def run_command(argv: list[str]) -> int:
+    """The exit code of a command line; errors are sentences on standard error."""
+    return exit_codes.exit_code(lambda: _parsed(argv))
+
+
+def _parsed(argv: list[str]) -> object:
+    try:
+        command, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
+    except UnusedCliTokensError as error:
+        return say(_no_command(*(error.unused_tokens or argv)[:1]), EXIT_USAGE)
+    except CycloptsError as error:
+        return say(f"{error} `volunteer --help` shows what there is", EXIT_USAGE)
+    try:
+        return command(*bound.args, **bound.kwargs)
+    except VolunteerError as error:
+        error.message = hinted(error.message, bound.arguments.get("profile", ""))
+        raise
+
+
+def _no_command(word: str) -> str:
+    names = sorted(name for name in app if not name.startswith("-"))
+    near = difflib.get_close_matches(word, names, n=1)
+    hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(names)}"
+    return f'there is no command "{word}": {hint}'
+
+
+def _directories(profile: str) -> Directories:
+    from volunteer.settings.settings import directories
+
+    return directories(profile=profile)
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    import asyncio
+
+    return asyncio.run(work)
+
+
+async def _with_control(profile: str, act: Any) -> Any:
+    """Do something with the volunteer that runs on this profile. Raises Unreachable when none does."""
+    from shared.clock import SystemClock
+    from volunteer.account.profile import Profile as ProfileDirectory
+    from volunteer.control.local_socket import attach
+
+    endpoint = ProfileDirectory(_directories(profile).profile).endpoint
+    async with attach(endpoint, SystemClock()) as control:
+        return await act(control)
+
+
+async def _status(control: Any) -> Any:
+    return control.status
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    from shared.errors import BadRequest
+    from volunteer.settings.settings import listed
+
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise BadRequest(f'--set takes NAME=VALUE, not "{text}"')
+    return name.strip(), listed(name.strip(), value)
+
+
+def _plain(value: Any) -> str:
+    """A setting as people read it; nothing is "-"."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={item}" for name, item in value.items()) or "-"
+    if isinstance(value, tuple | list):
+        return ", ".join(str(item) for item in value) or "-"
+    return f"{value:g}" if isinstance(value, float) else str(value) or "-"
+
+
+def _print_json(value: Any) -> int:
+    import msgspec
+
+    print(msgspec.json.encode(value).decode())
+    return 0

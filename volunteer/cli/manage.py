@@ -1,0 +1,217 @@
+"""Commands around the work itself: the service, the card, and leaving. Parsing and printing only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from volunteer.cli.exit_codes import hinted
+
+if TYPE_CHECKING:
+    from shared.protocol.accounts import Me, RunInfo
+    from shared.protocol.work import VersionInfo
+    from volunteer.net.api import Api
+    from volunteer.service.units import Service
+
+EXIT_FAILURE = 1
+MACHINE_UNIT = Path("/etc/systemd/system/volunteer.service")
+
+Profile = Annotated[str, Parameter(help="Which profile of this host.")]
+System = Annotated[
+    bool,
+    Parameter(help="For the whole machine, as a user of its own (systemd).", negative=""),
+]
+
+service = App(name="service", help="Keep the volunteer running, from the start of the machine on.")
+
+
+@service.command
+def install(
+    *,
+    system: System = False,
+    join: Annotated[
+        str, Parameter(help="With --system: the link that the service joins with.")
+    ] = "",
+    show: Annotated[bool, Parameter(help="Only print what would be written.", negative="")] = False,
+    profile: Profile = "",
+) -> int:
+    """Write a service of this system, start it, and say how to watch it."""
+    from shared.links import parse_link
+
+    if join:
+        parse_link(join)
+    described = _described(system, join, profile)
+    if show:
+        for file in described.files:
+            print(f"# {file.path}")
+            print("(secret)" if file.secret else _text(file.data))
+        return 0
+    from volunteer.service.service import install as carry_out
+
+    carry_out(described)
+    for file in described.files:
+        print(f"written: {file.path}")
+    print(hinted("\n".join(described.hints), profile))
+    return 0
+
+
+@service.command
+def remove(*, system: System = False, profile: Profile = "") -> int:
+    """Stop the service and remove it."""
+    from volunteer.service.service import remove as carry_out
+
+    described = _described(system, "", profile, removing=True)
+    print("the service is removed" if carry_out(described) else "there was no service")
+    return 0
+
+
+def card(
+    *,
+    run: Annotated[str, Parameter(help="Which run; empty = the one you gave most to.")] = "",
+    to: Annotated[Path, Parameter(help="The file to write.")] = Path("volunteer-card.svg"),
+    profile: Profile = "",
+) -> int:
+    """Draw a card to show friends: your part in a model, before and after."""
+    from shared.errors import BadRequest, why
+    from volunteer.account.profile import Profile as ProfileDirectory
+    from volunteer.cli.start import ask_coordinator
+    from volunteer.files import write_whole
+    from volunteer.settings.settings import directories
+    from volunteer.stats.card import card as draw
+    from volunteer.stats.card import card_facts
+    from volunteer.stats.card_data import deeds
+
+    places = directories(profile=profile)
+
+    async def ask(api: Api) -> tuple[Me, RunInfo, tuple[VersionInfo, ...]]:
+        return await api.me(), *await deeds(api, run)
+
+    me, info, versions = asyncio.run(ask_coordinator(places, ask))
+    who = ProfileDirectory(places.profile).current()
+    assert who is not None  # ask_coordinator has used it
+    svg = draw(card_facts(me, info, versions, server=who.server, link=f"{who.url}/"))
+    try:
+        write_whole(to, svg.encode())
+    except OSError as error:
+        raise BadRequest(
+            f"{to} cannot be written: {why(error)}; name another file with --to"
+        ) from error
+    print(f"written: {to}")
+    return 0
+
+
+def name(
+    *,
+    public: Annotated[
+        bool | None,
+        Parameter(
+            name="--show", negative="--hide", help="Let others see it on the leaderboard, or not."
+        ),
+    ] = None,
+    profile: Profile = "",
+) -> int:
+    """Your nickname, and whether others see it."""
+    from volunteer.cli.start import ask_coordinator
+    from volunteer.settings import settings
+
+    places = settings.directories(profile=profile)
+
+    async def ask(api: Api) -> Me:
+        if public is not None:
+            await api.visibility(public)
+        return await api.me()
+
+    me = asyncio.run(ask_coordinator(places, ask))
+    if public is not None:  # the same for the next coordinator
+        settings.save(places.config / "config.toml", {"public": public})
+    seen = "others see it on the leaderboard" if me.public else "it is hidden from others"
+    print(f'your nickname is "{me.nickname}"; {seen}')
+    return 0
+
+
+def uninstall(
+    *,
+    all_: Annotated[
+        bool,
+        Parameter(name="--all", help="Also the account and the settings.", negative=""),
+    ] = False,
+    yes: Annotated[bool, Parameter(help="Do not ask.", negative="")] = False,
+    profile: Profile = "",
+) -> int:
+    """Hand tasks back and remove service and downloads; the account stays unless --all."""
+    from shared.clock import SystemClock
+    from volunteer.account.join import connector
+    from volunteer.account.profile import Profile as ProfileDirectory
+    from volunteer.service.service import remove as remove_service
+    from volunteer.service.uninstall import belongings, hand_back, other_profiles
+    from volunteer.service.uninstall import remove as remove_files
+    from volunteer.settings.settings import directories
+    from volunteer.text import size
+
+    places = directories(profile=profile)
+    described = _removable(profile)
+    files = tuple(f.path for f in described.files if f.path.exists()) if described else ()
+    items = belongings(places, files, everything=all_)
+    for item in items:
+        word = "goes" if item.goes else "stays"
+        print(f"{word:<6} {size(item.size):>8}  {item.path}  ({item.what})")
+    for name in other_profiles(places):
+        print(f"stays            another profile: {name}")
+    if not yes and not _agreed():
+        print("nothing was changed")
+        return EXIT_FAILURE
+    if described and files:
+        remove_service(described)
+    clock = SystemClock()
+    print(asyncio.run(hand_back(ProfileDirectory(places.profile), connector(clock), clock)))
+    trouble = remove_files(items)
+    for sentence in trouble:
+        print(f"volunteer: {sentence}", file=sys.stderr)
+    if MACHINE_UNIT.exists():
+        print("a service of the whole machine is left: sudo volunteer service remove --system")
+    print("the program itself goes with: pipx uninstall volunteer")
+    return EXIT_FAILURE if trouble else 0
+
+
+def add_to(app: App) -> None:
+    """Make these commands of the program."""
+    app.command(service)
+    app.command(card)
+    app.command(name)
+    app.command(uninstall)
+
+
+def _described(system: bool, join: str, profile: str, *, removing: bool = False) -> Service:
+    from volunteer.service.service import this_machine
+    from volunteer.service.units import describe
+
+    target = this_machine(
+        profile=profile, machine=system, join=join, environ=os.environ, removing=removing
+    )
+    return describe(target)
+
+
+def _removable(profile: str) -> Service | None:
+    """The service that would be here; None on a system for which there is none."""
+    from shared.errors import Configuration
+
+    try:
+        return _described(False, "", profile, removing=True)
+    except Configuration:
+        return None
+
+
+def _agreed() -> bool:
+    if not sys.stdin.isatty():
+        print("volunteer: this is no terminal: say --yes", file=sys.stderr)
+        return False
+    return input("Remove what goes? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-16") if data[:2] in (b"\xff\xfe", b"\xfe\xff") else data.decode()

@@ -1,0 +1,382 @@
+"""What the commands do: start a volunteer with or without a screen, join, and ask the coordinator something.
+
+The agent and all that it needs (numpy, httpx) are imported when somebody needs them: the screen is painted before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psutil
+
+from shared import gc_freeze
+from shared.clock import SystemClock
+from shared.errors import BadRequest, Configuration, Unavailable, Unreachable
+from volunteer.account.profile import Identity, Profile
+from volunteer.cli.exit_codes import at_terminal, hinted
+from volunteer.files import set_aside
+from volunteer.settings import settings as config
+from volunteer.settings.settings import Directories, Settings
+
+if TYPE_CHECKING:
+    from volunteer.control.commands import Joined, SettingRow
+    from volunteer.engine import Engine
+    from volunteer.net.api import Api
+    from volunteer.tui.app import Look, VolunteerApp
+
+LOW_PRIORITY = 10
+LAST_LINES_S = 5.0
+MOMENT_S = 10.0  # at most: from the lock of a profile to its socket at the beginning, and from there to the end of the process
+TRY_S = 0.05
+GOES_ON = "the volunteer goes on in the background: `volunteer status` looks at it, `volunteer stop` ends it"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line says."""
+
+    profile: str = ""
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    screen: bool = True
+    json: bool = False
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Against whom `volunteer play` plays, and how well."""
+
+    run: str
+    version: int | None = None  # None = the newest
+    level: int = 1
+
+
+def work(options: Options) -> int:
+    """Train until told to end. Returns the exit code; raises Configuration and others before anything began."""
+    if options.screen and not at_terminal():
+        raise BadRequest("this is no terminal: use `volunteer --no-ui`")
+    directories = config.directories(profile=options.profile)
+    settings = _settings(options, directories)
+    logging.basicConfig(stream=sys.stderr, level=settings.log_level.upper())
+    profile = Profile(directories.profile)
+    until, told = time.monotonic() + MOMENT_S, False
+    while True:
+        with ExitStack() as held:
+            if _is_ours(profile, held, options):
+                _lower_priority(settings)
+                gc_freeze.spare()
+                return asyncio.run(_work(options, directories, profile, settings))
+        shown = asyncio.run(_attach(options, profile, settings)) if options.screen else None
+        if shown is not None:
+            return shown
+        if not told:
+            print(
+                "volunteer: another one begins or ends on this profile: a moment", file=sys.stderr
+            )
+            told = True
+        elif time.monotonic() > until:
+            raise Unavailable(
+                "the volunteer that was at work on this profile has not ended yet: leave its screen, or try again in a moment"
+            )
+        time.sleep(TRY_S)
+
+
+def _is_ours(profile: Profile, held: ExitStack, options: Options) -> bool:
+    """Whether no other instance held the profile; now this one does. Raises Configuration where another one is at work and
+    a screen, which could show it, is not asked for."""
+    try:
+        held.enter_context(profile.lock())
+    except Configuration:
+        if profile.endpoint.exists() and not options.screen:
+            raise
+        return False
+    return True
+
+
+def _settings(options: Options, directories: Directories) -> Settings:
+    """The settings in force. A person at a damaged file may put it aside and go on; raises Configuration otherwise."""
+    path = directories.config / "config.toml"
+    try:
+        return config.load(options.flags, path=path).settings
+    except Configuration as error:
+        if not (options.screen and path.exists()):
+            raise
+        print(f"volunteer: {error.message}", file=sys.stderr)
+        question = "Keep the file aside and go on with the defaults? [y/N] "
+        if input(question).strip().lower() not in ("y", "yes"):
+            raise
+        print(f"volunteer: it is kept as {set_aside(path)}", file=sys.stderr)
+        return config.load(options.flags, path=path).settings
+
+
+async def _work(
+    options: Options, directories: Directories, profile: Profile, settings: Settings
+) -> int:
+    link = os.environ.get(config.JOIN, "")
+    if link:
+        await _join_unattended(directories, settings, link)
+    if not options.screen and profile.current() is None:
+        raise Configuration(
+            "this profile has joined no coordinator yet: `volunteer join LINK`, with the link of your organiser"
+        )
+    # At the first start before the screen nothing begins until its owner says so.
+    first = options.screen and not link and _new(profile)
+
+    def engine() -> Engine:
+        from volunteer.engine import Engine
+
+        return Engine(directories, options.flags, start_paused=options.paused or first)
+
+    if options.screen:
+        return await _with_screen(engine, _look(settings, first=first))
+    return await _without_screen(engine(), json=options.json)
+
+
+async def _without_screen(engine: Engine, *, json: bool) -> int:
+    from volunteer.headless import Headless
+    from volunteer.machine import watchdog
+
+    watchdog.watch(asyncio.get_running_loop())
+    _obey_signals(engine)
+    front = Headless(engine.control, sys.stdout, json=json, since=engine.world.clock.now())
+    drawing = asyncio.create_task(front.run())
+    drawing.add_done_callback(lambda _: engine.stop("save"))  # it fails, or all has ended anyway
+    await asyncio.sleep(0)  # subscribed before the first event
+    code = await engine.run()
+    await asyncio.wait({drawing}, timeout=LAST_LINES_S)  # nobody has to read them
+    if drawing.done():
+        drawing.result()
+    return code
+
+
+def _new(profile: Profile) -> bool:
+    """Whether this profile has not been at work yet."""
+    identity = profile.current()
+    return identity is None or not profile.home(identity).memory.benchmarks
+
+
+def _look(settings: Settings, *, first: bool) -> Look:
+    """What the owner wants to see, and first of all."""
+    from volunteer.tui.app import Look
+
+    return Look(
+        theme=settings.theme,
+        ascii=settings.ascii,
+        animations=settings.animations,
+        keys=settings.keys,
+        power_price=settings.power_price,
+        page="onboarding" if first else "dashboard",
+    )
+
+
+async def _with_screen(make: Callable[[], Engine], look: Look) -> int:
+    """The screen on the event loop of the agent; when one ends, so does the other."""
+    from volunteer.tui.app import VolunteerApp
+
+    screen = VolunteerApp(look=look)
+    drawing = asyncio.create_task(screen.run_async())
+    engine = await _behind(screen, drawing, make)
+    if engine is None:
+        return await drawing or 0
+    working = asyncio.create_task(engine.run())
+    code = await drawing
+    if screen.at_once:
+        working.cancel()
+        return code or 0
+    if not working.done():
+        engine.stop("save")
+    result = await working
+    _last_words(screen.farewell)
+    return result or code or 0
+
+
+async def _behind(
+    screen: VolunteerApp, drawing: asyncio.Task[int | None], make: Callable[[], Engine]
+) -> Engine | None:
+    """The engine, made and shown once the screen is painted; None when the screen was left before that."""
+    painted = asyncio.create_task(screen.painted.wait())
+    await asyncio.wait({painted, drawing}, return_when=asyncio.FIRST_COMPLETED)
+    painted.cancel()
+    if not drawing.done():
+        # In a thread of its own, so that keys are heard meanwhile.
+        await asyncio.to_thread(importlib.import_module, "volunteer.engine")
+    if drawing.done():
+        return None
+    engine = make()
+    screen.call_later(screen.attach, engine.control)
+    return engine
+
+
+async def _attach(options: Options, profile: Profile, settings: Settings) -> int | None:
+    """The screen of the instance at work here; None where none answers."""
+    from volunteer.control.local_socket import attach
+    from volunteer.tui.app import VolunteerApp
+
+    look = _look(settings, first=False)
+    async with AsyncExitStack() as attached:
+        try:
+            control = await attached.enter_async_context(attach(profile.endpoint, SystemClock()))
+        except Unreachable:
+            return None
+        screen = VolunteerApp(control, look=look)
+        code = await screen.run_async() or 0
+        _last_words(screen.farewell or hinted(GOES_ON, options.profile))
+        return code
+
+
+def _last_words(text: str) -> None:
+    """What stays in the terminal when the screen is gone."""
+    try:
+        print(text, end="\n" if text else "", flush=True)
+    except OSError:
+        pass  # the window is gone too
+
+
+def _obey_signals(engine: Engine) -> None:
+    """The first signal ends in good order, the second at once."""
+    asked = False
+
+    def obey(name: str) -> None:
+        nonlocal asked
+        if asked:
+            os._exit(1)
+        asked = True
+        print(
+            f"volunteer: {name}: finishing what is quick and giving the task back; once more ends at once",
+            file=sys.stderr,
+            flush=True,
+        )
+        engine.stop("release")
+
+    loop = asyncio.get_running_loop()
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is None:
+            continue
+        try:
+            loop.add_signal_handler(number, obey, name)
+        except NotImplementedError:  # Windows
+            signal.signal(number, lambda *_, n=name: loop.call_soon_threadsafe(obey, n))
+
+
+async def _join_unattended(directories: Directories, settings: Settings, link: str) -> None:
+    """Join by VOLUNTEER_JOIN. A coordinator that is not up is waited for only if this machine is new to it."""
+    try:
+        await _join(directories, settings, link, "")
+    except Unreachable:
+        if Profile(directories.profile).current() is None:
+            raise
+
+
+async def _join(directories: Directories, settings: Settings, link: str, name: str) -> Joined:
+    from shared.links import parse_link
+    from volunteer.account.join import connector, join
+
+    return await join(
+        parse_link(link),
+        name,
+        profile=Profile(directories.profile),
+        settings=settings,
+        connect=connector(SystemClock()),
+    )
+
+
+async def join_now(directories: Directories, link: str, name: str) -> Joined:
+    """`volunteer join`."""
+    settings = config.load(path=directories.config / "config.toml").settings
+    return await _join(directories, settings, link, name)
+
+
+async def ask_coordinator(directories: Directories, question: Callable[[Api], Awaitable[T]]) -> T:
+    """Something only the coordinator knows, with the identity of this profile. Raises Configuration without one."""
+    from volunteer.account.join import connector
+    from volunteer.net.api import Api
+    from volunteer.net.tls import Address
+
+    identity = _identity(directories)
+    address = Address(url=identity.url, tls_pin=identity.tls_pin)
+    client = connector(SystemClock())(address, identity.token)
+    try:
+        return await question(Api(client))
+    finally:
+        await client.close()
+
+
+def _identity(directories: Directories) -> Identity:
+    identity = Profile(directories.profile).current()
+    if identity is None:
+        raise Configuration("this profile has joined no coordinator yet: `volunteer join LINK`")
+    return identity
+
+
+def play(directories: Directories, game: Match) -> int:
+    """`volunteer play`. Raises Configuration where nobody has joined."""
+    return asyncio.run(_play(directories, game))
+
+
+async def _play(directories: Directories, game: Match) -> int:
+    from volunteer.machine.devices import default_threads
+    from volunteer.opponent import Rival
+    from volunteer.tui.play.app import PlayApp
+
+    settings = config.load(path=directories.config / "config.toml").settings
+    identity = _identity(directories)
+
+    async def at_the_board(api: Api) -> int:
+        with TemporaryDirectory(prefix="volunteer-play-") as cache:
+            rival = Rival(
+                api,
+                game.run,
+                public_key=identity.public_key,
+                enabled=settings.workloads,
+                directory=Path(cache),
+                threads=settings.threads or default_threads(),
+            )
+            screen = PlayApp(
+                rival,
+                game.run,
+                version=game.version,
+                level=game.level,
+                look=_look(settings, first=False),
+            )
+            try:
+                return await screen.run_async() or 0
+            finally:
+                rival.close()
+
+    return await ask_coordinator(directories, at_the_board)
+
+
+def setting_rows(directories: Directories) -> tuple[SettingRow, ...]:
+    """`volunteer settings`."""
+    from volunteer.engine import setting_rows_of
+
+    return setting_rows_of(config.load(path=directories.config / "config.toml"))
+
+
+def _lower_priority(settings: Settings) -> None:
+    """The owner's other programs come first. Not being allowed to is no reason to stop."""
+    if settings.priority != "low":
+        return
+    process = psutil.Process()
+    try:
+        if sys.platform == "win32":
+            process.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
+        elif process.nice() < LOW_PRIORITY:
+            process.nice(LOW_PRIORITY)
+    except (psutil.Error, OSError):
+        logging.getLogger(__name__).info("the priority could not be lowered")

@@ -1,0 +1,1 @@
+"""The only door for front ends: commands, queries, events, status."""

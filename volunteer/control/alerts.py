@@ -1,0 +1,249 @@
+"""Telling the owner of a machine about failures that need a person: the bell, a notification of the desktop, a webhook.
+
+What is worth an alert is decided from the events alone, by `Watch`. One kind of trouble is told at most once an hour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from shared.errors import VolunteerError
+from volunteer.control import events
+from volunteer.control.event_bus import Hub, Subscription
+from volunteer.control.events import AnyEvent
+from volunteer.settings.display import Looks
+from volunteer.text import duration, printable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+REJECTED_TOLD = 3  # results in a row
+AWAY_TOLD_S = 1800.0  # without an answer of the coordinator
+QUIET_S = 3600.0  # between two alerts of one kind
+TELL_S = 10.0  # for one way of telling, and at the end for all that are under way
+CHARS_MAX = 300
+TITLE = "volunteer"
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that needs a person."""
+
+    kind: str  # "ended", "failing", "rejected", "away"
+    message: str
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a webhook gets: facts, and the sentence twice under the names that chat services read."""
+
+    kind: str
+    message: str
+    at: float  # UTC epoch seconds
+    coordinator: str
+    nickname: str
+    text: str
+    content: str
+
+
+Post: TypeAlias = Callable[[str, Told], Awaitable[None]]  # raises VolunteerError
+Run: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], str]  # what went wrong, or ""
+
+
+class Watch:
+    """Says which events are worth an alert. Pure but for what it remembers."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, float] = {}  # kind -> when
+        self._rejected = 0
+        self._away_since: float | None = None
+
+    def hear(self, event: AnyEvent) -> Alert | None:
+        """The alert that an event gives, if it is one and was not told lately."""
+        alert = self._of(event)
+        if alert is None:
+            return None
+        last = self._told.get(alert.kind)
+        if last is not None and event.at - last < QUIET_S:
+            return None
+        self._told[alert.kind] = event.at
+        return alert
+
+    def _of(self, event: AnyEvent) -> Alert | None:
+        match event:
+            case events.Stopped(code=code, message=message) if code != 0:
+                return Alert(kind="ended", message=f"the volunteer has ended: {message}")
+            case events.Notice(level="error", message=message):
+                return Alert(kind="failing", message=message)
+            case events.Judged(verdict=verdict):
+                return self._judged(verdict.state, verdict.message)
+            case events.Connection():
+                return self._connection(event)
+            case _:
+                return None
+
+    def _judged(self, state: str, why: str) -> Alert | None:
+        if state in ("accepted", "merged", "superseded"):
+            self._rejected = 0
+        if state != "rejected":
+            return None
+        self._rejected += 1
+        if self._rejected < REJECTED_TOLD:
+            return None
+        said = f"{self._rejected} results in a row were rejected"
+        return Alert(kind="rejected", message=f"{said}: {why}" if why else said)
+
+    def _connection(self, event: events.Connection) -> Alert | None:
+        if event.online:
+            self._away_since = None
+            return None
+        if self._away_since is None:
+            self._away_since = event.at
+        away_s = event.at - self._away_since
+        if away_s < AWAY_TOLD_S:
+            return None
+        said = f"the coordinator has not answered for {duration(away_s)}: {event.message}"
+        return Alert(kind="away", message=said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """How alerts leave the program; tests bring their own."""
+
+    post: Post
+    run: Run
+    system: str = sys.platform
+
+
+class Alerts:
+    """Listens to the events of one volunteer and tells its owner. `looks` gives the settings in force."""
+
+    def __init__(self, hub: Hub, looks: Callable[[], Looks], ways: Ways) -> None:
+        self._hub = hub
+        self._looks = looks
+        self._ways = ways
+        self._watch = Watch()
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._complained: set[str] = set()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Until the block ends, and a moment longer for what is under way then."""
+        with self._hub.subscribe() as new:
+            listening = asyncio.create_task(self._listen(new))
+            try:
+                yield
+            finally:
+                new.close()
+                await listening
+                if self._under_way:
+                    await asyncio.wait(self._under_way, timeout=TELL_S)
+                for task in self._under_way:
+                    task.cancel()
+
+    async def _listen(self, new: Subscription) -> None:
+        async for event in new:
+            alert = self._watch.hear(event)
+            if alert is not None:
+                self.tell(alert, event.at)
+
+    def tell(self, alert: Alert, at: float) -> None:
+        """Start telling, by all the ways that were chosen."""
+        looks = self._looks()
+        message = printable(alert.message, CHARS_MAX)
+        if looks.alerts:
+            self._hub.emit(events.Alerted(message=message, bell="bell" in looks.alerts))
+        if "desktop" in looks.alerts:
+            self._start(self._desktop(message))
+        if "webhook" in looks.alerts and looks.webhook:
+            self._start(self._webhook(looks.webhook, alert.kind, message, at))
+
+    def _start(self, work: Awaitable[str]) -> None:
+        async def telling() -> None:
+            trouble = await work
+            if trouble and trouble not in self._complained:  # once is enough
+                self._complained.add(trouble)
+                self._hub.notice(trouble, "warning")
+
+        task = asyncio.create_task(telling())
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def _desktop(self, message: str) -> str:
+        command, environment = notification(self._ways.system, message)
+        trouble = await asyncio.to_thread(self._ways.run, command, environment)
+        return f"the desktop could not be told: {trouble}" if trouble else ""
+
+    async def _webhook(self, url: str, kind: str, message: str, at: float) -> str:
+        status = self._hub.status
+        said = f"{status.nickname or TITLE}: {message}"
+        told = Told(
+            kind=kind,
+            message=message,
+            at=at,
+            coordinator=status.server,
+            nickname=status.nickname,
+            text=said,
+            content=said,
+        )
+        try:
+            await self._ways.post(url, told)
+        except VolunteerError as error:
+            return f"the webhook could not be told: {error.message}"
+        return ""
+
+
+# The programs that systems have for it. The message is an argument or a variable, never part of a script.
+_MAC = (
+    "on run argv",
+    "display notification (item 2 of argv) with title (item 1 of argv)",
+    "end run",
+)
+_WINDOWS = (
+    "Add-Type -AssemblyName System.Windows.Forms,System.Drawing; "
+    "$n = New-Object System.Windows.Forms.NotifyIcon; "
+    "$n.Icon = [System.Drawing.SystemIcons]::Warning; $n.Visible = $true; "
+    "$n.ShowBalloonTip(8000, $env:VOLUNTEER_ALERT_TITLE, $env:VOLUNTEER_ALERT, 'Warning'); "
+    "Start-Sleep -Seconds 8; $n.Dispose()"
+)
+
+
+def notification(system: str, message: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command that shows a message on the desktop, and the variables it needs."""
+    if system == "darwin":
+        script = tuple(part for line in _MAC for part in ("-e", line))
+        return ("osascript", *script, TITLE, message), {}
+    if system == "win32":
+        command = ("powershell", "-NoProfile", "-NonInteractive", "-Command", _WINDOWS)
+        return command, {"VOLUNTEER_ALERT_TITLE": TITLE, "VOLUNTEER_ALERT": message}
+    plain = message.replace("&", "&amp;").replace("<", "&lt;")  # a notification may hold markup
+    return ("notify-send", f"--app-name={TITLE}", "--", TITLE, plain), {}
+
+
+def run_quietly(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Run a small program of the system. Returns what went wrong, or nothing."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=os.environ | environment,
+            timeout=TELL_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        return f"there is no program {command[0]} here"
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"{command[0]} cannot be run: {error}"
+    if done.returncode == 0:
+        return ""
+    said = printable(done.stderr.decode(errors="replace").strip(), CHARS_MAX)
+    return f"{command[0]} failed: {said or f'status {done.returncode}'}"

@@ -1,0 +1,65 @@
+"""What helps somebody else to help: versions, machine, settings and the last events, without anything secret. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from shared.protocol.accounts import Hardware
+from volunteer.control.commands import SettingRow
+from volunteer.control.events import AnyEvent
+from volunteer.control.sentences import words
+from volunteer.control.status import Status
+from volunteer.text import printable, size
+
+EVENTS_MAX = 60
+PRIVATE = ("webhook",)  # settings that may hold a key
+# Whatever looks like a code, a token or the way to somebody's home.
+_SECRETS = (
+    (re.compile(r"(code|token|secret|key|pin)=[^\s+&;]+", re.IGNORECASE), r"\1=***"),
+    (re.compile(r"[0-9a-f]{32,}", re.IGNORECASE), "***"),
+    (re.compile(r"(/home/|/Users/|\\Users\\)[^/\\\s]+"), r"\1***"),
+)
+
+
+def diagnostics(
+    status: Status,
+    machine: Hardware,
+    *,
+    version: str,
+    settings: Sequence[SettingRow],
+    events: Iterable[AnyEvent],
+) -> str:
+    """A text to paste into a question."""
+    lines = [
+        f"volunteer {version}, Python {machine.python}, torch {machine.torch or 'none'}",
+        f"{machine.system}, {machine.cores} cores, {size(machine.memory_bytes)} of memory",
+        f"coordinator: {status.server or '-'}, {'online' if status.online else 'offline'} {status.connection}",
+    ]
+    lines += [
+        f"device {d.id}: {d.name}, {size(d.memory_bytes)}{'' if d.usable else ', ' + d.problem}"
+        for d in status.devices
+    ]
+    lines += [
+        f"speed {b.device}: {b.step_flops / 1e9:.0f} GFLOP/s in training" for b in status.benchmarks
+    ]
+    lines += [f"paused by {p.by}: {p.message}; until {p.until}" for p in status.pauses]
+    lines += [
+        f"task {t.task} of {t.run} on {t.device}: {t.phase}, step {t.step}/{t.steps}"
+        for t in status.tasks
+    ]
+    lines += [
+        f"setting {row.name} = {'***' if row.name in PRIVATE else row.value} ({row.source})"
+        for row in settings
+        if row.source != "default"
+    ]
+    told = [said for event in events if (said := words(event)) is not None]
+    lines += ["", *told[-EVENTS_MAX:]]
+    return "\n".join(harmless(printable(line)) for line in lines) + "\n"
+
+
+def harmless(text: str) -> str:
+    """The text without what could be a secret or a name."""
+    for pattern, instead in _SECRETS:
+        text = pattern.sub(instead, text)
+    return text

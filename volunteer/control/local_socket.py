@@ -1,0 +1,248 @@
+"""The local socket of a running volunteer: JSON lines, one a message, for this user only.
+
+A Unix socket in a private directory where there is one, else a loopback port with a token; `control.json` in the profile
+says which. Whoever connects gets the status first, then every event, and may send commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from shared.clock import Clock
+from shared.decoding import decode
+from shared.errors import BadRequest, Unreachable, VolunteerError, from_wire
+from volunteer.control.commands import REPLIES, Answered, AnyCommand, Asked, Command, Snapshot, Told
+from volunteer.control.control import Control, Execute
+from volunteer.control.event_bus import Hub, Subscription
+from volunteer.files import private_directory, read_record, write_record
+
+LINE_BYTES_MAX = 4 << 20
+CLIENTS_MAX = 16
+SOCKET_PATH_MAX = 100  # bytes that every system allows for a Unix socket
+HELLO_S = 5.0
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a running volunteer listens. In a private file: the token opens it."""
+
+    path: str = ""  # of a Unix socket
+    port: int = 0  # on 127.0.0.1, where there are no Unix sockets
+    token: str = ""
+    pid: int = 0
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The first line to the volunteer."""
+
+    token: str
+
+
+class ControlServer:
+    """Serves one volunteer's control to other processes of the same user."""
+
+    def __init__(self, hub: Hub, execute: Execute) -> None:
+        self._hub = hub
+        self._execute = execute
+        self._clients: set[asyncio.Task[None]] = set()
+        self._token = secrets.token_hex(16)
+
+    @asynccontextmanager
+    async def serve(self, record: Path) -> AsyncIterator[None]:
+        """Listen, and say where in `record`, until the block ends."""
+        if hasattr(socket, "AF_UNIX"):
+            path = _socket_path(record)
+            path.unlink(missing_ok=True)
+            server = await asyncio.start_unix_server(self._meet, path, limit=LINE_BYTES_MAX)
+            path.chmod(0o600)
+            endpoint = Endpoint(path=str(path), token=self._token, pid=os.getpid())
+        else:
+            server = await asyncio.start_server(self._meet, "127.0.0.1", 0, limit=LINE_BYTES_MAX)
+            port = server.sockets[0].getsockname()[1]
+            endpoint = Endpoint(port=port, token=self._token, pid=os.getpid())
+        write_record(record, endpoint)
+        try:
+            yield
+        finally:
+            _remove(record)
+            server.close()
+            for client in self._clients:
+                client.cancel()
+            await asyncio.gather(*self._clients, return_exceptions=True)
+            if endpoint.path:
+                _remove(Path(endpoint.path))
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._clients) >= CLIENTS_MAX:
+            writer.close()
+            return
+        self._clients.add(task)
+        try:
+            hello = await asyncio.wait_for(_line(reader, Hello), HELLO_S)
+            if hello is None or not hmac.compare_digest(hello.token, self._token):
+                return
+            with self._hub.subscribe() as events:
+                await self._talk(reader, writer, events)
+        except (ConnectionError, TimeoutError, BadRequest, asyncio.CancelledError):
+            pass  # it went away, talked nonsense, or we end
+        finally:
+            self._clients.discard(task)
+            with contextlib.suppress(ConnectionError):
+                writer.close()
+
+    async def _talk(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, events: Subscription
+    ) -> None:
+        await _send(writer, Snapshot(status=self._hub.status))
+        telling = asyncio.create_task(self._tell(writer, events))
+        try:
+            while (asked := await _line(reader, Asked)) is not None:
+                await _send(writer, await self._answer(asked))
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+
+    async def _tell(self, writer: asyncio.StreamWriter, events: Subscription) -> None:
+        async for event in events:
+            await _send(writer, Told(event=event))
+        writer.close()  # the volunteer has ended
+
+    async def _answer(self, asked: Asked) -> Answered:
+        try:
+            value = await self._execute(asked.command)
+        except VolunteerError as error:
+            return Answered(id=asked.id, code=error.code, message=error.message)
+        return Answered(id=asked.id, value=msgspec.Raw(msgspec.json.encode(value)))
+
+
+class Remote:
+    """Talks to the volunteer of another process."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hub: Hub
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._hub = hub
+        self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
+        self._last = 0
+        self._over = False  # nothing more comes
+
+    async def execute(self, command: Command) -> Any:
+        """Send a command and wait for its answer. Raises what the volunteer said, or Unreachable."""
+        if self._over:
+            raise Unreachable("the volunteer has ended")
+        self._last += 1
+        answer: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
+        self._waiting[self._last] = answer
+        try:
+            await _send(self._writer, Asked(id=self._last, command=cast(AnyCommand, command)))
+            raw = await answer
+        except ConnectionError as error:
+            raise Unreachable("the volunteer has ended") from error
+        kind = REPLIES.get(type(command))
+        return None if kind is None else decode(raw, kind)
+
+    async def read(self) -> None:
+        """Fold in what comes until the volunteer ends."""
+        try:
+            while (line := await _line(self._reader, Answered | Told)) is not None:
+                if isinstance(line, Told):
+                    self._hub.emit(line.event)
+                elif waiting := self._waiting.pop(line.id, None):
+                    if line.code:
+                        waiting.set_exception(from_wire(line.code, line.message))
+                    else:
+                        waiting.set_result(line.value)
+        except (ConnectionError, BadRequest):
+            pass
+        finally:
+            self._over = True
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(Unreachable("the volunteer has ended"))
+            self._hub.close()
+
+
+@asynccontextmanager
+async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
+    """The volunteer that runs on this profile. Raises Unreachable when none does."""
+    endpoint = read_record(record, Endpoint)
+    none = "no volunteer is running on this profile: start one with `volunteer`"
+    if endpoint is None:
+        raise Unreachable(none)
+    try:
+        if endpoint.path:
+            reader, writer = await asyncio.open_unix_connection(endpoint.path, limit=LINE_BYTES_MAX)
+        else:
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", endpoint.port, limit=LINE_BYTES_MAX
+            )
+    except OSError as error:
+        raise Unreachable(none) from error
+    try:
+        await _send(writer, Hello(endpoint.token))
+        first = await asyncio.wait_for(_line(reader, Snapshot), HELLO_S)
+        if first is None:
+            raise Unreachable("the running volunteer does not answer")
+        hub = Hub(clock, first.status)
+        remote = Remote(reader, writer, hub)
+        reading = asyncio.create_task(remote.read())
+        try:
+            yield Control(hub, remote.execute, remote=True)
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+    except (ConnectionError, TimeoutError) as error:
+        raise Unreachable("the running volunteer does not answer") from error
+    finally:
+        with contextlib.suppress(ConnectionError):
+            writer.close()
+
+
+async def _send(writer: asyncio.StreamWriter, message: msgspec.Struct) -> None:
+    writer.write(msgspec.json.encode(message) + b"\n")
+    await writer.drain()
+
+
+async def _line(reader: asyncio.StreamReader, kind: Any) -> Any:
+    """The next message; None at the end. Raises BadRequest."""
+    try:
+        line = await reader.readline()
+    except ValueError as error:
+        raise BadRequest("a line of the control socket is too long") from error
+    if not line:
+        return None
+    try:
+        return decode(line, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"a line of the control socket makes no sense: {error}") from error
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _socket_path(record: Path) -> Path:
+    """Beside the record, or in a short private directory when that would be too long for a socket."""
+    path = record.with_suffix(".sock")
+    if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
+        return path
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    private = private_directory(base / f"volunteer-{os.getuid()}")
+    if private.stat().st_uid != os.getuid() or private.stat().st_mode & 0o077:
+        private = Path(tempfile.mkdtemp(prefix="volunteer-"))
+    return private / f"{secrets.token_hex(6)}.sock"

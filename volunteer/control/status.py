@@ -1,0 +1,270 @@
+"""The state of a volunteer as one frozen snapshot, folded from its events, so that whoever attaches late sees the same."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
+from shared.protocol.heartbeat import RunBeat
+from shared.protocol.work import Verdict
+from volunteer.control import events
+from volunteer.control.events import AnyEvent
+
+VERDICTS_MAX = 50
+NOTICES_MAX = 50
+PRACTICE = "Practice run"  # what the coordinator of one's own is called
+PLAIN = msgspec.structs.replace
+
+Phase: TypeAlias = Literal["claimed", "fetch", "train", "upload", "checking"]
+
+
+class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A task on this machine."""
+
+    task: int
+    run: str
+    workload: str
+    device: str
+    phase: Phase
+    steps: int
+    samples: int
+    price_micro: int
+    finish_by: float
+    what: str = ""  # being fetched
+    done_bytes: int = 0
+    total_bytes: int = 0
+    step: int = 0
+    loss: float | None = None
+    steps_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+    eta_s: float | None = None
+    version: int = 0
+    preview: str = ""
+    metrics: dict[str, float] = {}
+    items: str = "tokens"  # what `tokens_per_s` counts
+    counted: str = ""  # what steps and samples are where nothing is learnt: "games"
+
+
+class PauseStatus(msgspec.Struct, frozen=True, kw_only=True):
+    device: str  # empty: all
+    by: str
+    message: str
+    until: str
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a screen needs to begin with."""
+
+    at: float = 0.0
+    since: float = 0.0
+    profile: str = ""
+    pid: int = 0
+    coordinator: str = ""
+    server: str = ""
+    nickname: str = ""
+    fingerprint: str = ""
+    volunteer_id: str = ""
+    joined: bool = False  # whether there is a coordinator to work for
+    online: bool = False
+    away_since: float | None = None  # since when the coordinator does not answer
+    connection: str = ""
+    retry_at: float | None = None
+    queued: int = 0
+    finishing: bool = False
+    stopped: bool = False
+    idle: str = ""  # reason code while nothing is trained
+    idle_message: str = ""
+    idle_until: float | None = None
+    pauses: tuple[PauseStatus, ...] = ()
+    devices: tuple[Device, ...] = ()
+    benchmarks: tuple[Benchmark, ...] = ()
+    tasks: tuple[TaskStatus, ...] = ()
+    runs: tuple[RunInfo, ...] = ()
+    beats: tuple[RunBeat, ...] = ()
+    me: Me | None = None
+    verdicts: tuple[Verdict, ...] = ()  # newest last
+    notices: tuple[events.Notice, ...] = ()
+    done: int = 0  # tasks handed in since the start
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    up_bytes_per_s: float = 0.0  # of the last transfers that tell
+    down_bytes_per_s: float = 0.0
+
+    @property
+    def practice(self) -> bool:
+        """Whether this is only practice: its credits are worth nothing."""
+        return self.server == PRACTICE
+
+    def paused(self, device: str = "") -> PauseStatus | None:
+        """Why a device (or, without a name, everything) is paused."""
+        for pause in self.pauses:
+            if pause.device in ("", device):
+                return pause
+        return None
+
+
+def fold(status: Status, event: AnyEvent) -> Status:
+    """The status after an event."""
+    status = PLAIN(status, at=max(status.at, event.at))  # history is told late
+    match event:
+        case events.Started():
+            return PLAIN(
+                status,
+                since=event.at,
+                coordinator=event.coordinator,
+                server=event.server,
+                nickname=event.nickname,
+                fingerprint=event.fingerprint,
+                volunteer_id=event.volunteer_id,
+                joined=True,
+                stopped=False,
+            )
+        case events.Connection():
+            return PLAIN(
+                status,
+                online=event.online,
+                away_since=None if event.online else status.away_since or event.at,
+                connection=event.message,
+                retry_at=event.retry_at,
+                queued=event.queued,
+            )
+        case events.Idle():
+            return PLAIN(
+                status, idle=event.reason, idle_message=event.message, idle_until=event.until
+            )
+        case events.Finishing():
+            return PLAIN(status, finishing=True)
+        case events.Traffic():
+            return PLAIN(
+                status,
+                sent_bytes=event.sent_bytes,
+                received_bytes=event.received_bytes,
+                up_bytes_per_s=event.up_bytes_per_s or status.up_bytes_per_s,
+                down_bytes_per_s=event.down_bytes_per_s or status.down_bytes_per_s,
+            )
+        case events.Stopped():
+            return PLAIN(status, stopped=True, online=False, tasks=())
+        case events.Paused() | events.Resumed():
+            return _pauses(status, event)
+        case events.Notice():
+            return PLAIN(status, notices=(*status.notices, event)[-NOTICES_MAX:])
+        case events.Credits():
+            return PLAIN(status, me=event.me)
+        case events.RunsListed():
+            return PLAIN(status, runs=event.runs)
+        case events.DevicesFound():
+            return PLAIN(status, devices=event.devices)
+        case _:
+            return _fold_work(status, event)
+
+
+def _fold_work(status: Status, event: AnyEvent) -> Status:
+    match event:
+        case events.Benchmarked(benchmark=new):
+            kept = tuple(b for b in status.benchmarks if b.device != new.device)
+            return PLAIN(status, benchmarks=(*kept, new))
+        case events.RunProgress(beat=new_beat):
+            beats = tuple(b for b in status.beats if b.run != new_beat.run)
+            return PLAIN(status, beats=(*beats, new_beat))
+        case events.Judged(verdict=verdict):
+            older = tuple(v for v in status.verdicts if v.contribution != verdict.contribution)
+            judged = PLAIN(status, verdicts=(*older, verdict)[-VERDICTS_MAX:])
+            final = verdict.state not in ("received", "checking")
+            return _without(judged, verdict.task) if final else judged
+        case events.TaskEnded(task=task):
+            return _without(status, task)
+        case events.Claimed():
+            return _claimed(status, event)
+        case events.Submitted(task=task):
+            queued = max(0, status.queued - 1)
+            checking = _change(status, task, phase="checking")
+            return PLAIN(checking, done=status.done + 1, queued=queued)
+        case events.Fetching() | events.Training() | events.Uploading() | events.Trained():
+            return _progress(status, event)
+        case _:
+            return status
+
+
+def _pauses(status: Status, event: events.Paused | events.Resumed) -> Status:
+    if isinstance(event, events.Resumed):
+        kept = tuple(
+            p
+            for p in status.pauses
+            if event.device not in ("", p.device) or event.by not in ("", p.by)
+        )
+        finishing = status.finishing and event.by not in ("", "you")
+        return PLAIN(status, pauses=kept, finishing=finishing)
+    pause = PauseStatus(device=event.device, by=event.by, message=event.message, until=event.until)
+    others = tuple(p for p in status.pauses if (p.device, p.by) != (pause.device, pause.by))
+    return PLAIN(status, pauses=(*others, pause))
+
+
+def _claimed(status: Status, event: events.Claimed) -> Status:
+    task = TaskStatus(
+        task=event.task,
+        run=event.run,
+        workload=event.workload,
+        device=event.device,
+        phase="claimed",
+        steps=event.steps,
+        samples=event.samples,
+        price_micro=event.price_micro,
+        finish_by=event.finish_by,
+    )
+    others = _without(status, event.task).tasks
+    return PLAIN(status, tasks=(*others, task), idle="", idle_message="", idle_until=None)
+
+
+def _progress(
+    status: Status,
+    event: events.Fetching | events.Training | events.Uploading | events.Trained,
+) -> Status:
+    match event:
+        case events.Fetching():
+            return _change(
+                status,
+                event.task,
+                phase="fetch",
+                what=event.what,
+                done_bytes=event.done_bytes,
+                total_bytes=event.total_bytes,
+            )
+        case events.Uploading():
+            return _change(
+                status,
+                event.task,
+                phase="upload",
+                done_bytes=event.done_bytes,
+                total_bytes=event.total_bytes,
+            )
+        case events.Trained():
+            return _change(
+                status, event.task, phase="upload", step=event.steps, loss=event.loss_last
+            )
+        case events.Training():
+            return _change(
+                status,
+                event.task,
+                phase="train",
+                step=event.step,
+                loss=event.loss,
+                steps_per_s=event.steps_per_s,
+                tokens_per_s=event.tokens_per_s,
+                eta_s=event.eta_s,
+                version=event.version,
+                preview=event.preview,
+                metrics=event.metrics,
+                items=event.items,
+                counted=event.counted,
+            )
+
+
+def _change(status: Status, task: int, **changes: object) -> Status:
+    tasks = tuple(PLAIN(t, **changes) if t.task == task else t for t in status.tasks)
+    return PLAIN(status, tasks=tasks)
+
+
+def _without(status: Status, task: int) -> Status:
+    return PLAIN(status, tasks=tuple(t for t in status.tasks if t.task != task))

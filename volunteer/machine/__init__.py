@@ -1,0 +1,1 @@
+"""This computer: devices, benchmark, sensors, who uses it, and what the owner allows."""

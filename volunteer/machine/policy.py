@@ -1,0 +1,238 @@
+"""When and how hard this machine works: rules held against facts. Pure; time and facts are given.
+
+Every pause names its rule, says why in a sentence and what ends it. A fact that cannot be measured never holds work
+back, but is told, so that nobody trusts a rule that does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from volunteer.settings.schedule import in_words, parse_schedule
+from volunteer.settings.work_rules import Rules
+
+GIB = 1 << 30
+COOL_BY = (
+    5.0  # a hot device works again this many °C below its ceiling, so that it does not flutter
+)
+GENTLE = 0.5  # share of the time that `in_use = "gentle"` leaves
+WAIT_S_MAX = 2.0  # longest rest between two micro-batches
+
+
+class Rule(StrEnum):
+    """What may pause work; the word after "paused by" on screen, in the log and in `volunteer status`."""
+
+    SCHEDULE = "schedule"
+    IN_USE = "in use"
+    BATTERY = "battery"
+    PROGRAM = "program"
+    TEMPERATURE = "temperature"
+    METERED = "metered"
+    DISK = "disk"
+
+
+# What saying "go on" can lift until the reason has passed; heat and a full disk are no matter of taste.
+LIFTABLE = frozenset({Rule.SCHEDULE, Rule.IN_USE, Rule.BATTERY, Rule.PROGRAM, Rule.METERED})
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What this machine is doing besides; None (or a missing device) is not known."""
+
+    on_battery: bool | None = None
+    battery_percent: float | None = None
+    unused_s: float | None = None  # since the last key press or mouse movement
+    temperatures: dict[str, float] = {}  # °C by device
+    programs: tuple[str, ...] | None = None  # names of running programs
+    metered: bool | None = None
+    disk_free_bytes: int | None = None
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """A pause: of one device, or of all when `device` is empty."""
+
+    rule: Rule
+    device: str = ""
+    message: str
+    until: str
+    until_at: float | None = None  # UTC epoch seconds, where a clock ends it
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """What a decision has to know of the one before."""
+
+    hot: frozenset[str] = frozenset()  # devices that have yet to cool down
+    lifted: frozenset[Rule] = frozenset()  # rules somebody said "go on" to
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rules say now."""
+
+    holds: tuple[Hold, ...] = ()
+    share: float = 1.0  # of the time in which a device may work
+    unknown: tuple[str, ...] = ()  # rules in force that nothing here can measure, as sentences
+    standing: Standing = Standing()
+
+    def holding(self, device: str) -> tuple[Hold, ...]:
+        """Why this device rests; empty when it may work."""
+        return tuple(hold for hold in self.holds if hold.device in ("", device))
+
+
+def decide(
+    rules: Rules,
+    facts: Facts,
+    now: datetime,
+    devices: Sequence[str],
+    standing: Standing | None = None,
+) -> Decision:
+    """Hold the rules against the facts; `now` is the wall clock of this place, without a zone."""
+    standing = standing or Standing()
+    found = [
+        _schedule(rules, now),
+        _in_use(rules, facts),
+        _battery(rules, facts),
+        _program(rules, facts),
+        _metered(rules, facts),
+        _disk(rules, facts),
+    ]
+    holds = [hold for hold in found if hold is not None]
+    heat = _temperature(rules, facts, devices, standing.hot)
+    lifted = standing.lifted & {
+        hold.rule for hold in holds
+    }  # what has passed counts anew next time
+    kept = [hold for hold in holds if hold.rule not in lifted]
+    return Decision(
+        holds=(*kept, *heat),
+        share=_share(rules, facts),
+        unknown=_unknown(rules, facts, devices),
+        standing=Standing(hot=frozenset(hold.device for hold in heat), lifted=frozenset(lifted)),
+    )
+
+
+def lift(decision: Decision) -> tuple[Standing, tuple[Hold, ...]]:
+    """Somebody says "go on": the standing from which to decide anew, and the holds that cannot be lifted."""
+    liftable = {hold.rule for hold in decision.holds} & LIFTABLE
+    before = decision.standing
+    standing = msgspec.structs.replace(before, lifted=before.lifted | liftable)
+    return standing, tuple(hold for hold in decision.holds if hold.rule not in LIFTABLE)
+
+
+def rest_after(busy_s: float, share: float) -> float:
+    """Seconds to rest after a micro-batch that took `busy_s`, so that work has this share of the time."""
+    return min(WAIT_S_MAX, busy_s * (1.0 / max(share, 0.01) - 1.0)) if share < 1.0 else 0.0
+
+
+# The rules, one function each.
+
+
+def _schedule(rules: Rules, now: datetime) -> Hold | None:
+    hours = parse_schedule(rules.schedule)
+    if hours.allows(now):
+        return None
+    begins = hours.changes(now)
+    return Hold(
+        rule=Rule.SCHEDULE,
+        message=f"outside of your hours ({', '.join(rules.schedule)})",
+        until="never" if begins is None else in_words(begins, now),
+        until_at=None if begins is None else begins.timestamp(),
+    )
+
+
+def _used(rules: Rules, facts: Facts) -> bool:
+    return facts.unused_s is not None and facts.unused_s < rules.idle_minutes * 60
+
+
+def _in_use(rules: Rules, facts: Facts) -> Hold | None:
+    if rules.in_use != "pause" or not _used(rules, facts):
+        return None
+    return Hold(
+        rule=Rule.IN_USE,
+        message="somebody is using this machine",
+        until=f"keyboard and mouse were left alone for {rules.idle_minutes:g} min",
+    )
+
+
+def _battery(rules: Rules, facts: Facts) -> Hold | None:
+    if rules.on_battery or not facts.on_battery:
+        return None
+    charge = "" if facts.battery_percent is None else f" ({facts.battery_percent:.0f} %)"
+    return Hold(rule=Rule.BATTERY, message=f"on battery{charge}", until="it is plugged in")
+
+
+def _program(rules: Rules, facts: Facts) -> Hold | None:
+    wanted = {_bare(name): name for name in rules.programs}
+    running = next((name for name in facts.programs or () if _bare(name) in wanted), None)
+    if running is None:
+        return None
+    name = wanted[_bare(running)]
+    return Hold(rule=Rule.PROGRAM, message=f"{name} is running", until=f"{name} ends")
+
+
+def _metered(rules: Rules, facts: Facts) -> Hold | None:
+    if rules.metered == "work" or not facts.metered:
+        return None
+    return Hold(
+        rule=Rule.METERED,
+        message="the network connection is metered",
+        until="another connection is used",
+    )
+
+
+def _disk(rules: Rules, facts: Facts) -> Hold | None:
+    least = rules.disk_free_gb * GIB
+    if facts.disk_free_bytes is None or facts.disk_free_bytes >= least:
+        return None
+    return Hold(
+        rule=Rule.DISK,
+        message=f"only {facts.disk_free_bytes / GIB:.1f} GiB of disk are free",
+        until=f"{rules.disk_free_gb:g} GiB are free",
+    )
+
+
+def _temperature(
+    rules: Rules, facts: Facts, devices: Sequence[str], hot: frozenset[str]
+) -> list[Hold]:
+    ceiling = rules.temperature_max
+    holds = []
+    for device in devices if ceiling else ():
+        degrees = facts.temperatures.get(device)
+        if degrees is None or degrees <= (ceiling - COOL_BY if device in hot else ceiling):
+            continue
+        holds.append(
+            Hold(
+                rule=Rule.TEMPERATURE,
+                device=device,
+                message=f"{device} has {degrees:.0f} °C, your ceiling is {ceiling:g} °C",
+                until=f"it is below {ceiling - COOL_BY:g} °C",
+            )
+        )
+    return holds
+
+
+def _share(rules: Rules, facts: Facts) -> float:
+    gentle = rules.in_use == "gentle" and _used(rules, facts)
+    return rules.duty_percent / 100 * (GENTLE if gentle else 1.0)
+
+
+def _unknown(rules: Rules, facts: Facts, devices: Sequence[str]) -> tuple[str, ...]:
+    said = []
+    if rules.in_use != "work" and facts.unused_s is None:
+        said.append(
+            f'whether somebody uses this machine cannot be told here: in_use = "{rules.in_use}" has no effect'
+        )
+    if rules.programs and facts.programs is None:
+        said.append("running programs cannot be listed here: the setting programs has no effect")
+    blind = [device for device in devices if device not in facts.temperatures]
+    if rules.temperature_max and blind:
+        said.append(
+            f"the temperature of {', '.join(blind)} cannot be read here: temperature_max has no effect on it"
+        )
+    return tuple(said)
+
+
+def _bare(program: str) -> str:
+    """A program's name as it is compared: without case and without `.exe`."""
+    return program.strip().lower().removesuffix(".exe")

@@ -1,0 +1,130 @@
+"""Holds the rules of `policy.py` against the facts every few seconds, and pauses and resumes the agent accordingly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from shared.clock import Clock
+from volunteer.machine.keep_awake import Awake
+from volunteer.machine.policy import Decision, Facts, Hold, decide, lift
+from volunteer.settings.work_rules import Rules
+
+LOOK_S = 5.0
+
+Read: TypeAlias = Callable[[Rules, Sequence[str]], Facts]
+
+
+class Pausing(Protocol):
+    """What the guard moves: `Agent` in the program."""
+
+    def pause(self, device: str = "", *, by: str, message: str, until: str) -> None: ...
+
+    def resume(self, device: str = "", *, by: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What the guard looks at, asked anew each time."""
+
+    read: Read  # in a thread
+    devices: Callable[[], tuple[str, ...]]
+    busy: Callable[[], bool]  # whether anything trains
+    share: Callable[[float], None]  # told the share of the time in which devices may work
+    say: Callable[[str], None]  # a sentence for the owner
+    clock: Clock
+
+
+class Guard:
+    """See the module."""
+
+    def __init__(self, rules: Rules, watched: Watched, pausing: Pausing) -> None:
+        self.rules = rules
+        self.decision = Decision()
+        self._watched = watched
+        self._pausing = pausing
+        self._facts = Facts()
+        self._said: set[str] = set()
+        self._awake = Awake()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                await self._watched.clock.sleep(LOOK_S)
+                await self.look()
+        finally:
+            self._awake.set(False)
+
+    async def look(self) -> None:
+        """Read the facts and act on them."""
+        devices = self._watched.devices()
+        self._facts = await asyncio.to_thread(self._watched.read, self.rules, devices)
+        self._decide()
+        self._awake.set(self.rules.keep_awake and self._watched.busy())
+        if not self._awake.works:
+            self._tell("this system offers no way to keep it awake: keep_awake has no effect")
+
+    def change(self, rules: Rules) -> None:
+        """Other rules hold from now on."""
+        self.rules = rules
+        self._decide()
+
+    def go_on(self) -> None:
+        """Somebody says "go on": what is a matter of taste no longer holds work back, until it has passed."""
+        before = self.decision
+        standing, kept = lift(before)
+        self.decision = msgspec.structs.replace(before, standing=standing)
+        for hold in before.holds:
+            if hold not in kept:
+                self._watched.say(f"going on although {hold.message}, until {hold.until}")
+        for hold in kept:
+            self._watched.say(f"still paused: {hold.message}, until {hold.until}")
+        self._decide()
+
+    def _decide(self) -> None:
+        before = self.decision
+        self.decision = decide(
+            self.rules,
+            self._facts,
+            _wall(self._watched.clock),
+            self._watched.devices(),
+            before.standing,
+        )
+        self._act(before)
+
+    def _act(self, before: Decision) -> None:
+        old = {_key(hold): hold for hold in before.holds}
+        new = {_key(hold): hold for hold in self.decision.holds}
+        for key, hold in old.items():
+            if key not in new:
+                self._pausing.resume(hold.device, by=hold.rule.value)
+        for key, hold in new.items():
+            # A message may carry a number that moves; only another end is worth saying again.
+            if key not in old or old[key].until != hold.until:
+                self._pausing.pause(
+                    hold.device, by=hold.rule.value, message=hold.message, until=hold.until
+                )
+        self._watched.share(self.decision.share)
+        for sentence in self.decision.unknown:
+            self._tell(sentence)
+
+    def _tell(self, sentence: str) -> None:
+        """Once is enough."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._watched.say(sentence)
+
+
+def _key(hold: Hold) -> tuple[str, str]:
+    return hold.rule.value, hold.device
+
+
+def _wall(clock: Clock) -> datetime:
+    """The wall clock of this place."""
+    return datetime.fromtimestamp(clock.now(), tz=UTC).astimezone().replace(tzinfo=None)

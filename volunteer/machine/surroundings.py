@@ -1,0 +1,186 @@
+"""What this machine is doing besides our work: battery, people, heat, programs, network, disk. Each may be unknown.
+
+Reading never raises: what cannot be asked here is None. A question that costs more is asked less often. It may start a
+small program of the system and wait for it, so it belongs into a thread, not on the event loop.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from volunteer.machine.policy import Facts
+from volunteer.machine.presence import Run, run_command, unused_s
+from volunteer.settings.work_rules import Rules
+
+PROGRAMS_MAX = 10_000
+# How old an answer may be, in seconds.
+FRESH_S = {"programs": 10.0, "metered": 60.0, "disk": 30.0}
+
+T = TypeVar("T")
+
+LINUX_METERED = (
+    "busctl",
+    "get-property",
+    "org.freedesktop.NetworkManager",
+    "/org/freedesktop/NetworkManager",
+    "org.freedesktop.NetworkManager",
+    "Metered",
+)
+WINDOWS_METERED = (
+    "powershell",
+    "-NoProfile",
+    "-Command",
+    "[Windows.Networking.Connectivity.NetworkInformation,Windows,ContentType=WindowsRuntime]"
+    "::GetInternetConnectionProfile().GetConnectionCost().NetworkCostType",
+)
+
+
+class Senses:
+    """Reads the facts that the rules ask for, and no others."""
+
+    def __init__(
+        self,
+        disk: Path,
+        *,
+        system: str = sys.platform,
+        run: Run = run_command,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._disk = disk
+        self._system = system
+        self._run = run
+        self._monotonic = monotonic
+        self._known: dict[str, tuple[float, Any]] = {}
+
+    def read(self, rules: Rules, devices: Sequence[str]) -> Facts:
+        """The facts now."""
+        battery = None if rules.on_battery else _battery()
+        return Facts(
+            on_battery=None if battery is None else battery[0],
+            battery_percent=None if battery is None else battery[1],
+            unused_s=unused_s(self._system, self._run) if rules.in_use != "work" else None,
+            temperatures=temperatures(devices) if rules.temperature_max else {},
+            programs=self._lately("programs", _programs) if rules.programs else None,
+            metered=self._lately("metered", self._metered) if rules.metered == "pause" else None,
+            disk_free_bytes=self._lately("disk", self._free) if rules.disk_free_gb else None,
+        )
+
+    def _lately(self, what: str, ask: Callable[[], T]) -> T:
+        """An answer that is not too old."""
+        now = self._monotonic()
+        at, answer = self._known.get(what, (float("-inf"), None))
+        if now - at >= FRESH_S[what]:
+            answer = ask()
+            self._known[what] = (now, answer)
+        found: T = answer
+        return found
+
+    def _metered(self) -> bool | None:
+        return metered(self._system, self._run)
+
+    def _free(self) -> int | None:
+        try:
+            return shutil.disk_usage(self._disk).free
+        except OSError:
+            return None
+
+
+def _battery() -> tuple[bool | None, float] | None:
+    """Whether it feeds us, and its charge; None without a battery."""
+    try:
+        found = psutil.sensors_battery()
+    except (AttributeError, OSError, RuntimeError):  # systems without such a sensor
+        return None
+    if found is None:
+        return None
+    return (None if found.power_plugged is None else not found.power_plugged), found.percent
+
+
+def _programs() -> tuple[str, ...] | None:
+    try:
+        names = {process.info["name"] or "" for process in psutil.process_iter(["name"])}
+    except (OSError, psutil.Error):
+        return None
+    return tuple(sorted(names - {""}))[:PROGRAMS_MAX]
+
+
+def metered(system: str, run: Run) -> bool | None:
+    """Whether the connection to the internet costs by the byte."""
+    if system == "linux":
+        # 1 yes, 2 no, 3 probably, 4 probably not, 0 unknown
+        found = re.fullmatch(r"u (\d)", run(LINUX_METERED).strip())
+        return {"1": True, "3": True, "2": False, "4": False}.get(found[1] if found else "")
+    if system == "win32":
+        said = run(WINDOWS_METERED).strip()
+        return {"Fixed": True, "Variable": True, "Unrestricted": False}.get(said)
+    return None
+
+
+# How hot it is.
+
+
+def temperatures(devices: Sequence[str]) -> dict[str, float]:
+    """°C of every device that can tell."""
+    sensors = _sensors()
+    found: dict[str, float] = {}
+    for device in devices:
+        kind, _, index = device.partition(":")
+        degrees = None
+        if kind == "cuda":
+            number = int(index or 0)
+            degrees = _nvidia(number)
+            if degrees is None:
+                degrees = dict(enumerate(sensors.get("amdgpu", []))).get(number)
+        elif kind == "cpu":
+            chips = [t for name in _CPU_CHIPS for t in sensors.get(name, [])]
+            degrees = max(chips, default=None)
+        if degrees is not None:
+            found[device] = degrees
+    return found
+
+
+_CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal")
+
+
+def _sensors() -> dict[str, list[float]]:
+    """What the kernel's sensors say, by chip; of a graphics card only its edge."""
+    try:
+        chips = psutil.sensors_temperatures()
+    except (AttributeError, OSError, RuntimeError):
+        return {}
+    return {
+        name: [t.current for t in readings if name != "amdgpu" or t.label in ("", "edge")]
+        for name, readings in chips.items()
+    }
+
+
+def _nvidia(number: int) -> float | None:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(physical(number))
+        return float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def physical(number: int) -> int:
+    """The driver's number of what torch calls `cuda:number`."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    chosen = visible[number].strip() if number < len(visible) else ""
+    return int(chosen) if chosen.isdigit() else number

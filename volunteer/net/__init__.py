@@ -1,0 +1,1 @@
+"""The only HTTP: the client, retries, TLS, transfers."""

@@ -1,0 +1,293 @@
+"""Large files down and up, each over a connection of its own: from the socket straight into the buffer that is written, and
+from the file straight to the socket.
+
+httpx copies each byte five times and turns the event loop once for every 64 KiB that a socket happens to have: of 40 MiB on
+their way into the cache it took 90 ms of CPU, beside 60 for hashing and writing them. Down, this does only what is
+usual: one GET, answered by 200 or 206 and a body of a known length. Anything else (an error, a body in chunks) is `None`: the
+caller asks again through httpx. Who is behind a proxy does not come here (`direct`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import h11
+
+from shared.links import is_loopback
+from volunteer.net.tls import Address
+
+PIECE_BYTES = 1 << 20  # handed over at once
+SLACK_BYTES = 256 << 10  # one read that comes while a buffer is full (Windows)
+PACE_S = 0.1  # a slow connection hands over what it has this often
+HEAD_BYTES_MAX = 64 << 10
+
+
+class Lost(Exception):
+    """The connection failed, before or in the middle of an answer; the cause says how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The beginning of an answer."""
+
+    status: int  # 200 or 206
+    headers: Mapping[str, str]  # names in lower case
+    body: AsyncIterator[memoryview]  # each piece is good until the next one is asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A short answer, whole."""
+
+    status: int
+    headers: Mapping[str, str]  # names in lower case
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A request, and how long it may take."""
+
+    address: Address
+    context: ssl.SSLContext
+    path: str  # with everything before it
+    headers: Mapping[str, str]
+    connect_s: float
+    idle_s: float  # without a byte
+
+
+def direct(address: Address) -> bool:
+    """Whether nothing that the environment names stands between us and the coordinator."""
+    if is_loopback(address.host):
+        return True
+    proxies = urllib.request.getproxies()
+    scheme = address.url.partition(":")[0]
+    named = scheme in proxies or "all" in proxies
+    return not named or bool(urllib.request.proxy_bypass(address.host))
+
+
+@asynccontextmanager
+async def got(question: Question) -> AsyncIterator[Answer | None]:
+    """The answer to a GET, or None for one that is not usual. Raises Lost, also while the body is read; then what came before
+    was handed over."""
+    wire = await _connect(question)
+    try:
+        yield await _usual(wire, _begun(wire, question, "GET"))
+    finally:
+        wire.close()
+
+
+async def put(question: Question, body: AsyncIterator[bytes], bytes_max: int) -> Told:
+    """Send a body whose Content-Length is among the headers; what is said to it, also before all of it was sent. Raises Lost."""
+    wire = await _connect(question)
+    try:
+        http = _begun(wire, question, "PUT")
+        with suppress(Lost):  # perhaps it was refused first, and then cut off
+            async for piece in body:
+                await wire.send(piece)
+                if wire.heard:
+                    break
+        return await _told(wire, http, bytes_max)
+    except h11.RemoteProtocolError as error:
+        raise Lost from error
+    finally:
+        wire.close()
+
+
+async def _connect(question: Question) -> _Wire:
+    parts = urlsplit(question.address.url)
+    secure = parts.scheme == "https"
+    try:
+        async with asyncio.timeout(question.connect_s):
+            _, wire = await asyncio.get_running_loop().create_connection(
+                lambda: _Wire(question.idle_s),
+                question.address.host,
+                parts.port or (443 if secure else 80),
+                ssl=question.context if secure else None,
+                happy_eyeballs_delay=0.25,
+            )
+    except OSError as error:  # a TimeoutError is one, and so are those of TLS
+        raise Lost from error
+    return wire
+
+
+def _begun(wire: _Wire, question: Question, method: str) -> h11.Connection:
+    """Send the head of the request."""
+    http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
+    host = urlsplit(question.address.url).netloc
+    headers = {"Host": host, **question.headers, "Connection": "close"}
+    request = h11.Request(method=method, target=question.path, headers=list(headers.items()))
+    wire.begin(http.send(request) or b"")
+    return http
+
+
+async def _usual(wire: _Wire, http: h11.Connection) -> Answer | None:
+    http.send(h11.EndOfMessage())
+    try:
+        head = await _head(wire, http)
+    except h11.RemoteProtocolError:
+        return None
+    found = _headers(head)
+    length = found.get("content-length", "")
+    strange = found.keys() & {"transfer-encoding", "content-encoding"}
+    if head.status_code not in (200, 206) or not length or strange:
+        return None
+    body = wire.body(http.trailing_data[0], int(length))
+    return Answer(status=head.status_code, headers=found, body=body)
+
+
+async def _told(wire: _Wire, http: h11.Connection, bytes_max: int) -> Told:
+    head, data = await _head(wire, http), bytearray()
+    while not isinstance(event := await _event(wire, http), h11.EndOfMessage):
+        if isinstance(event, h11.Data):
+            data += event.data
+        if len(data) > bytes_max or not isinstance(event, h11.Data):
+            raise Lost from ConnectionError("the answer is longer than any that is known")
+    return Told(status=head.status_code, headers=_headers(head), data=bytes(data))
+
+
+async def _head(wire: _Wire, http: h11.Connection) -> h11.Response:
+    while not isinstance(event := await _event(wire, http), h11.Response):
+        if event is None:
+            raise Lost from ConnectionError("no answer came")
+    return event  # 100 and the like were not it
+
+
+async def _event(wire: _Wire, http: h11.Connection) -> h11.Event | None:
+    """What comes next; None where h11 does not go on."""
+    while (event := http.next_event()) is h11.NEED_DATA:
+        http.receive_data(bytes(await wire.take(1)))
+    return event if isinstance(event, h11.Event) else None
+
+
+def _headers(head: h11.Response) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+
+
+class _Wire(asyncio.BufferedProtocol):
+    """A connection. It fills one buffer while what was handed over of the other is in use."""
+
+    def __init__(self, idle_s: float) -> None:
+        self._idle_s = idle_s
+        room = PIECE_BYTES + SLACK_BYTES
+        self._filling, self._other = memoryview(bytearray(room)), memoryview(bytearray(room))
+        self._filled = 0
+        self._paused = False  # reading
+        self._clogged = False  # writing
+        self._ended: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._enough = 1  # bytes that the waiter waits for
+
+    @property
+    def heard(self) -> bool:
+        """Whether something came that was not taken yet, or nothing will come any more."""
+        return self._filled > 0 or self._ended is not None
+
+    def begin(self, data: bytes) -> None:
+        """Send a few bytes."""
+        self._transport.write(data)
+
+    async def send(self, data: bytes) -> None:
+        """Send many, and wait while the network does not take them. Raises Lost."""
+        if self._ended is not None:
+            raise Lost from self._ended
+        self._transport.write(data)
+        left = self._transport.get_write_buffer_size()
+        while self._clogged and not self.heard:
+            try:
+                await self._woken(self._idle_s)
+            except TimeoutError as error:
+                before, left = left, self._transport.get_write_buffer_size()
+                if left >= before:
+                    raise Lost from error
+
+    def close(self) -> None:
+        self._transport.abort()
+
+    async def body(self, first: bytes, size: int) -> AsyncIterator[memoryview]:
+        """`size` bytes, of which the first came with the head. Raises Lost."""
+        left = size
+        piece = memoryview(first)
+        while left:
+            if not piece:
+                piece = await self.take(left)
+            if len(piece) > left:
+                raise Lost from ConnectionError("more bytes came than were announced")
+            left -= len(piece)
+            yield piece
+            piece = piece[:0]
+
+    async def take(self, most: int) -> memoryview:
+        """What came: as soon as it is `most` bytes or a whole piece, else a moment after the first. Raises Lost."""
+        try:
+            await self._until(1, self._idle_s)
+        except TimeoutError as error:
+            raise Lost from error
+        with suppress(TimeoutError):
+            await self._until(min(most, PIECE_BYTES), PACE_S)
+        if not self._filled:
+            raise Lost from self._ended
+        came, self._filled = self._filling[: self._filled], 0
+        self._filling, self._other = self._other, self._filling
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+        return came
+
+    async def _until(self, enough: int, seconds: float) -> None:
+        """Until so many bytes are there, or the connection has ended. Raises TimeoutError."""
+        self._enough = enough
+        if self._filled < enough and self._ended is None:
+            await self._woken(seconds)
+
+    async def _woken(self, seconds: float) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # --- what asyncio tells ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._filling[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        if self._filled >= PIECE_BYTES and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+        if self._filled >= self._enough:
+            self._wake()
+
+    def pause_writing(self) -> None:
+        self._clogged = True
+
+    def resume_writing(self) -> None:
+        self._clogged = False
+        self._wake()
+
+    def eof_received(self) -> None:
+        self._end(ConnectionError("the other side closed"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(exc or ConnectionError("closed"))
+
+    def _end(self, error: Exception) -> None:
+        self._ended = self._ended or error
+        self._wake()

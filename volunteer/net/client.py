@@ -1,0 +1,370 @@
+"""HTTP to the coordinator, and the only import of httpx: limits on what is read, retries, errors and TLS in one place.
+
+What is asked for lies in `api.py`, whole files in `transfer.py`, large ones on their way down in `bulk.py`. A request may be sent again after any failure: everything
+that changes something carries an id of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from shared import errors
+from shared.clock import Clock
+from shared.errors import VolunteerError
+from shared.links import is_loopback
+from shared.protocol.limits import API, JSON_BYTES_MAX
+from volunteer.net import bulk
+from volunteer.net.errors import decoded, reason, refusal
+from volunteer.net.limits import Limit, Throttle
+from volunteer.net.retry import FOREVER, Backoff, passing
+from volunteer.net.tls import Address, WrongCertificate, context_for
+from volunteer.text import printable
+
+CONNECT_S, READ_S, WRITE_S = 10.0, 30.0, 30.0
+ERROR_BYTES_MAX = 64 << 10
+KEPT_ALIVE = 8
+BULK_BYTES = 1 << 20  # from here on a connection of its own costs less than it saves
+HEADERS = {"Accept-Encoding": "identity", "User-Agent": "volunteer"}
+SLACK_S = CONNECT_S + WRITE_S  # beside the answer
+OUT_OF_TIME = (9, 10)  # OpenSSL: a certificate that is not valid yet, or not any more
+
+T = TypeVar("T")
+
+
+class Watcher(Protocol):
+    """Told whenever the coordinator answers or does not: online, a sentence, and when the next try is."""
+
+    def __call__(self, online: bool, message: str, retry_at: float | None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[T]):
+    """One request and what must come back."""
+
+    method: str
+    path: str  # below /api/v1
+    reply: type[T]
+    body: msgspec.Struct | Callable[[], msgspec.Struct] | None = None  # a function: anew each try
+    query: Mapping[str, str] = field(default_factory=dict)
+    secret: bool = True  # sends the token, or a secret in its body
+    timeout_s: float = READ_S
+    bytes_max: int = JSON_BYTES_MAX
+    patience_s: float = FOREVER  # how long passing trouble is waited out
+    headers: Callable[[Mapping[str, str]], None] | None = None  # told those of the answer
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The beginning of a streamed answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: AsyncIterator[bytes | memoryview]  # a piece is good until the next one is asked for
+
+
+class Client:
+    """A connection to one coordinator."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        clock: Clock,
+        rng: random.Random | None = None,
+        token: str = "",
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.address = address
+        self.clock = clock
+        self.rng = rng or random.Random()
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.up, self.down = Throttle(clock), Throttle(clock)
+        self.watch: Watcher | None = None
+        self._token = token
+        self._online: bool | None = None
+        self._sleepers: dict[asyncio.Future[None], float] = {}  # until when each wants to wait
+        self._context = context_for(address)
+        self._bulk = transport is None and bulk.direct(address)
+        self._http = httpx.AsyncClient(
+            base_url=address.url + API,
+            transport=transport,
+            verify=self._context,
+            trust_env=not is_loopback(
+                address.host
+            ),  # a proxy of the environment, never for ourselves
+            headers=HEADERS,
+            # Nobody waits for a connection of somebody else: how many there are is bounded by what the volunteer does.
+            limits=httpx.Limits(max_keepalive_connections=KEPT_ALIVE),
+            follow_redirects=False,
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def call(self, call: Call[T]) -> T:
+        """Send a request until it is answered. Raises what the coordinator said, or Unreachable after `patience_s`."""
+
+        async def once() -> T:
+            body = call.body() if callable(call.body) else call.body
+            content = b"" if body is None else msgspec.json.encode(body)
+            request = self._http.build_request(
+                call.method,
+                call.path,
+                params=dict(call.query) or None,
+                headers=self._headers({"Content-Type": "application/json"}, call.secret),
+                content=content or None,
+                timeout=_timeout(call.timeout_s),
+            )
+            limit = Limit(call.timeout_s + SLACK_S)
+            async with self._answer(request, limit) as response:
+                self.sent_bytes += len(content)
+                data = await self._read(response, call.bytes_max, limit)
+                if call.headers is not None:
+                    call.headers(response.headers)
+            return decoded(data, call.reply)
+
+        return await self.retrying(once, call.patience_s)
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, headers: Mapping[str, str], size: int
+    ) -> AsyncIterator[Reply]:
+        """One GET of about `size` bytes, read piece by piece. Not retried: whoever reads knows where to go on."""
+        headers, limit = self._headers(headers), Limit(READ_S + SLACK_S)
+        if self._bulk and size >= BULK_BYTES:
+            async with self._answered(limit), bulk.got(self._question(path, headers)) as answer:
+                if answer is not None:
+                    body = self._pieces(answer.body, limit)
+                    yield Reply(answer.status, answer.headers, body)
+                    return
+        request = self._http.build_request("GET", path, headers=headers, timeout=_timeout(READ_S))
+        async with self._answer(request, limit) as response:
+            body = self._pieces(response.aiter_raw(), limit)
+            yield Reply(response.status_code, response.headers, body)
+
+    def _question(self, path: str, headers: Mapping[str, str]) -> bulk.Question:
+        return bulk.Question(
+            address=self.address,
+            context=self._context,
+            path=API + path,
+            headers={**HEADERS, **headers},
+            connect_s=CONNECT_S,
+            idle_s=READ_S,
+        )
+
+    async def put(
+        self, path: str, headers: Mapping[str, str], body: AsyncIterator[bytes], reply: type[T]
+    ) -> T:
+        """One PUT of a streamed body; `headers` name its Content-Length. Not retried."""
+        headers, limit = self._headers(headers), Limit(READ_S + SLACK_S)
+        content = self._counted(body, limit)
+        if self._bulk and int(headers["Content-Length"]) >= BULK_BYTES:
+            async with self._answered(limit):
+                said = await bulk.put(self._question(path, headers), content, JSON_BYTES_MAX)
+                self._received(len(said.data), limit)
+            if said.status >= 300:
+                raise refusal(self.address.host, said.status, said.headers, said.data)
+            return decoded(said.data, reply)
+        request = self._http.build_request(
+            "PUT", path, headers=headers, content=content, timeout=_timeout(READ_S)
+        )
+        async with self._answer(request, limit) as response:
+            data = await self._read(response, JSON_BYTES_MAX, limit)
+        return decoded(data, reply)
+
+    async def retrying(self, once: Callable[[], Awaitable[T]], patience_s: float = FOREVER) -> T:
+        """Do `once` again after passing trouble, later each time, until `patience_s` would be over.
+
+        With no patience at all the caller has a way of its own to try again, and tells of it.
+        """
+        if patience_s <= 0:
+            return await once()
+        backoff = Backoff(self.rng)
+        give_up = self.clock.monotonic() + patience_s
+        while True:
+            try:
+                result = await once()
+            except VolunteerError as error:
+                if not passing(error):
+                    self._tell(True)  # an answer, if not the one hoped for
+                    raise
+                wait = backoff.next(error)
+                if self.clock.monotonic() + wait > give_up:
+                    self._tell(False, error.message)
+                    raise
+                await self._sleep(wait, error.message)
+            else:
+                self._tell(True)
+                return result
+
+    def hurry(self) -> None:
+        """Somebody does not want to wait: try again now, whatever is being waited for."""
+        for sleeper in self._sleepers:
+            sleeper.cancel()
+
+    async def _sleep(self, seconds: float, message: str) -> None:
+        sleeper = asyncio.ensure_future(self.clock.sleep(seconds))
+        self._sleepers[sleeper] = self.clock.now() + seconds
+        self._tell(False, message)
+        try:
+            await asyncio.wait({sleeper})
+        finally:
+            del self._sleepers[sleeper]
+            sleeper.cancel()
+
+    def _tell(self, online: bool, message: str = "") -> None:
+        """The next try is that of whoever tries first: others may have given up, or wait longer."""
+        if self.watch and not (online and self._online):
+            again = None if online else min(self._sleepers.values(), default=None)
+            self.watch(online, message, again)
+        self._online = online
+
+    def _headers(self, headers: Mapping[str, str], secret: bool = True) -> dict[str, str]:
+        """With the token. Raises Configuration rather than show a secret to the network."""
+        sent = dict(headers)
+        if secret:
+            if not self.address.private:
+                raise errors.Configuration(
+                    f"{self.address.url} is not encrypted: your secret is not sent there; join again with an https link"
+                )
+            if self._token:
+                sent["Authorization"] = f"Bearer {self._token}"
+        return sent
+
+    @asynccontextmanager
+    async def _answer(self, request: httpx.Request, limit: Limit) -> AsyncIterator[httpx.Response]:
+        """The response, once it is known to be a good one."""
+        async with self._answered(limit), self._good(request, limit) as response:
+            yield response
+
+    @asynccontextmanager
+    async def _answered(self, limit: Limit) -> AsyncIterator[None]:
+        """Foreign errors become ours here and nowhere else."""
+        try:
+            async with limit.running():
+                yield
+        except TimeoutError as error:
+            raise errors.Unreachable(f"{self.address.url} did not answer in time") from error
+        except (httpx.TransportError, bulk.Lost) as error:
+            raise _unreachable(error, self.address) from error
+        except httpx.HTTPError as error:
+            raise errors.Internal(f"the coordinator's answer makes no sense: {error}") from error
+
+    @asynccontextmanager
+    async def _good(self, request: httpx.Request, limit: Limit) -> AsyncIterator[httpx.Response]:
+        response = await self._http.send(request, stream=True)
+        try:
+            encoding = response.headers.get("content-encoding", "identity")
+            if encoding != "identity":
+                raise errors.Internal(
+                    f"the answer came compressed ({printable(encoding, 40)}), which is refused; is there a proxy in between?"
+                )
+            if response.status_code >= 300 and response.status_code != 304:
+                body = await self._read(response, ERROR_BYTES_MAX, limit)
+                raise refusal(self.address.host, response.status_code, response.headers, body)
+            yield response
+        finally:
+            await response.aclose()
+
+    async def _read(self, response: httpx.Response, bytes_max: int, limit: Limit) -> bytes:
+        """A short answer. It counts against the limit of the owner, but waits for no download."""
+        data = bytearray()
+        async for piece in response.aiter_raw():
+            self._received(len(piece), limit)
+            data += piece
+            if len(data) > bytes_max:
+                raise errors.TooLarge(f"the coordinator sent more than {bytes_max} bytes")
+        return bytes(data)
+
+    def _received(self, count: int, limit: Limit) -> float:
+        limit.moved(count)
+        self.received_bytes += count
+        return self.down.charge(count)
+
+    async def _pieces(
+        self, body: AsyncIterator[bytes] | AsyncIterator[memoryview], limit: Limit
+    ) -> AsyncIterator[bytes | memoryview]:
+        async for whole in body:
+            step = self.down.piece_bytes or len(whole) or 1
+            for start in range(0, len(whole), step):
+                piece = whole[start : start + step]
+                wait = self._received(len(piece), limit)
+                if wait > 0:
+                    await self.clock.sleep(wait)
+                yield piece
+
+    async def _counted(self, body: AsyncIterator[bytes], limit: Limit) -> AsyncIterator[bytes]:
+        async for whole in body:
+            step = self.up.piece_bytes or len(whole) or 1
+            for start in range(0, len(whole), step):
+                piece = whole[start : start + step]
+                limit.moved(len(piece))
+                await self.up.take(len(piece))
+                yield piece
+                self.sent_bytes += len(piece)
+
+
+async def post_json(
+    url: str,
+    body: msgspec.Struct,
+    *,
+    timeout_s: float = CONNECT_S,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> None:
+    """Send a small document to an address that the owner chose. Raises Unreachable, BadRequest; never names the address:
+    it may hold a key."""
+    host = urlsplit(url).hostname
+    try:
+        async with httpx.AsyncClient(
+            transport=transport, timeout=timeout_s, follow_redirects=False
+        ) as http:
+            request = http.build_request(
+                "POST",
+                url,
+                content=msgspec.json.encode(body),
+                headers={"Content-Type": "application/json", "User-Agent": "volunteer"},
+            )
+            response = await http.send(request, stream=True)  # whatever it says is not read
+            await response.aclose()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise errors.Unreachable(f"{host} cannot be reached ({type(error).__name__})") from error
+    if response.status_code >= 300:
+        raise errors.BadRequest(f"{host} answered with HTTP status {response.status_code}")
+
+
+def _timeout(read_s: float) -> httpx.Timeout:
+    return httpx.Timeout(read_s, connect=CONNECT_S, write=WRITE_S, pool=None)
+
+
+def _unreachable(error: Exception, address: Address) -> VolunteerError:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, WrongCertificate):
+            return errors.Configuration(
+                f"{address.host} shows another certificate than your join link names: ask your organiser for a new link"
+            )
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            if cause.verify_code in OUT_OF_TIME:
+                return errors.Configuration(
+                    f"the certificate of {address.host} is of another time ({cause.verify_message}): is the clock of "
+                    "this machine right? If it is, its organiser has to renew the certificate"
+                )
+            return errors.Configuration(
+                f"the certificate of {address.host} cannot be trusted ({cause.verify_message}): join with the whole "
+                "link of your organiser, which names the certificate"
+            )
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, httpx.TimeoutException) or isinstance(error.__cause__, TimeoutError):
+        return errors.Unreachable(f"{address.url} did not answer in time")
+    why = reason(error)
+    return errors.Unreachable(f"{address.url} cannot be reached" + (f": {why}" if why else ""))

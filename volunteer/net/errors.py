@@ -1,0 +1,94 @@
+"""What an answer of the coordinator says, out of its bytes."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from shared import errors
+from shared.decoding import decode
+from shared.errors import VolunteerError
+from shared.protocol.base import ErrorBody
+from volunteer.text import printable
+
+SENTENCE_CHARS_MAX = 500
+
+T = TypeVar("T")
+
+
+def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> VolunteerError:
+    """The error that the coordinator, or something in front of it, meant."""
+    try:
+        said = decode(body, ErrorBody)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        message = f"{host} answered with HTTP status {status} and no reason"
+        wait = _seconds(headers.get("retry-after"))
+        if status in (408, 429, 502, 503, 504):
+            return errors.Unreachable(message, retry_after_s=wait)
+        return errors.Internal(message) if status >= 500 else errors.BadRequest(message)
+    wait = said.retry_after_s or _seconds(headers.get("retry-after"))
+    message = printable(said.message, SENTENCE_CHARS_MAX)
+    if said.request_id and status >= 500:
+        message += f" (request {printable(said.request_id, 64)})"
+    return errors.from_wire(said.code, message, wait)
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return max(0.0, float(text)) if text else None
+    except ValueError:
+        return None  # a date: the backoff is good enough
+
+
+def decoded(data: bytes, kind: type[T]) -> T:
+    """Raises Internal for an answer that makes no sense."""
+    if kind is type(None):
+        return None  # a reply without content
+    try:
+        return decode(data, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise errors.Internal(f"the coordinator's answer makes no sense: {error}") from error
+
+
+# Why a connection failed, as a person would say it: no numbers of the system, no names of exceptions.
+
+_NUMBER = re.compile(r"\[[A-Za-z ]*(Errno|WinError) -?\d+\] ?")
+_HTTP_CLIENT = "All connection attempts failed"  # of several addresses of one name: says nothing
+
+
+def reason(error: BaseException) -> str:
+    """A short clause; empty when there is nothing to say."""
+    for cause in _causes(error):
+        if isinstance(cause, socket.gaierror):
+            return "its name is not known; is the link whole, and is this machine online?"
+        if isinstance(cause, ConnectionRefusedError):
+            return "nothing listens there; is the coordinator running?"
+        if isinstance(cause, ConnectionError):
+            return "the connection broke off"
+        if isinstance(cause, OSError) and cause.strerror:
+            return _plain(cause.strerror)
+    return _plain(str(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what led to it, the innermost last; of a group all its members."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        cause = waiting.pop(0)
+        if cause is None or id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        if isinstance(cause, BaseExceptionGroup):
+            waiting += cause.exceptions
+        waiting += [cause.__cause__, cause.__context__]
+
+
+def _plain(text: str) -> str:
+    text = _NUMBER.sub("", printable(text, 200)).strip()
+    return "" if text == _HTTP_CLIENT else text[:1].lower() + text[1:]

@@ -1,0 +1,144 @@
+"""Whole files to and from the coordinator: resumable in both directions, written and hashed while the next bytes come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from shared.cancel_safe_open import opened
+from shared.errors import BadRequest, Internal, InvalidFrame, OffsetMismatch, Unreachable
+from shared.protocol.limits import UPLOAD_PIECE_BYTES
+from shared.protocol.work import BlobRef, UploadInfo, UploadRequest
+from volunteer.net.api import Api
+from volunteer.net.client import Reply
+from volunteer.storage.blob_cache import Cache, Partial
+
+SEND_BYTES = 512 << 10  # a piece of half the size takes a third more CPU
+MEASURED_BYTES = 256 << 10  # a smaller file says nothing about the connection
+DAMAGED_MAX = 3  # downloads of one blob with a wrong hash
+
+OnBytes: TypeAlias = Callable[[int], None]  # bytes done so far
+
+
+class Transfers:
+    """Downloads into the cache, uploads out of the outbox."""
+
+    def __init__(self, api: Api, cache: Cache) -> None:
+        self._api = api
+        self._client = api.client
+        self._cache = cache
+        self.up_bytes_per_s = 0.0  # of the last file that was large enough to tell
+        self.down_bytes_per_s = 0.0
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def fetch(self, ref: BlobRef, on_bytes: OnBytes) -> Path:
+        """The file of a blob, downloaded unless it is here. Raises InvalidFrame when it keeps arriving damaged."""
+        async with self._locks[ref.sha256]:  # two devices may want the same blob
+            found = await asyncio.to_thread(self._cache.find, ref.sha256, ref.size)
+            if found is None:
+                found = await self._download(ref, on_bytes)
+        on_bytes(ref.size)
+        return found
+
+    async def _download(self, ref: BlobRef, on_bytes: OnBytes) -> Path:
+        partial = await opened(self._cache.partial, ref.sha256, ref.size)
+
+        async def once() -> None:
+            await self._pull(partial, on_bytes)
+
+        try:
+            damaged = 0
+            while True:
+                await self._client.retrying(once)
+                try:
+                    return await asyncio.to_thread(partial.finish)
+                except InvalidFrame:
+                    damaged += 1
+                    if damaged == DAMAGED_MAX:
+                        raise
+        finally:
+            partial.close()
+
+    async def _pull(self, partial: Partial, on_bytes: OnBytes) -> None:
+        """Go on where the file ends. Raises Unreachable when it still is not whole."""
+        if partial.offset == partial.size > 0:
+            return
+        headers = {}
+        if partial.offset:
+            headers = {"Range": f"bytes={partial.offset}-", "If-Range": f'"{partial.sha256}"'}
+        try:
+            left = partial.size - partial.offset
+            async with self._client.stream(f"/blobs/{partial.sha256}", headers, left) as reply:
+                if reply.status != 206 and partial.offset:
+                    partial.restart()
+                began, before = self._client.clock.monotonic(), partial.offset
+                await _pump(reply, partial, on_bytes)
+                spent = self._client.clock.monotonic() - began
+                self.down_bytes_per_s = _rate(partial.offset - before, spent, self.down_bytes_per_s)
+        except BadRequest:
+            if not headers:
+                raise
+            partial.restart()  # the range was not liked: everything again
+            raise Unreachable("the download has to start over") from None
+        if partial.offset < partial.size:
+            raise Unreachable("the download broke off")
+
+    async def upload(self, request: UploadRequest, path: Path, on_bytes: OnBytes) -> UploadInfo:
+        """Send the rest of a file. One try: after a failure call it again, it goes on where the server says."""
+        info = await self._api.upload(request)
+        on_bytes(info.offset)
+        with path.open("rb") as file:
+            while not info.complete:
+                before = info.offset
+                file.seek(before)
+                began = self._client.clock.monotonic()
+                info = await self._put(info, file, on_bytes)
+                spent = self._client.clock.monotonic() - began
+                self.up_bytes_per_s = _rate(info.offset - before, spent, self.up_bytes_per_s)
+                if info.offset <= before and not info.complete:
+                    raise Internal("the coordinator takes no more bytes of this upload")
+        return info
+
+    async def _put(self, info: UploadInfo, file: BinaryIO, on_bytes: OnBytes) -> UploadInfo:
+        stop = min(info.size, info.offset + UPLOAD_PIECE_BYTES)
+        headers = {
+            "Upload-Offset": str(info.offset),
+            "Content-Length": str(stop - info.offset),
+            "Content-Type": "application/octet-stream",
+        }
+
+        async def body() -> AsyncIterator[bytes]:
+            done = info.offset
+            while done < stop:
+                # On the event loop: the file was written a moment ago and lies in memory. Measured for 256 KiB: 0.04 ms
+                # of CPU so, 0.17 ms by way of a thread.
+                piece = file.read(min(SEND_BYTES, stop - done))
+                if not piece:
+                    raise Internal(f"{file.name} has fewer bytes than the {info.size} announced")
+                yield piece
+                done += len(piece)
+                on_bytes(done)
+
+        try:
+            return await self._client.put(f"/uploads/{info.upload_id}", headers, body(), UploadInfo)
+        except OffsetMismatch as error:
+            raise Unreachable("the upload goes on at another place") from error
+
+
+def _rate(count: int, spent_s: float, before: float) -> float:
+    """Bytes a second of a transfer; a small one says nothing."""
+    return count / spent_s if count >= MEASURED_BYTES and spent_s > 0 else before
+
+
+async def _pump(reply: Reply, partial: Partial, on_bytes: OnBytes) -> None:
+    """Write in a thread what has come, while the next bytes come; keep them also when the connection breaks."""
+    async for piece in reply.body:
+        writing = asyncio.ensure_future(asyncio.to_thread(partial.write, piece))
+        try:
+            await asyncio.shield(writing)
+        finally:
+            await asyncio.wait({writing})  # who is cancelled must not close its file yet
+        on_bytes(partial.offset)

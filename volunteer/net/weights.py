@@ -1,0 +1,98 @@
+"""The published weights of a version, brought here by the way that needs the fewest bytes.
+
+held already        nothing travels
+links from a base   when one of the versions before is in the cache; each result is checked by its hash
+a snapshot          and the links from it
+the whole file      always possible, and what is left when another way leads to something damaged or is gone
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+from weakref import WeakValueDictionary
+
+from shared.download_plan import Route, routes
+from shared.errors import BadRequest, InvalidFrame, NotFound
+from shared.protocol.work import VersionManifest
+from shared.tensors.downlink import Following, follow_link, schema_of_link
+from shared.tensors.frame import Written
+from shared.tensors.quantize import codec
+from shared.tensors.snapshot import unpack_snapshot
+from volunteer.net.transfers import OnBytes, Transfers
+from volunteer.storage.blob_cache import Cache
+
+Teller: TypeAlias = Callable[[int], OnBytes]  # from the bytes in all to who hears of those done
+Notice: TypeAlias = Callable[[str], None]
+
+
+class Weights:
+    """Fetches and builds the weights of versions, in the cache."""
+
+    def __init__(self, transfers: Transfers, cache: Cache, notice: Notice) -> None:
+        self._transfers = transfers
+        self._cache = cache
+        self._notice = notice
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def fetch(self, manifest: VersionManifest, teller: Teller) -> Path:
+        """The file of a version's published weights. Raises InvalidFrame when all that comes is damaged, StorageFull."""
+        wanted = manifest.weights
+        lock = self._locks.setdefault(wanted.sha256, asyncio.Lock())
+        async with lock:  # two devices may want the same version
+            if not await self._held(wanted.sha256, wanted.size):
+                for route in await self._routes(manifest):
+                    try:
+                        return await self._follow(route, manifest, teller(route.size))
+                    except (InvalidFrame, NotFound, BadRequest) as error:
+                        self._notice(
+                            f"version {manifest.version} of {manifest.run} is fetched another way: {error.message}"
+                        )
+            return await self._transfers.fetch(wanted, teller(wanted.size))
+
+    async def _held(self, sha256: str, size: int) -> bool:
+        return await asyncio.to_thread(self._cache.find, sha256, size) is not None
+
+    async def _routes(self, manifest: VersionManifest) -> list[Route]:
+        bases, size = {link.base for link in manifest.downlink.links}, manifest.weights.size
+        return routes(manifest, [base for base in bases if await self._held(base, size)])
+
+    async def _follow(self, route: Route, manifest: VersionManifest, on_bytes: OnBytes) -> Path:
+        with self._cache.hold(route.hashes):
+            files, done = {}, 0
+            for blob in route.blobs:
+
+                def tell(count: int, before: int = done) -> None:
+                    on_bytes(before + count)
+
+                files[blob.sha256] = await self._transfers.fetch(blob, tell)
+                done += blob.size
+            return await asyncio.to_thread(self._build, route, manifest, files)
+
+    def _build(self, route: Route, manifest: VersionManifest, files: dict[str, Path]) -> Path:
+        """In a thread: unpack, follow, and check every result by its hash. Raises InvalidFrame, StorageFull."""
+        size = manifest.weights.size
+        if route.snapshot is not None:
+            packed, into = files[route.snapshot.blob.sha256], self._cache.building(size)
+            written = unpack_snapshot(packed, manifest.schema_sha256, into)
+            path = self._adopt(into, written, route.snapshot.weights)
+        else:
+            found = self._cache.find(route.base, size)
+            if found is None:
+                raise NotFound("the version it was to be made from is gone from the cache")
+            path = found
+        for link in route.links:
+            file, into = files[link.blob.sha256], self._cache.building(size)
+            schema = schema_of_link(path, file, manifest.schema_sha256)
+            how = Following(codec=codec(link.codec), rounded=link.rounded)
+            written = follow_link(path, file, schema, into, how)
+            path = self._adopt(into, written, link.weights)
+        return path
+
+    def _adopt(self, built: Path, written: Written, sha256: str) -> Path:
+        if written.sha256 != sha256:
+            built.unlink(missing_ok=True)
+            raise InvalidFrame("what came out has another hash than the manifest says")
+        return self._cache.adopt(built, sha256)

@@ -1,0 +1,109 @@
+"""Somebody to play against: a version of a run, fetched and checked, asked for its moves on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from shared.errors import BadRequest, InvalidFrame
+from shared.protocol.work import VersionManifest
+from shared.tensors.frame import open_frame
+from shared.workloads.base import load
+from shared.workloads.games import Look, Opponent, Reply
+from volunteer.net.api import Api
+from volunteer.net.transfers import Transfers
+from volunteer.storage.blob_cache import Cache
+from volunteer.storage.manifests import checked
+
+CACHE_BYTES = 2 << 30
+
+T = TypeVar("T")
+
+
+class Seated(msgspec.Struct, frozen=True, kw_only=True):
+    """Who sits at the board, and what board it is."""
+
+    run: str
+    version: int
+    newest: int  # version of the run
+    size: int  # side of the board
+    win: int  # stones in a row
+
+
+class Rival:
+    """The versions of one run. All torch work happens on one thread, so that a screen never waits for it."""
+
+    def __init__(
+        self,
+        api: Api,
+        run: str,
+        *,
+        public_key: str,
+        enabled: Sequence[str],
+        directory: Path,
+        threads: int = 1,
+    ) -> None:
+        self._api = api
+        self._run = run
+        self._public_key = public_key
+        self._enabled = enabled
+        self._threads = threads
+        self._transfers = Transfers(api, Cache(directory, CACHE_BYTES))
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rival")
+        self._opponent: Opponent | None = None
+
+    async def sit(self, version: int | None = None) -> Seated:
+        """Let a version take its seat, the newest if none is named. Raises NotFound for one that is not kept, BadRequest
+        for a run that plays no games."""
+        newest = checked(await self._api.latest(self._run), self._public_key)
+        manifest = newest
+        if version is not None and version != newest.version:
+            manifest = checked(await self._api.version(self._run, version), self._public_key)
+        if {manifest.run, newest.run} != {self._run}:
+            raise InvalidFrame("the coordinator sent the manifest of another run")
+        games = load(manifest.workload, self._enabled).games
+        if games is None:
+            raise BadRequest(f'"{self._run}" plays no games: {manifest.workload} is not played')
+        path = await self._transfers.fetch(manifest.weights, lambda _: None)
+        self._opponent = await self._on_thread(lambda: self._read(manifest, path))
+        size, win = games.rules(manifest.config)
+        return Seated(
+            run=self._run, version=manifest.version, newest=newest.version, size=size, win=win
+        )
+
+    def look(self, moves: Sequence[int]) -> Look:
+        """The position after `moves`. Raises BadRequest for an illegal move, or when nobody sits at the board."""
+        return self._seated().look(moves)
+
+    async def reply(self, moves: Sequence[int], level: int) -> Reply:
+        """What the version thinks of a position, and its move there. Raises BadRequest when the game is over."""
+        opponent = self._seated()
+        return await self._on_thread(lambda: opponent.reply(moves, level))
+
+    def close(self) -> None:
+        """Nobody waits for a move that is being thought about."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _seated(self) -> Opponent:
+        if self._opponent is None:
+            raise BadRequest("nobody sits at the board yet")
+        return self._opponent
+
+    def _read(self, manifest: VersionManifest, path: Path) -> Opponent:
+        """On the thread."""
+        import torch
+
+        torch.set_num_threads(self._threads)
+        workload = load(manifest.workload, self._enabled)
+        assert workload.games is not None  # `sit` has looked
+        frame = open_frame(path, workload.schema(manifest.config), copy_on_write=True)
+        weights = {name: torch.from_numpy(frame.array(name)) for name in frame}
+        return workload.games.opponent(manifest.config, weights)
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)

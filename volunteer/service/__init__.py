@@ -1,0 +1,1 @@
+"""Start with the system, and leave no trace when uninstalled."""

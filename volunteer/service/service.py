@@ -1,0 +1,105 @@
+"""The service that keeps `volunteer --no-ui` running on this machine: made, started, stopped, removed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from shared.errors import Configuration
+from volunteer.files import private_directory, write_whole
+from volunteer.service.units import Service, Target
+
+COMMAND_S = 60.0
+NO_SESSION = (
+    ". No systemd serves this user here, as in a container or after `su`: log in as this user and try again, "
+    "or take `--system`; what was written is removed by `volunteer service remove`"
+)
+
+
+def this_machine(
+    *,
+    profile: str = "",
+    machine: bool = False,
+    join: str = "",
+    environ: Mapping[str, str],
+    removing: bool = False,
+) -> Target:
+    """The target that this process runs on; to remove a service nothing has to be right about it."""
+    script = Path(sys.executable).with_name("volunteer.exe" if os.name == "nt" else "volunteer")
+    program = [str(script)] if script.exists() else [sys.executable, "-m", "volunteer"]
+    environment = {
+        name: environ[name] for name in ("VOLUNTEER_HOME",) if name in environ and not machine
+    }
+    if profile and profile != "default":
+        environment["VOLUNTEER_PROFILE"] = profile
+    return Target(
+        program=(*program, "--no-ui"),
+        home=Path.home(),
+        uid=os.getuid() if hasattr(os, "getuid") else 0,
+        machine=machine,
+        environment=environment,
+        join=join,
+        groups=_gpu_groups() if machine else (),
+        removing=removing,
+    )
+
+
+def install(service: Service) -> None:
+    """Write the files and start it. Raises Configuration with what the system said."""
+    for file in service.files:
+        try:
+            private_directory(file.path.parent)
+            write_whole(file.path, file.data)
+            file.path.chmod(0o600 if file.secret else 0o644)
+        except OSError as error:
+            raise Configuration(f"{file.path} cannot be written: {error.strerror}") from error
+    for command in service.start:
+        _run(command)
+
+
+def remove(service: Service) -> bool:
+    """Stop it and remove its files; False when there was none."""
+    if not any(file.path.exists() for file in service.files):
+        return False
+    for command in service.stop[:1]:  # the rest may need the files to be gone
+        _run(command, must=False)
+    for file in service.files:
+        try:
+            file.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise Configuration(f"{file.path} cannot be removed: {error.strerror}") from error
+    for command in service.stop[1:]:
+        _run(command, must=False)
+    return True
+
+
+def _run(command: tuple[str, ...], *, must: bool = True) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Configuration(f"`{shlex.join(command)}` could not be run: {error}") from error
+    if must and done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        why = said[-1] if said else "no reason"
+        more = NO_SESSION if "--user" in command and "bus" in why else ""
+        raise Configuration(f"`{shlex.join(command)}` failed: {why.rstrip('.')}{more}")
+
+
+def _gpu_groups() -> tuple[str, ...]:
+    """Groups that may open a GPU here; naming one that is missing would keep the service from starting."""
+    if sys.platform == "win32":
+        return ()
+    import grp
+
+    return tuple(group.gr_name for group in grp.getgrall() if group.gr_name in ("render", "video"))

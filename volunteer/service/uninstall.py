@@ -1,0 +1,175 @@
+"""Leaving a machine as it was: what there is, handing tasks back, and removing service, downloads and, if wanted, the account."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from shared.clock import Clock
+from shared.errors import Configuration, Unreachable, VolunteerError
+from shared.protocol.accounts import LeaveRequest
+from shared.protocol.work import ReleaseRequest
+from volunteer.account.join import Connect
+from volunteer.account.profile import Identity, Profile
+from volunteer.control.local_socket import attach
+from volunteer.net.api import Api
+from volunteer.net.tls import Address
+from volunteer.settings.settings import Directories
+from volunteer.storage.leases import Leases
+
+END_S = 60.0  # for a running volunteer to hand in or give back what it has
+PROBE_S = 0.2
+# directories that are removed once nothing is left in them
+OURS = ("volunteer", "profiles", "cache", "Cache", "practice")
+
+
+class Belonging(msgspec.Struct, frozen=True, kw_only=True):
+    """Something on this machine that is ours, and whether it goes."""
+
+    what: str
+    path: Path
+    size: int  # bytes
+    goes: bool
+
+
+def belongings(
+    directories: Directories, service: tuple[Path, ...], *, everything: bool
+) -> tuple[Belonging, ...]:
+    """What there is of this profile; the account and the settings only go with `everything`.
+
+    Settings that other profiles use as well stay.
+    """
+    found = [Belonging(what="service", path=p, size=_size(p), goes=True) for p in service]
+    found.append(_belonging("downloads that can be made again", directories.cache, goes=True))
+    profile = directories.profile
+    practice = profile / "practice"
+    found.append(_belonging("the practice run", practice, goes=True))
+    half_done = _half_done(profile)
+    found += half_done
+    inside = _size(profile) - _size(practice) - sum(item.size for item in half_done)
+    what = "account, results not yet handed in"
+    found.append(Belonging(what=what, path=profile, size=inside, goes=everything))
+    settings = directories.config / "config.toml"
+    alone = not other_profiles(directories)
+    found.append(_belonging("settings", settings, goes=everything and alone))
+    return tuple(item for item in found if item.path.exists())
+
+
+def other_profiles(directories: Directories) -> tuple[str, ...]:
+    """Names of the profiles beside this one, which are left alone; settings are shared with them."""
+    beside = directories.profile.parent
+    names = (path.name for path in beside.iterdir() if path.is_dir() and path.name.count("@") == 1)
+    return tuple(sorted(name for name in names if name != directories.profile.name))
+
+
+def _half_done(profile: Path) -> list[Belonging]:
+    """Snapshots of tasks, which are given back, and the state that one task leaves to the next, of every coordinator."""
+    places = (home / name for home in sorted(profile.glob("*/")) for name in ("inner", "tasks"))
+    listed = [_belonging("half-done training", place, goes=True) for place in places]
+    return [item for item in listed if item.size]
+
+
+async def hand_back(profile: Profile, connect: Connect, clock: Clock) -> str:
+    """End the running volunteer, or give back what an earlier one still holds. Says what happened.
+
+    Raises Configuration when the running one does not end.
+    """
+    try:
+        async with attach(profile.endpoint, clock) as control:
+            await control.stop("release")
+        await _ended(profile, clock)
+        return "the running volunteer has ended and given its task back"
+    except Unreachable:
+        pass  # none is running
+    try:
+        identity = profile.current()
+    except Configuration as error:
+        return f"nothing was given back: {error.message}"
+    if identity is None or not identity.registered:
+        return "there was no task to give back"
+    return await _release(profile, identity, connect)
+
+
+async def _ended(profile: Profile, clock: Clock) -> None:
+    until = clock.monotonic() + END_S
+    while clock.monotonic() < until:
+        try:
+            with profile.lock():
+                return
+        except Configuration:
+            await clock.sleep(PROBE_S)
+    raise Configuration("the running volunteer does not end: stop it with `volunteer stop`")
+
+
+async def _release(profile: Profile, identity: Identity, connect: Connect) -> str:
+    leases = Leases(profile.home(identity).tasks)
+    client = connect(Address(url=identity.url, tls_pin=identity.tls_pin), identity.token)
+    api, given = Api(client), 0
+    try:
+        for held in leases.stored():
+            request = ReleaseRequest(attempt=held.lease.attempt, reason="uninstalled")
+            try:
+                await api.release(held.lease.task, request)
+                given += 1
+            except VolunteerError:
+                pass  # it runs out by itself
+            leases.drop(held.lease)
+        await api.leave(LeaveRequest())  # last: any request after it would bring this machine back
+    except VolunteerError as error:
+        return (
+            f"the coordinator was not told ({error.message}); tasks in hand run out by themselves"
+        )
+    finally:
+        await client.close()
+    if not given:
+        return "no task was left to give back"
+    return f"{given} task{'' if given == 1 else 's'} given back"
+
+
+def remove(items: tuple[Belonging, ...]) -> list[str]:
+    """Delete what goes, and directories of ours that it leaves empty; what could not be deleted is told."""
+    trouble = []
+    for item in items:
+        if not item.goes:
+            continue
+        try:
+            if item.path.is_dir() and not item.path.is_symlink():
+                shutil.rmtree(item.path)
+            else:
+                item.path.unlink(missing_ok=True)
+        except OSError as error:
+            trouble.append(f"{item.path} could not be removed: {error.strerror}")
+        else:
+            _prune(item.path.parent)
+    return trouble
+
+
+def _prune(place: Path) -> None:
+    """Remove directories of ours that nothing is left in, from the inside out."""
+    while place.name in OURS:
+        try:
+            place.rmdir()
+        except OSError:
+            return  # something is left in it
+        place = place.parent
+
+
+def _belonging(what: str, path: Path, *, goes: bool) -> Belonging:
+    return Belonging(what=what, path=path, size=_size(path), goes=goes)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file or of all files below a directory; links are not followed."""
+    if path.is_file():
+        return path.stat().st_size
+    total = 0
+    for place, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += (Path(place) / name).lstat().st_size
+            except OSError:
+                continue  # it went away meanwhile
+    return total

@@ -1,0 +1,79 @@
+"""The settings of how things are shown, and how their owner is told of trouble; part of the volunteer's settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from shared.links import is_loopback
+from volunteer.settings.work_rules import Rules
+
+
+class Looks(Rules, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The screen, and alerts."""
+
+    theme: Annotated[
+        str,
+        Meta(
+            description='Colours: "volunteer-dark", "volunteer-light", "volunteer-colour-blind", "volunteer-high-contrast" or one of Textual\'s.',
+            min_length=1,
+            max_length=64,
+        ),
+    ] = "volunteer-dark"
+    ascii: Annotated[bool, Meta(description="Draw with the 95 plain characters only.")] = False
+    animations: Annotated[bool, Meta(description="Let things move where they could jump.")] = False
+    keys: Annotated[
+        dict[str, str],
+        Meta(
+            description='Other keys for actions, by the name of the action: pause = "p"; see the help page (?).',
+            max_length=64,
+        ),
+    ] = msgspec.field(default_factory=dict)
+    power_price: Annotated[
+        float,
+        Meta(
+            description="What a kilowatt-hour costs you, to show the cost of the energy that was measured; 0 = not shown.",
+            ge=0,
+        ),
+    ] = 0.0
+    public_runs: Annotated[
+        str,
+        Meta(
+            description="Address (https) of a list of runs that anybody may help, offered on the first screen.",
+            max_length=512,
+        ),
+    ] = ""
+    alerts: Annotated[
+        tuple[Literal["bell", "desktop", "webhook"], ...],
+        Meta(
+            description='How to tell you of failures that need you: "bell" of the terminal, "desktop" for a notification, "webhook".',
+            max_length=3,
+        ),
+    ] = ()
+    webhook: Annotated[
+        str,
+        Meta(
+            description="Address (https) that gets a small JSON document for each alert.",
+            max_length=512,
+        ),
+    ] = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_webhook(self.webhook)
+
+
+def _check_webhook(url: str) -> None:
+    """Raises ValueError for an address that alerts cannot go to."""
+    if not url:
+        return
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        parts, host = urlsplit(""), ""
+    if not host or (parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host))):
+        raise ValueError("the address of a webhook begins with https://")

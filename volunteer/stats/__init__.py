@@ -1,0 +1,1 @@
+"""What a volunteer has done: the card, milestones, ledger pages."""

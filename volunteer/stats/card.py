@@ -1,0 +1,253 @@
+"""A picture to show friends: what somebody's machines gave to a model, before and after, and how to join. Pure.
+
+The SVG holds no script, no link that loads anything and no font of its own; all text of others is escaped and cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from xml.sax.saxutils import escape, quoteattr
+
+import msgspec
+
+from shared.protocol.accounts import Me, RunInfo
+from shared.protocol.work import VersionInfo
+from volunteer.text import printable
+
+WIDTH, HEIGHT = 1200, 630
+SANS = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
+MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
+GROUND, PANEL, LINE = "#0f141a", "#161d26", "#2c3644"
+TEXT, DIM, BLUE, AMBER, GREEN = "#e6edf5", "#8b96a5", "#7cc4ff", "#f0b26b", "#8fd694"
+CURVE_POINTS_MAX = 400
+MARKS_MAX = 60
+SAMPLE_CHARS, SAMPLE_LINES = 47, 6
+
+
+class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """All that stands on the card."""
+
+    nickname: str
+    server: str
+    run: str
+    description: str
+    version: int  # head
+    mine: tuple[int, ...]  # versions that hold work of this volunteer
+    merged: int
+    device_s: float
+    points: tuple[tuple[int, float], ...]  # version, loss
+    before: tuple[int, str] | None = None  # version and sample
+    after: tuple[int, str] | None = None
+    link: str = ""
+
+
+def card_facts(
+    me: Me, info: RunInfo, versions: Sequence[VersionInfo], *, server: str, link: str
+) -> CardFacts:
+    """The facts out of what the coordinator answers."""
+    ordered = sorted(versions, key=lambda v: v.version)
+    points = tuple((v.version, v.loss) for v in ordered if _finite(v.loss))
+    samples = [(v.version, v.sample) for v in ordered if v.sample.strip()]
+    return CardFacts(
+        nickname=me.nickname,
+        server=server,
+        run=info.name,
+        description=info.description,
+        version=info.version,
+        mine=tuple(v.version for v in ordered if v.mine),
+        merged=me.merged,
+        device_s=me.device_s,
+        points=tuple((v, loss) for v, loss in points if loss is not None),
+        before=samples[0] if samples else None,
+        after=samples[-1] if len(samples) > 1 else None,
+        link=link,
+    )
+
+
+def card(facts: CardFacts) -> str:
+    """The SVG."""
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'role="img" aria-label={quoteattr(_summary(facts))}>',
+        f"<title>{escape(_summary(facts))}</title>",
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{GROUND}"/>',
+        f'<rect width="{WIDTH}" height="6" fill="{BLUE}"/>',
+        *_head(facts),
+        *_numbers(facts),
+        *_curve(facts),
+        *_samples(facts),
+        *_foot(facts),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def share_words(facts: CardFacts) -> str:
+    """How much of a model is somebody's."""
+    run = _clean(facts.run, 40)
+    if not facts.mine or facts.version <= 0:
+        return f"helps to train {run}"
+    share = min(1.0, len(facts.mine) / facts.version)
+    percent = "under 1" if share < 0.01 else f"{math.floor(share * 100)}"
+    return f"had a hand in {percent} % of the {facts.version:,} versions of {run}"
+
+
+def _summary(facts: CardFacts) -> str:
+    return f"{_clean(facts.nickname, 24)} {share_words(facts)}"
+
+
+def _head(facts: CardFacts) -> list[str]:
+    description = _clean(facts.description, 88)
+    return [
+        _text(60, 74, "VOLUNTEER", 18, BLUE, weight=700, spacing=4),
+        _text(WIDTH - 60, 74, _clean(facts.server, 40), 18, DIM, anchor="end"),
+        _text(60, 142, _clean(facts.nickname, 24), 56, TEXT, weight=700),
+        _text(60, 186, share_words(facts), 26, AMBER, weight=600),
+        _text(60, 224, description, 19, DIM),
+    ]
+
+
+def _numbers(facts: CardFacts) -> list[str]:
+    hours = facts.device_s / 3600
+    figures = [
+        (f"{hours:,.0f}" if hours >= 10 else f"{hours:.1f}", "device-hours"),
+        (f"{facts.merged:,}", "contributions merged"),
+        (f"{len(facts.mine):,}", "versions with my work"),
+    ]
+    if len(facts.points) > 1:
+        figures.append(
+            (f"{facts.points[0][1]:.2f} → {facts.points[-1][1]:.2f}", "loss of the model")
+        )
+    parts = []
+    for number, (value, name) in enumerate(figures):
+        x = 60 + number * 274
+        parts += [
+            _box(x, 252, 258, 92),
+            _text(x + 20, 297, value, 30, TEXT, weight=700),
+            _text(x + 20, 326, name, 16, DIM),
+        ]
+    return parts
+
+
+def _curve(facts: CardFacts) -> list[str]:
+    x, y, width, height = 60, 360, 532, 196
+    parts = [_box(x, y, width, height), _text(x + 20, y + 30, "Loss of the model", 16, DIM)]
+    points = _thinned(facts.points)
+    if len(points) < 2:
+        return [*parts, _text(x + 20, y + 110, "the curve begins with the next versions", 17, DIM)]
+    lowest, highest = min(p[1] for p in points), max(p[1] for p in points)
+    first, last = points[0][0], points[-1][0]
+
+    def place(version: int, loss: float) -> tuple[float, float]:
+        right = (version - first) / max(1, last - first)
+        down = (highest - loss) / max(1e-9, highest - lowest)
+        return x + 24 + right * (width - 48), y + 48 + down * (height - 74)
+
+    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in (place(*point) for point in points))
+    parts.append(
+        f'<polyline points="{path}" fill="none" stroke="{BLUE}" stroke-width="3" '
+        'stroke-linejoin="round" stroke-linecap="round"/>'
+    )
+    losses = dict(facts.points)
+    mine = [version for version in facts.mine if version in losses]
+    for version in mine[:: max(1, math.ceil(len(mine) / MARKS_MAX))]:
+        a, b = place(version, losses[version])
+        parts.append(
+            f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4.5" fill="{GREEN}" stroke="{GROUND}"/>'
+        )
+    if mine:
+        parts += [
+            f'<circle cx="{x + width - 158}" cy="{y + 25}" r="4.5" fill="{GREEN}"/>',
+            _text(x + width - 20, y + 30, "my work went in", 15, DIM, anchor="end"),
+        ]
+    return parts
+
+
+def _samples(facts: CardFacts) -> list[str]:
+    x, y, width, height = 608, 360, 532, 196
+    parts = [_box(x, y, width, height)]
+    told = [sample for sample in (facts.before, facts.after) if sample is not None]
+    if not told:
+        return [*parts, _text(x + 20, y + 110, "samples of the model appear here", 17, DIM)]
+    rows = SAMPLE_LINES if len(told) == 1 else SAMPLE_LINES // 2
+    at = y + 30
+    for number, (version, text) in enumerate(told):
+        newest = number == len(told) - 1
+        word = "now" if newest and len(told) > 1 else "before"
+        parts.append(_text(x + 20, at, f"{word}, version {version}", 16, AMBER if newest else DIM))
+        for row in _rows(text, rows):
+            at += 22
+            parts.append(_text(x + 20, at, row, 17, TEXT if newest else DIM, mono=True))
+        at += 30
+    return parts
+
+
+def _foot(facts: CardFacts) -> list[str]:
+    if not facts.link:
+        return [_text(60, 600, "trained together, on machines that people lend", 18, DIM)]
+    return [
+        _text(60, 600, "Lend your machine too:", 18, DIM),
+        _text(290, 600, _clean(facts.link, 84), 18, BLUE, mono=True),
+    ]
+
+
+def _box(x: float, y: float, width: float, height: float) -> str:
+    return (
+        f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="12" '
+        f'fill="{PANEL}" stroke="{LINE}"/>'
+    )
+
+
+def _text(
+    x: float,
+    y: float,
+    words: str,
+    size: int,
+    colour: str,
+    **how: str | int | bool,
+) -> str:
+    """Words at a place; `how` is weight, spacing, anchor, mono."""
+    family = MONO if how.get("mono") else SANS
+    extra = f' font-weight="{how["weight"]}"' if "weight" in how else ""
+    extra += f' letter-spacing="{how["spacing"]}"' if "spacing" in how else ""
+    extra += f' text-anchor="{how["anchor"]}"' if "anchor" in how else ""
+    return (
+        f'<text x="{x}" y="{y}" font-family="{family}" font-size="{size}" fill="{colour}"{extra} '
+        f'xml:space="preserve">{escape(words)}</text>'
+    )
+
+
+def _rows(text: str, rows: int) -> list[str]:
+    """The first lines of a sample; a long one goes on in the next."""
+    found: list[str] = []
+    for line in text.strip("\n").expandtabs(4).splitlines():
+        line = printable(line.rstrip(), 1000)
+        while True:
+            found.append(line[:SAMPLE_CHARS])
+            line = line[SAMPLE_CHARS:]
+            if not line or len(found) >= rows:
+                break
+        if len(found) >= rows:
+            break
+    found = [row for row in found if row.strip()][:rows] or ["(nothing)"]
+    return found
+
+
+def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    step = max(1, math.ceil(len(points) / CURVE_POINTS_MAX))
+    kept = list(points[::step])
+    if points and kept[-1] != points[-1]:
+        kept.append(points[-1])
+    return kept
+
+
+def _finite(loss: float | None) -> bool:
+    return loss is not None and math.isfinite(loss)
+
+
+def _clean(text: str, limit: int) -> str:
+    """Text of others: printable, one line, cut, without what XML does not know."""
+    return "".join(
+        c for c in printable(" ".join(text.split()), limit) if c == " " or c.isprintable()
+    )

@@ -1,0 +1,1 @@
+"""What the volunteer keeps on disk: blobs, leases, outbox, residuals."""

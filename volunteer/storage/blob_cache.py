@@ -1,0 +1,205 @@
+"""Downloaded blobs by their hash: checked before use, resumed after a break, thrown away oldest first.
+
+Everything here blocks on the disk; the agent calls it from threads. The directory may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from shared.errors import BadRequest, InvalidFrame, StorageFull
+from volunteer.files import private_directory
+from volunteer.text import size as bytes_in_words
+
+READ_BYTES = 4 << 20
+SPARE_BYTES = 64 << 20  # of the disk, left free by downloads
+_NAME = re.compile(r"[0-9a-f]{64}")
+
+
+class Cache:
+    """The blobs of this machine, at most `limit_bytes` of them unless more is in use."""
+
+    def __init__(self, root: Path, limit_bytes: int) -> None:
+        self.root = private_directory(root)
+        self.limit_bytes = limit_bytes
+        self._partial = private_directory(root / "partial")
+        self._guard = threading.Lock()
+        self._held: Counter[str] = Counter()
+        self._checked: dict[str, tuple[int, int]] = {}  # hash -> inode and mtime when it was right
+
+    def find(self, sha256: str, size: int) -> Path | None:
+        """The file of a blob that is here and whole; a damaged one is removed."""
+        path = self._path(sha256)
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return None
+        if stat.st_size != size or not (self._known(sha256, stat) or _hash(path) == sha256):
+            path.unlink(missing_ok=True)
+            return None
+        self._touch(sha256, path)
+        return path
+
+    def partial(self, sha256: str, size: int) -> Partial:
+        """What is here of a blob that is being downloaded. Raises StorageFull when the rest would not fit."""
+        path = self._partial / self._name(sha256)
+        here = path.stat().st_size if path.exists() else 0
+        self._make_room(max(0, size - here))
+        return Partial(self, path, sha256, size)
+
+    def building(self, size: int) -> Path:
+        """Where a file of `size` bytes can be made, to be adopted then. Raises StorageFull when it would not fit."""
+        self._make_room(size)
+        return self._partial / f"built-{secrets.token_hex(8)}"
+
+    def adopt(self, partial: Path, sha256: str) -> Path:
+        """Take over a file whose hash was just found right."""
+        path = self._path(sha256)
+        private_directory(path.parent)
+        partial.replace(path)
+        self._touch(sha256, path)
+        return path
+
+    @contextmanager
+    def hold(self, hashes: Iterable[str]) -> Iterator[None]:
+        """Blobs that are in use are never thrown away."""
+        names = list(hashes)
+        with self._guard:
+            self._held.update(names)
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._held -= Counter(names)  # drops what nobody uses any more
+
+    def used_bytes(self) -> int:
+        return sum(size for _, size, _ in self._blobs())
+
+    def fits(self, need: int) -> bool:
+        """Whether `need` bytes have room beside what is in use."""
+        with self._guard:
+            used = sum(size for _, size, path in self._blobs() if self._held[path.name] > 0)
+        return used + need <= self.limit_bytes
+
+    def trim(self, need: int = 0) -> None:
+        """Make room for `need` bytes: what was used longest ago goes first."""
+        with self._guard:
+            blobs = sorted(self._blobs())
+            total = sum(size for _, size, _ in blobs) + need
+            for _, size, path in blobs:
+                if total <= self.limit_bytes:
+                    return
+                if self._held[path.name] <= 0:
+                    path.unlink(missing_ok=True)
+                    self._checked.pop(path.name, None)
+                    total -= size
+
+    def _make_room(self, need: int) -> None:
+        self.trim(need)
+        if shutil.disk_usage(self.root).free < need + SPARE_BYTES:
+            raise StorageFull(
+                f"{bytes_in_words(need)} more do not fit on the disk of {self.root}: free some space"
+            )
+
+    def _blobs(self) -> Iterator[tuple[float, int, Path]]:
+        for path in (*self.root.glob("??/*"), *self._partial.iterdir()):
+            try:
+                stat = path.stat()
+            except FileNotFoundError:  # another download was finished, or room made, meanwhile
+                continue
+            yield stat.st_mtime, stat.st_size, path
+
+    def _known(self, sha256: str, stat: os.stat_result) -> bool:
+        return self._checked.get(sha256) == (stat.st_ino, stat.st_mtime_ns)
+
+    def _touch(self, sha256: str, path: Path) -> None:
+        os.utime(path)
+        stat = path.stat()
+        self._checked[sha256] = (stat.st_ino, stat.st_mtime_ns)
+
+    def _path(self, sha256: str) -> Path:
+        name = self._name(sha256)
+        return self.root / name[:2] / name
+
+    def _name(self, sha256: str) -> str:
+        """The hash, which becomes a file name, so it must be one."""
+        if not _NAME.fullmatch(sha256):
+            raise BadRequest("the coordinator named a blob by something that is no SHA-256")
+        return sha256
+
+
+class Partial:
+    """A blob on its way: bytes in order, hashed as they come. Use it as a context manager."""
+
+    def __init__(self, cache: Cache, path: Path, sha256: str, size: int) -> None:
+        self.sha256 = sha256
+        self.size = size
+        self.offset = 0  # bytes that are here
+        self._cache = cache
+        self._path = path
+        self._hash = hashlib.sha256()
+        self._file = self._open()
+
+    def _open(self) -> BinaryIO:
+        file = self._path.open("a+b")
+        try:
+            file.seek(0)
+            while piece := file.read(READ_BYTES):
+                self._hash.update(piece)
+                self.offset += len(piece)
+            if self.offset > self.size:
+                self._empty(file)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def write(self, piece: bytes | memoryview) -> None:
+        """Append bytes. Raises InvalidFrame for more than the blob has, StorageFull."""
+        if self.offset + len(piece) > self.size:
+            raise InvalidFrame(f"more bytes came than the {self.size} that were announced")
+        try:
+            self._file.write(piece)
+            self._file.flush()
+        except OSError as error:
+            raise StorageFull(f"{self._path} cannot be written: {error.strerror}") from error
+        self._hash.update(piece)
+        self.offset += len(piece)
+
+    def restart(self) -> None:
+        """Forget what is here: the other side sends everything again."""
+        self._empty(self._file)
+
+    def finish(self) -> Path:
+        """The file, now in the cache. Raises InvalidFrame when the hash is wrong; then nothing is kept.
+
+        Not synced: a machine that fails starts again, and each new process hashes a file before its first use.
+        """
+        if self._hash.hexdigest() != self.sha256:
+            self.restart()
+            raise InvalidFrame("a download arrived damaged: its hash is wrong")
+        self._file.close()
+        return self._cache.adopt(self._path, self.sha256)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _empty(self, file: BinaryIO) -> None:
+        file.truncate(0)
+        self._hash = hashlib.sha256()
+        self.offset = 0
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

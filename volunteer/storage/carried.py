@@ -1,0 +1,233 @@
+"""What a worker carries from one task of a run to the next: inner optimiser state, and what its codec could not say.
+
+Error feedback adds the residual of one update to the next. It belongs to its contribution: kept when that was accepted,
+zeroed when its content was rejected, the one before it restored when it never counted (stale, gone, superseded). Only one
+step back can be taken: where that one never counted either, nothing is carried, and that is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from shared.errors import Configuration, InvalidFrame, StorageFull
+from shared.protocol.base import Reason
+from shared.protocol.work import Verdict
+from shared.signing import digest
+from shared.tensors.frame import open_frame
+from shared.tensors.spec import Schema
+from volunteer.files import private_directory, read_record, write_record
+from volunteer.storage.outbox import task_of
+from volunteer.storage.tensor_files import load, store
+
+if TYPE_CHECKING:
+    import torch
+
+    from shared.tensors.quantize import Residual
+
+NOT_THE_CONTENT = {Reason.STALE, Reason.CANCELLED, Reason.MERGE_FAILED}
+
+
+class Residue(msgspec.Struct, frozen=True, kw_only=True):
+    """Which results the stored residuals came from, by name, and how far training had come at the base of the last one."""
+
+    run: str
+    name: str = ""  # of the result whose residual is `current`
+    before: str = (
+        ""  # of the one before; `previous` is its residual for as long as it can be gone back to
+    )
+    global_step: int = 0
+
+
+class Carried:
+    """The files of one (run, device), and what of them is still in memory. Any thread may call it."""
+
+    def __init__(self, root: Path, run: str, device: str) -> None:
+        readable = re.sub(r"[^A-Za-z0-9]", "_", f"{run}-{device}")[:48]
+        self._stem = root / f"{readable}-{digest(f'{run} {device}'.encode())[:8]}"
+        self.run = run
+        self.optimizer = self._file("optimizer")
+        self.current = self._file("residual")
+        self.previous = self._file("previous")
+        self.next = self._file("next")
+        self.record = self._stem.with_name(f"{self._stem.name}.json")
+        self._guard = threading.RLock()
+        self._changed = False  # since the residual was read that the next one is made from
+        self._lent: Mapping[str, torch.Tensor] = {}
+        self._lent_step = 0
+
+    # The inner optimiser's state.
+
+    def lend(self, state: Mapping[str, torch.Tensor], global_step: int) -> None:
+        """The state that a task ended with, on a base of so many steps: the next one goes on with it before it is stored."""
+        with self._guard:
+            self._lent, self._lent_step = state, global_step
+
+    def inner(self) -> Mapping[str, torch.Tensor] | None:
+        """The state to go on with; None where there is none."""
+        with self._guard:
+            lent = self._lent
+        return lent or load(self.optimizer)
+
+    def keep_inner(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Store a state that was lent, unless it was forgotten meanwhile. What cannot be stored leaves the one before."""
+        if not state or self._lent is not state:
+            return
+        with contextlib.suppress(StorageFull):
+            store(self.optimizer, state)
+        with self._guard:
+            if not self._lent:  # the base was set back while it was written
+                self.optimizer.unlink(missing_ok=True)
+
+    def end_lending(self, state: Mapping[str, torch.Tensor]) -> None:
+        """It is stored now, or will never be."""
+        with self._guard:
+            if self._lent is state:
+                self._lent = {}
+
+    # The residual.
+
+    def residual(self, schema: Schema, global_step: int) -> Residual:
+        """The residual to add to the next update, whose base has so many steps; empty when there is none that fits."""
+        with self._guard:
+            residue = self._residue()
+            if residue is not None and global_step < residue.global_step:
+                self.zero()
+            self._changed = False
+        try:
+            return open_frame(self.current, schema)
+        except (FileNotFoundError, InvalidFrame):
+            return {}
+
+    def advance(self, name: str, global_step: int = 0) -> None:
+        """The update of the result `name` was encoded, and `next` written with it; `global_step` is of its base."""
+        with self._guard:
+            if self._changed:  # what it was made from is gone: nobody knows what is in it
+                self.next.unlink(missing_ok=True)
+                self.zero()
+                return
+            before = self._residue()
+            if self.current.exists():
+                self.current.replace(self.previous)
+            else:
+                self.previous.unlink(missing_ok=True)
+            self.next.replace(self.current)
+            self._note(name, before.name if before else "", global_step)
+
+    def drop_if_behind(self, global_step: int) -> None:
+        """A base with fewer steps than the last one was set back, also while nobody was here: nothing fits it any more."""
+        with self._guard:
+            residue = self._residue()
+            steps = max(residue.global_step if residue else 0, self._lent_step if self._lent else 0)
+            if global_step < steps:
+                self.forget()
+
+    def forget(self) -> None:
+        """The base was set back: nothing from before fits it."""
+        with self._guard:
+            self.zero()
+            self._lent = {}
+            self.optimizer.unlink(missing_ok=True)
+
+    def counted(self, task: int, name: str = "") -> None:
+        """A result was accepted: nobody goes back to what was before it."""
+        with self._guard:
+            residue = self._residue()
+            if residue is not None and self._named(residue, task, name) == [residue.name]:
+                self.previous.unlink(missing_ok=True)
+
+    def lost(self, task: int, name: str = "") -> bool:
+        """A result never counted; without a name some result of the task. False when what went before is lost as well.
+
+        It is as if its update had never been made. One that a later update was made on only cannot be gone back to any more.
+        """
+        with self._guard:
+            residue = self._residue()
+            mine = self._named(residue, task, name) if residue is not None else []
+            if residue is None or not mine:
+                return True
+            if residue.before in mine:
+                self.previous.unlink(missing_ok=True)
+            if residue.name not in mine:
+                return True
+            self._changed = True
+            if self.previous.exists():
+                self.previous.replace(self.current)
+                self._note(residue.before, "", residue.global_step)
+                return True
+            self.zero()
+            return not residue.before
+
+    def zero(self) -> None:
+        with self._guard:
+            self._changed = True
+            for path in (self.current, self.previous, self.record):
+                path.unlink(missing_ok=True)
+
+    def _named(self, residue: Residue, task: int, name: str) -> list[str]:
+        """Which of the results that residuals are stored of are meant."""
+        known = [found for found in (residue.name, residue.before) if found]
+        return [found for found in known if (found == name if name else task_of(found) == task)]
+
+    def _note(self, name: str, before: str, global_step: int) -> None:
+        residue = Residue(run=self.run, name=name, before=before, global_step=global_step)
+        write_record(self.record, residue)
+
+    def _residue(self) -> Residue | None:
+        try:
+            return read_record(self.record, Residue)
+        except Configuration:  # damaged: nobody knows what the residual is of
+            self.zero()
+            return None
+
+    def _file(self, what: str) -> Path:
+        return self._stem.with_name(f"{self._stem.name}.{what}.safetensors")
+
+
+class Residuals:
+    """All that is carried over, of every run and device of this worker."""
+
+    def __init__(self, root: Path, say: Callable[[str], None] = lambda sentence: None) -> None:
+        self.root = private_directory(root)
+        self._say = say
+        self._in_use: WeakValueDictionary[tuple[str, str], Carried] = WeakValueDictionary()
+
+    def of(self, run: str, device: str) -> Carried:
+        """One object for as long as anybody holds it: what is in memory is shared."""
+        carried = self._in_use.get((run, device))
+        if carried is None:
+            carried = self._in_use[run, device] = Carried(self.root, run, device)
+        return carried
+
+    def judged(self, verdict: Verdict, devices: tuple[str, ...], name: str = "") -> None:
+        """Settle the residual of a contribution once its verdict is known; `name` says which result of its task it was."""
+        if verdict.state in ("received", "checking"):
+            return
+        if verdict.state in ("accepted", "merged"):
+            for device in devices:
+                self.of(verdict.run, device).counted(verdict.task, name)
+        elif verdict.state == "rejected" and verdict.reason not in NOT_THE_CONTENT:
+            for device in devices:
+                self.of(verdict.run, device).zero()
+        else:
+            self.lost(verdict.run, verdict.task, devices, name)
+
+    def lost(self, run: str, task: int, devices: tuple[str, ...], name: str = "") -> None:
+        """A result that somebody else's overtook, or that nobody wants."""
+        for device in devices:
+            if not self.of(run, device).lost(task, name):
+                self._say(
+                    f"what the updates for {run} left unsaid is dropped: the last of them never counted, nor did those before"
+                )
+
+    def forget(self, run: str, devices: tuple[str, ...]) -> None:
+        """The base was set back."""
+        for device in devices:
+            self.of(run, device).forget()

@@ -1,0 +1,1 @@
+"""The thread that runs torch, and the task it trains."""

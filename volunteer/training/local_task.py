@@ -1,0 +1,252 @@
+"""One task as its training thread sees it: opened from local files, saved now and then, ended in the outbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shared.errors import InvalidFrame, NotFound, StorageFull, TooLarge, VolunteerError
+from shared.protocol.work import SubmitRequest, VersionManifest
+from shared.signing import canonical, digest
+from shared.tensors.frame import open_frame
+from shared.tensors.quantize import EXACT_CODECS, EncodedUpdate, codec, residual_schema
+from shared.tensors.spec import Schema, nbytes
+from shared.tensors.update import delta
+from shared.workloads.base import Result, Traits, Work, Workload
+from shared.workloads.games import Actor
+from volunteer.files import write_whole
+from volunteer.storage.carried import Carried
+from volunteer.storage.dataset import LocalData
+from volunteer.storage.leases import HeldLease
+from volunteer.storage.outbox import Entry, Outbox
+from volunteer.storage.tensor_files import load, store
+from volunteer.text import size as bytes_in_words
+from volunteer.training.job import Report, Spent
+
+if TYPE_CHECKING:
+    import torch
+
+EXACT = "float32"  # what a result says that is no update
+PLAYED = ("games", "evaluation")  # results that are files of games
+MODEL_COPIES = 4  # weights, gradient and two moments, at least
+LEFT_COPIES = 3  # weights and two moments of a task that is being encoded
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Which update of its lease a result is, and of which version."""
+
+    base_version: int = 0
+    part: int = 0
+    tries: int = 0
+    last: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What training left in memory, on the CPU: all that is needed to hand it in while the device does something else."""
+
+    result: Result
+    tensors: Mapping[str, torch.Tensor]
+    spent: Spent
+    place: Place
+    inner: Mapping[str, torch.Tensor] = field(default_factory=dict)  # the optimiser's state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFiles:
+    """Everything a task needs, on this machine."""
+
+    held: HeldLease
+    manifest: VersionManifest  # of the base version
+    workload: Callable[[], Workload]
+    weights: Path
+    data: LocalData
+    carried: Carried
+    snapshot: Path
+    outbox: Outbox
+    memory_bytes: int  # what the device may spend; 0 = unknown
+    now: Callable[[], float]
+
+
+class LocalTask:
+    """Begin, save and finish of one task, on the training thread; handing in, on one that runs no torch."""
+
+    def __init__(self, files: TaskFiles) -> None:
+        self.files = self._files = files
+        self._schema: Schema = ()
+        self.items = Traits().items
+        self.items_per_sample = 1.0  # for a rate that people know
+
+    def begin(self) -> Work:
+        """The work, gone on with where a snapshot ends. Raises what the workload or the files complain about."""
+        files, job = self._files, self._files.held.lease.job
+        workload = files.workload()
+        self._check(workload)
+        self._schema = workload.schema(job.config)
+        if digest(canonical(self._schema)) != files.manifest.schema_sha256:
+            raise InvalidFrame(f"the model of {job.run} is not laid out here as on the coordinator")
+        samples = sum(workload.samples(job.config, files.data.manifest))
+        items = sum(chunk.items for chunk in files.data.manifest.chunks)
+        self.items = workload.traits.items
+        self.items_per_sample = items / samples if samples else 1.0
+        need = nbytes(self._schema) * MODEL_COPIES
+        if 0 < files.memory_bytes < need:
+            raise TooLarge(
+                f"the model of {job.run} needs {bytes_in_words(need)} of memory, "
+                f"more than the {bytes_in_words(files.memory_bytes)} this device may use"
+            )
+        files.carried.drop_if_behind(files.manifest.global_step)
+        inner = None if job.reset_inner else files.carried.inner()
+        snapshot = load(files.snapshot)
+        device = files.held.device
+        work = workload.begin(job, self._weights(), files.data, device, inner)
+        if snapshot is not None:
+            try:
+                work.restore(snapshot)
+            except (VolunteerError, KeyError, ValueError, RuntimeError):
+                # Of another version of the software, or damaged: the task starts over.
+                files.snapshot.unlink(missing_ok=True)
+                work = workload.begin(job, self._weights(), files.data, device, inner)
+        return work
+
+    def told(self, report: Report) -> Report:
+        """What is said of the task when this is said of the work."""
+        return report
+
+    def swap(self, work: Work, manifest: VersionManifest, path: Path) -> None:
+        """Go on with a newer version, where the work knows how."""
+        if isinstance(work, Actor) and manifest.schema_sha256 == self._files.manifest.schema_sha256:
+            work.swap(self._weights(path), manifest.version, manifest.weights.sha256)
+
+    def save(self, work: Work) -> None:
+        try:
+            store(self._files.snapshot, work.snapshot())
+        except StorageFull:
+            self._files.snapshot.unlink(missing_ok=True)  # training is worth more than a snapshot
+
+    @property
+    def roomy(self) -> bool:
+        """Whether the next task has room on this device beside what is left of this one until it is encoded."""
+        files = self._files
+        need = nbytes(self._schema) * (MODEL_COPIES + LEFT_COPIES)
+        return files.held.device != "cpu" or not files.memory_bytes or need <= files.memory_bytes
+
+    def finish(self, work: Work, spent: Spent) -> Made:
+        """What is to be handed in. Raises InvalidFrame when the training diverged."""
+        files, job = self._files, self._files.held.lease.job
+        result, tensors = work.result()
+        _refuse_diverged(tensors)
+        inner = {} if job.reset_inner else work.state()
+        if inner:
+            files.carried.lend(inner, files.manifest.global_step)
+        place = Place(base_version=files.manifest.version)
+        return Made(result=result, tensors=tensors, spent=spent, place=place, inner=inner)
+
+    def hand_in(self, made: Made) -> Entry:
+        """Encode what was made and put it into the outbox; only then nothing of the task is needed any more.
+
+        Calls for one device must follow each other in the order of its tasks: each takes over what the one before left.
+        Raises InvalidFrame, TooLarge, StorageFull, OSError.
+        """
+        files = self._files
+        try:
+            entry = self._entry(made)
+            files.outbox.put(entry)
+            if entry.submit.codec not in EXACT_CODECS:
+                files.carried.advance(entry.name, files.manifest.global_step)
+            files.carried.keep_inner(made.inner)
+        finally:
+            files.carried.end_lending(made.inner)
+        files.snapshot.unlink(missing_ok=True)
+        return entry
+
+    def _check(self, workload: Workload) -> None:
+        wanted = self._files.manifest
+        if workload.version != wanted.workload_version:
+            raise NotFound(
+                f'the run {wanted.run} needs version {wanted.workload_version} of the workload "{workload.name}", '
+                f"here is {workload.version}: both sides must have the same release"
+            )
+
+    def _weights(self, path: Path | None = None) -> dict[str, torch.Tensor]:
+        import torch
+
+        # Copy on write: torch wants to be allowed to write, the file must never change.
+        frame = open_frame(path or self._files.weights, self._schema, copy_on_write=True)
+        return {name: torch.from_numpy(frame.array(name)) for name in frame}
+
+    def _entry(self, made: Made) -> Entry:
+        files, lease = self._files, self._files.held.lease
+        result, spent, place = made.result, made.spent, made.place
+        name = f"{lease.task}-{lease.attempt}-{place.part}-{place.tries}"
+        payload = files.outbox.payload(name)
+        played = lease.job.update in PLAYED
+        if played:
+            write_whole(payload, result.games, durable=True)
+            sha256, size = digest(result.games), len(result.games)
+        else:
+            encoded = self._encode(made.tensors, payload)
+            sha256, size = encoded.sha256, encoded.size
+        if size > lease.grant.bytes_max:
+            payload.unlink(missing_ok=True)
+            raise TooLarge(
+                f"the result has {size} bytes, the coordinator takes {lease.grant.bytes_max}"
+            )
+        submit = SubmitRequest(
+            attempt=lease.attempt,
+            part=place.part,
+            tries=place.tries,
+            base_version=place.base_version,
+            codec=EXACT if played else lease.grant.codec,
+            sha256=sha256,
+            size=size,
+            steps=result.steps,
+            samples=result.samples,
+            loss_first=result.loss_first,
+            loss_last=result.loss_last,
+            device=files.held.device,
+            train_s=spent.train_s,
+            paused_s=spent.paused_s,
+            metrics=result.metrics,
+        )
+        return Entry(
+            task=lease.task,
+            run=lease.run,
+            device=files.held.device,
+            submit=submit,
+            price_micro=lease.price_micro,
+            at=files.now(),
+            last=place.last,
+            early=files.held.early,
+        )
+
+    def _encode(self, tensors: Mapping[str, torch.Tensor], path: Path) -> EncodedUpdate:
+        files, lease, schema = self._files, self._files.held.lease, self._schema
+        arrays = {key: tensor.detach().cpu().numpy() for key, tensor in tensors.items()}
+        chosen = codec(lease.grant.codec)
+        with open_frame(files.weights, schema) as base:
+            update: Mapping[str, Any]
+            if lease.job.update == "delta":
+                update = delta(base, arrays, schema)
+            elif lease.job.update == "gradient":
+                update = arrays
+            else:
+                raise InvalidFrame(f"this version cannot hand in {lease.job.update}")
+            if chosen.name in EXACT_CODECS:
+                return chosen.encode(update, schema, path)
+            steps = files.manifest.global_step
+            residual = files.carried.residual(residual_schema(schema), steps)
+            return chosen.encode(update, schema, path, residual, files.carried.next)
+
+
+def _refuse_diverged(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises InvalidFrame before anything goes on from numbers that are none."""
+    for name, value in tensors.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise InvalidFrame(
+                f"{name!r} holds NaN or infinite values: the training diverged, so nothing is sent"
+            )

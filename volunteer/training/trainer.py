@@ -1,0 +1,359 @@
+"""The background thread on which a device trains: start, pause, resume, stop, and nothing of the network.
+
+All torch work of a device happens here, benchmark and loading included: a second thread that runs torch after another has
+done so trains at 0.6-0.7 of the rate (each keeps its own OpenMP pool). The thread is a daemon and is asked between two
+micro-batches what to do, so that pausing takes no longer than one of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, Generic, TypeVar
+
+from shared import gc_freeze
+from shared.clock import Clock, SystemClock
+from shared.errors import Internal
+from shared.workloads.base import Progress, Work
+from volunteer.machine.device_memory import out_of_memory, release_device
+from volunteer.machine.policy import rest_after
+from volunteer.training.job import Assignment, Finished, Interrupted, Report, Spent
+
+REPORT_S = 0.25  # the event loop hears of progress at most this often
+SAVE_SHARE = 0.02  # at most this part of the time goes into snapshots
+STEP_END_S = 1.5  # how long a stop that saves may wait for the end of a step
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Handle(Generic[T]):
+    """An assignment under way."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.future: Future[Finished[T] | Interrupted] = Future()
+        self.latest: Report | None = None
+        self.stopping = ""  # why, once somebody asked
+        self.saving = False
+        self.orders: deque[Callable[[Work], None]] = deque()
+        self._trainer = trainer
+
+    def tell(self, order: Callable[[Work], None]) -> None:
+        """Do something with the work on its thread, between two micro-batches."""
+        self.orders.append(order)
+
+    def stop(self, reason: str, *, save: bool = False) -> None:
+        """End it at the next micro-batch; with `save`, at the next step, leaving a snapshot."""
+        with self._trainer.changed:
+            self.stopping = self.stopping or reason or "stopped"
+            self.saving = save
+            self._trainer.changed.notify_all()
+
+
+class ThreadDied(Internal):
+    """The training thread died."""
+
+
+class _Stop(Exception):
+    pass
+
+
+class _Job:
+    """Something to do on the thread, and where its outcome goes."""
+
+    def __init__(self, run: Callable[[], None], outcome: Future[Any]) -> None:
+        self.run = run
+        self._outcome = outcome
+
+    def fail(self, error: Exception) -> None:
+        with contextlib.suppress(InvalidStateError):
+            self._outcome.set_exception(error)
+
+
+class Trainer:
+    """One device and its thread."""
+
+    def __init__(self, device: str, *, threads: int, clock: Clock | None = None) -> None:
+        self.device = device
+        self.share = 1.0  # of the time in which the device may work
+        self.changed = threading.Condition()
+        self.resting = threading.Event()  # set while nothing of ours is on the device
+        self.resting.set()
+        self._threads = threads
+        self._clock = clock or SystemClock()
+        self._paused = False
+        self._closing = False
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._dead: ThreadDied | None = None
+        self._thread = threading.Thread(target=self._main, name=f"trainer {device}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, assignment: Assignment[T]) -> Handle[T]:
+        """Train a task after whatever is under way; the future ends as Finished, Interrupted or with an error."""
+        handle: Handle[T] = Handle(self)
+        self._put(_Job(lambda: self._train(assignment, handle), handle.future))
+        return handle
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run other torch work on the same thread."""
+        future: Future[T] = Future()
+
+        def job() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
+
+        self._put(_Job(job, future))
+        return future
+
+    def _put(self, job: _Job) -> None:
+        with self.changed:
+            dead = self._dead
+            if dead is None:
+                self._jobs.put(job)
+        if dead is not None:
+            job.fail(dead)
+
+    def pause(self) -> None:
+        """Free the device at the next micro-batch; the task stays."""
+        with self.changed:
+            self._paused = True
+
+    def resume(self) -> None:
+        with self.changed:
+            self._paused = False
+            self.changed.notify_all()
+
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
+    def close(self, timeout_s: float = 2.0) -> bool:
+        """Stop everything and wait; False when the thread is still at it, and the process must end by os._exit."""
+        with self.changed:
+            self._closing = True
+            self.changed.notify_all()
+        self._jobs.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _main(self) -> None:
+        """Work jobs off. Whatever ends this early is told to all who wait, now and later: nobody waits for a dead thread."""
+        try:
+            self._work_off()
+        except BaseException as error:
+            log.exception("the training thread of %s died", self.device)
+            died = ThreadDied(
+                f"the training thread of {self.device} died ({type(error).__name__}: {error})"
+            )
+            died.__cause__ = error
+            with self.changed:
+                self._dead = died
+            while not self._jobs.empty():
+                job = self._jobs.get()
+                if job is not None:
+                    job.fail(died)
+            self.resting.set()
+
+    def _work_off(self) -> None:
+        # Torch is imported by the first job that needs it; its thread count belongs to this thread.
+        configured = False
+        while (job := self._jobs.get()) is not None:
+            try:
+                if not configured:
+                    import torch
+
+                    torch.set_num_threads(self._threads)
+                    gc_freeze.spare()
+                    configured = True
+                job.run()
+            except BaseException:
+                self._jobs.put(job)  # whoever waits for it is told with the others
+                raise
+            del job  # it holds the work of the last task
+
+    def _train(self, assignment: Assignment[T], handle: Handle[T]) -> None:
+        if not handle.future.set_running_or_notify_cancel():
+            return
+        session = _Session(self, assignment, handle, self._clock)
+        try:
+            outcome = session.run()
+        except BaseException as error:
+            handle.future.set_exception(error)
+        else:
+            handle.future.set_result(outcome)
+        finally:
+            del session
+            release_device()
+            self.resting.set()
+
+    def obey(self, handle: Handle[T], work: Work | None) -> float:
+        """Wait while paused, with the device free. Returns the seconds waited; raises when the task is to stop."""
+        waited = 0.0
+        if self._resting_wanted(handle):
+            began = self._clock.monotonic()
+            if work is not None:
+                work.suspend()
+            self.resting.set()
+            with self.changed:
+                while self._resting_wanted(handle):
+                    self.changed.wait()
+            waited = self._clock.monotonic() - began
+        if self._leaving(handle):
+            raise _Stop
+        if waited and work is not None:
+            work.resume()
+        self.resting.clear()
+        return waited
+
+    def rest(self, handle: Handle[T], busy_s: float) -> None:
+        """Leave the device alone for its share of the time, unless something is asked for."""
+        wait = rest_after(busy_s, self.share)
+        if wait > 0:
+            with self.changed:
+                self.changed.wait_for(lambda: self._paused or self._leaving(handle), wait)
+
+    def _resting_wanted(self, handle: Handle[T]) -> bool:
+        return self._paused and not self._leaving(handle)
+
+    def _leaving(self, handle: Handle[T]) -> bool:
+        return self._closing or bool(handle.stopping)
+
+
+class _Session(Generic[T]):
+    """One assignment from its beginning to its end, on the thread."""
+
+    def __init__(
+        self, trainer: Trainer, assignment: Assignment[T], handle: Handle[T], clock: Clock
+    ) -> None:
+        self._trainer = trainer
+        self._assignment = assignment
+        self._handle = handle
+        self._clock = clock
+        self._paused_s = 0.0
+        self._began = clock.monotonic()
+        self._meter = _Meter()
+        self._loss: float | None = None
+        self._step = 0
+        self._reported = float("-inf")
+        self._save_after = clock.monotonic() + assignment.save_every_s
+        self._saved = False
+
+    def run(self) -> Finished[T] | Interrupted:
+        work: Work | None = None
+        try:
+            self._paused_s += self._trainer.obey(self._handle, None)
+            loading = self._clock.monotonic()
+            work = self._assignment.begin()
+            self._began += self._clock.monotonic() - loading  # it is no training
+            while not work.done:
+                self._paused_s += self._trainer.obey(self._handle, work)
+                while self._handle.orders:
+                    self._handle.orders.popleft()(work)
+                began = self._clock.monotonic()
+                self._after(work, self._advance(work))
+                self._trainer.rest(self._handle, self._clock.monotonic() - began)
+            value = self._assignment.finish(work, self._spent())
+            return Finished(value=value, spent=self._spent())
+        except _Stop:
+            if work is not None and self._handle.saving:
+                self._save_last(work)
+            reason = self._handle.stopping or "the program ends"
+            return Interrupted(reason=reason, saved=self._saved)
+
+    def _advance(self, work: Work) -> Progress:
+        """One micro-batch, in smaller and smaller pieces until it fits the memory."""
+        while True:
+            try:
+                return work.advance()
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+            # Outside of the handler: there the trace would keep the failed tensors alive.
+            release_device()
+            self._assignment.halved(work.halve())
+
+    def _after(self, work: Work, progress: Progress) -> None:
+        now = self._clock.monotonic()
+        if progress.loss is not None:
+            self._loss = progress.loss
+        if now - self._reported >= REPORT_S or work.done:
+            self._reported = now
+            self._report(progress)
+        if self._ended_step(progress) and now >= self._save_after and not work.done:
+            self._save(work)
+
+    def _ended_step(self, progress: Progress) -> bool:
+        """Whether a step is just over: only then can a snapshot be taken."""
+        before, self._step = self._step, progress.step
+        return progress.step > before
+
+    def _report(self, progress: Progress) -> None:
+        spent = self._spent()
+        rate = self._meter.rate(spent.train_s, progress.samples)
+        total = max(1, self._assignment.samples)
+        report = Report(
+            step=progress.step,
+            steps=progress.steps,
+            samples=progress.samples,
+            loss=self._loss,
+            samples_per_s=rate,
+            steps_per_s=rate * progress.steps / total,
+            eta_s=max(0, total - progress.samples) / rate if rate > 0 else None,
+            train_s=spent.train_s,
+            preview=progress.preview,
+            counted=progress.counted,
+            metrics=progress.metrics,
+        )
+        self._handle.latest = report
+        self._assignment.report(report)
+
+    def _spent(self) -> Spent:
+        whole = self._clock.monotonic() - self._began
+        return Spent(train_s=max(0.0, whole - self._paused_s), paused_s=self._paused_s)
+
+    def _save(self, work: Work) -> None:
+        if self._assignment.save is None or self._assignment.save_every_s <= 0:
+            return
+        began = self._clock.monotonic()
+        self._assignment.save(work)
+        self._saved = True
+        took = self._clock.monotonic() - began
+        self._save_after = began + took + max(self._assignment.save_every_s, took / SAVE_SHARE)
+
+    def _save_last(self, work: Work) -> None:
+        """Go on to the end of the step, where a snapshot is possible, if it is near."""
+        if (
+            self._trainer.resting.is_set()
+        ):  # it was paused: the device stays idle, the last snapshot counts
+            return
+        until = self._clock.monotonic() + STEP_END_S
+        while not work.done and self._clock.monotonic() < until:
+            if self._ended_step(self._advance(work)):
+                self._save(work)
+                return
+
+
+class _Meter:
+    """Samples a second over the last reports."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque(maxlen=40)
+
+    def rate(self, at_s: float, samples: int) -> float:
+        if self._marks and samples < self._marks[-1][1]:
+            self._marks.clear()  # a step began anew
+        self._marks.append((at_s, samples))
+        first_at, first = self._marks[0]
+        return (samples - first) / (at_s - first_at) if at_s > first_at else 0.0

@@ -1,0 +1,116 @@
+"""The events of one volunteer, folded into the newest view, until they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from shared.clock import Clock
+from shared.errors import VolunteerError
+from volunteer.control import events
+from volunteer.control.control import Control
+from volunteer.tui.view import begin, measured, recalled, reduce
+
+# What a person waits for.
+URGENT = (
+    events.Paused,
+    events.Resumed,
+    events.Finishing,
+    events.Connection,
+    events.Claimed,
+    events.Judged,
+    events.Stopped,
+)
+
+
+class Listener(msgspec.Struct, frozen=True, kw_only=True):
+    """Who wants to know; all are called on the event loop."""
+
+    urgent: Callable[[], None]  # the view holds something a person waits for
+    tell: Callable[[str, str], None]  # a warning or an error: message, level
+    ring: Callable[[], None]  # the owner wants to hear of trouble
+    ended: Callable[[], None]  # no more events
+    failed: Callable[[BaseException], None]  # a fault in our own code
+
+
+class Feed:
+    """See the module. `view` is the newest; it begins with the snapshot."""
+
+    def __init__(self, control: Control, clock: Clock, listener: Listener) -> None:
+        self.control = control
+        self.view = begin(control.status)
+        self.expected = False  # the end was asked for here
+        self._clock = clock
+        self._listener = listener
+        self._recalled: set[str] = set()  # runs whose past was asked for
+        self._recalling: set[asyncio.Task[None]] = set()
+        self._task = asyncio.create_task(self._follow(), name="follow-events")
+        self._task.add_done_callback(self._over)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the volunteer has come to its end."""
+        return self._task.done() or self.view.ended is not None
+
+    def close(self) -> None:
+        """Look away."""
+        for task in (self._task, *self._recalling):
+            task.cancel()
+
+    def _remember(self) -> None:
+        """Ask once for the past of the run that is helped."""
+        run = self.view.run()
+        if run and run not in self._recalled and self.view.status.online:
+            self._recalled.add(run)
+            task = asyncio.create_task(self._recall(run), name="recall-versions")
+            self._recalling.add(task)
+            task.add_done_callback(self._recalling.discard)
+
+    async def _recall(self, run: str) -> None:
+        """Add the versions made before we looked; without an answer the curve begins with what comes now."""
+        try:
+            versions = await self.control.versions(run)
+        except VolunteerError:
+            return
+        for row in versions:
+            if row.loss is not None:
+                self.view = recalled(self.view, measured(run, row))
+
+    async def _follow(self) -> None:
+        with self.control.subscribe() as stream:
+            self._remember()
+            async for event in stream:
+                self.view = reduce(self.view, event)
+                self._remember()
+                if isinstance(event, URGENT):
+                    self._listener.urgent()
+                if isinstance(event, events.Alerted) and event.bell:
+                    self._listener.ring()
+                if isinstance(event, events.Notice) and event.level != "info":
+                    self._listener.tell(event.message, event.level)
+        if self.view.ended is None and not self.expected:
+            self.view = reduce(self.view, self._lost())
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._listener.failed(error)
+        elif not task.cancelled():
+            self._listener.ended()
+
+    def _lost(self) -> events.Stopped:
+        """What is known when the events end and nobody said why."""
+        status, now = self.control.status, self._clock.now()
+        where = "in the background " if self.control.remote else ""
+        return events.Stopped(
+            at=now,
+            code=1,
+            message=f"the volunteer {where}has ended without a word",
+            tasks=status.done,
+            credits_micro=status.me.earned_micro if status.me else 0,
+            sent_bytes=status.sent_bytes,
+            received_bytes=status.received_bytes,
+            seconds=max(0.0, now - status.since) if status.since else 0.0,
+        )

@@ -1,0 +1,1 @@
+"""The first minutes: join, name, limits, benchmark, run, ready."""

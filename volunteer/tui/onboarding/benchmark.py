@@ -1,0 +1,111 @@
+"""Making the account, and measuring what this machine can do."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+
+from shared.errors import Forbidden, InvalidName, VolunteerError
+from volunteer.text import printable, size
+from volunteer.tui.onboarding.step import BACK, NEXT, Choice, Step, said
+from volunteer.tui.text import Line, flops, left
+from volunteer.tui.widgets.benchmark_progress import progress_lines
+from volunteer.tui.widgets.panel import Drawn, Scene
+
+
+class BenchmarkStep(Step):
+    """See the module."""
+
+    NAME = "Benchmark"
+    HEADING = "What can this machine do?"
+    KEYS = (*NEXT, ("s", "skip", "skip"), *BACK)
+
+    def __init__(self, choice: Choice) -> None:
+        super().__init__(choice)
+        self._trouble = ""
+        self._joining = False
+
+    def compose(self) -> ComposeResult:
+        yield Drawn(self._draw, title="This machine", id="machine", classes="card")
+
+    def begin(self, why: str = "") -> None:
+        self.query_one("#machine").focus()
+        if not self.choice.joined and not self._joining:
+            self._joining = True
+            self.run_worker(self._join(), group="join")
+
+    async def _join(self) -> None:
+        self._trouble = ""
+        try:
+            if self.engine is not None:
+                joined = await self.engine.join(self.choice.link, self.choice.name)
+                self.choice.joined = True
+                self.choice.name = joined.nickname
+        except InvalidName as error:
+            self.post_message(self.Back("Name", error.message))
+        except Forbidden as error:
+            self.post_message(self.Back("Join", error.message))
+        except VolunteerError as error:
+            self._trouble = f"{error.message.rstrip('.')}. Enter tries again, esc goes back."
+        finally:
+            self._joining = False
+            self.query_one("#machine", Drawn).draw()
+
+    def proceed(self) -> None:
+        if not self.choice.joined:
+            self.begin()
+        elif self._done:
+            self.post_message(self.Done())
+
+    def skip(self) -> None:
+        """Do not measure: tasks are sized by guessing at first."""
+        if self.engine is not None and self.volunteer.view.benchmark is not None:
+            self.volunteer.command(self.engine.stop_measuring())
+
+    @property
+    def _done(self) -> bool:
+        view = self.volunteer.view
+        return bool(view.status.devices) and view.benchmark is None
+
+    def shown(self, scene: Scene) -> None:
+        self.choice.measured = self._done
+
+    def _draw(self, scene: Scene, width: int, height: int) -> list[Line]:
+        glyphs, status = scene.glyphs, scene.view.status
+        if self._trouble:
+            return said(self._trouble, width, height, "bad", glyphs.cross)
+        if not self.choice.joined:
+            return said("making your account", width, height, "info", glyphs.wait)
+        lines: list[Line] = [
+            (
+                (f"{glyphs.check} ", "good"),
+                ("welcome, ", "text"),
+                (self.choice.name or status.nickname, "value"),
+            ),
+            (),
+        ]
+        if status.stopped or scene.view.ended is not None:
+            why = scene.view.ended.message if scene.view.ended else "the volunteer has ended"
+            return [*lines, *said(why, width, height - 2, "bad", glyphs.cross)]
+        if scene.view.benchmark is not None:
+            lines += progress_lines(scene, width, 5)
+            return [*lines, (("s skips it", "dim"),)][:height]
+        if not status.devices:
+            waiting = (
+                status.connection or "looking at your devices; the first look takes some seconds"
+            )
+            return [*lines, *said(waiting, width, height - 2, "info", glyphs.wait)]
+        speeds = {b.device: b for b in status.benchmarks}
+        for device in status.devices:
+            speed = speeds.get(device.id)
+            figure = flops(speed.step_flops) if speed else ("not measured" if device.usable else "")
+            name = printable(device.name, 40)
+            lines.append(
+                (
+                    (left(device.id, 9), "value"),
+                    (left(f"{name}, {size(device.memory_bytes)}", max(0, width - 26)), "text"),
+                    (f" {figure}", "good" if speed else "dim"),
+                )
+            )
+            if not device.usable:
+                lines += said(device.problem, width, 3, "bad", glyphs.cross)
+        return [*lines, (), (("enter goes on", "dim"),)][:height]

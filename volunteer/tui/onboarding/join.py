@@ -1,0 +1,229 @@
+"""Which coordinator: a join link or an address, checked while it is typed; or none, to practise."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from rich.cells import cell_len
+from textual import on
+from textual.app import ComposeResult
+from textual.widgets import Input
+
+from shared.errors import BadRequest, Unreachable, VolunteerError
+from shared.links import is_loopback, parse_link
+from shared.protocol.accounts import ServerInfo
+from volunteer.control.commands import PublicRun
+from volunteer.control.status import PRACTICE
+from volunteer.text import clock_words, printable
+from volunteer.tui.onboarding.step import Choice, Step, said
+from volunteer.tui.text import Line, fit, left, wrap
+from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.search_box import Field
+from volunteer.tui.widgets.table import Column, Filling, Listing, Row
+
+SETTLE_S = 0.4  # after the last key, before somebody is asked
+PRACTISE = "practise"
+HOW = (
+    "Your machine gets the newest model and a small piece of work: a task.",
+    "It trains at low priority, and space pauses it within two seconds.",
+    "What it learned is checked, merged with what others learned, and paid.",
+    "Nothing starts before you say so, at the last of these steps.",
+)
+COLUMNS = (Column(title="", cells=26), Column(title="", least=50))
+
+
+class JoinStep(Step):
+    """See the module."""
+
+    NAME = "Join"
+    HEADING = "Which coordinator do you want to help?"
+
+    def __init__(self, choice: Choice) -> None:
+        super().__init__(choice)
+        self._trouble = ""
+        self._busy = ""
+        self._public: tuple[PublicRun, ...] = ()
+
+    def compose(self) -> ComposeResult:
+        yield Field(placeholder="paste your join link, or the address of a coordinator", id="link")
+        yield Drawn(self._verdict, id="answer")
+        yield Listing(COLUMNS, self._others, id="others", classes="card")
+        yield Drawn(self._how, title="How it works", id="how", classes="card")
+
+    def begin(self, why: str = "") -> None:
+        self._trouble = why
+        field = self.query_one("#link", Input)
+        field.focus()
+        if field.value and not why and self.choice.server is None:
+            self._check(field.value)  # typed before there was a volunteer to ask
+        self.run_worker(self._ask_public(), group="public")
+
+    def proceed(self) -> None:
+        if self.query_one("#others").has_focus:
+            return  # the list says itself what was chosen
+        if self.choice.server is not None:
+            self.post_message(self.Done())
+        elif not self._busy:
+            text = self.query_one("#link", Input).value
+            if text.strip():
+                self._check(text)
+            else:
+                self.query_one("#others", Listing).focus()  # whoever has no link goes on there
+
+    # What is typed.
+
+    @on(Input.Changed, "#link")
+    def _typed(self, event: Input.Changed) -> None:
+        event.stop()
+        self._check(event.value)
+
+    @on(Input.Submitted, "#link")
+    def _entered(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.proceed()
+
+    def _check(self, text: str) -> None:
+        self.choice.server, self._trouble, self._busy = None, "", ""
+        if text.strip():
+            self.run_worker(self._probe(text), group="probe", exclusive=True)
+        self._draw()
+
+    async def _probe(self, text: str) -> None:
+        await self.volunteer.clock.sleep(SETTLE_S)  # the next key cancels it
+        try:
+            link = parse_link(text)
+        except BadRequest as error:
+            self._tell(error.message)
+            return
+        self._busy = f"asking {link.url}"
+        self._draw()
+        if self.engine is None:
+            return
+        try:
+            server = await self.engine.probe(text)
+        except VolunteerError as error:
+            self._tell(advice(error, text))
+        else:
+            self.choice.link, self.choice.server = text, server
+            self.choice.practice = server.name == PRACTICE
+            self._busy = ""
+            self._draw()
+
+    def _tell(self, trouble: str) -> None:
+        self._busy, self._trouble = "", trouble
+        self._draw()
+
+    def _draw(self) -> None:
+        self.query_one("#answer", Drawn).draw()
+
+    # What else there is.
+
+    def _others(self, scene: Scene) -> Filling:
+        rows = [
+            Row(
+                key=PRACTISE,
+                cells=(
+                    (("practise on this machine", "value"),),
+                    (("private; its credits are worth nothing", "dim"),),
+                ),
+            )
+        ]
+        rows += [
+            Row(key=run.link, cells=(((run.name, "value"),), ((run.description, "dim"),)))
+            for run in self._public
+        ]
+        return Filling(rows=tuple(rows), title="I have no link", subtitle="tab, then enter")
+
+    async def _ask_public(self) -> None:
+        if self.engine is None:
+            return
+        try:
+            self._public = await self.engine.public_runs() or ()
+        except VolunteerError as error:
+            self.volunteer.tell(error.message, "warning")
+        self.query_one("#others", Listing).draw()
+
+    @on(Listing.Chosen)
+    def _chosen(self, event: Listing.Chosen) -> None:
+        event.stop()
+        if event.key == PRACTISE:
+            self.run_worker(self._practise(), group="probe", exclusive=True)
+        else:
+            self.query_one("#link", Input).value = event.key
+
+    async def _practise(self) -> None:
+        if self.engine is None:
+            return
+        self._trouble = ""
+        self._busy = "setting up a coordinator of your own; the first time takes about a minute"
+        self._draw()
+        try:
+            link = await self.engine.start_practice()
+            self.choice.server = await self.engine.probe(link)
+        except VolunteerError as error:
+            self._tell(error.message)
+            return
+        self.choice.link, self.choice.practice = link, True
+        self._busy = ""
+        self._draw()
+        self.post_message(self.Done())
+
+    # What is said of it.
+
+    def _how(self, scene: Scene, width: int, height: int) -> list[Line]:
+        lines: list[Line] = []
+        for number, text in enumerate(HOW, start=1):
+            lines += said(text, width, 2, "info", str(number))
+        return lines[:height]
+
+    def _verdict(self, scene: Scene, width: int, height: int) -> list[Line]:
+        glyphs = scene.glyphs
+        if self._trouble:
+            return said(self._trouble, width, height, "bad", glyphs.cross)
+        if self._busy:
+            return said(self._busy, width, height, "info", glyphs.wait)
+        if self.choice.server is not None:
+            return server_lines(self.choice.server, self.choice.link, scene, width)[:height]
+        text = "Your organiser gives you a link. It also says how to know that the right coordinator answers."
+        return said(text, width, height, "dim")
+
+
+def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> list[Line]:
+    """Who answered."""
+    known = parse_link(link).fingerprint
+    key = printable(server.fingerprint, 64)
+    proof = "as your link says" if known else "compare it with your organiser"
+    if cell_len(key) + len(proof) + 13 > cells:
+        proof = "as linked" if known else "compare it"
+    runs = [run.name for run in server.runs if run.state == "running"]
+    wrong = clock_words(server.now - scene.now)
+    lines: list[Line] = [
+        ((f"{scene.glyphs.check} ", "good"), (printable(server.name, 60), "value")),
+        _fact("key", f"{key}, {proof}", cells),
+        _fact("version", f"{printable(server.software, 20)}, protocol {server.protocol}", cells),
+        _fact("runs", printable(", ".join(runs), 100) or "none at the moment", cells),
+    ]
+    if server.contact:
+        lines.append(_fact("contact", printable(server.contact, 100), cells))
+    if wrong:  # where there is little room, this is what has to be seen
+        told: list[Line] = [(("  " + text, "warn"),) for text in wrap(wrong, cells - 2, 3)]
+        return [lines[0], *told, *lines[1:]]
+    return [*lines, (("  enter goes on", "dim"),)]
+
+
+def _fact(name: str, text: str, cells: int) -> Line:
+    return ((f"  {left(name, 9)}", "dim"), (fit(text, cells - 11), "text"))
+
+
+def advice(error: VolunteerError, text: str) -> str:
+    """What went wrong, and what to do."""
+    if not isinstance(error, Unreachable) or is_loopback(_host(text)):
+        return error.message
+    return (
+        f"{error.message.rstrip('.')}. Is the machine online, and is the coordinator running? "
+        "Enter tries again."
+    )
+
+
+def _host(text: str) -> str:
+    return urlsplit(parse_link(text).url).hostname or ""

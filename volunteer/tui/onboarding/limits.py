@@ -1,0 +1,92 @@
+"""What the machine may give: a few settings with good defaults; all the others are on the settings page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from textual import on
+from textual.app import ComposeResult
+
+from shared.errors import VolunteerError
+from volunteer.control.commands import SettingRow
+from volunteer.tui.onboarding.step import BACK, Step, said
+from volunteer.tui.text import Line
+from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.setting_list import SettingList
+from volunteer.tui.widgets.table import Listing
+
+ASKED = (
+    "device",
+    "threads",
+    "in_use",
+    "on_battery",
+    "schedule",
+    "memory_gb",
+    "cache_gb",
+    "upload_mbit",
+    "download_mbit",
+)
+
+
+class LimitsStep(Step):
+    """See the module."""
+
+    NAME = "Limits"
+    HEADING = "How much may it take?"
+    KEYS = (("enter", "change", ""), ("n", "next", "go_on"), *BACK)
+
+    def compose(self) -> ComposeResult:
+        yield SettingList(lambda: self.choice.settings, names=ASKED, title="", id="asked")
+        yield Drawn(self._help, id="setting-help")
+
+    def begin(self, why: str = "") -> None:
+        self.run_worker(self._read(), group="limits")
+
+    async def _read(self) -> None:
+        if self.engine is not None:
+            try:
+                self.choice.settings = await self.engine.settings() or ()
+            except VolunteerError as error:
+                self.volunteer.tell(error.message, "error")
+        self._list.refill()
+        self._list.take_focus()
+        listing = self._list.query_one(Listing)
+        if not listing.key:
+            listing.go(0)
+
+    def proceed(self) -> None:
+        if not self._list.editing:
+            self.post_message(self.Done())
+
+    @property
+    def _list(self) -> SettingList:
+        return self.query_one(SettingList)
+
+    @on(SettingList.Moved)
+    def _moved(self) -> None:
+        self.query_one("#setting-help", Drawn).draw()
+
+    @on(SettingList.Changed)
+    def _changed(self, event: SettingList.Changed) -> None:
+        self.run_worker(self._save(event.row, event.value), group="limits")
+
+    async def _save(self, row: SettingRow, value: Any) -> None:
+        if self.engine is None:
+            return
+        try:
+            self.choice.settings = await self.engine.set_settings({row.name: value})
+        except VolunteerError as error:
+            self.volunteer.tell(error.message, "error")
+        self._list.refill()
+        self.query_one("#setting-help", Drawn).draw()
+
+    def _help(self, scene: Scene, width: int, height: int) -> list[Line]:
+        row = self._list.chosen
+        text = (
+            row.help
+            if row is not None
+            else "The defaults are gentle: low priority, one core left free."
+        )
+        lines = said(text, width, height)
+        more = "All of it can be changed later, with more besides, on the settings page."
+        return [*lines, *said(more, width, 1, "dim")][:height]

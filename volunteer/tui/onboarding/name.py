@@ -1,0 +1,115 @@
+"""What to be called, and in plain words what is sent."""
+
+from __future__ import annotations
+
+from textual import on
+from textual.app import ComposeResult
+from textual.widgets import Input
+
+from shared.errors import VolunteerError
+from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN
+from volunteer.tui.onboarding.step import BACK, NEXT, Choice, Step, said
+from volunteer.tui.text import Line
+from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.search_box import Field
+
+SENT = (
+    "your nickname, and the name of this machine",
+    "processor, memory, GPUs, system, Python and torch",
+    "how fast your devices are",
+    "what training makes; never a file of yours",
+)
+PRACTICE = "This is practice: nothing leaves this machine."
+
+
+class NameStep(Step):
+    """See the module."""
+
+    NAME = "Name"
+    HEADING = "What shall we call you?"
+    KEYS = (*NEXT, *BACK, ("^o", "hide/show", "hide"))
+
+    def __init__(self, choice: Choice) -> None:
+        super().__init__(choice)
+        self._trouble = ""
+
+    def compose(self) -> ComposeResult:
+        yield Field(
+            placeholder="a nickname; leave it empty and one is made up",
+            max_length=NICKNAME_MAX,
+            id="nickname",
+        )
+        yield Drawn(self._verdict, id="verdict-name")
+        yield Drawn(self._sent, title="What is sent", id="sent", classes="card")
+
+    def begin(self, why: str = "") -> None:
+        self._trouble = why
+        field = self.query_one("#nickname", Input)
+        field.focus()
+        self.query_one("#verdict-name", Drawn).draw()
+
+    def proceed(self) -> None:
+        self._trouble = trouble(self.choice.name)
+        self.query_one("#verdict-name", Drawn).draw()
+        if not self._trouble:
+            self.post_message(self.Done())
+
+    @on(Input.Changed, "#nickname")
+    def _typed(self, event: Input.Changed) -> None:
+        event.stop()
+        self.choice.name = event.value.strip()
+        self._trouble = ""
+        self.query_one("#verdict-name", Drawn).draw()
+
+    @on(Input.Submitted, "#nickname")
+    def _entered(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.proceed()
+
+    def _verdict(self, scene: Scene, width: int, height: int) -> list[Line]:
+        if self._trouble:
+            return said(self._trouble, width, height, "bad", scene.glyphs.cross)
+        return said(
+            f"{NICKNAME_MIN} to {NICKNAME_MAX} letters or digits.",
+            width,
+            height,
+            "dim",
+        )[:height]
+
+    def _sent(self, scene: Scene, width: int, height: int) -> list[Line]:
+        if self.choice.practice:
+            return said(PRACTICE, width, height)
+        lines: list[Line] = []
+        for text in SENT:
+            lines += said(text, width, 2, "dim", scene.glyphs.dot)
+        hidden = any(r.name == "public" and r.value is False for r in self.choice.settings)
+        word = (
+            "hidden from others (ctrl+o shows it)"
+            if hidden
+            else "shown to others (ctrl+o hides it)"
+        )
+        between: list[Line] = [()] if height > len(lines) + 1 else []
+        return [*lines, *between, (("your nickname is ", "dim"), (word, "text"))][:height]
+
+    def hide(self) -> None:
+        """Show the nickname to others, or not."""
+        self.run_worker(self._hide(), group="hide", exclusive=True)
+
+    async def _hide(self) -> None:
+        public = not any(r.name == "public" and r.value is False for r in self.choice.settings)
+        if self.engine is None:
+            return
+        try:
+            self.choice.settings = await self.engine.set_settings({"public": not public})
+        except VolunteerError as error:
+            self.volunteer.tell(error.message, "error")
+        self.query_one("#sent", Drawn).draw()
+
+
+def trouble(name: str) -> str:
+    """What is wrong with a nickname, as far as it can be told here."""
+    if not name:
+        return ""
+    if len(name) < NICKNAME_MIN:
+        return f"At least {NICKNAME_MIN} letters, please."
+    return "" if name.isprintable() else "That holds signs that cannot be shown."

@@ -1,0 +1,59 @@
+"""All is set; nothing runs before its owner says so."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+
+from volunteer.tui.onboarding.step import BACK, Step
+from volunteer.tui.text import Line, wrap
+from volunteer.tui.widgets.panel import Drawn, Scene
+
+BAR = "press  SPACE  to start"
+
+
+class ReadyStep(Step):
+    """See the module."""
+
+    NAME = "Start"
+    HEADING = "Everything is ready."
+    KEYS = (("space", "start", "start"), *BACK)
+
+    def compose(self) -> ComposeResult:
+        yield Drawn(self._draw, id="ready")
+
+    def begin(self, why: str = "") -> None:
+        self.query_one("#ready", Drawn).focus()
+
+    def proceed(self) -> None:
+        """Enter does not start: only space does, so that nobody starts by accident."""
+
+    def start(self) -> None:
+        """Go to work."""
+        if self.engine is not None:
+            self.volunteer.command(self.engine.resume(), self.finish)
+
+    def _draw(self, scene: Scene, width: int, height: int) -> list[Line]:
+        inner = len(BAR) + 8
+        indent = " " * max(0, (width - inner) // 2)
+        edge = (f"{indent}{' ' * inner}", "text")
+        lines: list[Line] = [
+            (),
+            ((indent, "text"), (" " * inner, "here")),
+            ((indent, "text"), (f"    {BAR}    ", "here")),
+            ((indent, "text"), (" " * inner, "here")),
+            (edge,),
+        ]
+        notes: tuple[str, ...] = (
+            "space pauses it again, and your machine is yours within two seconds",
+            "f finishes the task in hand and takes no more",
+            "q leaves; what is done is not lost",
+        )
+        if self.choice.practice:
+            notes = ("this is practice: its credits are worth nothing", *notes)
+        dot = scene.glyphs.dot
+        column = max(0, (width - max(len(n) for n in notes) - 2) // 2)
+        for note in notes:
+            for row, text in enumerate(wrap(note, width - column - 2, 2)):
+                sign = "  " if row else f"{dot} "
+                lines.append(((" " * column, "text"), (sign, "info"), (text, "dim")))
+        return lines[:height]

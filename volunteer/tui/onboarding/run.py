@@ -1,0 +1,106 @@
+"""Which run to help; any that fits is a good answer."""
+
+from __future__ import annotations
+
+from textual import on
+from textual.app import ComposeResult
+
+from shared.workloads.base import installed
+from volunteer.text import printable
+from volunteer.tui.onboarding.step import BACK, Step, said
+from volunteer.tui.run_estimate import Prospect, prospect
+from volunteer.tui.text import Line, count
+from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.table import Column, Filling, Listing, Row
+
+ANY = "*"
+COLUMNS = (
+    Column(title="run", cells=24),
+    Column(title="earns", cells=13, align="right", least=54),
+    Column(title="for this machine"),
+)
+
+
+class RunStep(Step):
+    """See the module."""
+
+    NAME = "Run"
+    HEADING = "What do you want to help?"
+    KEYS = (("enter", "choose", "next"), *BACK)
+
+    def compose(self) -> ComposeResult:
+        yield Listing(COLUMNS, self._filling, id="choices", classes="card")
+        yield Drawn(self._about, id="about-run")
+
+    def begin(self, why: str = "") -> None:
+        listing = self.query_one("#choices", Listing)
+        listing.focus()
+        listing.draw()
+
+    def proceed(self) -> None:
+        self.query_one("#choices", Listing).action_choose()
+
+    def shown(self, scene: Scene) -> None:
+        self.query_one("#about-run", Drawn).draw()
+
+    def _filling(self, scene: Scene) -> Filling:
+        rows = [
+            Row(
+                key=ANY,
+                cells=((("any that fits", "value"),), (), (("where help is needed most", "dim"),)),
+            )
+        ]
+        for info in scene.view.status.runs:
+            able = self._prospect(scene, info.name)
+            earns = f"{count(able.credits_per_hour)}/h" if able.credits_per_hour is not None else ""
+            rows.append(
+                Row(
+                    key=info.name,
+                    cells=(
+                        ((printable(info.name, 60), "text"),),
+                        ((earns, "text"),),
+                        ((able.sentence, "text" if able.fits else "dim"),),
+                    ),
+                    dim=not able.fits,
+                )
+            )
+        return Filling(rows=tuple(rows), title="", subtitle="enter chooses")
+
+    def _prospect(self, scene: Scene, name: str) -> Prospect:
+        status = scene.view.status
+        info = next(run for run in status.runs if run.name == name)
+        return prospect(info, status.devices, status.benchmarks, tuple(installed()))
+
+    def _about(self, scene: Scene, width: int, height: int) -> list[Line]:
+        key = self.query_one("#choices", Listing).key
+        info = next((run for run in scene.view.status.runs if run.name == key), None)
+        if info is None:
+            if not scene.view.status.runs:
+                return said(
+                    "This coordinator has no run yet: yours begins when it starts one.",
+                    width,
+                    height,
+                    "dim",
+                )
+            return said(
+                "The coordinator gives you what suits this machine best. You can change it at any time.",
+                width,
+                height,
+                "dim",
+            )
+        licence = f"The model is published under {info.licence}; the data is under {info.dataset_licence or 'no stated licence'}."
+        return [*said(info.description, width, 2), *said(licence, width, 2, "dim")][:height]
+
+    @on(Listing.Chosen)
+    def _chosen(self, event: Listing.Chosen) -> None:
+        event.stop()
+        if self.engine is None:
+            return
+        runs = () if event.key == ANY else (event.key,)
+        self.volunteer.command(self.engine.choose_runs(runs), self.finish)
+
+    @on(Listing.Moved)
+    def _moved(self, event: Listing.Moved) -> None:
+        event.stop()
+        if not isinstance(event, Listing.Chosen):
+            self.query_one("#about-run", Drawn).draw()

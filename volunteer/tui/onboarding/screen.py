@@ -1,0 +1,271 @@
+"""The first screen: six steps from nothing to a machine that is ready to start, each with a way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Container, Vertical
+from textual.widgets import ContentSwitcher, Input
+
+from volunteer.tui import keys
+from volunteer.tui.onboarding.benchmark import BenchmarkStep
+from volunteer.tui.onboarding.join import JoinStep
+from volunteer.tui.onboarding.limits import LimitsStep
+from volunteer.tui.onboarding.name import NameStep
+from volunteer.tui.onboarding.ready import ReadyStep
+from volunteer.tui.onboarding.run import RunStep
+from volunteer.tui.onboarding.step import Choice, Step
+from volunteer.tui.page import Page
+from volunteer.tui.text import Line, Span
+from volunteer.tui.widgets.bars import Bar
+from volunteer.tui.widgets.panel import Drawn, Scene
+
+STEPS: tuple[type[Step], ...] = (
+    JoinStep,
+    NameStep,
+    LimitsStep,
+    BenchmarkStep,
+    RunStep,
+    ReadyStep,
+)
+
+
+class StepKeys(Bar):
+    """The keys that matter at this step."""
+
+    def __init__(self, step: Callable[[], Step], *, id: str) -> None:
+        super().__init__(id=id)
+        self._step = step
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        typing = isinstance(self.screen.focused, Input)
+        spans: list[Span] = []
+        hits = []
+        at = 0
+        for key, word, action in (
+            *self._step().KEYS,
+            ("f1" if typing else "?", "help", "app.help"),
+            ("^q" if typing else "q", "quit", "app.leave"),
+        ):
+            text = (f" {key} ", f"{word} ")
+            spans += [(text[0], "key"), (text[1], "dim")]
+            end = at + len(text[0]) + len(text[1])
+            if action:
+                hits.append((at, end, action if "." in action else f"screen.{action}"))
+            at = end
+        self.hits = tuple(hits)
+        return (tuple(spans),)
+
+
+class Onboarding(Page):
+    """See the module."""
+
+    NAME = "onboarding"
+    AUTO_FOCUS = ""
+    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
+        keys.Command(
+            id="next",
+            key="enter",
+            action="next",
+            short="next",
+            help="On to the next step.",
+            place="footer",
+            rank=1,
+        ),
+        keys.Command(
+            id="go_on",
+            key="n",
+            action="go_on",
+            short="go on",
+            help="On to the next step, also from a list.",
+        ),
+        keys.Command(
+            id="back",
+            key="escape",
+            action="back",
+            short="back",
+            help="Back to the step before.",
+            place="footer",
+            rank=2,
+        ),
+        keys.Command(
+            id="skip",
+            key="s",
+            action="skip",
+            short="skip the benchmark",
+            help="Do without measuring for now.",
+        ),
+        keys.Command(
+            id="hide",
+            key="ctrl+o",
+            action="hide",
+            short="hide my name",
+            help="Keep the nickname from the leaderboard, or show it.",
+        ),
+        keys.Command(
+            id="start",
+            key="space",
+            action="start",
+            short="start",
+            help="Go to work.",
+            place="footer",
+            rank=3,
+        ),
+    )
+    CSS = """
+    Onboarding {
+        align: center top;
+        #body { align: center top; }
+        #frame { width: 84; max-width: 100%; height: 1fr; padding: 1 2 0 2; }
+        #steps { height: 1; }
+        #heading { height: 3; padding: 1 0; }
+        #title { height: 1; background: $panel; }
+        ContentSwitcher { height: 1fr; }
+        Step { height: 1fr; }
+        Input { border: round $line; background: $background; padding: 0 1; }
+        Input:focus { border: round $primary; background: $background; background-tint: $background 0%; }
+        #answer { height: 8; padding: 0 1; }
+        #others { height: 6; }
+        #how { height: 6; display: none; }
+        &.-tall #how { display: block; }
+        #verdict-name { height: 3; padding: 0 1; }
+        #sent { height: 10; }
+        #setting-help { height: 4; padding: 0 1; }
+        #machine { height: 14; }
+        #choices { height: 1fr; max-height: 14; }
+        #about-run { height: 5; padding: 0 1; }
+        #ready { height: 1fr; }
+        &.-middle #frame { padding: 0 2; }
+        &.-middle #answer { height: 7; }
+        &.-short #frame, &.-flat #frame { padding: 0 1; }
+        &.-short #heading, &.-flat #heading { height: 1; padding: 0; }
+        &.-short #answer, &.-flat #answer { height: 4; }
+        &.-short #others { height: 4; }
+        &.-short #verdict-name { height: 2; }
+        &.-short #sent { height: 1fr; }
+        &.-short #setting-help { height: 2; }
+        &.-short #machine { height: 1fr; }
+        &.-short #about-run { height: 2; }
+        &.-flat #steps, &.-flat #others { display: none; }
+    }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choice = Choice()
+        self.at = 0
+        self._met = False
+
+    def compose(self) -> ComposeResult:
+        yield Drawn(self._title, id="title")
+        with Container(id="body"), Vertical(id="frame"):
+            yield Drawn(self._steps, id="steps")
+            yield Drawn(self._heading, id="heading")
+            with ContentSwitcher(initial=STEPS[0].NAME.lower()):
+                for step in STEPS:
+                    yield step(self.choice)
+        yield StepKeys(lambda: self.step, id="keys")
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self._go(0)
+
+    def _first(self) -> None:
+        """There is a volunteer now: begin with what has not been answered yet."""
+        control = self.volunteer.control
+        if self._met or control is None:
+            return
+        self._met = True
+        self.choice.joined = control.status.joined
+        self._go(STEPS.index(LimitsStep) if self.choice.joined else 0)
+
+    # Where we are.
+
+    @property
+    def step(self) -> Step:
+        return self.query_one(f"#{STEPS[self.at].NAME.lower()}", Step)
+
+    def _go(self, number: int, why: str = "") -> None:
+        self.at = number
+        self.query_one(ContentSwitcher).current = STEPS[number].NAME.lower()
+        self.call_after_refresh(self._begin, why)
+
+    def _begin(self, why: str) -> None:
+        self.show(self.volunteer.scene(), at_once=True)
+        self.step.begin(why)
+        self.call_after_refresh(lambda: self.show(self.volunteer.scene(), at_once=True))
+
+    def shown(self, scene: Scene) -> None:
+        self._first()
+        self.step.shown(scene)
+
+    @on(Step.Done)
+    def _done(self) -> None:
+        if self.at == len(STEPS) - 1:
+            self.volunteer.action_page("dashboard")
+            return
+        self._go(self.at + 1)
+
+    @on(Step.Back)
+    def _back_to(self, event: Step.Back) -> None:
+        names = [step.NAME for step in STEPS]
+        self._go(names.index(event.step) if event.step in names else max(0, self.at - 1), event.why)
+
+    # Keys.
+
+    def action_next(self) -> None:
+        self.step.proceed()
+
+    def action_go_on(self) -> None:
+        self.step.proceed()
+
+    def action_back(self) -> None:
+        """One step back; an account that was made stays."""
+        first = STEPS.index(LimitsStep) if self.choice.joined else 0
+        if self.at > first:
+            self._go(self.at - 1)
+
+    def action_skip(self) -> None:
+        if isinstance(self.step, BenchmarkStep):
+            self.step.skip()
+
+    def action_hide(self) -> None:
+        if isinstance(self.step, NameStep):
+            self.step.hide()
+
+    def action_start(self) -> None:
+        if isinstance(self.step, ReadyStep):
+            self.step.start()
+
+    # What is seen.
+
+    def _title(self, scene: Scene, width: int, height: int) -> list[Line]:
+        words = "  lend your machine, train one model together"
+        return [((" volunteer", "title"), (words if width > 60 else "", "dim"))]
+
+    def _steps(self, scene: Scene, width: int, height: int) -> list[Line]:
+        return [step_line(self.at, scene, width)]
+
+    def _heading(self, scene: Scene, width: int, height: int) -> list[Line]:
+        return [((STEPS[self.at].HEADING, "value"),)]
+
+
+def step_line(at: int, scene: Scene, cells: int) -> Line:
+    """The way: what is done, where we are, what comes."""
+    glyphs = scene.glyphs
+    spans: list[Span] = []
+    names = [step.NAME for step in STEPS]
+    roomy = sum(len(name) for name in names) + 7 * len(names) <= cells
+    for number, name in enumerate(names):
+        if number:
+            spans.append((f" {glyphs.axis} ", "faint"))
+        if number == at:
+            spans.append((f" {number + 1} {name} ", "here"))
+        elif number < at:
+            spans += [(f"{glyphs.check} ", "good"), (name if roomy else "", "dim")]
+        else:
+            spans += [(f"{number + 1} ", "dim"), (name if roomy else "", "dim")]
+    return tuple(spans)

@@ -1,0 +1,90 @@
+"""What the steps of the first screen have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import msgspec
+from textual.containers import Vertical
+from textual.message import Message
+
+from shared.protocol.accounts import ServerInfo
+from volunteer.control.commands import SettingRow
+from volunteer.tui.text import Line, wrap
+from volunteer.tui.widgets.panel import Scene
+
+if TYPE_CHECKING:
+    from volunteer.control.control import Control
+    from volunteer.tui.app import VolunteerApp
+
+
+class Choice(msgspec.Struct, kw_only=True):
+    """What has been answered so far."""
+
+    link: str = ""
+    server: ServerInfo | None = None
+    name: str = ""
+    practice: bool = False
+    joined: bool = False
+    settings: tuple[SettingRow, ...] = ()
+    measured: bool = False  # the benchmark is over or was not wanted
+
+
+Key = tuple[str, str, str]
+NEXT: tuple[Key, ...] = (("enter", "next", "next"),)
+BACK: tuple[Key, ...] = (("esc", "back", "back"),)
+
+
+class Step(Vertical):
+    """One question. `begin` is called when it comes to be seen, `shown` with each new scene."""
+
+    NAME: ClassVar[str]  # in the row of steps
+    HEADING: ClassVar[str]
+    KEYS: ClassVar[tuple[tuple[str, str, str], ...]] = NEXT  # key, word, action of the page
+
+    class Done(Message):
+        """It has its answer: on to the next."""
+
+    class Back(Message):
+        """Something before has to be answered again; `why` is told there."""
+
+        def __init__(self, step: str = "", why: str = "") -> None:
+            super().__init__()
+            self.step = step
+            self.why = why
+
+    def __init__(self, choice: Choice) -> None:
+        super().__init__(id=self.NAME.lower())
+        self.choice = choice
+
+    @property
+    def volunteer(self) -> VolunteerApp:
+        return cast("VolunteerApp", self.app)
+
+    @property
+    def engine(self) -> Control | None:
+        return self.volunteer.control
+
+    def begin(self, why: str = "") -> None:
+        """Take the keys; `why` says what was wrong with the last answer."""
+
+    def shown(self, scene: Scene) -> None:
+        """Draw what moves."""
+
+    def finish(self) -> None:
+        """This step has its answer."""
+        self.post_message(self.Done())
+
+    def proceed(self) -> None:
+        """Enter was pressed: finish this step if it has its answer."""
+        self.finish()
+
+
+def said(text: str, cells: int, rows: int, role: str = "text", sign: str = "") -> list[Line]:
+    """A text in lines, with a sign before the first."""
+    indent = " " * (len(sign) + 1) if sign else ""
+    lines = wrap(text, cells - len(indent), rows)
+    return [
+        ((f"{sign} " if n == 0 and sign else indent, role), (line, role if not sign else "text"))
+        for n, line in enumerate(lines)
+    ]

@@ -1,0 +1,1 @@
+"""Play Gomoku against a version."""

@@ -1,0 +1,293 @@
+"""`volunteer play`: a game against a version of a run. The screen never thinks: its rival does, on a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from msgspec.structs import replace
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.filter import LineFilter
+
+from shared.errors import VolunteerError
+from shared.workloads.games import LEVELS, Reply
+from shared.workloads.games import Look as Position
+from volunteer.tui import themes
+from volunteer.tui.app import HEIGHTS, WIDTHS, Look
+from volunteer.tui.play.game import ACTIONS, Game, facts, state_line
+from volunteer.tui.terminal.ascii import AsciiFilter
+from volunteer.tui.terminal.driver import lasting_driver
+from volunteer.tui.text import ASCII, UNICODE, Glyphs, Line
+from volunteer.tui.widgets.bars import Bar, key_line
+from volunteer.tui.widgets.board import Board, Laid, width_of
+from volunteer.tui.widgets.panel import Panel, Scene, panels
+
+if TYPE_CHECKING:
+    from volunteer.opponent import Seated
+
+HINT_LEVEL = 1  # at least: a hint of the easy level would err on purpose
+
+
+class Partner(Protocol):
+    """Who can be played against; see `volunteer.opponent.Rival`."""
+
+    async def sit(self, version: int | None = None) -> Seated: ...
+
+    def look(self, moves: Sequence[int]) -> Position: ...
+
+    async def reply(self, moves: Sequence[int], level: int) -> Reply: ...
+
+
+class State(Bar):
+    """Where the game stands."""
+
+    game = Game()
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        return (state_line(self.game, width, scene.glyphs.ellipsis),)
+
+
+class Facts(Panel):
+    """What stands beside the board."""
+
+    game = Game()
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        return facts(self.game, width, height)
+
+    def heading(self, scene: Scene) -> tuple[str, str]:
+        return self.game.run, ""
+
+
+class Keys(Bar):
+    """The keys of the game."""
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        line, self.hits = key_line(scene, width, (), ACTIONS)
+        return (line,)
+
+
+class PlayApp(App[int]):
+    """See the module."""
+
+    TITLE = "volunteer"
+    CSS_PATH = "app.tcss"
+    CSS = """
+    #game { height: 1fr; }
+    #facts { width: 1fr; min-width: 30; }
+    .-tiny #facts, .-narrow #facts { display: none; }
+    .-flat #state, .-flat #keys, .-low #keys { display: none; }
+    """
+    ENABLE_COMMAND_PALETTE = False
+    HORIZONTAL_BREAKPOINTS = WIDTHS
+    VERTICAL_BREAKPOINTS = HEIGHTS
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(c.key, c.action, c.short, show=False, id=f"play.{c.id}") for c in ACTIONS),
+        Binding("up,k", "move(-1,0)", "up", show=False),
+        Binding("down,j", "move(1,0)", "down", show=False),
+        Binding("left,h", "move(0,-1)", "left", show=False),
+        Binding("right", "move(0,1)", "right", show=False),
+        *(Binding(str(n + 1), f"level({n})", word, show=False) for n, word in enumerate(LEVELS)),
+        Binding("escape,ctrl+q,ctrl+c", "leave", "quit", show=False),
+    ]
+
+    def __init__(
+        self,
+        partner: Partner,
+        run: str,
+        *,
+        version: int | None = None,
+        level: int = 1,
+        look: Look | None = None,
+    ) -> None:
+        super().__init__(driver_class=lasting_driver())
+        look = look or Look()
+        self.game = Game(run=run, level=level)
+        self.glyphs: Glyphs = ASCII if look.ascii else UNICODE
+        self._partner = partner
+        self._wanted = version
+        self._cursor = 0
+        self._asked = 0  # questions to the rival so far: an answer to an older one is not heard
+        self._ascii = AsciiFilter(enabled=look.ascii)
+        for theme in themes.THEMES:
+            self.register_theme(theme)
+        self.theme = look.theme if look.theme in self.available_themes else themes.DEFAULT
+        self.animation_level = "none"
+        self.set_class(look.ascii, "-ascii")
+
+    def compose(self) -> ComposeResult:
+        yield State(id="state")
+        with Horizontal(id="game"):
+            yield Board()
+            yield Facts(id="facts", classes="card")
+        yield Keys(id="keys")
+
+    def on_mount(self) -> None:
+        self.call_after_refresh(self._draw)
+        self._run(self._sit(self._wanted))
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        return themes.DARK if self.current_theme.dark else themes.LIGHT
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        found = super().get_line_filters()
+        return [*found, self._ascii] if self._ascii.enabled else found
+
+    # --------------------------------------------------------------------------- the game
+
+    async def _sit(self, version: int | None) -> None:
+        seated = await self._partner.sit(version)
+        same = (seated.size, seated.win) == (self.game.size, self.game.win)
+        self.game = replace(
+            self.game,
+            version=seated.version,
+            newest=seated.newest,
+            size=seated.size,
+            win=seated.win,
+            hint=None,
+            value=None,
+        )
+        self.query_one(Board).styles.width = width_of(seated.size)
+        if same:
+            self._goes_on()
+        else:
+            self._begin(self.game.mine)
+
+    def _begin(self, mine: int) -> None:
+        """A new game."""
+        self._asked += 1
+        self._cursor = self.game.size * (self.game.size // 2) + self.game.size // 2
+        self.game = replace(self.game, mine=mine, value=None, thinking=False)
+        self._place(())
+
+    def _place(self, moves: tuple[int, ...]) -> None:
+        """Go to the position after `moves`, which are legal."""
+        position = self._partner.look(moves)
+        self.game = replace(
+            self.game, moves=moves, position=position, hint=None, asking=False, trouble=""
+        )
+        self._goes_on()
+
+    def _goes_on(self) -> None:
+        """Let the rival think, when it is its turn."""
+        game = self.game
+        if game.size and not game.position.over and not game.my_turn:
+            self.game = replace(game, thinking=True)
+            self._run(self._answer())
+        self._draw()
+
+    async def _answer(self) -> None:
+        self._asked += 1
+        asked = self._asked
+        reply = await self._partner.reply(self.game.moves, self.game.level)
+        if asked == self._asked:
+            self.game = replace(self.game, value=reply.value, thinking=False)
+            self._place((*self.game.moves, reply.move))
+
+    async def _look_up(self) -> None:
+        self._asked += 1
+        asked = self._asked
+        reply = await self._partner.reply(self.game.moves, max(HINT_LEVEL, self.game.level))
+        if asked == self._asked:
+            self.game = replace(self.game, hint=reply, asking=False)
+            self._draw()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that takes time; what is refused is said, and the game stays as it is."""
+
+        async def running() -> None:
+            try:
+                await work
+            except VolunteerError as error:
+                self.game = replace(self.game, trouble=error.message, thinking=False, asking=False)
+                self._draw()
+
+        self.run_worker(running(), group="game", exit_on_error=True)
+
+    def _draw(self) -> None:
+        """Everything anew: it is little."""
+        game, scene = self.game, Scene(glyphs=self.glyphs)
+        self.query_one(State).game = self.query_one(Facts).game = game
+        board = self.query_one(Board)
+        board.laid = Laid(
+            size=game.size,
+            stones=game.position.board,
+            cursor=self._cursor,
+            last=game.moves[-1] if game.moves else -1,
+            row=game.position.row,
+            heat=game.hint.heat if game.hint is not None else (),
+        )
+        for panel in panels(self.screen):
+            panel.show(scene, at_once=True)
+
+    # --------------------------------------------------------------------------- actions
+
+    def on_board_chosen(self, chosen: Board.Chosen) -> None:
+        self._cursor = chosen.field
+        self.action_lay()
+
+    def action_move(self, down: int, right: int) -> None:
+        """Go to another field."""
+        size = self.game.size
+        if size:
+            row, column = divmod(self._cursor, size)
+            self._cursor = (row + down) % size * size + (column + right) % size
+            self._draw()
+
+    def action_lay(self) -> None:
+        """Lay a stone on the field."""
+        game = self.game
+        if game.my_turn and not game.thinking and not game.position.board[self._cursor]:
+            self._asked += 1
+            self._place((*game.moves, self._cursor))
+        else:
+            self._draw()
+
+    def action_hint(self) -> None:
+        """Show what the version would do here, or hide it."""
+        if not self.game.my_turn or self.game.asking:
+            return
+        if self.game.hint is not None:
+            self.game = replace(self.game, hint=None)
+        else:
+            self.game = replace(self.game, asking=True)
+            self._run(self._look_up())
+        self._draw()
+
+    def action_take_back(self) -> None:
+        """Take my last stone back, and what followed."""
+        moves = self.game.moves
+        mine = [n for n in range(len(moves)) if (n % 2 == 0) == (self.game.mine == 1)]
+        if mine:
+            self._asked += 1
+            self.game = replace(self.game, thinking=False, value=None)
+            self._place(moves[: mine[-1]])
+
+    def action_new(self) -> None:
+        """A new game."""
+        if self.game.size:
+            self._begin(self.game.mine)
+
+    def action_colour(self) -> None:
+        """A new game with the other stones."""
+        if self.game.size:
+            self._begin(-self.game.mine)
+
+    def action_level(self, level: int | None = None) -> None:
+        """How far the rival looks, from its next move on."""
+        chosen = (self.game.level + 1) % len(LEVELS) if level is None else level
+        self.game = replace(self.game, level=chosen)
+        self._draw()
+
+    def action_version(self, by: int) -> None:
+        """Let a neighbouring version take the seat; the game goes on."""
+        wanted = self.game.version + by
+        if self.game.size and not self.game.thinking and 0 <= wanted <= self.game.newest:
+            self._asked += 1
+            self.game = replace(self.game, trouble="", asking=False)
+            self._run(self._sit(wanted))
+
+    def action_leave(self) -> None:
+        self.exit(0)

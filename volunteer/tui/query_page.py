@@ -1,0 +1,117 @@
+"""Pages that ask the coordinator something: what it answered is kept, with its age, while it cannot be reached."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from shared.errors import VolunteerError
+from volunteer.control.control import Control
+from volunteer.tui.page import Page
+from volunteer.tui.text import Line, as_of, wrap
+from volunteer.tui.widgets.panel import Scene
+
+T = TypeVar("T")
+Question: TypeAlias = Callable[[Control], Awaitable[Any]]
+
+AGED_S = 90.0  # an answer older than this is drawn with its age
+
+
+class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """What a question was answered with, when, and what stood against it the last time."""
+
+    value: T | None = None
+    at: float = 0.0
+    error: str = ""
+    asking: bool = False
+    tried_at: float = float("-inf")
+
+    def old(self, scene: Scene) -> bool:
+        """Whether it is from before: the coordinator is away, or the last question failed."""
+        away = not scene.view.status.online or bool(self.error)
+        return self.value is not None and (away or scene.now - self.at > AGED_S)
+
+    def note(self, scene: Scene) -> str:
+        """What a border says of it."""
+        if self.value is not None and self.old(scene):
+            return as_of(scene.now - self.at)
+        return "asking" if self.asking and self.value is None else ""
+
+    def instead(self, scene: Scene, width: int, height: int, empty: str) -> list[Line]:
+        """What is said where nothing can be shown."""
+        glyphs = scene.glyphs
+        if self.error:
+            lines: list[Line] = [((f"{glyphs.cross} cannot be shown", "bad"),)]
+            said = f"{self.error.rstrip('.')}. Press r to try again."
+            return [*lines, *(((t, "text"),) for t in wrap(said, width, height - 1))][:height]
+        if self.value is None and self.asking:
+            return [((f"{glyphs.wait} asking the coordinator", "dim"),)]
+        if self.value is None and not scene.view.status.online:
+            return [((text, "dim"),) for text in wrap(OFFLINE, width, height)]
+        return [((text, "dim"),) for text in wrap(empty, width, height)]
+
+
+OFFLINE = "this is shown as soon as the coordinator answers"
+
+
+class AskingPage(Page):
+    """A page with questions: `questions` names them, `answer` gives what is known."""
+
+    EVERY_S: ClassVar[float] = 30.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._answers: dict[str, Answer[Any]] = {}
+
+    @abstractmethod
+    def questions(self) -> dict[str, Question]:
+        """What this page wants to know now, by name."""
+
+    def answer(self, name: str) -> Answer[Any]:
+        return self._answers.get(name) or Answer()
+
+    def shown(self, scene: Scene) -> None:
+        if self.volunteer.control is None or self.volunteer.view.ended is not None:
+            return
+        for name, question in self.questions().items():
+            known = self.answer(name)
+            if not known.asking and scene.now - known.tried_at >= self.EVERY_S:
+                self.ask(name, question)
+
+    def ask(self, name: str, question: Question) -> None:
+        """Ask now, whatever is known."""
+        control = self.volunteer.control
+        if control is None:
+            return
+        now = self.volunteer.clock.now()
+        self._answers[name] = msgspec.structs.replace(self.answer(name), asking=True, tried_at=now)
+        self.run_worker(self._ask(name, question(control)), group=name, exclusive=True)
+
+    async def _ask(self, name: str, work: Awaitable[Any]) -> None:
+        known = self.answer(name)
+        try:
+            value = await work
+        except VolunteerError as error:
+            self._answers[name] = msgspec.structs.replace(known, asking=False, error=error.message)
+        else:
+            now = self.volunteer.clock.now()
+            self._answers[name] = Answer(value=value, at=now, tried_at=known.tried_at)
+        self.answered(name)
+        if self.is_current:
+            self.show(self.volunteer.scene(), at_once=True)
+
+    def answered(self, name: str) -> None:
+        """Called when a question was answered, or could not be."""
+
+    def again(self) -> None:
+        """Ask everything anew."""
+        for name, question in self.questions().items():
+            self.ask(name, question)
+
+    def action_reload(self) -> None:
+        """Try the coordinator, and ask anew."""
+        self.volunteer.action_retry()
+        self.again()

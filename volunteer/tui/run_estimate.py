@@ -1,0 +1,83 @@
+"""What a run would be for a device: whether it fits, how long a step takes, what an hour earns. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from shared.protocol.accounts import Benchmark, Device, RunInfo
+from volunteer.text import size
+
+STATES = {
+    "draft": "being prepared",
+    "running": "running",
+    "paused": "paused by its organiser",
+    "completed": "completed",
+    "failed": "failed",
+}
+SLOW_STEP_S = 60.0  # a step that takes longer is hardly help
+
+
+class Prospect(msgspec.Struct, frozen=True, kw_only=True):
+    """`fits` or why not; what is not measured is None."""
+
+    fits: bool
+    sentence: str
+    step_s: float | None = None
+    credits_per_hour: float | None = None
+
+
+def prospect(
+    info: RunInfo,
+    devices: Sequence[Device],
+    benchmarks: Sequence[Benchmark],
+    workloads: Collection[str],
+) -> Prospect:
+    """How well the best device here suits a run."""
+    if info.state != "running":
+        return Prospect(fits=False, sentence=f"the run is {STATES[info.state]}")
+    if info.workload not in workloads:
+        return Prospect(
+            fits=False,
+            sentence=f'the workload "{info.workload}" is not installed or not allowed here',
+        )
+    usable = [device for device in devices if device.usable]
+    if not usable:
+        if devices:
+            return Prospect(fits=False, sentence="torch cannot use it")
+        return Prospect(fits=True, sentence="your devices are not known yet")
+    able = [d for d in usable if not d.memory_bytes or d.memory_bytes >= info.memory_bytes]
+    if not able:
+        most = max(device.memory_bytes for device in usable)
+        return Prospect(
+            fits=False,
+            sentence=f"needs {size(info.memory_bytes)} of memory, your devices have {size(most)}",
+        )
+    return _measured(info, able, benchmarks)
+
+
+def _measured(
+    info: RunInfo, devices: Sequence[Device], benchmarks: Sequence[Benchmark]
+) -> Prospect:
+    speeds = {b.device: b.step_flops for b in benchmarks if b.step_flops > 0}
+    best = max(devices, key=lambda device: speeds.get(device.id, 0.0))
+    speed = speeds.get(best.id)
+    if speed is None or info.step_flops <= 0:
+        return Prospect(fits=True, sentence=f"fits {best.id}; its speed is not measured yet")
+    step_s = info.step_flops / speed
+    earns = info.credits_per_step * 3600 / step_s
+    if step_s > SLOW_STEP_S:
+        sentence = f"a step takes {duration_words(step_s)} on {best.id}: tasks will be short"
+    else:
+        sentence = f"suits {best.id}: a step takes {duration_words(step_s)}"
+    return Prospect(fits=True, sentence=sentence, step_s=step_s, credits_per_hour=earns)
+
+
+def duration_words(seconds: float) -> str:
+    """2.1 ms, 0.35 s, 12 s, 3.4 min."""
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.2g} ms"
+    if seconds < 9.95:
+        return f"{seconds:.2g} s"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.2g} min"

@@ -1,0 +1,122 @@
+"""The question before leaving with a task in hand: finish it, save it, or give it back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.events import Click
+from textual.screen import ModalScreen
+
+from volunteer.control.commands import How
+from volunteer.control.status import TaskStatus
+from volunteer.text import credit
+from volunteer.tui.text import Glyphs, Line, countdown, fit, left, percent
+from volunteer.tui.view import AgentView
+from volunteer.tui.widgets.panel import Panel, Scene
+from volunteer.tui.widgets.task import share
+
+CHOICES: tuple[tuple[How, str, str], ...] = (
+    ("finish", "f", "Finish"),
+    ("save", "s", "Save"),
+    ("release", "g", "Give back"),
+)
+
+
+def in_hand(view: AgentView) -> tuple[TaskStatus, ...]:
+    """What leaving is about: a task that was only fetched ahead is given back, whatever is chosen."""
+    begun = tuple(t for t in view.status.tasks if t.phase not in ("claimed", "fetch"))
+    return begun or view.status.tasks
+
+
+def consequences(view: AgentView) -> dict[How, str]:
+    """What each way of leaving means for the tasks in hand."""
+    tasks = in_hand(view)
+    paid = sum(task.price_micro for task in tasks)
+    longest = max((t.eta_s for t in tasks if t.eta_s is not None), default=None)
+    it = "it" if len(tasks) == 1 else "them"
+    time = f"in about {countdown(longest)}" if longest is not None else "when it is done"
+    return {
+        "finish": f"complete {it}, end {time}, earn {credit(paid)} credits",
+        "save": "end now; go on at the next start while leased",
+        "release": "end now; somebody else does it, yours is lost",
+    }
+
+
+class Choices(Panel):
+    """Ways to leave; one is marked."""
+
+    def __init__(self) -> None:
+        super().__init__(id="choices")
+        self.at = 0
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        return choice_lines(scene.view, self.at, width, scene.glyphs)
+
+    def on_click(self, event: Click) -> None:
+        if 0 <= event.y - 2 < 3 * len(CHOICES):
+            cast("Quit", self.screen).action_leave(CHOICES[(event.y - 2) // 3][0])
+
+
+def choice_lines(view: AgentView, at: int, cells: int, glyphs: Glyphs) -> list[Line]:
+    """The question, then two rows a choice."""
+    tasks = in_hand(view)
+    if len(tasks) == 1:
+        said = f"Task {tasks[0].task} of {tasks[0].run} is {percent(share(tasks[0]))} done."
+    else:
+        said = f"{len(tasks)} tasks are in hand."
+    lines: list[Line] = [((fit(said, cells, glyphs.ellipsis), "text"),), ()]
+    told = consequences(view)
+    for number, (how, key, title) in enumerate(CHOICES):
+        chosen = number == at
+        pointer = f"{glyphs.run} " if chosen else "  "
+        role = "here" if chosen else "value"
+        lines.append(((pointer, "info"), (f" {key} ", "key"), (f" {left(title, 10)}", role)))
+        lines.append(((fit(f"      {told[how]}", cells, glyphs.ellipsis), "dim"),))
+        lines.append(())
+    lines.append((("   esc ", "key"), ("stay", "dim")))
+    return lines
+
+
+class Quit(ModalScreen[How | None]):
+    """Dismissed with how to end, or None to stay."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,n,q", "stay", "stay", show=False),
+        Binding("up,k,shift+tab", "move(-1)", "up", show=False),
+        Binding("down,j,tab", "move(1)", "down", show=False),
+        Binding("enter,space", "choose", "choose", show=False),
+        *(Binding(key, f"leave('{how}')", title, show=False) for how, key, title in CHOICES),
+    ]
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__()
+        self._scene = scene
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="quit", classes="card dialog") as dialog:
+            dialog.border_title = "Leave?"
+            yield Choices()
+
+    def on_mount(self) -> None:
+        self.call_after_refresh(lambda: self._choices.show(self._scene, at_once=True))
+
+    @property
+    def _choices(self) -> Choices:
+        return self.query_one(Choices)
+
+    def action_move(self, by: int) -> None:
+        self._choices.at = (self._choices.at + by) % len(CHOICES)
+        self._choices.draw()
+
+    def action_choose(self) -> None:
+        self.action_leave(CHOICES[self._choices.at][0])
+
+    def action_leave(self, how: How) -> None:
+        self.dismiss(how)
+
+    def action_stay(self) -> None:
+        self.dismiss(None)

@@ -1,0 +1,178 @@
+"""What the settings page says of a setting: its group, its value as text, when a change holds. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+import msgspec
+
+from shared.errors import Configuration
+from volunteer.control.commands import SettingRow
+from volunteer.settings import settings
+from volunteer.settings.display import Looks
+from volunteer.settings.work_rules import Rules
+
+GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("When to work", ("schedule", "in_use", "idle_minutes", "on_battery", "programs", "metered")),
+    (
+        "How hard",
+        (
+            "device",
+            "threads",
+            "memory_gb",
+            "duty_percent",
+            "temperature_max",
+            "priority",
+            "keep_awake",
+        ),
+    ),
+    (
+        "Network and disk",
+        ("upload_mbit", "download_mbit", "cache_gb", "disk_free_gb", "prefetch"),
+    ),
+    ("What to help", ("runs", "workloads", "consent", "public", "public_runs", "max_tasks")),
+    (
+        "Screen and alerts",
+        ("theme", "ascii", "animations", "keys", "power_price", "alerts", "webhook"),
+    ),
+    ("Ending", ("snapshot_seconds", "quit_seconds", "log_level")),
+)
+# What people call a setting; the name that the file and the command line know is shown beside it.
+LABELS = {
+    "schedule": "hours",
+    "in_use": "while you use it",
+    "idle_minutes": "unused after",
+    "on_battery": "on battery",
+    "programs": "pause beside",
+    "metered": "metered network",
+    "device": "devices",
+    "threads": "processor threads",
+    "memory_gb": "memory of a task",
+    "duty_percent": "share of the time",
+    "temperature_max": "pause when hotter",
+    "priority": "priority",
+    "keep_awake": "keep awake",
+    "upload_mbit": "upload",
+    "download_mbit": "download",
+    "cache_gb": "disk for downloads",
+    "disk_free_gb": "disk left free",
+    "prefetch": "fetch ahead",
+    "runs": "runs to help",
+    "workloads": "workloads allowed",
+    "consent": "licences",
+    "public": "nickname shown",
+    "public_runs": "list of public runs",
+    "max_tasks": "tasks to do",
+    "theme": "colours",
+    "ascii": "plain characters",
+    "animations": "animations",
+    "keys": "other keys",
+    "power_price": "price of a kWh",
+    "alerts": "alerts",
+    "webhook": "webhook",
+    "snapshot_seconds": "save half-done tasks",
+    "quit_seconds": "finish before leaving",
+    "log_level": "least in the log",
+}
+_AT_ONCE = frozenset(
+    field.name for kind in (Rules, Looks) for field in msgspec.structs.fields(kind)
+)
+SOURCES = {
+    "flag": "the command line",
+    "environment": "the environment",
+    "config.toml": "config.toml",
+    "default": "nobody: the default",
+}
+
+
+def grouped(rows: Sequence[SettingRow]) -> list[tuple[str, list[SettingRow]]]:
+    """All settings under their headings; what has no heading comes last."""
+    by_name = {row.name: row for row in rows}
+    found = []
+    for title, names in GROUPS:
+        found.append((title, [by_name.pop(name) for name in names if name in by_name]))
+    found.append(("More", list(by_name.values())))
+    return [(title, members) for title, members in found if members]
+
+
+def label(row: SettingRow) -> str:
+    """What people call a setting."""
+    return LABELS.get(row.name, row.name)
+
+
+def as_text(value: object) -> str:
+    """A value as it is typed."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, tuple | list):
+        return ", ".join(str(item) for item in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={item}" for name, item in value.items())
+    return str(value)
+
+
+def shown(row: SettingRow) -> str:
+    """A value as it is read: what nothing means is said."""
+    text = as_text(row.value)
+    if not text:
+        return {"schedule": "always", "runs": "any that fits", "alerts": "none"}.get(
+            row.name, "none"
+        )
+    if row.name == "webhook":
+        return "set"  # it may hold a key
+    zero = {
+        "threads": "all cores but one",
+        "memory_gb": "no limit",
+        "upload_mbit": "no limit",
+        "download_mbit": "no limit",
+        "temperature_max": "no ceiling",
+        "max_tasks": "no end",
+        "power_price": "not shown",
+        "snapshot_seconds": "never",
+    }
+    if text == "0" and row.name in zero:
+        return zero[row.name]
+    return f"{text} {row.unit}".rstrip()
+
+
+def holds(row: SettingRow) -> str:
+    """From when a change holds."""
+    if row.name in _AT_ONCE:
+        return "at once"
+    if row.name == "runs":
+        return "from the next task on"
+    if row.name == "public":
+        return "as soon as the coordinator answers"
+    return "from the next start on"
+
+
+def choices(row: SettingRow) -> tuple[str, ...]:
+    """What can be chosen from; empty where something has to be typed."""
+    if row.type == "bool":
+        return ("yes", "no")
+    return tuple(row.type.split(" or ")) if " or " in row.type else ()
+
+
+def parsed(row: SettingRow, text: str, themes: Sequence[str] = ()) -> object:
+    """The value that a text means. Raises Configuration with what it must be."""
+    text = text.strip()
+    if row.type == "bool":
+        words = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+        if text.lower() not in words:
+            raise Configuration("yes or no")
+        return words[text.lower()]
+    if row.name == "theme" and themes and text not in themes:
+        near = difflib.get_close_matches(text, themes, n=1)
+        hint = f": did you mean {near[0]}?" if near else f", known: {', '.join(themes)}"
+        raise Configuration(f'there is no theme "{text}"{hint}')
+    value = settings.check({row.name: settings.listed(row.name, text)}, "this", strict=False)
+    return value[row.name]
+
+
+def complaint(error: Configuration, name: str) -> str:
+    """What is wrong with a value, without what is on the screen anyway."""
+    said = error.message.removeprefix("this: ")
+    return said.removeprefix(f'setting "{name}": ')

@@ -1,1 +1,0 @@
-"""The steps of the first screen, one file each."""

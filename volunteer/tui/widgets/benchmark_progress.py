@@ -1,0 +1,22 @@
+"""How a benchmark under way is drawn, on the first screen and on the page of the devices."""
+
+from __future__ import annotations
+
+from volunteer.tui.status_line import stage_words
+from volunteer.tui.text import Line, bar, percent, wrap
+from volunteer.tui.widgets.panel import Scene
+
+
+def progress_lines(scene: Scene, cells: int, height: int) -> list[Line]:
+    """A benchmark under way."""
+    now = scene.view.benchmark
+    if now is None:
+        return []
+    tail = f" {percent(now.done)}"
+    lines: list[Line] = [
+        ((stage_words(now), "text"),),
+        (*bar(now.done, cells - len(tail), scene.glyphs), (tail, "value")),
+        (),
+    ]
+    said = "The same things that a task does are timed; nothing is sent but the figures."
+    return [*lines, *(((text, "dim"),) for text in wrap(said, cells, 3))][:height]

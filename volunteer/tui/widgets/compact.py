@@ -1,0 +1,55 @@
+"""Everything in as many rows as there are: what is seen where there is no room for cards, down to one cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from volunteer.text import credit, loss
+from volunteer.tui.status_line import activity, connection, merging, why_paused
+from volunteer.tui.text import Line, bar, countdown, fit, percent
+from volunteer.tui.widgets.panel import Panel, Scene
+from volunteer.tui.widgets.task import share
+
+
+class Brief(Panel):
+    """The most important first."""
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        return brief(scene, width, height)
+
+
+def brief(scene: Scene, cells: int, height: int) -> list[Line]:
+    view, glyphs = scene.view, scene.glyphs
+    state = activity(view, scene.now, glyphs, scene.device)
+    link = connection(view, scene.now, glyphs)
+    task = view.task(scene.device)
+    rest = cells - len(state.word) - 2
+    head: Line = ((f"{state.sign} {state.word}", state.role),)
+    if cells < len(state.word) + 2:
+        head = ((state.sign, state.role),)
+    elif height == 1 and task is not None and rest > 6:
+        head = (*head, (f" {percent(share(task))}", "value"))
+        if task.loss is not None and rest > 18:
+            head = (*head, (f" loss {loss(task.loss)}", "text"))
+    lines = [head]
+    if task is not None:
+        tail = fit(f" {percent(share(task))}", cells, glyphs.ellipsis)
+        lines.append((*bar(share(task), cells - len(tail), glyphs), (tail, "text")))
+        if paused := view.status.paused(task.device):
+            lines.append(((fit(why_paused(paused), cells, glyphs.ellipsis), "warn"),))
+        eta = f" {glyphs.dot} {countdown(task.eta_s)} to go" if task.eta_s is not None else ""
+        lines.append(((fit(f"loss {loss(task.loss)}{eta}", cells, glyphs.ellipsis), "text"),))
+    elif state.sentence:
+        lines.append(((fit(state.sentence, cells, glyphs.ellipsis), "text"),))
+    if view.status.me is not None:
+        total = view.status.me.earned_micro - view.status.me.spent_micro
+        lines.append(((fit(f"{credit(total)} credits", cells, glyphs.ellipsis), "accent"),))
+    lines.append(
+        ((fit(f"{link.sign} {link.word} {link.sentence}", cells, glyphs.ellipsis), link.role),)
+    )
+    run = view.run()
+    if run:
+        said = merging(view, run, scene.now)
+        lines.append(((fit(run, cells, glyphs.ellipsis), "title"),))
+        lines.append(((fit(said, cells, glyphs.ellipsis), "dim"),))
+    return lines[:height]

@@ -1,0 +1,107 @@
+"""The two loss curves: of the task on this machine, and of the model that all train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from volunteer.text import measured
+from volunteer.tui.text import Line, count
+from volunteer.tui.view import Curve
+from volunteer.tui.widgets.panel import Scene
+from volunteer.tui.widgets.pictures import drawn, picture
+from volunteer.tui.widgets.plot import Chart, Plot, Series, last_value, recent
+from volunteer.tui.widgets.raster import average
+
+RECENT = 500  # points of the shorter window
+
+
+class LossPlot(Plot):
+    """A plot whose height can be a logarithm and whose curve can be cut to its newest part."""
+
+    logarithmic = False
+    window = 0  # points; 0 = all
+
+
+class TaskPlot(LossPlot):
+    """Loss of the task that is looked at, or of the last one: every step dim, their mean bold."""
+
+    def heading(self, scene: Scene) -> tuple[str, str]:
+        if self._picture(scene) is not None:
+            return "This task now", ""
+        chart = self.chart(scene)
+        newest = last_value(chart.series[0].points) if chart.series else None
+        value = f" {newest:.3f}" if newest is not None and abs(newest) < 1e6 else ""
+        both = (
+            f"generator {scene.glyphs.dot} critic"
+            if len(chart.series) == 2 and chart.series[1].role == "model"
+            else ""
+        )
+        return f"Loss of this task{value}", " ".join(part for part in (both, _how(self)) if part)
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        curve = self._picture(scene)
+        if curve is None:
+            return super().lines(scene, width, height)
+        rows = picture(curve.preview, curve.metrics, width - 2, height)
+        return [((" ", "text"), *row) for row in rows]
+
+    def _curve(self, scene: Scene) -> Curve | None:
+        task = scene.view.task(scene.device)
+        shown = task.task if task is not None and task.phase in ("train", "upload") else None
+        return scene.view.curve(shown)
+
+    def _picture(self, scene: Scene) -> Curve | None:
+        """Work without a loss, self-play for one, that can be looked at."""
+        curve = self._curve(scene)
+        return curve if curve and not curve.points and drawn(curve.preview) else None
+
+    def chart(self, scene: Scene) -> Chart:
+        curve = self._curve(scene)
+        if curve is None:
+            return Chart(empty="the loss of your first task appears here while it trains")
+        if not curve.points:
+            begun = any(t.task == curve.task and t.step == 0 for t in scene.view.status.tasks)
+            return Chart(
+                empty="its loss appears here" if begun else "no loss is measured in this task"
+            )
+        points = recent(curve.points, self.window)
+        series = [Series(points=points, role="raw")]
+        if curve.second:
+            series.append(Series(points=recent(curve.second, self.window), role="model"))
+        else:
+            series.append(Series(points=average(points), role="mean"))
+        end = None if self.window else float(curve.steps)
+        return Chart(series=tuple(series), x_name="step", x_end=end, log=self.logarithmic)
+
+
+class ModelPlot(LossPlot):
+    """Loss of the run's model by version, marked where contributions of this volunteer went in."""
+
+    def heading(self, scene: Scene) -> tuple[str, str]:
+        model = scene.view.models.get(scene.view.run())
+        newest = last_value(model.points) if model else None
+        value = f" {newest:.3f}" if newest is not None and abs(newest) < 1e6 else ""
+        mine = f"{scene.glyphs.mark} mine {count(len(model.mine))}" if model and model.mine else ""
+        info = scene.view.info(scene.view.run())
+        what = measured(info.measure if info else "")
+        of = "" if " " in what else " of the model"  # a long name needs the room
+        return f"{what}{of}{value}", " ".join(part for part in (mine, _how(self)) if part)
+
+    def chart(self, scene: Scene) -> Chart:
+        model = scene.view.models.get(scene.view.run())
+        if model is None or not model.points:
+            return Chart(empty="the loss of each new version appears here")
+        points = recent(model.points, self.window)
+        return Chart(
+            series=(Series(points=points, role="model"),),
+            marks=tuple(float(version) for version in sorted(model.mine)),
+            x_name="version",
+            log=self.logarithmic,
+        )
+
+
+def _how(plot: LossPlot) -> str:
+    """What is unusual about the axes."""
+    return " ".join(
+        [*(["log"] if plot.logarithmic else []), *([f"last {plot.window}"] if plot.window else [])]
+    )

@@ -1,0 +1,168 @@
+"""What was handed in and what became of it, and what the model says: before, and now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from msgspec.structs import replace
+from rich.cells import cell_len
+
+from shared.protocol.work import Verdict
+from volunteer.text import credit
+from volunteer.tui.text import (
+    ASCII,
+    Glyphs,
+    Line,
+    blank,
+    clock_time,
+    fit,
+    left,
+    printable_lines,
+    right,
+    width,
+    wrap,
+)
+from volunteer.tui.view import Curve
+from volunteer.tui.widgets.panel import Panel, Scene
+from volunteer.tui.widgets.pictures import before_and_after, drawn, picture
+
+ROOMY = 60  # cells that hold the run and the number of the task
+VERDICTS = {
+    "received": ("wait", "received", "dim"),
+    "checking": ("wait", "checking", "info"),
+    "accepted": ("check", "accepted", "info"),
+    "merged": ("check", "merged", "good"),
+    "superseded": ("check", "not needed", "dim"),
+    "rejected": ("cross", "rejected", "bad"),
+}
+
+
+class Contributions(Panel):
+    """Verdicts, the newest first."""
+
+    def heading(self, scene: Scene) -> tuple[str, str]:
+        status = scene.view.status
+        waiting = 0 if status.online else status.queued  # as told when the connection changed
+        runs = {verdict.run for verdict in status.verdicts}
+        of = next(iter(runs)) if len(runs) == 1 else ""  # else each line says it
+        return "Contributions", f"{waiting} waiting to be sent" if waiting else of
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        verdicts = scene.view.status.verdicts
+        if not verdicts:
+            text = (
+                "what you hand in appears here, with the verdict of the coordinator and its reason"
+            )
+            return blank(text, width, height)
+        lines: list[Line] = []
+        several = len({verdict.run for verdict in verdicts}) > 1
+        for verdict in reversed(verdicts[-height:]):
+            lines += verdict_lines(verdict, width, scene.glyphs, named=several)
+        return lines[:height]
+
+
+def verdict_lines(
+    verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool = False
+) -> list[Line]:
+    """A verdict, `named` with its run; the reason of a rejection has a line of its own where it does not fit beside."""
+    line = verdict_line(verdict, cells, glyphs, named=named)
+    if verdict.state != "rejected" or verdict.message in "".join(text for text, _ in line):
+        return [line]
+    reason = fit(verdict.message, cells - 8, glyphs.ellipsis)
+    return [
+        verdict_line(replace(verdict, message=""), cells, glyphs, named=named),
+        ((" " * 6, "text"), (f"{glyphs.corner} ", "faint"), (reason, "text")),
+    ]
+
+
+def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -> Line:
+    """Time, run or task or both, verdict, credits and reason, as far as there is room."""
+    name, word, role = VERDICTS[verdict.state]
+    sign: str = getattr(glyphs, name)
+    paid = f"+{credit(verdict.credits_micro)}" if verdict.credits_micro else ""
+    spans: list[tuple[str, str]] = []
+    if cells >= 40:
+        spans.append((f"{clock_time(verdict.at)} ", "dim"))
+    if cells >= 30 and named:
+        run = 14 if cells >= ROOMY else 9
+        spans.append((f"{left(verdict.run, run, glyphs.ellipsis)} ", "text"))
+    if cells >= (ROOMY if named else 30):
+        spans.append((left(f"#{verdict.task}", 7), "dim"))
+    spans.append((f"{sign} {left(word, 11)}", role))
+    spans.append((right(paid, 6), "value"))
+    reason = verdict.message if verdict.message != verdict.state else ""
+    room = cells - width(spans) - 2
+    if verdict.state == "merged" and verdict.version is not None:
+        whole = f"version {verdict.version}"
+        reason = whole if len(whole) <= room else f"v{verdict.version}"
+    if room >= len("v1000") and reason:
+        spans += [("  ", "text"), (fit(reason, room, glyphs.ellipsis), "text")]
+    return tuple(spans)
+
+
+class SampleCard(Panel):
+    """One fixed prompt, answered by the first version and by the newest; before that, what the task in hand draws."""
+
+    def heading(self, scene: Scene) -> tuple[str, str]:
+        model = scene.view.models.get(scene.view.run())
+        sampled = model is not None and model.last_sample is not None
+        live = not sampled and _live(scene) is not None
+        return ("This task now" if live else "What the model makes of it"), ""
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        return sample_lines(scene, width, height)
+
+
+def _live(scene: Scene) -> Curve | None:
+    """The task in hand, if there is something to look at that does not stand in the place of its loss."""
+    task = scene.view.task(scene.device)
+    curve = scene.view.curve(task.task) if task is not None else None
+    return curve if curve and curve.points and drawn(curve.preview) else None
+
+
+def sample_lines(scene: Scene, cells: int, height: int) -> list[Line]:
+    """Before and after, or the picture of the task, or what will stand here."""
+    model = scene.view.models.get(scene.view.run())
+    coloured = scene.glyphs.curve != ASCII.curve
+    if model is not None and model.last_picture is not None and coloured:
+        return before_and_after(model.first_picture, model.last_picture, cells, height)
+    first = model.first_sample if model else None
+    last = model.last_sample if model else None
+    if last is None:
+        if curve := _live(scene):
+            return picture(curve.preview, curve.metrics, cells, height)
+        text = "a sample of the model appears here with the next version that is evaluated"
+        return blank(text, cells, height)
+    if first is not None and first[0] == last[0]:
+        first = None
+    if drawn(last[1]):
+        return _pictures(first, last, cells, height)
+    lines: list[Line] = []
+    if first is not None and height >= 4:
+        lines += _told(first, cells, max(1, (height - 2) // 2), "dim")
+    return lines + _told(last, cells, height - len(lines) - 1, "text")
+
+
+def _told(sample: tuple[int, str], cells: int, rows: int, role: str) -> list[Line]:
+    version, text = sample
+    body = wrap(" ".join(text.split()), cells, rows)
+    return [((f"version {version}", "title"),), *(((line, role),) for line in body)]
+
+
+def _pictures(
+    first: tuple[int, str] | None, last: tuple[int, str], cells: int, height: int
+) -> list[Line]:
+    """Two pictures side by side, or only the newest where there is no room for both."""
+    old = printable_lines(first[1])[-(height - 1) :] if first is not None else []
+    new = printable_lines(last[1])[-max(1, height - 1) :]
+    title = f"version {first[0]}" if first is not None else ""
+    wide = max((cell_len(row) for row in (title, *old)), default=0)
+    if first is None or wide + 3 + max(cell_len(row) for row in new) > cells:
+        alone: list[Line] = [((f"version {last[0]}", "title"),)]
+        return [*alone, *(((row, "text"),) for row in new)][:height]
+    gap = wide + 3
+    lines: list[Line] = [((left(title, gap), "title"), (f"version {last[0]}", "title"))]
+    for before, after in zip_longest(old, new, fillvalue=""):
+        lines.append(((left(before, gap), "dim"), (after, "text")))
+    return lines[:height]
