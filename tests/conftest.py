@@ -13,7 +13,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-pytest_plugins = ["tests.databases"]  # SQLite and a real PostgreSQL
+pytest_plugins = ["tests.support.databases"]  # SQLite and a real PostgreSQL
 
 settings.register_profile("house", deadline=None, print_blob=True)
 settings.load_profile("house")

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.sources import PACKAGES, ROOT, imports, loaded_by, modules, tree, within
+from tests.support.sources import PACKAGES, ROOT, imports, loaded_by, modules, tree, within
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 

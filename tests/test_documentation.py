@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from cyclopts import App
 
-from tests.sources import ROOT
+from tests.support.sources import ROOT
 
 MODULES = {"volunteer": "volunteer.settings.settings", "coordinator": "coordinator.config"}
 PROGRAMS = ("volunteer", "coordinator")

@@ -27,8 +27,8 @@ from coordinator.database.engine.open import Database, migrate
 from coordinator.database.tables.tasks import tasks
 from coordinator.scheduling.queue import Queue
 from shared.clock import SystemClock
-from tests.databases import prepare_postgres, start_postgres
-from tests.runs import add_run, add_worker, claim, queue_of
+from tests.support.databases import prepare_postgres, start_postgres
+from tests.support.run_rows import add_run, add_worker, claim, queue_of
 
 CLAIMERS = 64
 BARE_CLIENTS = {"sqlite": 1, "postgresql": 8}

@@ -24,8 +24,8 @@ from shared.workloads.base import Job
 from shared.workloads.dcgan.config import DcganConfig
 from shared.workloads.dcgan.model import build
 from shared.workloads.training.seeded_random import normal
-from tests.tiny_dcgan import WORKLOAD, config, digits, job, real_images
-from tests.tiny_gpt import Folder, Weights
+from tests.support.workloads.tiny_dcgan import WORKLOAD, config, digits, job, real_images
+from tests.support.workloads.tiny_gpt import Folder, Weights
 
 GOAL = 0.95
 

@@ -23,10 +23,10 @@ import structlog
 
 from coordinator.database import runs
 from coordinator.database.engine.open import migrate
-from tests.aged import grow, look_again
-from tests.databases import prepare_postgres, start_postgres
-from tests.house import house
-from tests.seasons import Season
+from tests.support.databases import prepare_postgres, start_postgres
+from tests.support.local_coordinator import house
+from tests.support.long_run import grow, look_again
+from tests.support.rounds import Season
 
 FEW = 100
 LOOKED_AT = 20  # rounds

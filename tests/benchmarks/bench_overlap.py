@@ -29,8 +29,8 @@ from coordinator.database import runs
 from coordinator.runs.definition import of_file
 from coordinator.services import opened
 from shared.workloads.data.text_dataset import build_text
-from tests.e2e.processes import Process
-from tests.slow_link import MBIT, SlowLink, slow_link
+from tests.support.server_process import Process
+from tests.support.slow_link import MBIT, SlowLink, slow_link
 
 GOAL = 0.95
 UP_MBIT, DOWN_MBIT = 20.0, 50.0

@@ -38,7 +38,7 @@ from shared.workloads.data.text_dataset import build_text
 from tests.benchmarks.peers.table import HEAD, joined, line, told
 from tests.benchmarks.resident import STAGES, WARM
 from tests.benchmarks.wire import Memory, until_idle
-from tests.e2e.processes import Process
+from tests.support.server_process import Process
 
 PEERS = Path(__file__).parent / "peers"
 LIMIT_S = 900.0  # a cell that takes longer has no figure

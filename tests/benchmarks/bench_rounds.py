@@ -34,7 +34,7 @@ from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
 from shared.workloads.data.text_dataset import build_text
 from tests.benchmarks.handing import Handing
-from tests.e2e.processes import Process
+from tests.support.server_process import Process
 from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.tls import Address

@@ -36,7 +36,7 @@ from shared.workloads.gomoku.rules import Boards, Position, Rules
 from shared.workloads.gomoku.search import Evaluator, Floats, Search, SearchSettings, uniform
 from shared.workloads.gomoku.train import Batches, losses, window
 from shared.workloads.training.optimizer import InnerOptimizer
-from tests.tiny_gomoku import WORKLOAD, Weights, Window, job, play
+from tests.support.workloads.tiny_gomoku import WORKLOAD, Weights, Window, job, play
 
 SIMULATIONS = 100
 GOALS = {"2 x 32": (0.7, 2.0), "4 x 64": (0.7, 1.4)}  # of the network's limit; times the plain one

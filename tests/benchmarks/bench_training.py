@@ -29,7 +29,7 @@ from shared.workloads.data.windows import Windows, of_pass, windows_of
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.model import build
 from tests.benchmarks.reports import training
-from tests.tiny_gpt import WORKLOAD, Folder, job, sums
+from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, job, sums
 from volunteer.control.sentences import words
 from volunteer.training.job import Assignment, Report
 from volunteer.training.trainer import Trainer

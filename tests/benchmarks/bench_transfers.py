@@ -45,7 +45,7 @@ from tests.benchmarks.transfer_sides import (
     claim,
 )
 from tests.benchmarks.wire import MIB, Bare, Memory, until_idle
-from tests.e2e.processes import Process
+from tests.support.server_process import Process
 
 CLIENTS = 8
 MEMORY_GOAL_MB = 64.0

@@ -30,8 +30,8 @@ from shared.tensors.update import delta
 from shared.workloads.base import TrainSettings
 from shared.workloads.data.documents import Document
 from shared.workloads.data.text_dataset import build_text
-from tests.tiny_gpt import WORKLOAD, Folder, finish, job
-from tests.versions import Versions
+from tests.support.published_versions import Versions
+from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, finish, job
 
 MODEL = {"n_layer": 4, "n_head": 4, "n_embd": 192, "block_size": 64, "dropout": 0.0}
 SMALL = MODEL | {"n_embd": 96}

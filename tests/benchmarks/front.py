@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from shared.clock import SystemClock
 from shared.workloads.base import Job, TrainSettings
 from tests.benchmarks.reports import training
-from tests.tiny_gpt import WORKLOAD, Folder, job, sums
+from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, job, sums
 from volunteer.control import commands, events
 from volunteer.control.control import Control
 from volunteer.control.event_bus import Hub

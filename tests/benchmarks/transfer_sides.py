@@ -24,7 +24,7 @@ import httpx
 from shared.clock import SystemClock
 from shared.protocol.work import BlobRef, UploadRequest
 from tests.benchmarks.wire import Bare, Connection
-from tests.e2e.processes import Process
+from tests.support.server_process import Process
 from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.tls import Address

@@ -23,8 +23,8 @@ from shared.errors import (
 from shared.protocol.base import Reason
 from shared.protocol.limits import RENEW_S
 from shared.protocol.work import ClaimRequest, Lease, ReleaseRequest
-from tests.queues import TASK, House, check_cover, housed
-from tests.runs import add_run, add_worker, claim, queue_of
+from tests.support.run_rows import add_run, add_worker, claim, queue_of
+from tests.support.virtual_queue import TASK, House, check_cover, housed
 
 
 @pytest.fixture

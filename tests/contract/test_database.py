@@ -14,7 +14,7 @@ from coordinator.database.tables.record import meta
 from coordinator.signals import Signals
 from shared.clock import VirtualClock
 from shared.errors import Configuration, Conflict, Unavailable
-from tests.databases import keys, put, putting
+from tests.support.databases import keys, put, putting
 
 
 async def test_what_was_written_is_read_back_and_what_failed_is_not(database: Database) -> None:

@@ -20,7 +20,7 @@ from coordinator.database.engine.open import Database, migrate
 from coordinator.database.engine.server_lock import DirectoryLock
 from shared.clock import SystemClock
 from shared.errors import Configuration, StorageFull, Unavailable
-from tests.databases import Postgres, keys, put, putting
+from tests.support.databases import Postgres, keys, put, putting
 
 
 async def test_an_unreachable_server_is_told(postgres: Postgres) -> None:

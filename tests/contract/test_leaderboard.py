@@ -17,7 +17,7 @@ from coordinator.database.ledger.payments import Payment
 from coordinator.report import as_csv
 from shared.clock import VirtualClock
 from shared.errors import BadRequest, NotFound
-from tests.people import add_contribution, add_run, join, newcomer
+from tests.support.account_rows import add_contribution, add_run, join, newcomer
 
 DAY = 86_400.0
 

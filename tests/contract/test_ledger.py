@@ -15,7 +15,7 @@ from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.postings import AMOUNT_MAX, Draft, Move, post
 from coordinator.database.tables.ledger import events
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound, VolunteerError
-from tests.people import add_run, breaches, earn, pay
+from tests.support.account_rows import add_run, breaches, earn, pay
 
 MIA, BOB = "volunteer-mia-000001", "volunteer-bob-000001"
 

@@ -10,10 +10,10 @@ from sqlalchemy import Connection, delete, insert
 from coordinator.database import runs, versions
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.versions import evaluations
-from tests.aged import effort, grow, look_again
-from tests.house import house
-from tests.runs import add_run, add_version
-from tests.seasons import Season
+from tests.support.local_coordinator import house
+from tests.support.long_run import effort, grow, look_again
+from tests.support.rounds import Season
+from tests.support.run_rows import add_run, add_version
 
 SHORT, LONG = 100, 2000  # rounds before: a page of history is full after the first
 LOOKED_AT = 3  # rounds, of each

@@ -16,7 +16,7 @@ from coordinator.database.tables.record import audit
 from coordinator.database.tables.schema import metadata
 from coordinator.database.tables.versions import versions
 from shared.errors import Configuration
-from tests.databases import keys
+from tests.support.databases import keys
 
 
 def run(conn: Connection, statement: Executable) -> None:

@@ -16,7 +16,7 @@ from coordinator.database.ledger import payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import accounts, events, postings
-from tests.people import add_contribution, add_run, breaches, earn, pay
+from tests.support.account_rows import add_contribution, add_run, breaches, earn, pay
 
 MIA = "volunteer-mia-000001"
 

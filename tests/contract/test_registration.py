@@ -26,7 +26,7 @@ from shared.errors import (
     UpgradeRequired,
 )
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device, Hardware
-from tests.people import OTHER, SECRET, add_run, join, newcomer
+from tests.support.account_rows import OTHER, SECRET, add_run, join, newcomer
 
 
 @pytest.fixture

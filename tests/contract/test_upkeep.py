@@ -11,8 +11,8 @@ from coordinator.database.ledger import payments
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.runs.settlement import settle_accepted
 from shared.clock import VirtualClock
-from tests.people import breaches
-from tests.runs import add_contribution, add_run, add_worker, claim, queue_of
+from tests.support.account_rows import breaches
+from tests.support.run_rows import add_contribution, add_run, add_worker, claim, queue_of
 
 MANY = 1_050  # more than one batch
 

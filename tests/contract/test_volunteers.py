@@ -26,7 +26,15 @@ from shared.errors import (
 )
 from shared.protocol.accounts import Device, Hardware, LeaveRequest
 from shared.protocol.limits import HEARTBEAT_S
-from tests.people import OTHER, SECRET, add_contribution, add_run, add_task, join, newcomer
+from tests.support.account_rows import (
+    OTHER,
+    SECRET,
+    add_contribution,
+    add_run,
+    add_task,
+    join,
+    newcomer,
+)
 
 
 @pytest.fixture

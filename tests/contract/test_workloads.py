@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.base import Data, Job, Result, TaskKind, TrainSettings, Work, Workload, load
-from tests import fourth, tiny_dcgan, tiny_gomoku, tiny_gpt
+from tests.support.workloads import example_workload, tiny_dcgan, tiny_gomoku, tiny_gpt
 
 Tensors = dict[str, Tensor]
 STEPS, BATCH = 4, 16
@@ -102,7 +102,7 @@ def gomoku(place: Place) -> Subject:
 
 
 def sketch(place: Place) -> Subject:
-    sys.path.insert(0, str(fourth.install(place.path)))
+    sys.path.insert(0, str(example_workload.install(place.path)))
     data = place.images()
     return Subject(load("sketch"), {"code": 8}, data, data.heldout())
 

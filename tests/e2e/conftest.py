@@ -15,14 +15,8 @@ import pytest
 from coordinator.config import Settings
 from coordinator.http.app import Coordinator, opened
 from shared.workloads.data.documents import Document
-from tests.e2e.command_line import (  # noqa: F401 # fixtures of this directory
-    busy,
-    here,
-    logging_as_it_was,
-    run,
-)
-from tests.house import RUN
-from tests.nursery import Child, Nursery
+from tests.support.forkserver import Child, Nursery
+from tests.support.local_coordinator import RUN
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ from shared.workloads.gomoku.network import NetEvaluator
 from shared.workloads.gomoku.records import decode, score
 from shared.workloads.gomoku.tactics import EACH, KINDS
 from shared.workloads.gomoku.tactics import score as tactics
-from tests.tiny_gomoku import WORKLOAD, Weights, Window, finish, job
+from tests.support.workloads.tiny_gomoku import WORKLOAD, Weights, Window, finish, job
 
 BOARD = {"size": 6, "win": 4}
 STATE = "state.json"

@@ -12,7 +12,7 @@ import pytest
 from textual.widgets import Static
 
 from shared.errors import Conflict
-from tests.sources import ROOT
+from tests.support.sources import ROOT
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app, opened, screen_text
 from volunteer.control import commands, events

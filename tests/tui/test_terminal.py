@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from tests.sources import ROOT
+from tests.support.sources import ROOT
 from tests.tui.terminal import Terminal
 from volunteer.account.profile import Profile
 from volunteer.settings.settings import directories

@@ -1,0 +1,138 @@
+"""Heartbeats and the end of a lease, the same on SQLite and PostgreSQL, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import select, update
+
+from coordinator.database import tasks
+from coordinator.database.engine.open import Database
+from coordinator.database.tables.accounts import workers as workers_table
+from shared.errors import (
+    Gone,
+)
+from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
+from shared.protocol.limits import RENEW_S
+from shared.protocol.work import ReleaseRequest
+from tests.support.run_rows import add_contribution, queue_of
+from tests.support.virtual_queue import House, housed
+
+
+@pytest.fixture
+async def house(database: Database) -> House:
+    return await housed(database)
+
+
+async def test_beats_keep_a_lease_and_silence_loses_it(house: House) -> None:
+    kept, lost = await house.lease(house.a), await house.lease(house.b)
+    await house.queue.begin(house.b, lost.task, 1)
+    await house.keep_alive(house.a, kept, 90)
+    await house.keep_alive(house.a, kept, 30)
+    assert (await house.row(kept.task)).state == "doing"
+    row = await house.row(lost.task)
+    assert (row.state, row.returned, row.timeouts, row.failures) == ("todo", True, 1, 0)
+
+
+async def test_who_was_late_may_hand_in_until_somebody_else_claims(house: House) -> None:
+    lease = await house.lease(house.a)
+    await house.queue.begin(house.a, lease.task, 1)
+    await house.clock.advance(RENEW_S + 1)
+    assert await house.queue.expire() == 1
+    tasks.may_submit(await house.row(lease.task), house.a.worker_id, 1)
+    assert (await house.beat(house.a, lease)).order == "continue"
+    taken = await house.lease(house.b)
+    assert (taken.task, taken.attempt) == (lease.task, 2)
+    with pytest.raises(Gone):
+        tasks.may_submit(await house.row(lease.task), house.a.worker_id, 1)
+    assert (await house.beat(house.a, lease)).order == "gone"
+    assert (await house.beat(house.b, taken)).order == "continue"
+
+
+async def test_what_was_handed_in_late_is_not_given_to_others(house: House) -> None:
+    lease = await house.lease(house.a)
+    await house.queue.begin(house.a, lease.task, 1)
+    await house.clock.advance(RENEW_S + 1)
+    await house.queue.expire()
+    row = await house.row(lease.task)
+    await house.write(lambda conn: add_contribution(conn, row))
+    assert (await house.lease(house.b)).task != lease.task
+    assert await house.finish(lease.task)
+    assert (await house.row(lease.task)).state == "done"
+    assert not await house.finish(lease.task)
+
+
+async def test_what_waits_for_its_verdict_does_not_expire(house: House) -> None:
+    lease = await house.lease(house.a)
+    await house.queue.begin(house.a, lease.task, 1)
+    row = await house.row(lease.task)
+    await house.write(lambda conn: add_contribution(conn, row))
+    await house.beat(house.a, lease)
+    await house.queue.flush()
+    await house.clock.advance(10 * RENEW_S)
+    assert await house.queue.expire() == 0
+    await house.queue.release(house.a, lease.task, ReleaseRequest(attempt=1))  # too late: no effect
+    assert (await house.row(lease.task)).state == "doing"
+
+
+async def test_beats_do_not_move_the_end(house: House) -> None:
+    lease = await house.lease(house.a)
+    begun = await house.queue.begin(house.a, lease.task, 1)
+    await house.keep_alive(house.a, lease, begun.finish_by - house.clock.now() - 60)
+    assert (await house.row(lease.task)).state == "doing"
+    await house.keep_alive(house.a, lease, 90)
+    assert (await house.row(lease.task)).state == "todo"
+
+
+async def test_pausing_moves_the_end_to_twice_the_time_at_most(house: House) -> None:
+    lease = await house.lease(house.a)
+    begun = await house.queue.begin(house.a, lease.task, 1)
+    allowance = begun.finish_by - house.clock.now()
+    limit = begun.finish_by + allowance
+    await house.keep_alive(house.a, lease, allowance, phase="paused")
+    order = await house.beat(house.a, lease, phase="paused")
+    assert (order.order, order.finish_by) == ("continue", limit)
+    await house.keep_alive(house.a, lease, allowance, phase="paused")
+    await house.keep_alive(house.a, lease, 30)
+    assert (await house.row(lease.task)).state == "todo"
+
+
+async def test_nothing_expires_right_after_a_restart(house: House) -> None:
+    lease = await house.lease(house.a)
+    await house.clock.advance(10_000)  # the coordinator was away
+    restarted = queue_of(house.db, house.clock)
+    assert await restarted.expire() == 0
+    [order] = await restarted.beat(
+        house.a, HeartbeatRequest(tasks=(TaskBeat(task=lease.task, attempt=1),))
+    )
+    assert order.order == "continue"
+    await house.clock.advance(RENEW_S - 1)
+    assert await restarted.expire() == 0
+    assert (await house.row(lease.task)).state == "doing"
+
+
+async def test_a_beat_for_the_task_of_somebody_else_is_gone(house: House) -> None:
+    lease = await house.lease(house.a)
+    assert (await house.beat(house.b, lease)).order == "gone"
+    unknown = TaskBeat(task=10**9, attempt=1)
+    [order] = await house.queue.beat(house.a, HeartbeatRequest(tasks=(unknown,)))
+    assert order.order == "gone"
+
+
+async def test_beats_tell_what_a_machine_does(house: House) -> None:
+    async def seen() -> tuple[float, str]:
+        query = select(workers_table.c.last_seen_at, workers_table.c.state)
+        query = query.where(workers_table.c.id == house.a.worker_id)
+        await house.queue.flush()
+        return await house.db.read(lambda conn: tuple(conn.execute(query).one()))
+
+    lease = await house.lease(house.a)
+    assert await seen() == (house.clock.now(), "online")
+    await house.clock.advance(7)
+    await house.beat(house.a, lease)
+    assert await seen() == (house.clock.now(), "training")
+    await house.queue.beat(house.a, HeartbeatRequest(paused=True))
+    assert (await seen())[1] == "paused"
+    left = update(workers_table).values(state="left")
+    await house.write(lambda conn: conn.execute(left))
+    await house.queue.beat(house.a, HeartbeatRequest())
+    assert (await seen())[1] == "left"

@@ -1,0 +1,184 @@
+"""The coordinator is away: what was claimed ahead begins from the version that is here, and is told and handed in late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from coordinator.database import contributions
+from tests.support.local_coordinator import House, house
+from tests.support.local_volunteer import LONG, Lent, Process
+from volunteer.control import events
+
+STEP = LONG.replace("local_steps = 400", "local_steps = 60")
+OVERLAP = STEP.replace("quorum = 1", "quorum = 1\noverlap = true")
+NARROW = OVERLAP.replace("overlap = true", "overlap = true\nmax_staleness = 1")
+SPEED = 10.0  # of the clock: the last seconds of a task are long enough to claim another
+
+
+class Away:
+    """A machine that is lent, and a coordinator that can be ended and started again on its database."""
+
+    def __init__(self, path: Path, database_url: str) -> None:
+        self._path = path
+        self._url = database_url
+        self._stack = AsyncExitStack()
+        self.machine: Lent
+
+    async def start(self) -> House:
+        home = await self._stack.enter_async_context(
+            house(self._path / "coordinator", database=self._url)
+        )
+        await self._stack.enter_async_context(home.coordinator.working())
+        return home
+
+    async def stop(self, *processes: Process) -> None:
+        """End the coordinator, as these volunteers see it too."""
+        for process in processes:
+            process.network.cut = True
+        await self._stack.aclose()
+
+    async def back(self, *processes: Process) -> None:
+        """Start it again, and let these volunteers reach it."""
+        self.machine.home = await self.start()
+        for process in processes:
+            process.network.inner = self.machine.home.transport
+            process.network.heal()
+            await process.control.retry()
+
+
+@asynccontextmanager
+async def away(path: Path, database_url: str, run: str) -> AsyncIterator[Away]:
+    made = Away(path, database_url)
+    try:
+        home = await made.start()
+        await home.start_run(run)
+        made.machine = Lent(path / "machine", home)
+        made.machine.speed = SPEED
+        await made.machine.join()
+        yield made
+    finally:
+        await made.stop()
+
+
+async def second(process: Process) -> int:
+    """The task that was claimed while the first one trained."""
+    first = await process.until(events.Claimed)
+    return (await process.until(events.Claimed, lambda event: event.task != first.task)).task
+
+
+@asynccontextmanager
+async def left_alone(
+    path: Path, database_url: str, run: str
+) -> AsyncIterator[tuple[Away, Process, int]]:
+    """A volunteer that does two tasks; the coordinator has gone away when the second one, which is named, was claimed."""
+    async with (
+        away(path, database_url, run) as there,
+        there.machine.working(max_tasks=2) as process,
+    ):
+        ahead = await second(process)
+        await there.stop(process)
+        yield there, process, ahead
+
+
+async def test_the_next_task_begins_offline_and_both_results_are_credited(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with left_alone(tmp_path, database_url, OVERLAP) as (there, process, ahead):
+        await process.until(events.Trained, lambda event: event.task == ahead)
+        await process.until(  # between two tries there is none to count down to
+            events.Connection,
+            lambda event: event.queued == 2 and not event.online and event.retry_at is not None,
+        )
+        told = [event.message for event in process.all(events.Notice)]
+        assert any("does not answer" in message and "version 0" in message for message in told)
+        await there.back(process)
+        assert await process.ended() == 0
+        assert process.all(events.TaskEnded) == []
+        assert len(process.all(events.Submitted)) == 2
+        rows = await there.machine.home.coordinator.db.read(
+            lambda conn: contributions.history(conn, volunteer(process), None, 10)
+        )
+        assert len({verdict.contribution for _, verdict in rows}) == 2
+        assert {verdict.state for _, verdict in rows} <= {"accepted", "merged"}
+        assert all(verdict.credits_micro > 0 for _, verdict in rows)
+        assert await there.machine.home.coordinator.check_ledger() == []
+
+
+def volunteer(process: Process) -> str:
+    return process.all(events.Started)[0].volunteer_id
+
+
+async def test_the_coordinator_is_told_of_the_base_while_the_task_trains(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with left_alone(tmp_path, database_url, OVERLAP) as (there, process, ahead):
+        await process.until(events.Training, lambda event: event.task == ahead)
+        await process.control.pause()  # so that it cannot be at its end before it is told
+        await there.back(process)
+        async with process.eventually():
+            while f"POST /api/v1/tasks/{ahead}/begin" not in process.network.seen:
+                await process.tick()
+        await process.control.resume()
+        assert await process.ended() == 0
+        assert process.all(events.TaskEnded) == []
+
+
+async def test_a_task_begun_offline_goes_on_after_a_restart_from_the_same_base(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with away(tmp_path, database_url, OVERLAP) as there:
+        async with there.machine.working(snapshot_seconds=0.01) as process:
+            ahead = await second(process)
+            await there.stop(process)
+            await process.until(events.Training, lambda e: e.task == ahead and e.step >= 30)
+        await there.back()
+        await publish(there.machine.home, 1)
+        async with there.machine.working(max_tasks=1) as process:
+            on = await process.until(events.Training, lambda event: event.task == ahead)
+            assert on.version == 0
+
+
+async def publish(home: House, count: int) -> None:
+    """Others make so many versions."""
+    bob = await home.join("Bob")
+    before = (await home.coordinator.runs.info("tiny")).version
+    for seed in range(count):
+        await bob.work(seed)
+        async with asyncio.timeout(30):
+            while (await home.coordinator.runs.info("tiny")).version <= before + seed:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_base_that_is_too_old_by_then_is_refused_and_said(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with (
+        away(tmp_path, database_url, NARROW) as there,
+        there.machine.working(max_tasks=2) as process,
+    ):
+        ahead = await second(process)
+        process.network.cut = True
+        await process.until(events.Training, lambda event: event.task == ahead)
+        await process.control.pause()
+        await publish(there.machine.home, 3)
+        process.network.heal()
+        await process.control.retry()
+        ended = await process.until(events.TaskEnded, lambda event: event.task == ahead)
+        assert ended.how == "gone"
+        assert "versions" in ended.message
+
+
+@pytest.mark.parametrize("database_url", [""])
+async def test_a_run_in_step_waits_and_says_so(tmp_path: Path, database_url: str) -> None:
+    async with left_alone(tmp_path, database_url, STEP) as (there, process, ahead):
+        idle = await process.until(events.Idle, lambda event: event.reason == "merging")
+        assert "handing in the last result" in idle.message
+        assert not [event for event in process.all(events.Training) if event.task == ahead]
+        await there.back(process)
+        assert await process.ended() == 0
+        assert len(process.all(events.Submitted)) == 2

@@ -1,0 +1,144 @@
+"""check, backup and restore, and what a mistyped place gets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import Settings
+from coordinator.http.app import opened
+from tests.support.command_line import Run, worked
+
+READING = [
+    ("check",),
+    ("run", "list"),
+    ("run", "start", "tiny"),
+    ("dataset", "list"),
+    ("task", "list", "--failed"),
+    ("invite", "create"),
+    ("volunteer", "list"),
+]
+
+
+@pytest.mark.parametrize("words", READING, ids=" ".join)
+def test_a_mistyped_data_directory_is_named_and_not_made(
+    run: Run, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    said = run(*words, "--data-dir", tmp_path / "typo")
+    assert (said.code, said.out) == (78, "")
+    assert f"there is no coordinator in {tmp_path / 'typo'}" in said.err
+    assert "--data-dir" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_saved_from_an_empty_or_mistyped_directory(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("typo", "empty"):
+        said = run("backup", tmp_path / "saved", "--data-dir", tmp_path / name)
+        assert (said.code, said.out) == (78, "")
+        assert f"there is no coordinator in {tmp_path / name}" in said.err
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+def test_a_database_alone_is_enough_to_look_but_not_to_sign(
+    run: Run, tmp_path: Path, database_url: str
+) -> None:
+    place = ("--database", database_url, "--data-dir", tmp_path / "none")
+    for noun in ("run", "volunteer", "invite"):
+        said = run(noun, "list", *place)
+        assert (said.code, said.err) == (0, "")
+    signing = [["invite", "create"], ["check"], ["backup", str(tmp_path / "saved")]]
+    for words in signing:
+        said = run(*words, *place)
+        assert (said.code, said.out) == (78, "")
+        assert "signing.key" in said.err
+        assert "--data-dir" in said.err
+    assert not (tmp_path / "none").exists()
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_database_without_tables_is_named_without_its_password(run: Run, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/typo.db"
+    said = run("run", "list", "--database", url, "--data-dir", tmp_path / "none")
+    assert (said.code, said.out) == (78, "")
+    assert f"there is no coordinator in {url}" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_check_finds_what_is_broken(here: Run, busy: Path, run: Run) -> None:
+    assert "all is well" in here("check").out
+    victim = next(
+        path for path in sorted((busy / "blobs").glob("??/*")) if path.stat().st_size > 5000
+    )
+    victim.chmod(0o600)
+    data = bytearray(victim.read_bytes())
+    data[-1] ^= 1
+    victim.write_bytes(data)
+    said = run("check", "--data-dir", busy)
+    assert said.code == 1
+    assert f"the blob {victim.name} is damaged" in said.out
+    victim.unlink()
+    again = json.loads(run("check", "--data-dir", busy, "--json").out)
+    assert any(victim.name in breach for breach in again["breaches"])
+
+
+def test_a_backup_brings_everything_back(here: Run, busy: Path, run: Run, tmp_path: Path) -> None:
+    saved = json.loads(here("backup", tmp_path / "saved", "--json").out)
+    assert saved["blobs"] > 0
+    assert (tmp_path / "saved").stat().st_mode & 0o777 == 0o700
+    for path in (tmp_path / "saved" / "keys").iterdir():
+        assert path.stat().st_mode & 0o777 == 0o600
+    new = tmp_path / "new"
+    restored = run("restore", tmp_path / "saved", "--data-dir", new)
+    assert restored.code == 0, restored.err
+    assert run("check", "--data-dir", new).code == 0
+    for words in (("run", "show", "tiny"), ("volunteer", "list"), ("dataset", "list")):
+        assert run(*words, "--data-dir", new).out == run(*words, "--data-dir", busy).out
+    asyncio.run(worked(new, "Cleo", "Dan"))  # life goes on: numbering, leases, merges
+    assert "tiny  running  gpt             2" in run("run", "list", "--data-dir", new).out
+    twice = run("restore", tmp_path / "saved", "--data-dir", new)
+    assert twice.code == 1
+    assert "new, empty place" in twice.err
+
+
+@pytest.mark.parametrize("part", ["backup.json", "tables/tasks.jsonl", "keys/signing.key", "blobs"])
+def test_a_damaged_backup_restores_nothing(
+    here: Run, busy: Path, run: Run, tmp_path: Path, part: str
+) -> None:
+    here("backup", tmp_path / "saved")
+    victim = tmp_path / "saved" / part
+    if victim.is_dir():
+        victim = next(path for path in victim.glob("??/*"))
+    victim.chmod(0o600)
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    said = run("restore", tmp_path / "saved", "--data-dir", tmp_path / "new")
+    assert said.code == 78
+    assert not (tmp_path / "new" / "coordinator.sqlite3").exists()
+
+
+def test_a_backup_goes_into_the_other_database(
+    here: Run, busy: Path, run: Run, tmp_path: Path, database_url: str
+) -> None:
+    here("backup", tmp_path / "saved")
+    if database_url.startswith("sqlite"):
+        database_url = f"sqlite:///{tmp_path}/elsewhere.sqlite3"
+    place = ("--data-dir", tmp_path / "new", "--database", database_url)
+    restored = run("restore", tmp_path / "saved", *place)
+    assert restored.code == 0, restored.err
+    assert "all is well" in run("check", *place).out
+    assert run("run", "show", "tiny", *place).out == here("run", "show", "tiny").out
+
+    async def goes_on() -> None:
+        settings = Settings(data_dir=str(tmp_path / "new"), database=database_url)
+        async with opened(settings) as coordinator:
+            made = await coordinator.volunteers.invites.create(["Cleo"])
+            assert made[0].id == 1
+            await coordinator.runs.pause("tiny")
+
+    asyncio.run(goes_on())
+    assert "all is well" in run("check", *place).out

@@ -1,0 +1,199 @@
+"""The organiser's commands, run as words on a command line in this process, on a data directory of their own."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from coordinator.admin.registry import COMMANDS
+from shared.links import parse_link
+from tests.support.command_line import Run, corpus, json_lines, the_next
+from tests.support.local_coordinator import RUN
+from tests.support.server_process import Process
+
+
+def test_a_run_from_text_to_files(here: Run, busy: Path, tmp_path: Path) -> None:
+    datasets = json.loads(here("dataset", "list", "--json").out)
+    assert [(d["name"], d["licence"]) for d in datasets] == [("sums", "CC0-1.0")]
+    assert datasets[0]["heldout"] > 0
+    listed = here("run", "list").out.splitlines()
+    assert listed[0].split()[:4] == ["NAME", "STATE", "WORKLOAD", "VERSION"]
+    assert listed[1].split()[:4] == ["tiny", "running", "gpt", "1"]
+    shown = json.loads(here("run", "show", "tiny", "--json").out)
+    assert [version["contributions"] for version in shown["versions"]] == [0, 2]
+    assert "paused at version 1" in here("run", "pause", "tiny").out
+    assert "running at version 1" in here("run", "resume", "tiny").out
+    assert "running at version 2" in here("run", "rollback", "tiny", "--to", "0").out
+    assert "completed" in here("run", "stop", "tiny").out
+    done = json.loads(
+        here("run", "export", "tiny", "--version", "1", "--to", tmp_path / "out", "--json").out
+    )
+    assert done["version"] == 1
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert "tok_emb.weight" in tensors or any("tok_emb" in name for name in tensors)
+
+
+def test_the_report_of_a_class_opens_in_a_spreadsheet(here: Run, busy: Path) -> None:
+    (busy.parent / "names").write_text("=HYPERLINK()\n")
+    here("invite", "create", "--names", busy.parent / "names")
+    rows = list(csv.DictReader(io.StringIO(here("run", "report", "tiny", "--csv").out)))
+    by_name = {row["nickname"] or row["label"]: row for row in rows}
+    assert set(by_name) == {"Ann", "Bob", "'=HYPERLINK()"}  # never a formula
+    assert by_name["Ann"]["merged"] == "1"
+    assert float(by_name["Ann"]["credits_earned"]) > 0
+    assert "Ann" in here("run", "report", "tiny").out
+
+
+def test_a_draft_has_no_version_yet(here: Run, tmp_path: Path) -> None:
+    here("dataset", "add", "sums", "--text", corpus(tmp_path), "--vocab-size", "300")
+    (tmp_path / "run.toml").write_text(RUN)
+    made = json.loads(here("run", "create", tmp_path / "run.toml", "--json").out)
+    assert made["version"] is None
+    listed = here("run", "list").out.splitlines()[1]
+    assert listed.split()[:4] == ["tiny", "draft", "gpt", "-"]
+    assert json.loads(here("run", "list", "--json").out)[0]["version"] is None
+    shown = here("run", "show", "tiny").out
+    assert "version   none yet" in shown
+    assert json.loads(here("run", "show", "tiny", "--json").out)["run"]["version"] is None
+    here("run", "start", "tiny")
+    assert json.loads(here("run", "show", "tiny", "--json").out)["run"]["version"] == 0
+
+
+def test_a_class_with_one_name_twice_is_refused(run: Run, here: Run, tmp_path: Path) -> None:
+    here("migrate")
+    (tmp_path / "class.csv").write_text("name\nAnn\nBob\nAnn\n")
+    said = run(
+        "invite", "create", "--names", tmp_path / "class.csv", "--data-dir", tmp_path / "data"
+    )
+    assert (said.code, said.out) == (2, "")
+    assert '"Ann" (number 1) and "Ann" (number 3)' in said.err
+
+
+def test_invites_are_links_shown_once(here: Run, tmp_path: Path) -> None:
+    here("migrate")
+    (tmp_path / "class.csv").write_text("mail,Name\nann@x,Ann\nbob@x,Bob Ünal\n,\n")
+    rows = list(
+        csv.DictReader(io.StringIO(here("invite", "create", "--names", tmp_path / "class.csv").out))
+    )
+    assert [row["name"] for row in rows] == ["Ann", "Bob Ünal"]
+    codes = [parse_link(row["link"]).code for row in rows]
+    assert len(set(codes)) == 2
+    assert parse_link(rows[0]["link"]).fingerprint
+    listed = here("invite", "list").out
+    assert "Bob Ünal" in listed
+    assert not any(code in listed for code in codes)
+    assert "withdrawn" in here("invite", "revoke", "1").out
+    single = here("invite", "create", "--count", "3", "--days", "7").out.splitlines()
+    assert len(single) == 3
+
+
+def test_volunteers_can_be_looked_after(here: Run, busy: Path, run: Run) -> None:
+    assert "Ann" in here("volunteer", "list").out
+    assert "accepted" in here("volunteer", "show", "ann").out
+    assert "banned" in here("volunteer", "ban", "Ann").out
+    assert json.loads(here("volunteer", "show", "Ann", "--json").out)["person"]["state"] == "banned"
+    here("volunteer", "unban", "Ann")
+    assert "Anna is renamed" in here("volunteer", "rename", "Ann", "Anna").out
+    assert parse_link(here("volunteer", "reissue", "Anna").out).code
+    assert "forgotten" in here("volunteer", "forget", "Anna").out
+    assert "Anna" not in here("volunteer", "list").out
+    assert here("check").code == 0  # the ledger still balances
+    nobody = run("volunteer", "ban", "Nobody", "--data-dir", busy)
+    assert (nobody.code, nobody.out) == (1, "")
+
+
+def test_a_number_that_no_failed_task_has_is_said(run: Run, busy: Path) -> None:
+    said = run("task", "requeue", "999", "--data-dir", busy)
+    assert (said.code, said.out) == (1, "")
+    assert "has the number 999" in said.err
+    assert run(*the_next(said.err)).code == 0
+
+
+@pytest.mark.parametrize("words", [("run", "export", "tiny", "--to"), ("backup",)], ids=" ".join)
+def test_a_folder_that_cannot_be_made_is_named_with_what_to_do(
+    run: Run, busy: Path, words: tuple[str, ...]
+) -> None:
+    (busy.parent / "file").write_text("")
+    for there in (busy.parent / "file", busy.parent / "file" / "below"):
+        said = run(*words, there, "--data-dir", busy)
+        assert (said.code, said.out) == (2, "")
+        assert f"the folder {there} cannot be made for the " in said.err
+        assert "name one where you may write" in said.err
+
+
+def test_a_command_that_is_named_works_as_printed(run: Run, here: Run) -> None:
+    here("migrate")
+    assert run(*the_next(here("invite", "list").out)).code == 0
+    assert run(*the_next(here("run", "list").out)).code == 0
+
+
+def test_the_example_is_one_command(run: Run, here: Run) -> None:
+    assert "running" in run(*the_next(here("run", "create", "--example").out)).out
+    assert here("task", "list", "--failed").out == "No task has failed for good.\n"
+    assert "0 tasks wait again" in here("task", "requeue", "--all").out
+
+
+def test_a_bad_run_file_names_the_nearest_key(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('name = "x"\nworkload = "gpt"\n[task]\nlocal_setps = 3\n')
+    said = run("run", "create", tmp_path / "run.toml", "--data-dir", tmp_path / "data")
+    assert said.code == 2
+    assert 'did you mean "local_steps"?' in said.err
+
+
+def test_afar_is_as_here(here: Run, busy: Path, run: Run, tmp_path: Path) -> None:
+    here(
+        "invite", "create"
+    )  # a listing of nothing names the command that makes one, from there or from here
+    with Process(busy, "--port", "0") as server:
+        place = ("--server", server.link, "--token-file", server.token_file)
+        same: list[tuple[str, ...]] = [
+            ("run", "list"),
+            ("run", "show", "tiny", "--json"),
+            ("run", "report", "tiny", "--csv"),
+            ("dataset", "list"),
+            ("volunteer", "list"),
+            ("volunteer", "show", "Ann"),
+            ("task", "list", "--failed"),
+            ("invite", "list"),
+            ("check",),
+        ]
+        for words in same:
+            afar, local = run(*words, *place), here(*words)
+            assert (afar.code, afar.out) == (0, local.out), afar.err
+        added = run(
+            "dataset", "add", "far", "--text", tmp_path / "text", "--vocab-size", "300", *place
+        )
+        assert added.code == 0, added.err
+        bad = run("dataset", "add", "bad", "--text", json_lines(tmp_path), *place)
+        assert "left out: notes.jsonl line 5: JSON is malformed" in bad.err
+        assert str(busy) not in bad.err
+        manifests = json.loads(here("dataset", "list", "--json").out)
+        assert manifests[0]["skipped"][0].startswith("notes.jsonl line 5: ")
+        far, sums = sorted(manifests[1:], key=lambda d: d["name"])
+        assert (far["items"], far["size"]) == (sums["items"], sums["size"])
+        fetched = run("run", "export", "tiny", "--version", "1", "--to", tmp_path / "far", *place)
+        assert fetched.code == 0, fetched.err
+        here("run", "export", "tiny", "--version", "1", "--to", tmp_path / "near")
+        assert {p.name for p in (tmp_path / "near").iterdir()} == {
+            p.name for p in (tmp_path / "far").iterdir()
+        }
+        near, far_away = (
+            load_file(tmp_path / place / "model.safetensors") for place in ("near", "far")
+        )
+        assert all((far_away[name] == tensor).all() for name, tensor in near.items())
+        for word in ("backup", "restore"):
+            assert run(word, tmp_path / "b", *place).code == 2
+        (tmp_path / "wrong").write_text("x" * 43)
+        wrong = run("run", "list", "--server", server.link, "--token-file", tmp_path / "wrong")
+        assert (wrong.code, wrong.out) == (78, "")
+
+
+def test_every_command_of_the_registry_is_typed() -> None:
+    for name, command in COMMANDS.items():
+        assert command.name == name
+        assert command.request.__struct_config__.forbid_unknown_fields

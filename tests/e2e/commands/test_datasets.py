@@ -1,0 +1,71 @@
+"""The organiser's commands about data: what is left out is named, and images keep their classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from shared.workloads.data.image_sources import digit_pictures
+from tests.support.command_line import Run, json_lines
+from tests.support.server_process import Process
+
+
+def test_every_line_that_is_left_out_is_named_and_kept_in_the_listing(
+    run: Run, tmp_path: Path
+) -> None:
+    path, place = json_lines(tmp_path), ("--data-dir", tmp_path / "data")
+    said = run("dataset", "add", "notes", "--text", path, "--vocab-size", "300", *place)
+    assert said.code == 0
+    assert f"left out: {path} line 5: JSON is malformed" in said.err
+    assert f"left out: {path} line 41: Object missing required field `text`" in said.err
+    assert "2 left out" in said.out
+    listed = run("dataset", "list", *place).out.splitlines()
+    assert "LEFT OUT" in listed[0]
+    shown = json.loads(run("dataset", "list", "--json", *place).out)[0]
+    assert [sentence.partition(":")[0] for sentence in shown["skipped"]] == [
+        f"{path} line 5",
+        f"{path} line 41",
+    ]
+    again = run("dataset", "add", "notes", "--text", path, "--vocab-size", "300", *place, "--json")
+    assert json.loads(again.out)["skipped"] == shown["skipped"]
+
+
+def test_a_file_without_one_good_line_is_refused_by_name(run: Run, tmp_path: Path) -> None:
+    path, place = tmp_path / "bad.jsonl", ("--data-dir", tmp_path / "data")
+    path.write_text("{broken\n" * 30)
+    said = run("dataset", "add", "notes", "--text", path, json_lines(tmp_path), *place)
+    assert (said.code, said.out) == (2, "")
+    assert f"{path}: none of its 30 lines" in said.err
+    assert run("dataset", "list", *place).out.startswith("No dataset yet")
+
+
+@pytest.mark.parametrize("name", ["a/b", "", "..", ".hidden", "-x", "two words", "a" * 65, "a%2fb"])
+def test_a_dataset_name_that_fits_no_path_is_refused(run: Run, tmp_path: Path, name: str) -> None:
+    place = ("--data-dir", tmp_path / "data")
+    said = run("dataset", "add", "--text", json_lines(tmp_path), *place, "--", name)
+    assert (said.code, said.out) == (2, "")
+    assert "the name of a dataset must be 1 to 64 letters, digits" in said.err
+    assert not (tmp_path / "data").exists()
+
+
+def test_images_keep_their_classes_on_the_way_to_a_server(run: Run, tmp_path: Path) -> None:
+    for number, picture in enumerate(digit_pictures()):
+        if number < 200:
+            folder = tmp_path / "digits" / f"the digit {picture.label}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(picture.pixels).save(folder / f"{number}.png")
+    (tmp_path / "digits" / "the digit 3" / "torn.png").write_bytes(b"no picture")
+    words = ("dataset", "add", "digits", "--images", tmp_path / "digits", "--size", "16", "--json")
+    near = run(*words, "--data-dir", tmp_path / "near")
+    with Process(tmp_path / "data", "--port", "0") as server:
+        far = run(*words, "--server", server.link, "--token-file", server.token_file)
+    here, there = (json.loads(said.out) for said in (near, far))
+    assert there["meta"] == here["meta"]
+    assert (there["meta"]["classes"], there["meta"]["classes_from"]) == (10, "folders")
+    assert [sentence.split(": ", 1)[1] for sentence in here["skipped"]] == [
+        sentence.split(": ", 1)[1] for sentence in there["skipped"]
+    ]
+    assert there["skipped"][0].startswith("torn.png: ")

@@ -1,0 +1,176 @@
+"""Publishing a version on a model hub: the real library against a small server that stands for the hub."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load
+
+from coordinator.runs.model_hub import Hub
+from shared.errors import BadRequest, Configuration
+from tests.support.local_coordinator import house
+from tests.support.server_process import command
+
+TOKEN = "hf_write"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeHub
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        status, reply = self.server.answer(self.path, self.headers["Authorization"] or "", body)
+        data = json.dumps(reply).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        print(format % args)
+
+
+class FakeHub(ThreadingHTTPServer):
+    """Takes commits of small files; big ones would go elsewhere, which is the library's business."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.full = False
+        self.visible: dict[str, str] = {}
+        self.files: dict[str, bytes] = {}
+        self.messages: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def answer(self, path: str, token: str, body: bytes) -> tuple[int, object]:
+        if token != f"Bearer {TOKEN}":
+            return 401, {"error": "Invalid credentials"}
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked['organization']}/{asked['name']}"
+            self.visible[name] = asked["visibility"]
+            return 200, {"url": f"{self.url}/{name}"}
+        if self.full:
+            return 507, {"error": "your storage is full"}
+        if path == "/api/validate-yaml":
+            return 200, {"errors": [], "warnings": []}
+        if path.endswith("/preupload/main"):
+            names = [file["path"] for file in json.loads(body)["files"]]
+            modes = [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]
+            return 200, {"files": modes}
+        if path.endswith("/commit/main"):
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                elif line["key"] == "header":
+                    self.messages.append(line["value"]["summary"])
+            return 200, {
+                "commitUrl": f"{self.url}/ann/tiny/commit/{0:040}",
+                "commitOid": "0" * 40,
+                "success": True,
+            }
+        return 404, {"error": f"nothing at {path}"}
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    server = FakeHub()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A data directory with a started run."""
+    asyncio.run(_started(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+async def _started(data_dir: Path) -> None:
+    async with house(data_dir) as home:
+        await home.start_run()
+
+
+def alone(folder: Path) -> dict[str, str]:
+    """For a process of its own, without the hub's files of this machine: the library reads this when it is imported."""
+    return os.environ | {"HF_HOME": str(folder / "hf"), "HF_HUB_DISABLE_XET": "1"}
+
+
+def test_a_version_becomes_one_commit_of_a_private_repository(hub: FakeHub, run: Path) -> None:
+    words = ("run", "export", "tiny", "--to", "hub:ann/tiny", "--data-dir", str(run))
+    done = command(*words, **alone(run.parent), HF_ENDPOINT=hub.url, HF_TOKEN=TOKEN)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f'Version 0 of "tiny" is in {hub.url}/ann/tiny (')
+    assert hub.visible == {"ann/tiny": "private"}
+    assert hub.messages == ['Version 0 of "tiny"']
+    assert json.loads(hub.files["config.json"])["workload"] == "gpt"
+    assert load(hub.files["model.safetensors"])
+    assert {"README.md", "LICENSE.txt", "tokenizer.json", "metrics.jsonl"} <= set(hub.files)
+    assert TOKEN not in done.stdout + done.stderr
+
+
+REFUSALS = """
+import os, sys
+from pathlib import Path
+from coordinator.hub import Hub
+from shared.errors import VolunteerError
+
+for endpoint, token in zip(sys.argv[2::2], sys.argv[3::2]):
+    os.environ["HF_ENDPOINT"], os.environ["HF_TOKEN"] = endpoint, token
+    try:
+        Hub.of("hub:ann/tiny").publish(Path(sys.argv[1]), "Version 1")
+    except VolunteerError as error:
+        print(error.exit_code, error.message)
+"""
+
+
+def test_what_the_hub_refuses_is_said(hub: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    hub.full = True
+    away = "http://127.0.0.1:1"
+    asked = (hub.url, "hf_read", hub.url, TOKEN, away, TOKEN, hub.url, "")
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSALS, str(tmp_path), *asked],
+        capture_output=True,
+        text=True,
+        env=alone(tmp_path) | {"HF_ENDPOINT": hub.url},
+    )
+    assert done.returncode == 0, done.stderr
+    wrong, full, unreachable, missing = done.stdout.splitlines()
+    assert wrong == "78 the hub does not let this token write to ann/tiny: look at its rights"
+    assert full.startswith("1 the hub refused ann/tiny: ")
+    assert unreachable.startswith(f"75 the hub {away} cannot be reached: ")
+    assert missing.startswith("78 there is no token for the hub: set HF_TOKEN")
+    assert hub.files == {}
+
+
+def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(Configuration, match="the extra `hub`"):
+        Hub.of("hub:ann/tiny")
+
+
+@pytest.mark.parametrize("target", ["hub:", "hub:tiny", "hub:a/b/c", "hub:../x", "hub:a b/c"])
+def test_what_names_no_repository_is_refused(target: str) -> None:
+    with pytest.raises(BadRequest, match="hub:OWNER/NAME"):
+        Hub.of(target)

@@ -1,0 +1,402 @@
+"""Merges in shards: the same heads, shared work, failures and kills that leave the old head or the new one."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import multiprocessing
+import os
+import random
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from sqlalchemy import func, select, update
+
+from coordinator.config import Settings
+from coordinator.database import contributions, runs, versions
+from coordinator.database.tables.contributions import contributions as contributions_table
+from coordinator.database.tables.merges import merge_parts as merge_parts_table
+from coordinator.database.tables.merges import merges as merges_table
+from coordinator.database.tables.merges import state_parts as state_parts_table
+from coordinator.http.app import opened
+from coordinator.merging.verify import Remerge
+from coordinator.runs.definition import definition
+from shared.clock import VirtualClock
+from tests.support.failpoints import Fault, Faults, fail, faults, install, kill
+from tests.support.local_coordinator import RUN, House, Worker, house
+from tests.support.server_process import command
+
+PRESET = 'preset = "fedavg"\nquorum = 2'
+SHARDED = RUN.replace(
+    PRESET,
+    'preset = "diloco"\nquorum = 3\nphases = []\naggregate = "centred-clip"\nmax_staleness = 1000\n'
+    "shards = 3",
+)
+WHOLE = SHARDED.replace("shards = 3", "shards = 1")
+
+
+async def joined(home: House) -> list[Worker]:
+    return [await home.join(name) for name in ("Ann", "Bob", "Cleo")]
+
+
+async def round_of(crew: list[Worker], version: int) -> None:
+    """Everybody hands in the update of a round."""
+    for index, worker in enumerate(crew):
+        assert (await worker.work(10 * version + index)).state == "accepted"
+
+
+async def heads(home: House) -> list[str]:
+    """Master hashes of all versions."""
+    pairs = await home.coordinator.db.read(lambda conn: versions.listing(conn, 1, -1, 10 * STEPS))
+    return [row.master_sha256 for row, _ in pairs]
+
+
+async def stored(home: House) -> set[str]:
+    return {entry.sha256 async for entry in home.coordinator.blobs.entries()}
+
+
+async def counted(home: House, table: Any) -> int:
+    query = select(func.count()).select_from(table)
+    return int(await home.coordinator.db.read(lambda conn: conn.execute(query).scalar_one()))
+
+
+async def sound(home: House) -> bool:
+    """Nothing is left of merges that have ended, and every invariant holds."""
+    left = [path.name for path in home.coordinator.blobs.scratch().iterdir() if path.is_file()]
+    assert left == []
+    assert await counted(home, merge_parts_table) == 0
+    return (await home.coordinator.checks.run()).breaches == ()
+
+
+async def remade(home: House, shards: int) -> tuple[int, int | None]:
+    """How many merges were made once more from the log, and the first that came out otherwise."""
+    coordinator = home.coordinator
+    again = Remerge(coordinator.db, coordinator.blobs, coordinator.threads)
+    found = await again.run("tiny", shards=shards)
+    return found.merges, found.wrong
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+async def test_a_run_in_shards_has_the_heads_of_a_whole_one_and_its_log_makes_them_again(
+    tmp_path: Path, database_url: str, threads: int
+) -> None:
+    async with house(tmp_path / "whole") as home:
+        await home.start_run(WHOLE)
+        crew = await joined(home)
+        for version in range(1, 4):
+            await round_of(crew, version)
+            assert await home.coordinator.merger.merge_if_due(1)
+        wanted = await heads(home)
+        assert [await remade(home, shards) for shards in (0, 4)] == [(3, None), (3, None)]
+    async with house(tmp_path / "sharded", database=database_url, merge_threads=threads) as home:
+        await home.start_run(SHARDED)
+        crew = await joined(home)
+        for version in range(1, 4):
+            await round_of(crew, version)
+            before = await stored(home)
+            assert await home.coordinator.merger.merge_if_due(1)
+            # the weights, the list of the state's files, and those: nothing that was only on its way
+            assert len(await stored(home) - before) == 1 + 1 + 3
+        assert await heads(home) == wanted
+        assert [await remade(home, shards) for shards in (0, 2, 5)] == [(3, None)] * 3
+        assert await sound(home)
+
+
+async def test_a_rollback_goes_on_from_the_state_in_shards_and_so_does_another_number_of_them(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as home:
+        name = await home.start_run(SHARDED)
+        crew = await joined(home)
+        for version in range(1, 4):
+            if version == 3:
+                await home.coordinator.runs.rollback(name, 1)  # version 3 is version 1
+                await resharded(home, 5)
+            await round_of(crew, version)
+            assert await home.coordinator.merger.merge_if_due(1)
+        made = await heads(home)
+        assert (len(made), made[3]) == (5, made[1])
+        assert await remade(home, 0) == (3, None)
+        assert await counted(home, state_parts_table) == 3 + 3 + 5
+        assert await sound(home)
+
+
+async def resharded(home: House, shards: int) -> None:
+    """The run restored with another number of shards."""
+
+    def change(conn: Any) -> None:
+        run = runs.by_id(conn, 1)
+        file = definition(run).file
+        new = msgspec.structs.replace(file, plan=file.plan | {"shards": shards})
+        runs.set_values(conn, 1, file=msgspec.json.encode(new).decode())
+
+    await home.coordinator.db.write(change)
+
+
+async def test_a_log_with_other_bytes_is_found_out(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        await home.start_run(SHARDED)
+        crew = await joined(home)
+        for version in range(1, 3):
+            await round_of(crew, version)
+            assert await home.coordinator.merger.merge_if_due(1)
+        c = contributions_table.c
+        lighter = update(contributions_table).where(c.version == 2, c.id == 4).values(weight=0.5)
+        await home.coordinator.db.write(lambda conn: conn.execute(lighter))
+        assert await remade(home, 0) == (2, 2)
+
+
+async def test_an_organiser_replays_a_run(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        await home.start_run(SHARDED)
+        await round_of(await joined(home), 1)
+        assert await home.coordinator.merger.merge_if_due(1)
+    said = await asyncio.to_thread(
+        command, "run", "replay", "tiny", "--shards", "2", "--data-dir", str(tmp_path)
+    )
+    assert said.returncode == 0, said.stderr
+    assert said.stdout == 'Versions 1 to 1 of "tiny", merged again, are the same to the last bit.\n'
+
+
+# --- failures ---
+
+
+async def test_a_culprit_is_set_aside_after_two_failures_and_leaves_no_trace(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as home:
+        await home.start_run(SHARDED)
+        crew = await joined(home)
+        await round_of(crew, 1)
+        poisoned = bytearray(await crew[0].update("tiny", 99))
+        poisoned[-4:] = np.float32(np.nan).tobytes()
+        sha256 = await home.coordinator.blobs.put_bytes(bytes(poisoned))
+        c = contributions_table.c
+        planting = update(contributions_table).where(c.id == 2).values(sha256=sha256)
+        await home.coordinator.db.write(lambda conn: conn.execute(planting))
+        before = await stored(home)
+        merger = home.coordinator.merger
+        assert [await merger.merge_if_due(1) for _ in range(2)] == [False, False]
+        assert await stored(home) == before
+        states = await home.coordinator.db.read(lambda conn: contributions.counts(conn, 1))
+        assert states == {"accepted": 2, "rejected": 1}
+        assert (await crew[1].work(77)).state == "accepted"
+        assert await merger.merge_if_due(1)
+        assert await sound(home)
+
+
+@pytest.mark.parametrize("times", [1, 2, 7])
+async def test_a_disk_that_fails_is_blamed_on_no_contribution(tmp_path: Path, times: int) -> None:
+    async with house(tmp_path) as home:
+        await home.start_run(SHARDED)
+        await round_of(await joined(home), 1)
+        broken = fail(OSError(errno.EIO, "input/output error")).before("put_file").often(times)
+        tries = 0
+        with faults(broken).installed():
+            while not await home.coordinator.merger.merge_if_due(1):
+                tries += 1
+                assert tries < 10
+        states = await home.coordinator.db.read(lambda conn: contributions.counts(conn, 1))
+        assert states == {"merged": 3}
+        assert await sound(home)
+
+
+async def test_a_run_in_more_shards_than_its_model_has_pieces_is_refused(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        with pytest.raises(Exception, match=r"set shards to \d+ or less"):
+            await home.start_run(SHARDED.replace("shards = 3", "shards = 1000"))
+
+
+# --- several coordinators ---
+
+
+async def test_replicas_share_the_shards_of_one_merge(tmp_path: Path, postgres: Any) -> None:
+    url = await postgres.fresh()
+    async with house(tmp_path, database=url) as home:
+        await home.start_run(SHARDED.replace("shards = 3", "shards = 9"))
+        await round_of(await joined(home), 1)
+        async with opened(home.coordinator.settings, home.clock) as other:
+            merging = asyncio.ensure_future(home.coordinator.merger.merge_if_due(1))
+            helped = 0
+            while not merging.done():
+                helped += await other.merger.help()
+                await asyncio.sleep(0)
+            assert await merging
+        assert helped > 0
+        assert await remade(home, 0) == (1, None)
+        assert await sound(home)
+    await postgres.recycle(url)
+
+
+# --- kills ---
+
+# Six parts, surveys and merges of three shards; each process goes on where the one before was killed.
+POINTS = [
+    kill().amid("write _lease"),
+    kill().after("write _lease"),
+    kill().after("write take_part"),
+    kill().before("put_file"),
+    kill().amid("write finish_part"),
+    kill().on_the(2).after("write finish_part"),
+    kill().on_the(3).after("put_file"),  # the state of the first shard, when its weights are there
+    kill().on_the(2).after("write finish_part"),
+    kill().after("write finish_part"),
+    kill().before("put_file"),
+    kill().before("put_bytes"),
+    kill().before("write _commit"),
+    kill().amid("write _commit"),
+    kill().after("write _commit"),
+]
+
+
+def merge_until_killed(settings: dict[str, Any], point: str, now: float) -> None:
+    """In a process of its own: merge what is due, with one fault."""
+
+    async def merge() -> None:
+        async with opened(Settings(**settings), VirtualClock(now)) as coordinator:
+            await coordinator.merger.merge_if_due(1)
+
+    install(Faults((Fault.read(point),)), setattr)
+    asyncio.run(merge())
+
+
+@pytest.fixture(scope="module")
+def processes() -> Any:
+    """Processes that are born with everything imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["coordinator.http.app", "alembic.command", "asyncpg", "tests.support.failpoints", __name__]
+    )
+    return context
+
+
+async def test_a_kill_in_the_middle_leaves_the_old_head_or_the_new_one(
+    tmp_path: Path, database_url: str, processes: Any
+) -> None:
+    async with house(tmp_path, database=database_url, merge_threads=1) as home:
+        await home.start_run(SHARDED)
+        crew = await joined(home)
+        settings = msgspec.to_builtins(home.coordinator.settings)
+        later = home.clock.now()
+        for point in POINTS:
+            head = (await heads(home))[-1]
+            if not await waiting(home):
+                await round_of(crew, len(await heads(home)))
+            later += 60.0  # the lease of the last one is over
+            child = processes.Process(target=merge_until_killed, args=(settings, str(point), later))
+            child.start()
+            await asyncio.to_thread(child.join, 60)
+            assert child.exitcode == -signal.SIGKILL, f"{point}: {child.exitcode}"
+            now = await heads(home)
+            merged = now[-1] != head
+            assert merged == (str(point) == str(POINTS[-1])), point
+            assert (await home.coordinator.checks.run()).breaches == (), point
+        await home.clock.advance(later + 60.0 - home.clock.now())
+        await round_of(crew, len(await heads(home)))
+        assert await home.coordinator.merger.merge_if_due(1)
+        assert await remade(home, 0) == (2, None)
+        assert await counted(home, merge_parts_table) == 0
+        assert (await home.coordinator.checks.run()).breaches == ()
+
+
+async def waiting(home: House) -> int:
+    return len(await home.coordinator.db.read(lambda conn: contributions.mergeable(conn, 1)))
+
+
+STEPS = int(os.environ.get("CHAOS_KILLS", "24"))
+CHAOS = RUN.replace(
+    PRESET, 'preset = "diloco"\nphases = []\nmax_staleness = 10000\nshards = 2\noverlap = true'
+) + ("[evaluation]\nevery = 0\n")
+LEASE_S = 0.3
+BACKLOG = 6
+
+
+def merge_for_ever(settings: dict[str, Any]) -> None:
+    """In a process of its own: a coordinator that does nothing but merge."""
+
+    async def merge() -> None:
+        async with opened(Settings(**settings)) as coordinator:
+            await coordinator.merger.run(asyncio.Event())
+
+    asyncio.run(merge())
+
+
+class Replicas:
+    """Two coordinators that are paused for longer than their leases last, or killed and replaced."""
+
+    def __init__(self, processes: Any, settings: dict[str, Any]) -> None:
+        self._moments = random.Random(4)
+        self._processes = processes
+        self._settings = settings
+        self._living = [self._make() for _ in range(2)]
+        for one in self._living:
+            one.start()
+
+    def _make(self) -> Any:
+        return self._processes.Process(target=merge_for_ever, args=(self._settings,), daemon=True)
+
+    async def suffer(self) -> None:
+        while True:
+            await asyncio.sleep(self._moments.uniform(0.0, 1.0))
+            index = self._moments.randrange(2)
+            victim = self._living[index]
+            assert victim.exitcode is None, f"a coordinator ended: {victim.exitcode}"
+            if self._moments.random() < 0.6:
+                os.kill(victim.pid, signal.SIGSTOP)
+                await asyncio.sleep(2 * LEASE_S)
+                os.kill(victim.pid, signal.SIGCONT)
+                continue
+            victim.kill()
+            self._living[index] = self._make()
+            self._living[index].start()
+
+    def end(self) -> None:
+        for one in self._living:
+            one.kill()
+            one.join(30)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(120 + 5 * STEPS)
+async def test_two_coordinators_with_pauses_and_kills_never_merge_a_step_twice(
+    tmp_path: Path, postgres: Any, processes: Any
+) -> None:
+    url = await postgres.fresh()
+    async with house(tmp_path, database=url, merge_threads=1, merge_lease_s=LEASE_S) as home:
+        await home.start_run(CHAOS)
+        crew, seeds = await joined(home), itertools.count()
+        replicas = Replicas(processes, msgspec.to_builtins(home.coordinator.settings))
+        suffering = asyncio.create_task(replicas.suffer())
+        try:
+            async with asyncio.timeout(60 + 5 * STEPS):
+                while (await home.coordinator.runs.info("tiny")).version < STEPS:
+                    assert not suffering.done(), suffering.exception()
+                    if await waiting(home) < BACKLOG:
+                        seed = next(seeds)
+                        assert (await crew[seed % 3].work(seed)).state == "accepted"
+                    else:
+                        await asyncio.sleep(0.01)
+        finally:
+            suffering.cancel()
+            replicas.end()
+        await merged_once(home)
+    await postgres.recycle(url)
+
+
+async def merged_once(home: House) -> None:
+    """Every step was committed by exactly one merge, of contributions of its own, and can be made again."""
+    assert (await home.coordinator.checks.run()).breaches == ()
+    assert await home.coordinator.check_ledger() == []
+    rows = await home.coordinator.db.read(
+        lambda conn: list(conn.execute(merges_table.select()).mappings())
+    )
+    committed = Counter(row["base"] for row in rows if row["state"] == "committed")
+    made = len(await heads(home)) - 1
+    assert committed == Counter(range(made))
+    assert await remade(home, 0) == (made, None)

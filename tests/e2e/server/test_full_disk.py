@@ -1,0 +1,51 @@
+"""What a full disk does to the organiser's commands: a sentence, exit code 75, and nothing half done."""
+
+from __future__ import annotations
+
+import resource
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from coordinator.database.engine.sqlite import translate
+from shared.errors import StorageFull
+from tests.support.local_coordinator import house
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The system refuses to let any file of this process grow beyond `size` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("made", [False, True])
+async def test_an_export_that_finds_no_room_leaves_nothing(tmp_path: Path, made: bool) -> None:
+    to = tmp_path / "model"
+    if made:
+        to.mkdir()
+    async with house(tmp_path / "data") as home:
+        await home.start_run()
+        with files_of_at_most(1024), pytest.raises(StorageFull) as full:
+            await home.coordinator.export.export("tiny", to)
+        assert str(to) in full.value.message
+        assert full.value.exit_code == 75
+        assert not to.exists() or list(to.iterdir()) == []
+        exported = await home.coordinator.export.export("tiny", to)  # space has returned
+        assert "model.safetensors" in exported.files
+
+
+@pytest.mark.parametrize("name", ["SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"])
+def test_a_database_without_room_says_so(name: str) -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorname = name
+    told = translate(error)
+    assert isinstance(told, StorageFull)
+    assert "no space" in told.message

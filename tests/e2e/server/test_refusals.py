@@ -1,0 +1,193 @@
+"""What is refused over HTTP, and what ends early: each with a sentence of the same form."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shared.protocol.heartbeat import LedgerRow
+from shared.protocol.limits import API
+from shared.protocol.work import Verdict
+from tests.support.local_coordinator import House, decode, house, refused
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> AsyncIterator[House]:
+    async with house(tmp_path) as made:
+        yield made
+
+
+async def test_nobody_sees_what_is_not_theirs(home: House) -> None:
+    await home.start_run()
+    ann, eve = await home.join("Ann"), await home.join("Eve")
+    lease = await ann.claim()
+    begun = await ann.begin(lease)
+    data = await ann.update("tiny")
+    info = await ann.upload(lease, data)
+    submission = ann.submission(lease, begun, data)
+    for path, body in {
+        f"/tasks/{lease.task}/begin": {"attempt": lease.attempt},
+        f"/tasks/{lease.task}/release": {"attempt": lease.attempt},
+        f"/tasks/{lease.task}/submit": submission,
+    }.items():
+        refused(await eve.post(path, body), 404)
+    refused(await eve.announce(lease, data), 404)
+    refused(await eve.get(f"/uploads/{info.upload_id}"), 404)
+    refused(await eve.put(info.upload_id, 0, data), 404)
+    verdict = decode(await ann.post(f"/tasks/{lease.task}/submit", submission), Verdict)
+    refused(await eve.get(f"/contributions/{verdict.contribution}"), 404)
+    assert decode(await eve.get("/contributions"), tuple[Verdict, ...]) == ()
+    assert decode(await eve.get("/me/ledger"), tuple[LedgerRow, ...]) == ()
+
+
+async def test_every_route_wants_the_right_token(home: House) -> None:
+    from coordinator.http.routes.table import ENDPOINTS
+
+    ann = await home.join("Ann")
+    stranger = home.client()
+    wrong = home.client(f"{ann.worker_id}.{'x' * 43}")
+    admin = home.admin
+    for endpoint in ENDPOINTS:
+        path = endpoint.path.replace("{", "").replace("}", "")
+        if endpoint.auth == "none":
+            continue
+        for client in (stranger, wrong, ann.http if endpoint.auth == "admin" else admin):
+            reply = await client.request(endpoint.method, path, content=b"{}")
+            assert refused(reply, 401).code == "unauthorized", endpoint.path
+            assert reply.headers["www-authenticate"] == "Bearer"
+
+
+async def test_the_organisers_files_stay_in_their_boxes(home: House) -> None:
+    admin, box = home.admin, "ab" * 16
+    path = f"{API}/admin/files/{box}"
+    assert (await admin.put(f"{path}/000-a.txt", content=b"x" * 3_000_000)).json() == {
+        "size": 3_000_000
+    }
+    assert (await admin.get(f"{path}/000-a.txt")).content == b"x" * 3_000_000
+    for name in ("..%2f..%2fetc", ".hidden", "a" * 201, "%00", "a b"):
+        reply = await admin.put(f"{path}/{name}", content=b"x")
+        assert reply.status_code in (400, 404), name
+    refused(await admin.put(f"{API}/admin/files/short/a.txt", content=b"x"), 400)
+    refused(await admin.get(f"{path}/absent.txt"), 404)
+    refused(await admin.post(f"{API}/admin/backup", content=b'{"to": "/tmp/x"}'), 404)
+    refused(await admin.post(f"{API}/admin/run.list", content=b'{"typo": 1}'), 400)
+    await home.clock.advance(3 * 86_400)
+    home.coordinator.depot.expire(home.clock.now() + 10**10)
+    refused(await admin.get(f"{path}/000-a.txt"), 404)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff\xfe",
+        b"{",
+        b"[" * 100_000,
+        b'{"x":' * 100_000,
+        b'{"x":' + b"9" * 5000 + b"}",
+        b'{"news_since":' + b"9" * 5000 + b"}",
+        b'{"rates":{"a":NaN}}',
+        b'{"x":"' + b"y" * (2 << 20) + b'"}',
+    ],
+    ids=["empty", "utf8", "cut", "deep", "deep-object", "long-unknown", "long", "nan", "large"],
+)
+async def test_hostile_bodies_get_a_sentence(home: House, body: bytes) -> None:
+    from coordinator.http.routes.table import ENDPOINTS
+
+    ann = await home.join("Ann")
+    for endpoint in ENDPOINTS:
+        if endpoint.request is None or endpoint.auth == "admin":
+            continue
+        path = endpoint.path.replace("{task}", "1")
+        reply = await ann.http.request(endpoint.method, path, content=body)
+        assert 400 <= reply.status_code < 500, (endpoint.path, reply.text)
+        refused(reply, reply.status_code)
+
+
+async def test_numbers_in_paths_are_only_numbers(home: House) -> None:
+    ann = await home.join("Ann")
+    for number in ("x", "-1", "1.5", "9" * 30, "9" * 5000, "%00", "1e3", "٣"):
+        refused(await ann.get(f"/contributions/{number}"), 404)
+        refused(await ann.post(f"/tasks/{number}/begin", {"attempt": 1}), 404)
+    refused(await ann.get("/contributions/999999999999999999"), 404)
+    refused(await ann.get("/contributions?cursor=x"), 400)
+
+
+async def test_unknown_paths_and_methods_get_the_same_form(home: House) -> None:
+    client = home.client()
+    refused(await client.get("/nothing"), 404)
+    refused(await client.get("/api/v1/server/"), 404)
+    refused(await client.delete("/api/v1/server"), 400)
+
+
+async def test_a_waiting_claim_ends_when_the_server_stops(home: House) -> None:
+    ann = await home.join("Ann")
+    waiting = asyncio.create_task(ann.post("/claims", {"claim_id": "c" * 32, "wait_s": 50}))
+    for _ in range(50):
+        await asyncio.sleep(0.001)
+    assert not waiting.done()
+    home.coordinator.stopping.set()
+    reply = await waiting
+    assert refused(reply, 503).retry_after_s
+    assert reply.headers["retry-after"] == "3"
+
+
+@pytest.mark.parametrize(("command", "status"), [("ban", 403), ("reissue", 401), ("forget", 401)])
+async def test_a_waiting_claim_ends_when_its_volunteer_is_shut_out(
+    home: House, command: str, status: int
+) -> None:
+    ann = await home.join("Ann")
+    body = {"claim_id": "c" * 32, "wait_s": 60}
+    waiting = asyncio.ensure_future(ann.post("/claims", body))
+    while home.clock.next_at is None:  # it waits
+        await asyncio.sleep(0)
+    done = await home.admin.post(f"{API}/admin/volunteer.{command}", content=b'{"name": "Ann"}')
+    assert done.status_code == 200
+    refused(await asyncio.wait_for(waiting, 10), status)  # the clock stands still: it was woken
+
+
+async def test_too_many_requests_are_told_when_to_come_back(tmp_path: Path) -> None:
+    async with house(tmp_path, rate_worker="5/minute", rate_register="2/minute") as home:
+        ann, bob = await home.join("Ann"), await home.join("Bob")
+        eve = await ann.post("/workers/register", ann.registration())
+        assert refused(eve, 429).code == "too_many_requests"
+        for _ in range(5):
+            assert (await ann.get("/workers/me")).status_code == 200
+        reply = await ann.get("/workers/me")
+        refused(reply, 429)
+        assert int(reply.headers["retry-after"]) >= 1
+        assert (await bob.get("/workers/me")).status_code == 200
+
+
+async def test_a_full_disk_is_read_only_until_space_returns(home: House) -> None:
+    await home.start_run()
+    ann = await home.join("Ann")
+    lease = await ann.claim()
+    data = await ann.update("tiny")
+    space = home.coordinator.space
+    space._floor_bytes = 1 << 62
+    space.look()
+    assert refused(await ann.announce(lease, data), 507).code == "storage_full"
+    idle = (await ann.post("/claims", {"claim_id": "d" * 32})).json()["idle"]
+    assert idle["reason"] == "read_only"
+    assert (await ann.post("/workers/heartbeat", {})).status_code == 200
+    assert (await home.client().get("/health")).json()["read_only"]
+    space._floor_bytes = 0
+    space.look()
+    assert (await ann.upload(lease, data)).complete
+
+
+async def test_an_unforeseen_error_tells_nothing_but_its_number(
+    home: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fails() -> None:
+        raise RuntimeError("the password is swordfish")
+
+    monkeypatch.setattr(type(home.coordinator), "server_info", lambda self: fails())
+    reply = await home.client().get(f"{API}/server")
+    body = refused(reply, 500)
+    assert "swordfish" not in reply.text
+    assert body.request_id == reply.headers["x-request-id"]

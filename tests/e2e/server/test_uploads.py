@@ -1,0 +1,170 @@
+"""Bytes on their way to the coordinator over HTTP: gone on with, counted, refused, and thrown away in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.http.request import ClientGone
+from shared.protocol.work import Lease, UploadInfo, Verdict
+from shared.tensors import writer
+from tests.support.local_coordinator import House, Worker, decode, house, refused
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> AsyncIterator[House]:
+    async with house(tmp_path) as made:
+        yield made
+
+
+async def announced(home: House) -> tuple[Worker, Lease, bytes, UploadInfo]:
+    """A worker, its lease, the update that it is about to send, and what it was told of the upload."""
+    await home.start_run()
+    ann = await home.join("Ann")
+    lease = await ann.claim()
+    data = await ann.update("tiny")
+    return ann, lease, data, decode(await ann.announce(lease, data), UploadInfo)
+
+
+async def test_an_upload_goes_on_where_it_broke_off(home: House) -> None:
+    ann, _, data, info = await announced(home)
+    half = decode(await ann.put(info.upload_id, 0, data[:1000]), UploadInfo)
+    assert (half.offset, half.complete) == (1000, False)
+    assert refused(await ann.put(info.upload_id, 0, data), 409).code == "offset_mismatch"
+    assert refused(await ann.put(info.upload_id, 1001, data[1001:]), 409).code == "offset_mismatch"
+    home.coordinator.uploads._hashes.clear()  # as after a restart
+    assert decode(await ann.get(f"/uploads/{info.upload_id}"), UploadInfo).offset == 1000
+    done = decode(await ann.put(info.upload_id, 1000, data[1000:]), UploadInfo)
+    assert done.complete
+
+
+async def test_a_broken_connection_keeps_what_came(home: House) -> None:
+    ann, _, data, info = await announced(home)
+
+    async def breaks() -> AsyncIterator[bytes]:
+        yield data[:700]
+        raise ClientGone
+
+    principal = await home.coordinator.volunteers.authenticate(ann.worker_id, ann.secret)
+    with pytest.raises(ClientGone):
+        await home.coordinator.uploads.write(principal, info.upload_id, 0, breaks())
+    assert decode(await ann.get(f"/uploads/{info.upload_id}"), UploadInfo).offset == 700
+
+
+async def test_an_upload_that_the_disk_lost_a_part_of_begins_again(
+    home: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann, _, data, info = await announced(home)
+    real, failures = os.fsync, [OSError(errno.ENOSPC, "full")]
+
+    def failing(descriptor: int) -> None:
+        if failures:  # the kernel tells of it once
+            raise failures.pop()
+        real(descriptor)
+
+    monkeypatch.setattr(writer, "SYNC_BYTES", 1)
+    monkeypatch.setattr(os, "fsync", failing)
+    refused(await ann.put(info.upload_id, 0, data[:-1]), 507)
+    assert decode(await ann.get(f"/uploads/{info.upload_id}"), UploadInfo).offset == 0
+    assert decode(await ann.put(info.upload_id, 0, data), UploadInfo).complete
+
+
+async def test_a_newer_request_ends_an_older_one(home: House) -> None:
+    ann, _, data, info = await announced(home)
+    sent, forever = asyncio.Event(), asyncio.Event()
+
+    async def hangs() -> AsyncIterator[bytes]:
+        yield data[:500]
+        sent.set()
+        await forever.wait()
+
+    old = asyncio.create_task(ann.put(info.upload_id, 0, hangs()))
+    await sent.wait()
+    refused(
+        await ann.put(info.upload_id, 0, data), 409
+    )  # ends the old one, whose 500 bytes are kept
+    refused(await old, 409)
+    done = decode(await ann.put(info.upload_id, 500, data[500:]), UploadInfo)
+    assert done.complete
+
+
+async def test_uploads_are_counted_against_their_grant(home: House) -> None:
+    await home.start_run()
+    ann = await home.join("Ann")
+    lease = await ann.claim()
+    data = await ann.update("tiny")
+    refused(await ann.announce(lease, data, size=1 << 40), 413)
+    refused(await ann.announce(lease, data, size=lease.grant.bytes_max + (1 << 20)), 413)
+    refused(await ann.announce(lease, data, size=0), 413)
+    refused(await ann.announce(lease, data, sha256="x"), 400)
+    refused(await ann.announce(lease, data, part=10**6), 400)
+    info = decode(await ann.announce(lease, data), UploadInfo)
+    longer = await ann.put(info.upload_id, 0, data + b"more")
+    refused(longer, 413)
+    assert longer.headers["connection"] == "close"
+    assert decode(await ann.get(f"/uploads/{info.upload_id}"), UploadInfo).offset < len(data)
+
+
+async def test_other_bytes_than_announced_are_refused_and_gone(home: House) -> None:
+    ann, lease, data, info = await announced(home)
+    assert (
+        refused(await ann.put(info.upload_id, 0, os.urandom(len(data))), 422).code
+        == "invalid_frame"
+    )
+    refused(await ann.get(f"/uploads/{info.upload_id}"), 404)
+    fresh = await ann.upload(lease, data)
+    assert fresh.complete
+
+
+async def test_what_has_arrived_and_is_not_handed_in_yet_is_no_orphan(home: House) -> None:
+    await home.start_run()
+    ann, whole = await home.join("Ann"), home.coordinator
+    lease = await ann.claim()
+    begun, data = await ann.begin(lease), await ann.update("tiny")
+    await ann.upload(lease, data)
+    blob = await whole.blobs.local(hashlib.sha256(data).hexdigest())
+    os.utime(blob, (home.clock.now() - 7200, home.clock.now() - 7200))
+    await whole.upkeep.sweep()  # as the server does while the volunteer is cut off for an hour
+    said = ann.submission(lease, begun, data)
+    verdict = decode(await ann.post(f"/tasks/{lease.task}/submit", said), Verdict)
+    assert verdict.state == "accepted"
+    assert (await whole.checks.run()).breaches == ()
+
+
+async def test_uploads_that_are_never_handed_in_go_in_the_end(home: House) -> None:
+    await home.start_run()
+    ann, whole = await home.join("Ann"), home.coordinator
+    data = await ann.update("tiny")
+    await ann.upload(await ann.claim(), data)
+    blob = await whole.blobs.local(hashlib.sha256(data).hexdigest())
+    os.utime(blob, (home.clock.now(), home.clock.now()))
+    await home.clock.advance(2 * 86_400)
+    assert await whole.uploads.expire() == 1
+    assert await whole.upkeep.sweep() == 1
+    assert not blob.exists()
+
+
+async def test_unfinished_uploads_expire(home: House) -> None:
+    ann, _, data, info = await announced(home)
+    await ann.put(info.upload_id, 0, data[:100])
+    await home.clock.advance(2 * 86_400)
+    assert await home.coordinator.uploads.expire() == 1
+    refused(await ann.get(f"/uploads/{info.upload_id}"), 404)
+    assert list((home.coordinator.blobs.scratch() / "uploads").iterdir()) == []
+
+
+async def test_the_quota_bounds_what_lies_around(tmp_path: Path) -> None:
+    async with house(tmp_path, upload_quota_bytes=20_000) as home:
+        await home.start_run()
+        ann = await home.join("Ann")
+        lease = await ann.claim()
+        data = await ann.update("tiny")
+        reply = await ann.announce(lease, data, size=20_001)
+        refused(reply, 429)
+        assert int(reply.headers["retry-after"]) >= 1

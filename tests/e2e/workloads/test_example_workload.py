@@ -1,0 +1,80 @@
+"""A workload of somebody else's package, through a whole coordinator and a whole volunteer: nothing of ours knows of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.errors import NotFound
+from shared.workloads.base import load
+from shared.workloads.data.png import read_png
+from tests.support.local_coordinator import house
+from tests.support.local_volunteer import Lent
+from tests.support.workloads import example_workload
+from tests.support.workloads.tiny_dcgan import stripes
+from volunteer.control import events
+
+RUN = """
+name = "again"
+workload = "sketch"
+dataset = "stripes"
+[model]
+code = 4
+[task]
+local_steps = 10
+batch_size = 16
+[train]
+lr = 1e-2
+[plan]
+preset = "fedavg"
+quorum = 1
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Iterator[None]:
+    before = list(sys.path)
+    sys.path.insert(0, str(example_workload.install(tmp_path / "package")))
+    yield
+    sys.path[:] = before
+
+
+@pytest.mark.usefixtures("installed")
+async def test_it_is_trained_measured_and_shown(tmp_path: Path) -> None:
+    async with house(tmp_path / "coordinator") as home:
+        await home.coordinator.datasets.add(stripes)
+        await home.coordinator.runs.create(RUN)
+        await home.coordinator.runs.start("again")
+        machine = Lent(tmp_path / "machine", home)
+        allowed: dict[str, Any] = {"workloads": ("gpt", "sketch")}
+        await machine.engine(**allowed).control.join(machine.link, "Ann")
+        async with home.coordinator.working():
+            async with machine.working(max_tasks=6, **allowed) as process:
+                assert await process.ended(60) == 0
+                assert len(process.all(events.Trained)) == 6
+            while await home.coordinator.evaluation.evaluate_next():
+                pass
+        rows = [row for row in await home.coordinator.runs.versions("again") if row.loss]
+        assert rows[-1].version >= 3
+        assert (rows[-1].loss or 1) < 0.8 * (rows[0].loss or 0)
+        picture = rows[-1].picture
+        assert picture is not None
+        pixels = read_png((await home.coordinator.blobs.local(picture.sha256)).read_bytes())
+        assert pixels.ndim == 2
+        info = await home.coordinator.runs.info("again")
+        assert (info.items, info.measure) == ("images", "squared error")
+        assert (await home.coordinator.checks.run()).breaches == ()
+        assert await home.coordinator.check_ledger() == []
+
+
+async def test_who_has_not_installed_it_is_told_its_name(tmp_path: Path) -> None:
+    async with house(tmp_path / "coordinator") as home:
+        await home.coordinator.datasets.add(stripes)
+        with pytest.raises(NotFound, match='"sketch" is not installed here; installed: dcgan, go'):
+            await home.coordinator.runs.create(RUN)
+    with pytest.raises(NotFound, match='"sketch" is not enabled on this machine'):
+        load("sketch", ("gpt",))

@@ -1,0 +1,290 @@
+"""Self-play through a whole coordinator: games, learners and matches from one queue, and what is done about fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from sqlalchemy import Connection, select
+
+from coordinator.database import games, runs
+from coordinator.database.tables.tasks import tasks
+from coordinator.demo.report import strength
+from shared.protocol.work import Verdict, VersionInfo
+from shared.workloads.gomoku.records import GameRecord
+from shared.workloads.gomoku.workload import GomokuWorkload
+from tests.support.failpoints import fail, faults
+from tests.support.local_coordinator import House, decode, house
+from tests.support.scripted_worker import Player
+from tests.support.selfplay_run import RUN, history, lent, player
+
+WORKLOAD = GomokuWorkload()
+Change = Callable[[list[GameRecord]], list[GameRecord]]
+
+
+async def sound(home: House) -> bool:
+    report = await home.coordinator.checks.run()
+    assert report.breaches == ()
+    return await home.coordinator.check_ledger() == []
+
+
+async def kinds_done(home: House) -> set[str]:
+    def read(conn: Connection) -> set[str]:
+        done = select(tasks.c.kind).where(tasks.c.state == "done").distinct()
+        return set(conn.execute(done).scalars())
+
+    return await home.coordinator.db.read(read)
+
+
+def rated(rows: Sequence[VersionInfo]) -> list[VersionInfo]:
+    """Those that met an older version in a match."""
+    return [row for row in rows if row.version and "elo" in row.metrics]
+
+
+async def test_a_volunteer_plays_learns_and_measures(tmp_path: Path) -> None:
+    async with lent(tmp_path) as machine:
+        home = machine.home
+        async with machine.working() as process, process.eventually(120):
+            while not rated(rows := await history(home)) or rows[0].loss is None:
+                await process.tick()
+        assert await kinds_done(home) == {"selfplay", "learn", "evaluate"}
+        rows = await history(home)
+        assert rows[-1].version >= 1
+        assert rows[0].metrics["elo"] == 0
+        assert {"tactics", "tactics_win", "loss"} <= set(rows[0].metrics)
+        assert rated(rows)[0].metrics["elo_error"] > 0
+        found = await home.coordinator.db.read(lambda conn: games.totals(conn, 1))
+        assert found.sealed >= 4
+        assert found.positions > found.sealed
+        assert await sound(home)
+
+
+# ----------------------------------------------------------------------- one request after another
+
+
+@pytest.fixture
+async def home(tmp_path: Path, database_url: str) -> AsyncIterator[House]:
+    async with house(tmp_path, database=database_url) as made:
+        await made.coordinator.runs.create(RUN)
+        await made.coordinator.runs.start("gomoku")
+        yield made
+
+
+async def learn(home: House, who: Player) -> Verdict:
+    """Games until there is something to learn from, then a version of it."""
+    await home.coordinator.replay.tend(1)
+    while (reply := await who.ask("learn")).lease is None:
+        await who.do(await who.claim("selfplay"))
+        await home.coordinator.replay.tend(1)
+    verdict = await who.do(reply.lease)
+    assert await home.coordinator.merger.merge_if_due(1)
+    return verdict
+
+
+async def test_games_become_chunks_and_chunks_a_version(home: House) -> None:
+    ann = await player(home, "Ann")
+    played = await ann.do(await ann.claim("selfplay"))
+    assert (played.state, played.message) == ("accepted", "4 games in order")
+    assert played.credits_micro > 0
+    assert await home.coordinator.replay.tend(1)
+    lease = await ann.claim("learn")
+    assert lease.data is not None
+    assert [chunk.items for chunk in lease.data.chunks] == [4]
+    assert (await ann.do(lease)).state == "accepted"
+    assert await home.coordinator.merger.merge_if_due(1)
+    assert (await home.coordinator.runs.info("gomoku")).version == 1
+    assert await sound(home)
+
+
+FLIPPED = "but the moves end with"
+
+
+def flipped(records: list[GameRecord]) -> list[GameRecord]:
+    return [msgspec.structs.replace(r, outcome=-r.outcome if r.outcome else 1) for r in records]
+
+
+async def test_fake_games_cost_trust_and_the_task_goes_to_somebody_else(home: House) -> None:
+    eve, ann = await player(home, "Eve"), await player(home, "Ann")
+    lease = await eve.claim("selfplay")
+    verdict = await eve.do(lease, flipped)
+    assert (verdict.state, verdict.reason) == ("rejected", "games")
+    assert "4 of 4 games were refused: game 0: its outcome is" in verdict.message
+    assert FLIPPED in verdict.message
+    assert await eve.trust() == pytest.approx(0.9)
+    again = await ann.claim("selfplay")
+    assert (again.task, again.job.seed) == (lease.task, lease.job.seed)
+    assert (await ann.do(again)).state == "accepted"
+    assert await sound(home)
+
+
+async def test_one_odd_game_is_left_out_and_the_others_count(home: House) -> None:
+    ann = await player(home, "Ann")
+    verdict = await ann.do(
+        await ann.claim("selfplay"), lambda records: [*flipped(records[:1]), *records[1:]]
+    )
+    assert verdict.state == "accepted"
+    assert verdict.message.startswith("3 games in order, 1 left out: game 0")
+    found = await home.coordinator.db.read(lambda conn: games.unsealed(conn, 1, 10))
+    assert [row.games for row in found] == [3]
+    assert await sound(home)
+
+
+async def test_a_file_with_games_missing_is_refused(home: House) -> None:
+    eve = await player(home, "Eve")
+    verdict = await eve.do(await eve.claim("selfplay"), lambda records: records[:2])
+    assert (verdict.state, verdict.reason) == ("rejected", "games")
+    assert "the file has 2 games of 4" in verdict.message
+
+
+@pytest.mark.parametrize(("count", "state"), [(4, "superseded"), (2, "rejected")])
+async def test_games_that_wait_for_their_verdict_when_the_run_ends_are_paid_if_they_are_good(
+    home: House, count: int, state: str
+) -> None:
+    eve = await player(home, "Eve")
+    lease = await eve.claim("selfplay")
+    lost = faults(fail(RuntimeError("the process is gone")).after("write _receive"))
+    with lost.installed(), pytest.raises(AssertionError, match="internal"):
+        await eve.do(lease, lambda records: records[:count])
+    await home.coordinator.runs.stop("gomoku")
+    assert await home.coordinator.intake.recheck() == 1
+    told = decode(await eve.worker.get("/contributions"), tuple[Verdict, ...])[0]
+    assert told.state == state
+    assert bool(told.credits_micro) is (state == "superseded")
+    assert await sound(home)
+
+
+async def test_games_are_judged_by_when_they_began(home: House) -> None:
+    slow, ann = await player(home, "Slow"), await player(home, "Ann")
+    lease = await slow.claim("selfplay")
+    begun = await slow.worker.begin(lease)
+    await home.clock.advance(80)
+    await learn(home, ann)
+    for _ in range(4):
+        await home.coordinator.runs.rollback("gomoku", 0)
+    assert (await home.coordinator.runs.info("gomoku")).version == 5
+
+    def late(records: list[GameRecord]) -> list[GameRecord]:
+        return [msgspec.structs.replace(record, began_s=400.0) for record in records]
+
+    other = await slow.claim("selfplay")
+    data = await slow.result(lease, begun)
+    await home.clock.advance(400)
+    verdict = await slow.hand_in(lease, begun, data)
+    assert (verdict.state, verdict.message) == ("accepted", "4 games in order")
+    # The same machine went on with version 0 long after version 5 was out.
+    stale = await slow.worker.begin(other)
+    assert stale.version == 5
+    await home.clock.advance(80)
+    for _ in range(3):
+        await learn(home, ann)
+    await home.clock.advance(500)
+    verdict = await slow.hand_in(other, stale, await slow.result(other, stale, late))
+    assert (verdict.state, verdict.reason) == ("rejected", "stale")
+    assert "began with version 5 when version 8 was out" in verdict.message
+    assert await slow.trust() == 1.0
+
+
+async def test_without_a_learner_no_more_games_are_handed_out(home: House) -> None:
+    ann = await player(home, "Ann")
+    for _ in range(4):
+        await ann.do(await ann.claim("selfplay"))
+        await home.coordinator.replay.tend(1)
+    reply = await ann.ask("selfplay")
+    assert reply.idle is not None
+    assert "a learner has to use them first" in reply.idle.message
+    await learn(home, ann)
+    await home.coordinator.replay.tend(1)
+    assert (await ann.claim("selfplay")).job.start == 16
+
+
+async def test_learners_do_not_get_into_each_others_way(home: House) -> None:
+    def allow_two(conn: Connection) -> None:
+        row = runs.by_id(conn, 1)
+        runs.set_values(conn, 1, file=row.file.replace('"learners":1', '"learners":2'))
+
+    await home.coordinator.db.write(allow_two)
+    ann, bob = await player(home, "Ann"), await player(home, "Bob")
+    for _ in range(4):
+        await ann.do(await ann.claim("selfplay"))
+    await home.coordinator.replay.tend(1)
+    one, two = await ann.claim("learn"), await bob.claim("learn")
+    assert one.data == two.data
+    assert (one.job.stop, one.job.seed) == (two.job.start, one.job.seed)
+    assert two.job.seed != one.job.seed
+    verdicts = await asyncio.gather(ann.do(one), bob.do(two))
+    assert [verdict.state for verdict in verdicts] == ["accepted", "accepted"]
+    while await home.coordinator.merger.merge_if_due(1):
+        pass
+    assert (await home.coordinator.runs.info("gomoku")).version >= 1
+    assert await sound(home)
+
+
+async def test_a_learner_that_dies_costs_nothing(home: House) -> None:
+    ann, bob = await player(home, "Ann"), await player(home, "Bob")
+    await ann.do(await ann.claim("selfplay"))
+    await home.coordinator.replay.tend(1)
+    lost = await ann.claim("learn")
+    await ann.worker.begin(lost)
+    await home.clock.advance(5000)
+    await home.coordinator.queue.expire()
+    again = await bob.claim("learn")
+    assert (again.task, again.data) == (lost.task, lost.data)
+    assert (await bob.do(again)).state == "accepted"
+
+
+async def test_only_a_match_that_was_checked_moves_the_best_version(home: House) -> None:
+    ann, eve = await player(home, "Ann"), await player(home, "Eve")
+    await learn(home, ann)
+    await home.coordinator.replay.tend(1)
+    lease = await eve.claim("evaluate")
+    assert lease.data is not None
+    assert lease.data.meta == {"opponent": 0}
+
+    def won(records: list[GameRecord]) -> list[GameRecord]:
+        ends = {0: 1, 1: -1}
+        return [msgspec.structs.replace(r, outcome=ends[r.game % 2]) for r in records]
+
+    verdict = await eve.do(lease, won)
+    assert (verdict.state, verdict.reason) == ("rejected", "games")
+    assert await home.coordinator.db.read(lambda conn: games.matches_of(conn, 1)) == []
+    again = await ann.claim("evaluate")
+    assert (await ann.do(again)).state == "accepted"
+    await home.coordinator.replay.tend(1)
+    match = (await home.coordinator.db.read(lambda conn: games.matches_of(conn, 1)))[0]
+    assert (match.version, match.against) == (1, 0)
+    assert match.wins + match.draws + match.losses == 4
+    rows = {row.version: row for row in await history(home)}
+    assert {"elo", "elo_error"} <= set(rows[1].metrics)
+    assert rows[0].metrics["elo"] == 0
+    assert (await ann.ask("evaluate")).lease is None  # nobody measures the same version twice
+    assert await sound(home)
+
+
+async def test_a_demo_tells_how_the_last_version_plays(home: House) -> None:
+    ann = await player(home, "Ann")
+    assert await strength(home.coordinator, "gomoku") is None  # nobody to compare it with yet
+    await learn(home, ann)
+    await home.coordinator.replay.tend(1)
+    await ann.do(await ann.claim("evaluate"))
+    found = await strength(home.coordinator, "gomoku")
+    assert found is not None
+    assert (found.version, found.matches) == (1, 1)
+    assert found.wins + found.draws + found.losses == 40
+    assert found.error > 0
+    assert found.game.startswith("1. ")
+    assert "a b c d e" in found.game
+
+
+async def test_files_of_games_live_as_long_as_somebody_may_read_them(home: House) -> None:
+    ann = await player(home, "Ann")
+    await ann.do(await ann.claim("selfplay"))
+    await home.coordinator.replay.tend(1)
+    window = await home.coordinator.db.read(lambda conn: games.window(conn, 1, 64))
+    used = await home.coordinator.db.read(lambda conn: games.blobs_in_use(conn, home.clock.now()))
+    assert used == {window[0].sha256}
+    later = home.clock.now() + games.KEPT_S + 1
+    await home.coordinator.db.write(lambda conn: games.retire(conn, 1, 1, home.clock.now()))
+    assert await home.coordinator.db.read(lambda conn: games.blobs_in_use(conn, later)) == set()

@@ -1,0 +1,254 @@
+"""Processes that are born in milliseconds: a process that has imported everything forks itself on request.
+
+Run as a script this file is that process: one JSON request a line on stdin, one JSON line for each birth and each death on
+stdout. When its stdin ends, so do its children.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).parents[2]
+PDEATHSIG = 1
+BIRTH_S = 120.0  # the first one waits for the imports
+MODULES = [
+    "alembic.command",
+    "alembic.config",
+    "anyio.to_thread",
+    "asyncpg",
+    "coordinator.http.app",
+    "coordinator.cli.main",
+    "coordinator.admin.registry",
+    "coordinator.http.openapi",
+    "coordinator.http.routes.table",
+    "coordinator.http.server",
+    "coordinator.database.migrations.triggers",
+    "cryptography.hazmat.primitives.asymmetric.ed25519",
+    "cryptography.hazmat.primitives.serialization",
+    "httptools",
+    "shared.workloads.gpt.workload",
+    "shared.workloads.gpt.evaluate",
+    "shared.workloads.gpt.train",
+    "shared.workloads.data.text_dataset",
+    "sqlalchemy.dialects.postgresql.asyncpg",
+    "sqlalchemy.dialects.sqlite.pysqlite",
+    "starlette.applications",
+    "starlette.concurrency",
+    "starlette.middleware",
+    "starlette.responses",
+    "starlette.routing",
+    "tests.support.failpoints",
+    "tokenizers",
+    "torch._dynamo",  # which the first optimiser or embedding would import, for seconds
+    "uvicorn.lifespan.on",
+    "uvicorn.protocols.http.httptools_impl",
+    "uvloop",
+    "volunteer.__main__",
+    "volunteer.cli.main",
+    "volunteer.engine",
+    "volunteer.headless",
+    "volunteer.cli.start",
+]
+
+
+@dataclass
+class Child:
+    """A process of the nursery."""
+
+    pid: int
+    log: Path
+    death: Future[int] = field(default_factory=Future)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal, unless it is dead."""
+        if not self.death.done():
+            os.kill(self.pid, number)
+
+    @property
+    def alive(self) -> bool:
+        return not self.death.done()
+
+    async def ended(self, timeout_s: float = 30.0) -> int:
+        """The exit code; minus the number of the signal that killed it."""
+        return await asyncio.wait_for(
+            asyncio.shield(asyncio.wrap_future(self.death)), timeout=timeout_s
+        )
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+class Nursery:
+    """This process's end of the line to the other."""
+
+    def __init__(self) -> None:
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env=environment,
+        )
+        self._births: list[tuple[Path, Future[Child]]] = []
+        self._children: dict[int, Child] = {}
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said = json.loads(line)
+            if "born" in said:
+                log, birth = self._births.pop(0)
+                self._children[said["born"]] = child = Child(said["born"], log)
+                birth.set_result(child)
+            else:
+                self._children.pop(said["died"]).death.set_result(said["code"])
+
+    async def serve(
+        self, settings: Mapping[str, Any], log: Path, faults: Sequence[object] = ()
+    ) -> Child:
+        """`coordinator serve` with these settings."""
+        orders = [str(fault) for fault in faults]
+        return await self._bear({"serve": dict(settings), "log": str(log), "faults": orders})
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        faults: Sequence[object] = (),
+    ) -> Child:
+        """A command line, "coordinator" or "volunteer" first."""
+        orders = [str(fault) for fault in faults]
+        request = {"argv": list(argv), "environment": dict(environment or {})}
+        return await self._bear(request | {"log": str(log), "faults": orders})
+
+    async def _bear(self, request: dict[str, Any]) -> Child:
+        assert self._process.stdin is not None
+        birth: Future[Child] = Future()
+        self._births.append((Path(request["log"]), birth))
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+        return await asyncio.wait_for(asyncio.wrap_future(birth), BIRTH_S)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._listener.join(30)
+        self._process.stdout.close()
+
+
+# --- the other process ---
+
+
+def _become(request: dict[str, Any]) -> NoReturn:
+    """In the new child: do what was asked and end."""
+    from tests.support.failpoints import Fault, Faults, install
+
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    code = 70
+    try:
+        install(Faults(tuple(Fault.read(text) for text in request["faults"])), setattr)
+        code = _serve(request["serve"]) if "serve" in request else _run(request)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _serve(settings: dict[str, Any]) -> int:
+    from coordinator.config import Settings
+    from coordinator.http.server import serve
+
+    return serve(Settings(**settings))
+
+
+def _run(request: dict[str, Any]) -> int:
+    os.environ.update(request["environment"])
+    sys.argv = request["argv"]
+    if sys.argv[0] == "coordinator":
+        from coordinator.cli.main import main
+
+        main()
+    else:
+        from volunteer.__main__ import main as volunteer
+
+        volunteer()
+    return 0
+
+
+def _tell(**news: int) -> None:
+    os.write(1, json.dumps(news).encode() + b"\n")
+
+
+def _prepare() -> None:
+    """Import what children need; nothing here may start a thread."""
+    for name in MODULES:
+        importlib.import_module(name)
+
+
+def _main() -> None:
+    _prepare()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which closes the line
+    children: set[int] = set()
+    waiting = b""
+    while True:
+        ready, _, _ = select.select([0, reader], [], [])
+        if reader in ready:
+            os.read(reader, 4096)
+            while children and (found := os.waitpid(-1, os.WNOHANG))[0]:
+                children.discard(found[0])
+                _tell(died=found[0], code=os.waitstatus_to_exitcode(found[1]))
+        if 0 in ready:
+            came = os.read(0, 1 << 16)
+            if not came:
+                break
+            *lines, waiting = (waiting + came).split(b"\n")
+            for line in lines:
+                pid = os.fork()
+                if not pid:
+                    _become(json.loads(line))
+                children.add(pid)
+                _tell(born=pid)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,108 @@
+"""A queue on a database of its own, in virtual time, for tests of what workers meet there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, select
+
+from coordinator.accounts.accounts import Principal
+from coordinator.database import passes, tasks
+from coordinator.database.engine.open import Database
+from coordinator.database.tables.tasks import tasks as tasks_table
+from coordinator.database.tasks import TaskRow
+from coordinator.scheduling.queue import Queue
+from shared.clock import VirtualClock
+from shared.protocol.base import Reason
+from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat, TaskOrder
+from shared.protocol.limits import RENEW_S
+from shared.protocol.work import Lease
+from tests.support.run_rows import add_run, add_worker, claim, queue_of
+
+T = TypeVar("T")
+
+TASK = {"local_steps": 2, "batch_size": 4, "lease_floor_seconds": 600.0}
+
+
+@dataclass
+class House:
+    """A database with one run of 64 samples, cut into tasks of 8, and a queue."""
+
+    db: Database
+    clock: VirtualClock
+    queue: Queue
+    run: int  # 0 = none
+    a: Principal
+    b: Principal
+
+    async def lease(self, who: Principal, claim_id: str = "", **request: Any) -> Lease:
+        lease = (await claim(self.queue, who, claim_id, **request)).lease
+        assert lease is not None
+        return lease
+
+    async def idle(self, who: Principal, **request: Any) -> Reason:
+        idle = (await claim(self.queue, who, **request)).idle
+        assert idle is not None
+        assert idle.message
+        return idle.reason
+
+    async def write(self, fn: Callable[[Connection], T]) -> T:
+        return await self.db.write(fn)
+
+    async def row(self, task: int) -> TaskRow:
+        return await self.db.read(lambda conn: tasks.holder(conn, task, for_update=False))
+
+    async def finish(self, task: int) -> bool:
+        now = self.clock.now()
+        return await self.db.write(lambda conn: tasks.finish(conn, task, now))
+
+    async def put_back(self, lease: Lease, who: Principal, kind: tasks.FailureKind | None) -> str:
+        spec = await self.db.read(lambda conn: self.queue._claims.spec(conn, self.run))
+        return await self.db.write(
+            lambda conn: tasks.put_back(
+                conn,
+                lease.task,
+                worker_id=who.worker_id,
+                kind=kind,
+                message="the loss was not finite",
+                now=self.clock.now(),
+                settings=spec.file.task,
+            )
+        )
+
+    async def beat(self, who: Principal, lease: Lease, **values: Any) -> TaskOrder:
+        beat = TaskBeat(task=lease.task, attempt=lease.attempt, **values)
+        [order] = await self.queue.beat(who, HeartbeatRequest(tasks=(beat,)))
+        return order
+
+    async def keep_alive(self, who: Principal, lease: Lease, seconds: float, **values: Any) -> None:
+        """Beat every 30 seconds for that long, as a worker does."""
+        for _ in range(round(seconds / 30)):
+            await self.clock.advance(30)
+            await self.beat(who, lease, **values)
+            await self.queue.flush()
+            await self.queue.expire()
+
+
+async def housed(database: Database, *, run: bool = True) -> House:
+    """A house past the grace after a start."""
+    clock = VirtualClock()
+    made = await database.write(lambda conn: add_run(conn, task=TASK)) if run else 0
+    a, b = await database.write(lambda conn: (add_worker(conn), add_worker(conn)))
+    house = House(database, clock, queue_of(database, clock), made, a, b)
+    await clock.advance(RENEW_S)
+    return house
+
+
+def check_cover(conn: Connection, run: int) -> None:
+    """Every cut sample of the current pass is in exactly one task."""
+    t = tasks_table.c
+    state = passes.pass_state(conn, run)
+    query = select(t.start, t.stop).where(t.run_id == run, t.pass_no == state.pass_no)
+    at = 0
+    for start, stop in conn.execute(query.order_by(t.start)):
+        assert start == at
+        at = stop
+    assert at == state.cut

@@ -1,0 +1,169 @@
+"""Who gets which work, as pure rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.rules.dispatch import Assignment, Holding, Load, Todo
+from coordinator.rules.fair_share import HALF_LIFE_S, Shares
+from shared.protocol.base import Reason
+from tests.support.waiting_workers import ask, run_of, todo_of, waiter
+
+
+def test_the_volunteer_with_least_in_hand_goes_first() -> None:
+    hog = [waiter(i, volunteer=1) for i in range(1, 31)]
+    small = waiter(99, volunteer=2)
+    outcome = ask([*hog, small], [run_of(samples_total=80)])
+    assert {a.waiter for a in outcome.assignments} == {0, 30}
+
+
+def test_runs_share_device_time_by_weight() -> None:
+    runs = [run_of(1, samples_total=10**6, weight=3.0), run_of(2, samples_total=10**6)]
+    outcome = ask([waiter(i) for i in range(40)], runs)
+    counts = [sum(a.run_id == n for a in outcome.assignments) for n in (1, 2)]
+    assert counts == [30, 10]
+    heavy = [run_of(1, samples_total=10**6, step_flops=3e9), run_of(2, samples_total=10**6)]
+    outcome = ask([waiter(i) for i in range(40)], heavy)
+    assert [sum(a.run_id == n for a in outcome.assignments) for n in (1, 2)] == [10, 30]
+
+
+def test_what_is_in_flight_already_counts() -> None:
+    runs = [run_of(1, samples_total=10**6), run_of(2, samples_total=10**6)]
+    outcome = ask([waiter()], runs, loads=[Load(run_id=1, open=1, price_micro=1000)])
+    assert outcome.assignments[0].run_id == 2
+
+
+def test_who_got_less_lately_comes_first_whoever_holds_what() -> None:
+    runs = [run_of(1, samples_total=10**6, lately=5e10), run_of(2, samples_total=10**6)]
+    held = [Load(run_id=2, open=1, price_micro=1000)]
+    outcome = ask([waiter(i) for i in range(6)], runs, loads=held)
+    # The second has 10 GFLOP in flight and catches up with what the first was given before.
+    assert [a.run_id for a in outcome.assignments] == [2, 2, 2, 2, 1, 2]
+
+
+def test_shares_fade_and_a_new_run_neither_owes_nor_is_owed() -> None:
+    shares = Shares()
+    assert shares.lately({1: 1.0, 2: 2.0}, 100.0) == {1: 0.0, 2: 0.0}
+    shares.note({1: 300.0, 2: 400.0})
+    assert shares.lately({1: 1.0, 2: 2.0}, 100.0) == {1: 300.0, 2: 400.0}
+    found = shares.lately({1: 1.0, 2: 2.0, 3: 4.0}, 100.0 + HALF_LIFE_S)
+    assert found == {1: 150.0, 2: 200.0, 3: 400.0}  # the least for its weight is the second's
+    assert shares.lately({3: 4.0}, 50.0) == {3: 400.0}  # a clock that goes back changes nothing
+
+
+def test_work_beside_the_pass_counts_by_what_it_is_and_not_by_its_steps() -> None:
+    # A run of games: a step is a game of 100 GFLOP, but a learn task of 100 steps is as much work as one of them.
+    games = {"kind": "selfplay", "step_flops": 1e11, "price_micro": 10_000, "endless": True}
+    runs = [
+        run_of(1, samples_total=10**6, beside=("learn",), **games),
+        run_of(2, samples_total=10**6, step_flops=2e10, price_micro=2000),
+    ]
+    learn = todo_of(9, 0, 25_600, beside="learn", steps=100, price_micro=10_000)
+    first, second = ask([waiter(1), waiter(2)], runs, [learn]).assignments
+    assert (first.task_id, second.run_id) == (9, 2)
+    held = [Load(run_id=1, open=1, price_micro=10_000)]
+    assert ask([waiter(1)], runs, loads=held).assignments[0].run_id == 2
+    more = [*held, Load(run_id=2, open=1, price_micro=20_000)]
+    assert ask([waiter(1)], runs, loads=more).assignments[0].run_id == 1
+
+
+def test_nobody_holds_more_than_he_may() -> None:
+    run = run_of(samples_total=10**6)
+    full = [Holding(volunteer_id="volunteer-1", worker_id="worker-1", device="cpu", count=2)]
+    outcome = ask([waiter(1), waiter(1, device="cuda:0")], [run], holdings=full)
+    assert outcome.refusals[0].reason == Reason.IN_FLIGHT
+    assert [a.waiter for a in outcome.assignments] == [1]  # another device of the same machine
+    capped = ask([waiter(i, volunteer=1) for i in range(9)], [run], leases_max=4)
+    assert len(capped.assignments) == 4
+    assert {r.reason for r in capped.refusals.values()} == {Reason.IN_FLIGHT}
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"workloads": frozenset({"dcgan"})}, 'needs the workload "gpt"'),
+        ({"kinds": frozenset({"evaluate"})}, "kind"),
+        ({"codecs": frozenset({"ternary"})}, '"int8"'),
+        ({"memory_bytes": 10}, "memory"),
+    ],
+)
+def test_who_does_not_fit_is_told_why(values: dict[str, Any], says: str) -> None:
+    refusal = ask([waiter(**values)], [run_of()]).refusals[0]
+    assert refusal.reason == Reason.NO_FIT
+    assert says in refusal.message
+
+
+def test_only_chosen_runs_are_given() -> None:
+    outcome = ask([waiter(runs=frozenset({"run-2"}))], [run_of(1), run_of(2)])
+    assert outcome.assignments[0].run_id == 2
+    none = ask([waiter(runs=frozenset({"other"}))], [run_of(1)])
+    assert none.refusals[0].reason == Reason.NO_RUN
+
+
+def test_a_failed_task_goes_to_somebody_else() -> None:
+    failed = todo_of(5, 0, 40, failed_by={"worker-1"})
+    outcome = ask([waiter(1), waiter(2)], [run_of(cursor=1000)], todo=[failed])
+    assert [(a.waiter, a.task_id) for a in outcome.assignments] == [(1, 5)]
+    assert outcome.refusals[0].reason == Reason.ALL_TAKEN
+
+
+def test_it_waits_for_a_worker_that_is_busy() -> None:
+    failed = todo_of(5, 0, 40, failed_by={"worker-1"})
+    busy = [Load(run_id=1, open=2, price_micro=1000, holders=frozenset({"worker-2"}))]
+    outcome = ask([waiter(1)], [run_of(cursor=1000)], todo=[failed], loads=busy)
+    assert outcome.refusals[0].reason == Reason.ALL_TAKEN
+
+
+def test_alone_one_tries_again_but_last() -> None:
+    failed = todo_of(5, 0, 40, failed_by={"worker-1"})
+    fresh_first = ask([waiter(1), waiter(1, device="cuda:0")], [run_of(cursor=960)], todo=[failed])
+    assert [a.task_id for a in fresh_first.assignments] == [None, 5]
+
+
+@given(data=st.data())
+def test_every_waiter_gets_one_answer_and_no_sample_twice(data: st.DataObject) -> None:
+    cursor = data.draw(st.integers(0, 300))
+    runs = [
+        run_of(1, samples_total=300, cursor=cursor, task={"local_steps": 3, "batch_size": 5}),
+        run_of(2, samples_total=data.draw(st.integers(0, 90)), weight=2.0),
+    ]
+    back = data.draw(st.integers(0, cursor // 10))
+    failed_by = st.sets(st.sampled_from([f"worker-{n}" for n in range(6)]))
+    todo = [
+        todo_of(i + 1, 10 * i, 10 * i + 10, failed_by=data.draw(failed_by)) for i in range(back)
+    ]
+    waiters = [
+        waiter(
+            n,
+            volunteer=n % 3,
+            device=f"cuda:{data.draw(st.integers(0, 1))}",
+            flops=data.draw(st.sampled_from([0.0, 1e7, 1e9])),
+        )
+        for n in data.draw(st.lists(st.integers(0, 5), max_size=20))
+    ]
+    held = data.draw(st.integers(0, 3))
+    loads = [Load(run_id=1, open=back + held, price_micro=held)]
+    outcome = ask(waiters, runs, todo, loads, leases_max=data.draw(st.integers(1, 8)))
+    answered = [a.waiter for a in outcome.assignments] + list(outcome.refusals)
+    assert sorted(answered) == list(range(len(waiters)))
+    _check_ranges(outcome.assignments, cursor, {task.id: task for task in todo})
+
+
+def _check_ranges(made: tuple[Assignment, ...], cursor: int, todo: dict[int, Todo]) -> None:
+    again = [a for a in made if a.task_id is not None]
+    assert len({a.task_id for a in again}) == len(again)
+    for a in again:
+        assert a.task_id is not None
+        task = todo[a.task_id]
+        assert task.start == a.start < a.stop <= a.rest_stop == task.stop
+    for run_id, at in ((1, cursor), (2, 0)):
+        for pass_no in {a.pass_no for a in made}:
+            new = [a for a in made if (a.run_id, a.pass_no, a.task_id) == (run_id, pass_no, None)]
+            place = at if pass_no == 1 else 0
+            for a in new:
+                assert a.start == place
+                place = a.stop

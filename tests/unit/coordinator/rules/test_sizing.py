@@ -1,0 +1,203 @@
+"""How large a task is, what it pays and how long its lease lasts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.plan.plan import plan
+from coordinator.rules import run_file
+from coordinator.rules.dispatch import Load
+from coordinator.rules.sizing import (
+    LEASE_MAX_S,
+    Pace,
+    allowance_s,
+    estimate_s,
+    pass_seed,
+    price_micro,
+    split_at,
+    steps_for,
+    task_seed,
+    total_steps,
+    upload_bytes_max,
+)
+from shared.protocol.base import Reason
+from tests.support.waiting_workers import ask, run_of, todo_of, waiter
+
+
+def test_ranges_follow_each_other_and_the_last_one_is_short() -> None:
+    outcome = ask([waiter(i) for i in range(4)], [run_of(samples_total=100)])
+    assert [(a.start, a.stop, a.steps) for a in outcome.assignments] == [
+        (0, 40, 10),
+        (40, 80, 10),
+        (80, 100, 5),
+    ]
+    assert outcome.moved == {1: (1, 100)}
+    assert [r.reason for r in outcome.refusals.values()] == [Reason.ALL_TAKEN]
+
+
+def test_pay_is_for_samples_so_a_short_task_earns_less() -> None:
+    outcome = ask([waiter(1), waiter(2)], [run_of(samples_total=42)])
+    assert [a.price_micro for a in outcome.assignments] == [1000, 50]
+
+
+def test_a_pass_ends_only_when_nothing_is_open() -> None:
+    done = run_of(cursor=1000)
+    still = ask([waiter()], [done], loads=[Load(run_id=1, open=1, price_micro=1000)])
+    assert still.refusals[0].reason == Reason.ALL_TAKEN
+    assert still.moved == {}
+    over = ask([waiter()], [done])
+    assert over.assignments[0].pass_no == 2
+    assert over.moved == {1: (2, 40)}
+
+
+def test_after_the_last_pass_nothing_is_cut() -> None:
+    last = run_of(cursor=1000, passes=1)
+    outcome = ask([waiter()], [last])
+    assert outcome.moved == {1: (2, 0)}  # how the end of the run is noticed
+    assert outcome.refusals[0].reason == Reason.MERGING
+    assert ask([waiter()], [run_of(pass_no=2, passes=1)]).moved == {}
+
+
+def test_the_tail_of_a_pass_waits_for_what_came_back() -> None:
+    outcome = ask([waiter(1), waiter(2)], [run_of(cursor=1000)], todo=[todo_of(5, 0, 40)])
+    assert [a.task_id for a in outcome.assignments] == [5]
+    assert outcome.refusals[1].reason == Reason.ALL_TAKEN
+
+
+def test_tasks_are_sized_to_the_worker() -> None:
+    run = run_of(task={"target_seconds": 60, "min_steps": 5, "max_steps": 500, "local_steps": 50})
+    assert steps_for(run, 0) == 50  # nobody knows how fast it is
+    assert steps_for(run, 1e9) == 30  # a benchmark is believed by half
+    assert steps_for(run, 1e8) == 5
+    assert steps_for(run, 1e12) == 500
+    seen = run_of(task={"target_seconds": 60}, pace=Pace(step_s=2.0, flops=1e9))
+    assert steps_for(seen, 1e9) == 30
+    assert steps_for(seen, 2e9) == 60
+    assert steps_for(seen, 0) == 30
+
+
+def test_without_a_target_only_the_slow_get_less() -> None:
+    task = {"local_steps": 50, "batch_size": 4}
+    run = run_of(task=task, pace=Pace(step_s=1.0, flops=1e9))
+    found = {flops: steps_for(run, flops) for flops in (0, 1e7, 2e8, 8e8, 1e9, 1e15)}
+    assert found == {0: 50, 1e7: 5, 2e8: 10, 8e8: 50, 1e9: 50, 1e15: 50}
+    short = run_of(task={"local_steps": 3}, pace=run.pace)
+    assert steps_for(short, 1e7) == 3  # min_steps asks nobody for more than a task has
+    back = ask(
+        [waiter(1, flops=2e8)],
+        [msgspec.structs.replace(run, cursor=1000)],
+        todo=[todo_of(9, 100, 300)],
+    )
+    assert (back.assignments[0].stop, back.assignments[0].rest_stop) == (140, 300)
+
+
+def test_without_a_measured_pace_or_by_wish_everybody_gets_the_same() -> None:
+    fixed = {"local_steps": 10, "by_speed": False}
+    for run in (
+        run_of(),
+        run_of(pace=Pace(step_s=1.0, flops=0.0)),
+        run_of(task=fixed, pace=Pace(step_s=1.0, flops=1e9)),
+    ):
+        assert {steps_for(run, flops) for flops in (0, 1e6, 1e15)} == {10}
+
+
+def test_a_lease_lasts_three_times_what_the_work_takes() -> None:
+    task = {"lease_floor_seconds": 120.0}
+    unknown = run_of(task=task)
+    assert allowance_s(unknown, 10, 0) == 1200
+    assert allowance_s(unknown, 100, 1e9) == 600
+    known = run_of(task=task, pace=Pace(step_s=1.0, flops=1e9))
+    assert allowance_s(known, 10, 1e9) == 120
+    assert allowance_s(known, 100, 1e9) == 300
+    assert allowance_s(known, 100, 1e8) == 3000
+    assert allowance_s(known, 100, 1e-3) == LEASE_MAX_S
+
+
+def test_what_came_back_is_split_for_a_slow_worker() -> None:
+    task = {"target_seconds": 60, "local_steps": 50, "batch_size": 4, "min_steps": 5}
+    run = run_of(task=task, pace=Pace(step_s=1.0, flops=1e9), cursor=1000)
+    outcome = ask([waiter(1, flops=1e8), waiter(2)], [run], todo=[todo_of(9, 100, 300)])
+    one = outcome.assignments[0]
+    assert (one.task_id, one.start, one.stop, one.rest_stop, one.steps) == (9, 100, 124, 300, 6)
+    assert outcome.more  # the rest is there for the second one, once it has a number
+    whole = ask([waiter(1, flops=1e9)], [run], todo=[todo_of(9, 100, 300)])
+    assert (whole.assignments[0].stop, whole.more) == (300, False)
+
+
+@given(
+    size=st.integers(1, 10_000),
+    batch=st.integers(1, 64),
+    target=st.sampled_from([0.0, 1.0, 300.0]),
+    flops=st.sampled_from([0.0, 1e-3, 1e6, 1e9, 1e15, 1e24]),
+    step_s=st.floats(1e-6, 1e4),
+)
+def test_numbers_stay_within_their_limits(
+    size: int, batch: int, target: float, flops: float, step_s: float
+) -> None:
+    task = {"target_seconds": target, "batch_size": batch}
+    for pace in (None, Pace(step_s=step_s, flops=1e9)):
+        run = run_of(task=task, pace=pace)
+        steps = steps_for(run, flops)
+        assert 5 <= steps <= 5000
+        assert 120 <= allowance_s(run, steps, flops) <= LEASE_MAX_S
+        stop = split_at(run, 50, 50 + size, flops)
+        assert 50 < stop <= 50 + size
+        assert stop == 50 + size or (stop - 50) % batch == 0
+        assert price_micro(run, size) >= 1
+        assert (estimate_s(run, 10, flops) or 0) >= 0
+
+
+def test_seeds_differ_and_never_change() -> None:
+    seeds = {pass_seed(1, n) for n in range(100)} | {task_seed(1, 1, n) for n in range(100)}
+    assert len(seeds) == 200
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert (pass_seed(7, 1), task_seed(7, 1, 40)) == (8355680479484019594, 300894094698836377)
+
+
+def test_an_upload_of_any_codec_fits_its_grant() -> None:
+    for parameters in (0, 1, 1000, 124_000_000):
+        assert upload_bytes_max(parameters) > 4 * parameters + 65_536
+
+
+SHORT = {"overrides": {"local_steps": 10}}
+
+
+@pytest.mark.parametrize(
+    ("tables", "samples", "steps"),
+    [
+        ({}, 1000, 0),
+        ({"stop": {"versions": 7}}, 1000, 350),
+        (
+            {"stop": {"passes": 2}},
+            1000,
+            63,
+        ),  # 2,000 samples in batches of 16, two updates a version
+        ({"stop": {"passes": 2}}, 0, 0),  # it makes its own data, without an end
+        ({"stop": {"passes": 2, "versions": 1}}, 1000, 50),
+        ({"stop": {"versions": 7}, "train": {"decay_steps": 90}}, 1000, 90),
+        ({"stop": {"tokens": 24_000}}, 1000, 94),  # 3,000 samples of 8
+        ({"stop": {"tokens": 24_000}}, 0, 0),
+        ({"stop": {"versions": 7}, "plan": {"local_steps": 20}}, 1000, 140),
+        # Phases with local steps of their own, by versions, by tokens (400 samples are 2 versions), by a loss nobody knows.
+        ({"stop": {"versions": 7}, "plan": {"phases": [SHORT | {"until_versions": 3}]}}, 1000, 230),
+        ({"stop": {"versions": 2}, "plan": {"phases": [SHORT | {"until_versions": 3}]}}, 1000, 20),
+        ({"stop": {"passes": 1}, "plan": {"phases": [SHORT | {"until_versions": 3}]}}, 1000, 32),
+        (
+            {"stop": {"versions": 7}, "plan": {"phases": [SHORT | {"until_tokens": 5120}]}},
+            10**4,
+            270,
+        ),
+        ({"stop": {"versions": 7}, "plan": {"phases": [SHORT | {"until_slope": 0.01}]}}, 1000, 350),
+        ({"stop": {"versions": 7}, "plan": {"preset": "gradient-average"}}, 1000, 350),
+        ({"stop": {"versions": 7}, "plan": {"preset": "async-sgd", "gradient_every": 5}}, 1000, 35),
+    ],
+)
+def test_how_long_a_run_will_be(tables: dict[str, Any], samples: int, steps: int) -> None:
+    file = run_file.from_table({"name": "r", "workload": "gpt", **tables})
+    whole = plan({"quorum": 2} | file.plan)
+    assert total_steps(file, whole, samples, sample_size=8) == steps

@@ -1,0 +1,101 @@
+"""Packed updates and weights: the same numbers in fewer bytes, and damage refused."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.errors import InvalidFrame
+from shared.tensors.quantize import codec
+from shared.tensors.shuffle import pack_floats, unpack_floats
+from shared.tensors.slices import bf16_from_float
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+from tests.support.tensor_samples import MODEL, PACKED, model, vector
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_packed_update_holds_the_same_numbers_in_fewer_bytes_and_leaves_no_other_file(
+    tmp_path: Path, name: str
+) -> None:
+    tensors, plain = model(), name.removesuffix("-zstd")
+    raw = codec(plain).encode(tensors, MODEL, tmp_path / "raw")
+    made = codec(name).encode(tensors, MODEL, tmp_path / "u")
+    assert made.size < raw.size
+    assert made.sha256 == hashlib.sha256((tmp_path / "u").read_bytes()).hexdigest()
+    with (
+        codec(plain).decode(tmp_path / "raw", MODEL) as one,
+        codec(name).decode(tmp_path / "u", MODEL) as two,
+    ):
+        assert all(one[spec.name].tobytes() == two[spec.name].tobytes() for spec in MODEL)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["raw", "u"]
+
+
+def bomb(count: int) -> bytes:
+    """A packed vector whose first plane unpacks to a hundred times what it may."""
+    plane = zstd.compress(bytes(count * 100))
+    return b"VPACK\x00\x00\x01" + len(plane).to_bytes(4, "little") + plane
+
+
+def whole(tmp_path: Path) -> bytes:
+    codec("float32-zstd").encode({"w": np.ones(5000, "f4")}, vector(5000), tmp_path / "honest")
+    return (tmp_path / "honest").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda data: bomb(5000), "does not end after 5000 bytes"),
+        (lambda data: data[:-1], "ends too early"),
+        (lambda data: data[:9], "ends too early"),
+        (lambda data: data + b"x", "goes on behind"),
+        (lambda data: b"X" + data[1:], "is not a packed update"),
+        (lambda data: data[:8] + b"\xff\xff\xff\xff" + data[12:], "longer than its tensor"),
+        (lambda data: data[:12] + b"\x00" * 9 + data[21:], "cannot be read"),
+    ],
+    ids=["bomb", "cut", "cut-in-a-length", "longer", "no-magic", "long-piece", "noise"],
+)
+def test_a_damaged_packed_update_is_refused_with_a_sentence_and_leaves_nothing(
+    tmp_path: Path, damage: Callable[[bytes], bytes], says: str
+) -> None:
+    path = tmp_path / "u"
+    path.write_bytes(damage(whole(tmp_path)))
+    with pytest.raises(InvalidFrame, match=says):
+        codec("float32-zstd").decode(path, vector(5000))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["honest", "u"]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.sampled_from(["f4", "u2", "i8", "u1"]), st.binary(max_size=800))
+def test_packed_floats_come_back_bit_by_bit(dtype: str, raw: bytes) -> None:
+    array = np.frombuffer(raw[: len(raw) // 8 * 8], dtype)
+    back = unpack_floats(pack_floats(array), dtype, array.size)
+    assert (back.dtype, back.tobytes()) == (array.dtype, array.tobytes())
+
+
+def test_packing_makes_weights_smaller() -> None:
+    weights = (np.random.default_rng(0).standard_normal(200_000) * 0.02).astype("f4")
+    assert len(pack_floats(weights)) < 0.88 * weights.nbytes
+    assert len(pack_floats(bf16_from_float(weights))) < 0.72 * weights.nbytes / 2
+
+
+def test_packed_data_that_is_not_what_was_announced_is_refused() -> None:
+    good = pack_floats(np.arange(100, dtype="f4"))
+    bomb = zstd.compress(bytes(1 << 28))
+    for bad in (good[:-1], good + b"x", good + good, b"", b"noise", bomb):
+        with pytest.raises(InvalidFrame):
+            unpack_floats(bad, "f4", 100)
+    for size in (99, 101):
+        with pytest.raises(InvalidFrame):
+            unpack_floats(good, "f4", size)

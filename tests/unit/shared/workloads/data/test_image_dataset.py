@@ -1,0 +1,208 @@
+"""Datasets of images: what is read from folders and archives, what is refused, and what comes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from shared.errors import InvalidRunFile
+from shared.workloads.data.classifier import load_judge
+from shared.workloads.data.documents import Skipped
+from shared.workloads.data.image_dataset import ImageOptions, build_images
+from shared.workloads.data.image_sources import Picture, digit_pictures, read_pictures
+from shared.workloads.data.png import Pixels
+from tests.support.workloads.tiny_dcgan import digits
+
+
+class Store:
+    """Blobs in memory."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+
+    def put(self, data: bytes) -> str:
+        name = hashlib.sha256(data).hexdigest()
+        self.blobs[name] = data
+        return name
+
+
+def encoded(
+    seed: int, kind: str = "PNG", size: tuple[int, int] = (12, 10), mode: str = "RGB"
+) -> bytes:
+    rng = np.random.default_rng(seed)
+    image = Image.fromarray(rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
+    out = io.BytesIO()
+    image.convert(mode).save(out, kind)
+    return out.getvalue()
+
+
+def folder(root: Path, count: int = 40) -> Path:
+    """Two classes in folders, PNG and JPEG, and files that are no images."""
+    for index in range(count):
+        place = root / ("cat" if index % 2 else "dog")
+        place.mkdir(parents=True, exist_ok=True)
+        kind, suffix = (("PNG", "png"), ("JPEG", "JPG"))[index % 3 == 0]
+        (place / f"{index:03}.{suffix}").write_bytes(encoded(index, kind))
+    (root / "readme.txt").write_text("not an image")
+    (root / ".hidden.png").write_bytes(b"x")
+    return root
+
+
+OPTIONS: ImageOptions = {
+    "size": 8,
+    "channels": 3,
+    "chunk_images": 16,
+    "heldout_share": 0.2,
+    "licence": "CC0-1.0",
+}
+
+
+def test_a_folder_becomes_chunks_of_pixels_and_a_held_out_share(tmp_path: Path) -> None:
+    store = Store()
+    manifest = build_images("pets", [folder(tmp_path)], store.put, **OPTIONS)
+    assert (manifest.kind, manifest.licence) == ("images", "CC0-1.0")
+    assert [chunk.items for chunk in manifest.chunks] == [16, 16]
+    assert [chunk.items for chunk in manifest.heldout] == [8]
+    assert all(chunk.size == chunk.items * 3 * 8 * 8 for chunk in manifest.chunks)
+    assert all(len(store.blobs[chunk.sha256]) == chunk.size for chunk in manifest.chunks)
+    assert manifest.meta["classes"] == 2
+    assert manifest.meta["classes_from"] == "folders"
+    images = {
+        store.blobs[chunk.sha256][start : start + 192]
+        for chunk in (*manifest.chunks, *manifest.heldout)
+        for start in range(0, chunk.size, 192)
+    }
+    assert len(images) == 40
+
+
+def test_two_builds_give_the_same_bytes_and_copies_count_once(tmp_path: Path) -> None:
+    root = folder(tmp_path / "images")
+    (root / "cat" / "copy.png").write_bytes((root / "cat" / "001.png").read_bytes())
+    first = build_images("pets", [root], Store().put, **OPTIONS)
+    assert first == build_images("pets", [root], Store().put, **OPTIONS)
+    assert first.meta["copies"] == 1
+    assert first != build_images("pets", [root], Store().put, **(OPTIONS | {"seed": 1}))
+
+
+def test_an_archive_is_read_in_place_like_the_folder_it_was_made_of(tmp_path: Path) -> None:
+    root = folder(tmp_path / "images")
+    archive = tmp_path / "pets.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in sorted(root.rglob("*.*")):
+            file.write(path, path.relative_to(tmp_path))
+        file.writestr("__MACOSX/images/._001.png", b"x")
+    before = set(tmp_path.rglob("*"))
+    inside = build_images("pets", [archive], Store().put, **OPTIONS)
+    assert inside == build_images("pets", [root], Store().put, **OPTIONS)
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_broken_files_are_refused_one_by_one_and_named(tmp_path: Path) -> None:
+    root = folder(tmp_path / "images")
+    good = encoded(77, "JPEG", (64, 64))
+    (root / "cut.jpg").write_bytes(good[: len(good) // 2])
+    (root / "text.png").write_bytes(b"hello")
+    (root / "gif.png").write_bytes(encoded(78, "GIF"))
+    (root / "thin.png").write_bytes(encoded(79, size=(1, 500)))
+    (root / "bad.zip").write_bytes(b"PK\x03\x04 no archive")
+    with zipfile.ZipFile(root / "some.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("fine.png", encoded(80))
+        file.writestr("broken.png", encoded(81)[:-40])
+    skipped = Skipped()
+    manifest = build_images("pets", [root], Store().put, skipped=skipped, **OPTIONS)
+    assert int(manifest.meta["images"]) + int(manifest.meta["heldout_images"]) == 41
+    assert manifest.meta["skipped"] == skipped.count == 6
+    text = "\n".join(skipped.sentences)
+    for name in ("cut.jpg", "text.png", "gif.png", "thin.png", "bad.zip", "some.zip/broken.png"):
+        assert name in text
+    assert "text.png: cannot be decoded (not a PNG or JPEG image)" in text
+
+
+def test_damage_anywhere_in_an_archive_never_ends_the_build(tmp_path: Path) -> None:
+    archive = tmp_path / "some.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for index in range(3):
+            file.writestr(f"{index}.png", encoded(index))
+    whole = archive.read_bytes()
+    for at in range(0, len(whole), 7):
+        archive.write_bytes(whole[:at] + bytes([whole[at] ^ 0x5A]) + whole[at + 1 :])
+        skipped = Skipped()
+        found = list(read_pictures([archive], skipped, 8))
+        assert len(found) <= 3
+        assert len(found) == 3 or skipped.count or at
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16", "RGB"])
+def test_every_kind_of_pixel_becomes_grey_or_colour(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "a.png"
+    if mode == "I;16":
+        Image.fromarray(np.full((9, 9), 0x8000, np.uint16)).save(path)
+    else:
+        Image.new("RGB", (9, 9), (200, 200, 200)).convert(mode).save(path)
+    skipped = Skipped()
+    (picture,) = read_pictures([path], skipped, 8)
+    assert picture.pixels.dtype == np.uint8
+    assert picture.pixels.shape[:2] == (9, 9)
+    assert 100 <= picture.pixels.mean() <= 255
+
+
+def test_what_is_transparent_is_white(tmp_path: Path) -> None:
+    Image.new("RGBA", (9, 9), (0, 0, 0, 0)).save(tmp_path / "a.png")
+    (picture,) = read_pictures([tmp_path / "a.png"], Skipped(), 8)
+    assert int(picture.pixels.min()) == 255
+
+
+def test_large_images_come_smaller(tmp_path: Path) -> None:
+    for name, kind in (("a.png", "PNG"), ("b.jpg", "JPEG")):
+        (tmp_path / name).write_bytes(encoded(1, kind, (1000, 700)))
+    for picture in read_pictures([tmp_path], Skipped(), 32):
+        assert 64 <= min(picture.pixels.shape[:2]) < 140
+
+
+def drawn(count: int) -> list[Picture]:
+    def pixels(seed: int) -> Pixels:
+        return np.random.default_rng(seed).integers(0, 256, (8, 8), dtype=np.uint8)
+
+    return [Picture(str(seed), pixels(seed)) for seed in range(count)]
+
+
+def test_images_without_folders_are_grouped_by_how_they_look() -> None:
+    manifest = build_images("noise", drawn(64), Store().put, size=8, channels=1)
+    assert manifest.meta["classes_from"] == "clusters"
+    assert 2 <= int(manifest.meta["classes"]) <= 10
+
+
+def test_a_set_without_images_says_why(tmp_path: Path) -> None:
+    (tmp_path / "text.png").write_bytes(b"hello")
+    with pytest.raises(InvalidRunFile, match=r"0 different images are too few.*text\.png: cannot"):
+        build_images("none", [tmp_path], Store().put)
+    with pytest.raises(InvalidRunFile, match="there is no such file"):
+        build_images("none", [tmp_path / "absent"], Store().put)
+    with pytest.raises(InvalidRunFile, match="31 different images are too few"):
+        build_images("few", [*drawn(31), *drawn(31)], Store().put, size=8, channels=1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"size": 4}, {"channels": 2}, {"heldout_share": 0.9}, {"chunk_images": 0}]
+)
+def test_options_that_make_no_sense_are_named(options: ImageOptions) -> None:
+    with pytest.raises(InvalidRunFile, match=next(iter(options))):
+        build_images("bad", drawn(40), Store().put, **options)
+
+
+def test_the_digits_are_real_and_their_judge_knows_them(tmp_path: Path) -> None:
+    data = digits(tmp_path)
+    assert len(list(digit_pictures())) == 1797
+    assert data.manifest.meta["images"] == 1797 - 180
+    assert data.manifest.meta["classes"] == 10
+    assert float(data.manifest.meta["judge_accuracy"]) > 0.9
+    judge = load_judge(data.asset("judge"), 1)
+    assert judge.shares == pytest.approx([0.1] * 10, abs=0.02)
+    assert float(judge.real.covariance.trace()) == pytest.approx(100, rel=1e-3)
+    assert 0 < judge.floor < 10

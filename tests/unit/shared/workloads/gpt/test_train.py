@@ -1,0 +1,228 @@
+"""A GPT task: what a volunteer's device computes, however often it is interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from shared.errors import BadRequest, InvalidRunFile
+from shared.workloads.base import TrainSettings
+from shared.workloads.data.pass_order import PassOrder
+from shared.workloads.gpt.config import GptConfig
+from shared.workloads.gpt.model import build
+from tests.support.workloads.tiny_gpt import (
+    WORKLOAD,
+    Folder,
+    chunk_tokens,
+    close,
+    config,
+    finish,
+    job,
+    same,
+    sums,
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    return sums(tmp_path_factory.mktemp("blobs"))
+
+
+def test_it_learns_real_text(data: Folder) -> None:
+    model = config(data)
+    weights = WORKLOAD.init(model, 0)
+    before = WORKLOAD.evaluate(model, weights, data.heldout(), 60, lambda: False)
+    train = TrainSettings(lr=1e-2, warmup_steps=5)
+    work = WORKLOAD.begin(
+        job(model, steps=60, train=train, total_steps=60), weights, data, "cpu", None
+    )
+    steps = []
+    while not work.done:
+        progress = work.advance()
+        steps.append((progress.step, progress.samples, progress.loss is not None))
+    report, learnt = work.result()
+    after = WORKLOAD.evaluate(model, learnt, data.heldout(), 60, lambda: False)
+    assert steps == [(n, 8 * n, True) for n in range(1, 61)]
+    assert (report.steps, report.samples) == (60, 480)
+    assert report.loss_first == pytest.approx(before["loss"], abs=0.2)
+    assert report.loss_last < report.loss_first - 2
+    assert after["loss"] < before["loss"] - 2
+    assert after["bits_per_byte"] < before["bits_per_byte"]
+
+
+def test_the_same_task_gives_the_same_update(data: Folder) -> None:
+    model = config(data, dropout=0.1)
+    weights = WORKLOAD.init(model, 0)
+    first = finish(WORKLOAD.begin(job(model), weights, data, "cpu", None))
+    torch.manual_seed(99)
+    assert same(first, finish(WORKLOAD.begin(job(model), weights, data, "cpu", None)))
+    assert not same(first, finish(WORKLOAD.begin(job(model, seed=12), weights, data, "cpu", None)))
+    assert same(weights, WORKLOAD.init(model, 0))  # the base was not written to
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("update", ["delta", "gradient"])
+def test_a_restarted_task_ends_bit_for_bit_like_one_that_ran_through(
+    data: Folder, optimizer: str, update: str
+) -> None:
+    model = config(data, dropout=0.1)
+    weights = WORKLOAD.init(model, 0)
+    train = TrainSettings(lr=3e-3, warmup_steps=2, optimizer=optimizer, prox_mu=0.1)  # type: ignore[arg-type]
+    task = job(model, steps=6, train=train, update=update)
+    whole = WORKLOAD.begin(task, weights, data, "cpu", None)
+    expected = finish(whole)
+    broken = WORKLOAD.begin(task, weights, data, "cpu", None)
+    for _ in range(3):
+        broken.advance()
+    snapshot = broken.snapshot()
+    broken.advance()
+    again = WORKLOAD.begin(task, weights, data, "cpu", None)
+    again.restore(snapshot)
+    assert same(finish(again), expected)
+    assert again.result()[0] == whole.result()[0]
+
+
+def test_a_snapshot_of_another_task_is_refused(data: Folder) -> None:
+    model, deeper = config(data), config(data, n_layer=3)
+    work = WORKLOAD.begin(job(model), WORKLOAD.init(model, 0), data, "cpu", None)
+    other = WORKLOAD.begin(job(deeper), WORKLOAD.init(deeper, 0), data, "cpu", None)
+    with pytest.raises(InvalidRunFile, match="another task"):
+        other.restore(work.snapshot())
+    with pytest.raises(InvalidRunFile, match="another task"):
+        work.restore({})
+
+
+def test_a_kept_inner_state_joins_two_tasks_into_one(data: Folder) -> None:
+    model = config(data)
+    weights = WORKLOAD.init(model, 0)
+    whole = finish(WORKLOAD.begin(job(model, steps=8), weights, data, "cpu", None))
+    first = WORKLOAD.begin(job(model, steps=4), weights, data, "cpu", None)
+    middle = finish(first)
+    rest = job(model, steps=4, start=32, stop=64, global_step=4, reset_inner=False)
+    assert same(finish(WORKLOAD.begin(rest, middle, data, "cpu", first.state())), whole)
+    afresh = msgspec.structs.replace(rest, reset_inner=True)
+    assert not same(finish(WORKLOAD.begin(afresh, middle, data, "cpu", first.state())), whole)
+
+
+def test_a_gradient_is_the_mean_over_all_samples_at_the_base_weights(data: Folder) -> None:
+    model = config(data)
+    weights = WORKLOAD.init(model, 0)
+    task = job(model, steps=3, batch=4, stop=11, update="gradient")  # the last batch is smaller
+    work = WORKLOAD.begin(task, weights, data, "cpu", None)
+    found = finish(work)
+    reference = build(GptConfig.from_dict(model), weights, "cpu")
+    order = PassOrder(WORKLOAD.samples(model, data.manifest), seed=5)
+    rows = [
+        chunk_tokens(data, chunk)[32 * s : 32 * s + 33] for chunk, s in order.at(0, 11).tolist()
+    ]
+    tokens = torch.from_numpy(np.stack(rows))
+    reference(tokens[:, :-1], tokens[:, 1:]).backward()
+    expected = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
+    assert close(found, expected, 1e-7)
+    assert work.result()[0].samples == 11
+    assert work.state() == {}
+
+
+@pytest.mark.parametrize("update", ["delta", "gradient"])
+def test_out_of_memory_changes_the_micro_batch_and_nothing_else(data: Folder, update: str) -> None:
+    model = config(data)
+    weights = WORKLOAD.init(model, 0)
+    task = job(model, steps=3, batch=7, stop=20, update=update)
+    expected = finish(WORKLOAD.begin(task, weights, data, "cpu", None))
+    work = WORKLOAD.begin(task, weights, data, "cpu", None)
+    work.advance()
+    assert work.halve() == 3
+    progress = work.advance()
+    assert (progress.step, progress.samples, progress.loss) == (1, 10, None)
+    with pytest.raises(RuntimeError, match="between steps"):
+        work.snapshot()
+    assert work.halve() == 1  # the step in progress starts over
+    assert work.advance().samples == 8
+    with pytest.raises(MemoryError, match="one sample alone"):
+        work.halve()
+    assert close(finish(work), expected, 1e-4 if update == "delta" else 1e-7)
+    assert work.result()[0].samples == 20
+
+
+def test_a_pause_in_the_middle_of_a_step_changes_nothing(data: Folder) -> None:
+    model = config(data)
+    weights = WORKLOAD.init(model, 0)
+    results = []
+    for pause in (False, True):
+        work = WORKLOAD.begin(job(model), weights, data, "cpu", None)
+        work.halve()
+        work.advance()
+        if pause:
+            work.suspend()
+            work.resume()
+        results.append(finish(work))
+    assert same(*results)
+
+
+def test_fedprox_stays_nearer_to_the_base(data: Folder) -> None:
+    model = config(data)
+    weights = WORKLOAD.init(model, 0)
+
+    def moved(mu: float) -> float:
+        train = TrainSettings(
+            optimizer="sgd", lr=0.05, warmup_steps=0, prox_mu=mu, weight_decay=0.0
+        )
+        learnt = finish(
+            WORKLOAD.begin(job(model, steps=12, train=train), weights, data, "cpu", None)
+        )
+        return sum(float((learnt[name] - weights[name]).square().sum()) for name in weights)
+
+    assert moved(2.0) < 0.8 * moved(0.0)
+
+
+def test_bfloat16_keeps_float32_weights(data: Folder) -> None:
+    model = config(data)
+    train = TrainSettings(precision="bfloat16")
+    learnt = finish(
+        WORKLOAD.begin(job(model, train=train), WORKLOAD.init(model, 0), data, "cpu", None)
+    )
+    assert {value.dtype for value in learnt.values()} == {torch.float32}
+
+
+def test_a_loss_that_is_no_number_ends_the_task_with_advice(data: Folder) -> None:
+    model = config(data)
+    train = TrainSettings(lr=1e30, warmup_steps=0, clip_norm=0.0)
+    work = WORKLOAD.begin(job(model, train=train), WORKLOAD.init(model, 0), data, "cpu", None)
+    with pytest.raises(InvalidRunFile, match=r"no longer a number.*lower"):
+        finish(work)
+
+
+def test_a_task_that_does_not_add_up_is_refused(data: Folder) -> None:
+    model = config(data)
+    weights = WORKLOAD.init(model, 0)
+    total = sum(WORKLOAD.samples(model, data.manifest))
+    for changes in (
+        {"stop": 24},
+        {"stop": 33},
+        {"start": total, "stop": total + 32},
+        {"kind": "learn"},
+    ):
+        with pytest.raises(BadRequest):
+            WORKLOAD.begin(job(model, **changes), weights, data, "cpu", None)
+
+
+def test_a_damaged_chunk_is_refused_before_training(data: Folder, tmp_path: Path) -> None:
+    for name in [chunk.sha256 for chunk in data.manifest.chunks]:
+        blob = (data._path / name).read_bytes()
+        (tmp_path / name).write_bytes(blob[:10] + b"\xff\xff" + blob[12:])
+    model = config(data)
+    work = WORKLOAD.begin(
+        job(model), WORKLOAD.init(model, 0), Folder(data.manifest, tmp_path), "cpu", None
+    )
+    with pytest.raises(
+        InvalidRunFile, match="token 65535 at position 5 is not below vocab_size 300"
+    ):
+        work.advance()
+    for name in [chunk.sha256 for chunk in data.manifest.chunks]:
+        (tmp_path / name).write_bytes(b"\x01\x00" * 50)
+    with pytest.raises(InvalidRunFile, match="has 50 tokens, but its manifest says"):
+        work.advance()

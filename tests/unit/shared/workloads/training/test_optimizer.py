@@ -1,0 +1,84 @@
+"""The inner optimiser, its learning rate, and the size of a micro-batch."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+import torch
+
+from shared.workloads.base import TrainSettings
+from shared.workloads.training.lr_schedule import learning_rate
+from shared.workloads.training.micro_batch import Pace
+from shared.workloads.training.optimizer import InnerOptimizer
+from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, Weights, config, finish, job, sums
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    return sums(tmp_path_factory.mktemp("blobs"))
+
+
+def test_the_learning_rate_follows_global_steps() -> None:
+    train = TrainSettings(lr=1.0, min_lr_ratio=0.1, warmup_steps=10)
+    rates = [learning_rate(train, step, 110) for step in range(150)]
+    assert rates[:3] == pytest.approx([0.1, 0.2, 0.3])
+    assert max(rates) == rates[9] == rates[10] == 1.0
+    assert rates[60] == pytest.approx(0.55)
+    assert rates[110:] == [pytest.approx(0.1)] * 40
+    assert all(a >= b for a, b in pairwise(rates[10:]))
+    assert learning_rate(train, 5000, 0) == 1.0  # nobody knows how long: level
+    short = msgspec.structs.replace(train, decay_steps=60)
+    assert learning_rate(short, 60, 110) == pytest.approx(0.1)
+
+
+def test_a_reset_inner_state_warms_up_again(data: Folder) -> None:
+    model = config(data)
+    weights = WORKLOAD.init(model, 0)
+
+    def first_move(rewarm: int, reset: bool, inner: Weights | None) -> float:
+        train = TrainSettings(lr=1e-3, warmup_steps=2, rewarm_steps=rewarm, weight_decay=0.0)
+        task = job(model, steps=1, train=train, global_step=50, reset_inner=reset)
+        learnt = finish(WORKLOAD.begin(task, weights, data, "cpu", inner))
+        return float((learnt["tok_emb.weight"] - weights["tok_emb.weight"]).abs().max())
+
+    kept = WORKLOAD.begin(job(model), weights, data, "cpu", None)
+    finish(kept)
+    assert first_move(10, True, None) == pytest.approx(first_move(0, True, None) / 10, rel=0.05)
+    assert first_move(10, False, kept.state()) == first_move(0, False, kept.state())
+
+
+def test_only_matrices_decay() -> None:
+    matrix, vector = (torch.nn.Parameter(torch.ones(shape)) for shape in ((2, 2), (2,)))
+    matrix.grad, vector.grad = torch.zeros(2, 2), torch.zeros(2)
+    train = TrainSettings(weight_decay=0.5)
+    InnerOptimizer({"m": matrix, "v": vector}, train).step(0.1)
+    assert matrix.detach().flatten().tolist() == pytest.approx([0.95] * 4)
+    assert vector.tolist() == [1.0, 1.0]
+
+
+def test_a_state_of_another_model_is_left_alone() -> None:
+    value = torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = InnerOptimizer({"m": value}, TrainSettings())
+    assert not optimizer.load({})
+    assert not optimizer.load(InnerOptimizer({"m": value}, TrainSettings(optimizer="sgd")).state())
+    assert optimizer.load(optimizer.state())
+
+
+def test_a_micro_batch_answers_within_half_a_second() -> None:
+    pace = Pace(64, flops_per_sample=1e6, device="cpu")
+    assert pace.micro == 64
+    pace.record(64, 5.0)
+    assert pace.micro == 64  # one hiccup
+    pace.record(64, 6.4)
+    assert pace.micro == 5
+    for _ in range(20):
+        pace.record(pace.micro, 0.001 * pace.micro)
+    assert pace.micro == 64
+    heavy = Pace(64, flops_per_sample=1e13, device="cpu")
+    assert (heavy.micro, Pace(64, 1e13, "cuda:0").micro) == (1, 64)
+    assert pace.halve() == 32
+    for _ in range(20):
+        pace.record(pace.micro, 0.001)
+    assert pace.micro == 32  # memory did not fit more

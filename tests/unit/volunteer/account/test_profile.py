@@ -1,0 +1,198 @@
+"""Identities: private, stored before they are used, one for each coordinator, one instance at a time."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shared.errors import BadRequest, BadSignature, Configuration, Forbidden, InvalidName
+from shared.protocol.accounts import ServerInfo
+from shared.protocol.work import Verdict
+from tests.support.local_coordinator import house
+from tests.support.local_volunteer import Lent, Network
+from tests.support.sources import ROOT
+from volunteer.account.profile import VERDICTS_KEPT, Home, Identity, Profile, new_identity
+from volunteer.engine import Engine
+from volunteer.settings.settings import directories
+from volunteer.tui.view import begin
+
+
+def server(key: str = "ab" * 32, name: str = "home") -> ServerInfo:
+    return ServerInfo(
+        name=name,
+        software="0",
+        protocol=1,
+        protocol_min=1,
+        protocol_min_next=1,
+        public_key=key,
+        fingerprint="f",
+        invite_only=False,
+        contact="",
+        now=0.0,
+        runs=(),
+    )
+
+
+def identity(key: str = "ab" * 32, nickname: str = "Ann") -> Identity:
+    return new_identity(
+        server(key), url="http://127.0.0.1:1", tls_pin="", nickname=nickname, code=""
+    )
+
+
+def test_a_secret_is_private_and_long(tmp_path: Path) -> None:
+    profile = Profile(tmp_path / "p")
+    made = identity()
+    profile.use(made)
+    assert profile.current() == made
+    files = [path for path in (tmp_path / "p").rglob("*") if path.is_file()]
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
+    assert len(bytes.fromhex(made.secret)) * 8 >= 128
+    assert made.secret != identity().secret
+
+
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    profile = Profile(tmp_path)
+    profile.use(identity())
+    path = next(tmp_path.rglob("identity.json"))
+    path.chmod(0o644)
+    with pytest.raises(Configuration, match="chmod 600"):
+        profile.current()
+
+
+def test_each_coordinator_has_its_own_identity(tmp_path: Path) -> None:
+    profile = Profile(tmp_path)
+    one, two = identity("ab" * 32), identity("cd" * 32)
+    profile.use(one)
+    profile.use(two)
+    assert profile.current() == two
+    assert profile.known(server("ab" * 32)) == one
+    assert profile.home(one).path != profile.home(two).path
+
+
+def test_a_damaged_profile_is_a_sentence(tmp_path: Path) -> None:
+    profile = Profile(tmp_path)
+    assert profile.current() is None
+    (tmp_path / "current").write_text("../../etc")
+    with pytest.raises(Configuration, match="join again"):
+        profile.current()
+    profile.use(identity())
+    path = next(tmp_path.rglob("identity.json"))
+    path.write_bytes(b'{"secret": 3}')
+    with pytest.raises(Configuration, match=r"damaged.*move that file away, ask your organiser"):
+        profile.current()
+
+
+def test_damaged_memory_keeps_nobody_from_working(tmp_path: Path) -> None:
+    (tmp_path / "memory.json").write_bytes(b"\x00")
+    assert Home(tmp_path).memory.consents == ()
+    assert (tmp_path / "memory.json.damaged").exists()
+
+
+def test_verdicts_are_remembered_once_and_not_for_ever(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    many = tuple(
+        Verdict(contribution=n, task=n, run="r", state="accepted") for n in range(VERDICTS_KEPT + 9)
+    )
+    home.remember_verdicts(many, 400)
+    merged = msgspec.structs.replace(many[50], state="merged")
+    home.remember_verdicts((merged,), 300)
+    kept = Home(tmp_path).memory
+    assert len(kept.verdicts) == VERDICTS_KEPT
+    assert kept.verdicts[-1] == merged
+    assert kept.news_until == 400
+
+
+def test_one_instance_at_a_time(tmp_path: Path) -> None:
+    profile = Profile(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from volunteer.profile import Profile\n"
+        "with Profile(Path(sys.argv[1])).lock(): print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline().strip() == b"held"
+        with pytest.raises(Configuration, match=f"process {other.pid}"), profile.lock():
+            pass
+        other.kill()  # a crash leaves no lock behind
+        other.wait()
+    with profile.lock():
+        pass
+
+
+# Joining.
+
+
+async def test_joining_again_keeps_the_account(tmp_path: Path) -> None:
+    async with house(tmp_path / "house") as home:
+        machine = Lent(tmp_path / "machine", home)
+        first = await machine.join("Ann")
+        again = await machine.join("Somebody else")
+        assert (first.created, again.created) == (True, False)
+        assert (first.nickname, again.nickname) == ("Ann", "Ann")
+        assert len(await home.coordinator.volunteers.list()) == 1
+
+
+async def test_a_lost_reply_makes_no_second_account(tmp_path: Path) -> None:
+    async with house(tmp_path / "house") as home:
+        machine = Lent(tmp_path / "machine", home)
+        network = Network(home.transport)
+        network.lose("/register")
+        joined = await machine.join("Ann", network)
+        assert joined.nickname == "Ann"
+        assert sum("/register" in seen for seen in network.seen) == 2
+        assert len(await home.coordinator.volunteers.list()) == 1
+
+
+async def test_a_link_that_names_another_key_is_refused_before_anything_is_told(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path / "house") as home:
+        machine = Lent(tmp_path / "machine", home)
+        network = Network(home.transport)
+        control = machine.engine(network).control
+        with pytest.raises(BadSignature, match="not who your link names"):
+            await control.join("http://127.0.0.1:1/join#key=aaaa-aaaa-aaaa-aaaa-aaaa-aaaa")
+        assert network.seen == ["GET /api/v1/server"]
+        with pytest.raises(BadRequest):
+            await control.join("not a link at all")
+
+
+async def test_a_name_that_is_taken_comes_with_one_that_is_free(tmp_path: Path) -> None:
+    async with house(tmp_path / "house") as home:
+        await Lent(tmp_path / "one", home).join("Ann")
+        second = Lent(tmp_path / "two", home)
+        with pytest.raises(InvalidName, match="free"):
+            await second.join("Ann")
+        assert (await second.join("Bob")).nickname == "Bob"
+        nobody = await Lent(tmp_path / "three", home).join("")
+        assert nobody.nickname.startswith("volunteer-")
+
+
+async def test_without_an_invite_the_door_stays_shut(tmp_path: Path) -> None:
+    async with house(tmp_path / "house", invite_only=True) as home:
+        with pytest.raises(Forbidden, match="invitation"):
+            await Lent(tmp_path / "machine", home).join("Ann")
+
+
+def test_a_restarted_volunteer_still_knows_what_became_of_its_contributions(tmp_path: Path) -> None:
+    places = directories({"VOLUNTEER_HOME": str(tmp_path)})
+    profile, made = Profile(places.profile), identity()
+    assert Engine(places).control.status.verdicts == ()
+    profile.use(made)
+    merged = Verdict(contribution=1, task=2, run="r", state="merged", version=3, at=5.0)
+    profile.home(made).remember_verdicts((merged,), 1)
+    status = Engine(places).control.status
+    assert status.verdicts == (merged,)
+    assert begin(status).models["r"].mine == {3}  # marked on the curve
+    (places.profile / "current").write_text("../elsewhere")
+    assert Engine(places).control.status.verdicts == ()  # `run` says what is wrong

@@ -1,0 +1,370 @@
+"""The agent against a real coordinator: work is done once, never lost, and the owner's word is obeyed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from coordinator.database.tables.contributions import contributions as contributions_table
+from coordinator.database.tables.tasks import tasks as tasks_table
+from shared.errors import Unreachable
+from shared.workloads.gpt.workload import GptWorkload
+from tests.support.local_coordinator import house
+from tests.support.local_volunteer import LONG, Lent, Network, Process, lent
+from volunteer.account.profile import Profile
+from volunteer.control import events
+from volunteer.control.sentences import words
+from volunteer.machine.policy import Facts
+from volunteer.text import duration
+
+
+async def tasks(machine: Lent) -> list[dict[str, Any]]:
+    def read(conn: Any) -> list[dict[str, Any]]:
+        return [dict(row._mapping) for row in conn.execute(tasks_table.select())]
+
+    return await machine.home.coordinator.db.read(read)
+
+
+async def contributions(machine: Lent) -> list[Any]:
+    def read(conn: Any) -> list[Any]:
+        return list(conn.execute(contributions_table.select()))
+
+    return await machine.home.coordinator.db.read(read)
+
+
+async def training(process: Process) -> events.Training:
+    """Training is well under way, and far from its end."""
+    return await process.until(events.Training, lambda event: event.step >= 5)
+
+
+async def test_tasks_are_done_and_paid(tmp_path: Path) -> None:
+    async with lent(tmp_path) as machine, machine.working(max_tasks=2) as process:
+        assert await process.ended() == 0
+        judged = process.all(events.Judged)
+        assert {event.verdict.state for event in judged} <= {"accepted", "merged"}
+        assert len(process.all(events.Submitted)) == 2
+        last = process.all(events.Stopped)[-1]
+        assert (last.code, last.tasks) == (0, 2)
+        assert last.sent_bytes > 0
+        assert await machine.home.coordinator.check_ledger() == []
+
+
+async def test_the_licence_is_told_and_the_yes_recorded(tmp_path: Path) -> None:
+    async with lent(tmp_path) as machine, machine.working(max_tasks=1) as process:
+        assert await process.ended() == 0
+        told = [event.message for event in process.all(events.Notice)]
+        assert any("CC0-1.0" in sentence for sentence in told)
+        assert sum("POST /api/v1/runs/tiny/consent" in seen for seen in process.network.seen) == 1
+
+
+async def test_without_a_yes_nothing_is_claimed(tmp_path: Path) -> None:
+    flags = {"consent": "asked", "max_tasks": 1}
+    async with lent(tmp_path) as machine, machine.working(**flags) as process:
+        idle = await process.until(events.Idle, lambda event: event.reason == "consent")
+        assert "licence" in idle.message
+        assert not any("/claims" in seen for seen in process.network.seen)
+        await process.control.consent("tiny")
+        assert await process.ended() == 0
+
+
+async def test_pause_frees_the_device_and_keeps_the_task(tmp_path: Path) -> None:
+    async with lent(tmp_path, LONG) as machine, machine.working(max_tasks=1) as process:
+        before = await training(process)
+        await process.control.pause()
+        async with process.eventually():
+            while (await process.control.workers("tiny"))[0].state != "paused":
+                await machine.home.clock.advance(1)
+        await process.control.resume()
+        assert await process.ended() == 0
+        assert {event.task for event in process.all(events.Claimed)} == {before.task}
+
+
+async def test_stop_gives_the_task_back(tmp_path: Path) -> None:
+    async with lent(tmp_path, LONG) as machine, machine.working(quit_seconds=0) as process:
+        doing = await training(process)
+        await process.control.stop()
+        assert await process.ended() == 0
+        ended = process.all(events.TaskEnded)[0]
+        assert (ended.task, ended.how) == (doing.task, "released")
+        rows = {row["id"]: row for row in await tasks(machine)}
+        assert rows[doing.task]["state"] == "todo"
+        assert rows[doing.task]["failures"] == 0
+
+
+async def test_a_task_that_needs_only_seconds_more_is_finished_on_stop(tmp_path: Path) -> None:
+    async with lent(tmp_path, LONG) as machine:
+        machine.speed = 1.0  # the end is bounded in seconds, which a busy test machine needs
+        async with machine.working(quit_seconds=600) as process:
+            await training(process)
+            await process.control.stop()
+            assert await process.ended(60) == 0
+        assert len(await contributions(machine)) == 1
+
+
+async def test_finish_completes_the_task_and_takes_no_more(tmp_path: Path) -> None:
+    async with lent(tmp_path, LONG) as machine, machine.working() as process:
+        doing = await training(process)
+        await process.control.finish()
+        await process.until(events.Submitted, lambda event: event.task == doing.task)
+        await process.until(events.Idle, lambda event: event.reason == "finished")
+        assert len(await contributions(machine)) == 1
+        await process.control.resume()
+        await process.until(events.Claimed, lambda event: event.task != doing.task)
+
+
+async def test_a_killed_volunteer_goes_on_with_its_task(tmp_path: Path) -> None:
+    async with lent(tmp_path, LONG) as machine:
+        async with machine.working(snapshot_seconds=0.01) as process:
+            doing = await training(process)
+        async with machine.working(max_tasks=1) as process:
+            again = await process.until(events.Training)
+            assert again.task == doing.task
+            assert again.step > 0  # from the snapshot
+            assert await process.ended() == 0
+        assert len(await contributions(machine)) == 1
+        assert [row["attempt"] for row in await tasks(machine) if row["id"] == doing.task] == [1]
+
+
+async def test_a_lost_reply_to_a_claim_brings_the_same_lease(tmp_path: Path) -> None:
+    async with lent(tmp_path) as machine, machine.working(max_tasks=1) as process:
+        process.network.lose("/claims")
+        assert await process.ended() == 0
+        assert sum("/claims" in seen for seen in process.network.seen) == 2
+        assert [row["state"] for row in await tasks(machine)] == ["done"]
+
+
+async def test_a_lost_reply_to_a_submission_pays_once(tmp_path: Path) -> None:
+    async with lent(tmp_path) as machine, machine.working(max_tasks=1) as process:
+        process.network.lose("/submit")
+        assert await process.ended() == 0
+        assert sum("/submit" in seen for seen in process.network.seen) == 2
+        assert len(await contributions(machine)) == 1
+        assert await machine.home.coordinator.check_ledger() == []
+
+
+async def test_a_result_outlives_the_process_that_could_not_send_it(tmp_path: Path) -> None:
+    async with lent(tmp_path) as machine:
+        async with machine.working(max_tasks=1) as process:
+            process.network.refuse("/uploads")
+            down = await process.until(
+                events.Connection, lambda event: not event.online and event.queued == 1
+            )
+            assert down.retry_at is not None
+        assert await contributions(machine) == []
+        async with machine.working(max_tasks=1) as process:
+            await process.until(events.Submitted)
+        assert len(await contributions(machine)) >= 1
+
+
+async def test_work_goes_on_when_the_network_comes_back(tmp_path: Path) -> None:
+    async with lent(tmp_path) as machine, machine.working(max_tasks=1) as process:
+        process.network.refuse("/begin")
+        await process.until(events.Connection, lambda event: not event.online)
+        process.network.heal()
+        await process.control.retry()
+        assert await process.ended() == 0
+
+
+async def test_an_outage_is_told_once_and_its_end_with_how_long_it_was(tmp_path: Path) -> None:
+    async with lent(tmp_path, LONG) as machine, machine.working() as process:
+        await training(process)
+        process.network.cut = True
+        away = await process.until(events.Connection, lambda event: not event.online)
+        for _ in range(3):  # of the heartbeat, of listings, of whoever else asks
+            await process.until(events.Connection, lambda event: event.repeated)
+        process.network.heal()
+        await process.control.retry()
+        back = await process.until(
+            events.Connection, lambda event: event.online and event.since == away.at
+        )
+        told = [said for e in process.all(events.Connection) if (said := words(e)) is not None]
+        assert len(told) == 3
+        assert told[0] == "the coordinator answers"
+        assert told[1].startswith("coordinator unreachable")
+        assert told[2] == f"the coordinator answers again, after {duration(back.at - away.at)}"
+
+
+async def test_why_there_is_no_work_is_told_once_however_often_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    async with lent(tmp_path) as machine:
+        await machine.home.coordinator.runs.pause("tiny")
+        async with machine.working() as process:
+            async with process.eventually():
+                while len([e for e in process.all(events.Idle) if e.until is not None]) < 3:
+                    await machine.home.clock.advance(1)
+            told = [said for e in process.all(events.Idle) if (said := words(e)) is not None]
+            assert len(told) == len({said.partition(";")[0] for said in told})
+
+
+async def test_going_on_with_one_device_lifts_no_rule_while_its_owner_pauses_all(
+    tmp_path: Path,
+) -> None:
+    async with lent(tmp_path) as machine:
+        machine.read = lambda rules, devices: Facts(on_battery=True)
+        async with machine.working() as process:
+            await process.until(events.Paused, lambda event: event.by == "battery")
+            await process.control.pause()
+            await process.control.resume("cpu")
+            await process.control.pause("cpu")
+            await process.until(events.Paused, lambda event: event.device == "cpu")
+            assert not [e for e in process.all(events.Notice) if "going on although" in e.message]
+            assert process.control.status.paused("cpu") is not None
+
+
+async def test_taking_a_finish_back_lifts_no_rule(tmp_path: Path) -> None:
+    async with lent(tmp_path) as machine:
+        machine.read = lambda rules, devices: Facts(on_battery=True)
+        async with machine.working() as process:
+            await process.until(events.Paused, lambda event: event.by == "battery")
+            await process.control.finish()
+            await process.control.resume()
+            resumed = await process.until(events.Resumed)
+            assert resumed.message == "no longer finishing, but paused by battery: on battery"
+            assert not process.control.status.finishing
+            await process.control.finish()
+            async with process.eventually():
+                while len(process.all(events.Finishing)) < 2:
+                    await process.tick()
+            assert not [e for e in process.all(events.Notice) if "going on although" in e.message]
+
+
+async def test_it_can_be_stopped_while_its_account_waits_for_the_coordinator(
+    tmp_path: Path,
+) -> None:
+    async with lent(tmp_path) as machine:
+        profile = Profile(machine.directories.profile)
+        identity = profile.current()
+        assert identity is not None
+        profile.use(replace(identity, registered=False))
+        async with machine.working() as process:
+            for _ in range(1000):
+                process.network.lose("/register")
+            async with process.eventually():
+                while not process.network.seen:
+                    await asyncio.sleep(0.01)
+            process.engine.stop()
+            assert await process.ended() == 0
+
+
+async def test_joining_a_coordinator_that_goes_away_meanwhile_ends_with_what_to_do(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path / "coordinator") as home:
+        machine, network = Lent(tmp_path / "machine", home), Network(home.transport)
+        network.refuse("/register")
+        with pytest.raises(Unreachable, match=r"cannot be reached.*join again with the same link"):
+            async with asyncio.timeout(30):
+                await machine.join(network=network)
+        network.heal()
+        joined = await machine.join(network=network)
+        assert (joined.created, joined.nickname) == (True, "Ann")
+        assert [person.nickname for person in await home.coordinator.volunteers.list()] == ["Ann"]
+
+
+async def test_a_cancelled_task_is_dropped(tmp_path: Path) -> None:
+    async with lent(tmp_path, LONG) as machine, machine.working() as process:
+        doing = await training(process)
+        await machine.home.coordinator.runs.stop("tiny")
+        ended = await process.until(events.TaskEnded)
+        assert ended.task == doing.task
+        assert ended.how == "cancelled"
+        await process.until(events.Idle)
+        assert await contributions(machine) == []
+
+
+async def test_a_banned_volunteer_ends_for_good(tmp_path: Path) -> None:
+    async with lent(tmp_path, LONG) as machine, machine.working() as process:
+        await training(process)
+        await machine.home.coordinator.volunteers.ban("Ann")
+        assert await process.ended() == 78
+        assert "banned" in process.all(events.Stopped)[-1].message
+
+
+class Broken(GptWorkload):
+    """A workload that cannot begin."""
+
+    def begin(self, *args: Any) -> Any:
+        raise RuntimeError("the device fell off the bus")
+
+
+async def test_a_failing_device_says_so_and_waits_longer_each_time(tmp_path: Path) -> None:
+    async with lent(tmp_path) as machine, machine.working(lambda name: Broken()) as process:
+        told = await process.until(events.Notice, lambda event: event.level == "error")
+        assert "fell off the bus" in told.message
+        ended = process.all(events.TaskEnded)
+        assert {event.how for event in ended} == {"failed"}
+        waits = [
+            e.until - e.at for e in process.all(events.Idle) if e.reason == "failing" and e.until
+        ]
+        assert waits == sorted(waits)
+        assert await contributions(machine) == []
+
+
+class Greedy(GptWorkload):
+    """A workload that does not fit the memory at first."""
+
+    def begin(self, *args: Any) -> Any:
+        work = super().begin(*args)
+        advance = work.advance
+        refused: list[bool] = []
+
+        def hungry() -> Any:
+            if not refused:
+                refused.append(True)
+                raise MemoryError("out of memory")
+            return advance()
+
+        work.advance = hungry  # type: ignore[method-assign]
+        return work
+
+
+async def test_out_of_memory_halves_the_micro_batch_and_pays_the_same(tmp_path: Path) -> None:
+    async with (
+        lent(tmp_path) as machine,
+        machine.working(lambda name: Greedy(), max_tasks=1) as process,
+    ):
+        assert await process.ended() == 0
+        assert process.all(events.Halved)[0].micro_batch == 1
+        claimed = process.all(events.Claimed)[0]
+        paid = [event.verdict.credits_micro for event in process.all(events.Judged)]
+        assert set(paid) == {claimed.price_micro}
+
+
+async def test_another_coordinator_at_the_same_address_is_refused(tmp_path: Path) -> None:
+    async with lent(tmp_path / "one") as machine, lent(tmp_path / "two") as other:
+        network = Network(other.home.transport)
+        process = Process(machine.engine(network), network, machine.path)
+        assert await process.ended() == 78
+        assert "another key" in process.all(events.Stopped)[-1].message
+        assert not any("/workers" in seen for seen in network.seen)  # no secret went there
+
+
+async def test_a_second_machine_of_the_same_account_may_come_by_a_link_code(tmp_path: Path) -> None:
+    async with lent(tmp_path) as machine, machine.working(max_tasks=1) as process:
+        await process.until(events.Started)
+        code = await process.control.link()
+        second = Lent(tmp_path / "second", machine.home)
+        key = machine.link.partition("#")[2]
+        joined = await second.engine().control.join(
+            f"http://127.0.0.1:1/join#{key}+code={code.code}"
+        )
+        assert joined.nickname == "Ann"
+        assert await process.ended() == 0
+
+
+async def test_going_on_says_once_what_still_holds_it_back(tmp_path: Path) -> None:
+    async with lent(tmp_path, LONG) as machine:
+        machine.read = lambda rules, devices: Facts(disk_free_bytes=0)
+        async with machine.working() as process:
+            await process.until(events.Paused, lambda event: event.by == "disk")
+            await process.control.resume()
+            said = await process.until(events.Notice, lambda e: e.message.startswith("still"))
+            assert (
+                said.message == "still paused: only 0.0 GiB of disk are free, until 1 GiB are free"
+            )
+            assert process.all(events.Resumed) == []

@@ -1,0 +1,51 @@
+"""A run that is named on the command line: one that is not there, or is over, is told at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.local_volunteer import Lent, lent
+from volunteer.control import events
+from volunteer.settings import settings
+
+
+async def said(machine: Lent, *runs: str) -> tuple[int, str]:
+    """How a volunteer for these runs ends: its code and its last sentence."""
+    async with machine.working(runs=runs) as process:
+        code = await process.ended()
+        assert not any("/claims" in seen for seen in process.network.seen)
+        return code, process.all(events.Stopped)[-1].message
+
+
+async def over(machine: Lent) -> None:
+    """The run has ended, and the list of runs says so."""
+    await machine.home.coordinator.runs.stop("tiny")
+    await machine.home.clock.advance(5)
+
+
+async def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+    async with lent(tmp_path) as machine:
+        code, sentence = await said(machine, "tiny", "tinny")
+        assert code == 2
+        assert 'no run "tinny" here (did you mean "tiny"?)' in sentence
+        assert "tiny (gpt, running)" in sentence
+
+
+async def test_a_run_that_has_ended_is_told(tmp_path: Path) -> None:
+    async with lent(tmp_path) as machine:
+        await over(machine)
+        code, sentence = await said(machine, "tiny")
+        assert code == 2
+        assert '"tiny" has ended' in sentence
+        assert "tiny (gpt, completed)" in sentence
+
+
+async def test_a_run_that_was_chosen_once_and_is_over_is_waited_out(tmp_path: Path) -> None:
+    """A choice made on the screen is kept; it is no mistake of today's command line."""
+    async with lent(tmp_path) as machine:
+        settings.save(machine.directories.config / "config.toml", {"runs": ["tiny"]})
+        await over(machine)
+        async with machine.working() as process, process.eventually():
+            while not (told := [e for e in process.all(events.Idle) if e.reason == "run_ended"]):
+                await machine.home.clock.advance(5)  # a claim waits at the coordinator
+            assert '"tiny" has ended' in told[0].message

@@ -1,0 +1,71 @@
+"""A volunteer of which a part fails says so and ends: it never only looks alive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.local_volunteer import LONG, SHORT, lent
+from volunteer.control import events
+from volunteer.control.events import Sensed
+from volunteer.machine.policy import Facts
+from volunteer.settings.work_rules import Rules
+
+
+class Failing:
+    """What is known of the machine, until its sensors fail."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def read(self, rules: Rules, devices: Sequence[str]) -> Facts:
+        if self.broken:
+            raise RuntimeError("the bus is gone")
+        return Facts()
+
+
+async def test_a_part_that_fails_ends_the_volunteer_and_keeps_its_task(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with lent(tmp_path, LONG) as machine:
+        failing = Failing()
+        machine.read = failing.read
+        async with machine.working() as process:
+            doing = await process.until(events.Training, lambda event: event.step >= 5)
+            failing.broken = True
+            assert await process.ended() == 1
+        stopped = process.all(events.Stopped)[-1]
+        assert stopped.message == "your rules failed (RuntimeError: the bus is gone)"
+        assert "Traceback" in caplog.text  # for whoever has to find out why
+        assert [event.how for event in process.all(events.TaskEnded)] == ["saved"]
+        failing.broken = False
+        async with machine.working(max_tasks=1) as process:
+            assert await process.ended() == 0
+        assert process.all(events.Submitted)[0].task == doing.task
+
+
+async def test_a_result_that_vanished_is_no_reason_to_fall_silent(tmp_path: Path) -> None:
+    async with lent(tmp_path, SHORT) as machine, machine.working() as process:
+        process.network.refuse("/uploads")
+        await process.until(events.Connection, lambda event: not event.online)
+        for update in (machine.directories.profile).rglob("outbox/*.safetensors"):
+            update.unlink()
+        process.network.heal()
+        await process.control.retry()
+        assert await process.ended() == 1
+        assert process.all(events.Stopped)[-1].message.startswith("handing in failed")
+
+
+async def test_sensors_that_fail_are_told_and_work_goes_on(tmp_path: Path) -> None:
+    async with lent(tmp_path, SHORT) as machine:
+
+        def sense(devices: Sequence[str]) -> tuple[Sensed, ...]:
+            raise RuntimeError("the driver is gone")
+
+        machine.sense = sense
+        async with machine.working(max_tasks=1) as process:
+            assert await process.ended() == 0
+        told = [event.message for event in process.all(events.Notice)]
+        assert "the sensors failed (RuntimeError: the driver is gone)" in told

@@ -1,0 +1,152 @@
+"""The volunteer's settings: who wins, what is refused and how, and that nothing a person wrote is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import BadRequest, Configuration
+from tests.support.sources import ROOT
+from volunteer.cli.main import run_command
+from volunteer.settings import settings as config
+from volunteer.settings.settings import Settings
+
+
+def load(path: Path, flags: dict[str, Any] | None = None, **environ: str) -> config.Loaded:
+    return config.load(flags, environ=environ, path=path / "config.toml")
+
+
+def write(path: Path, text: str) -> None:
+    (path / "config.toml").write_text(text, encoding="utf-8")
+
+
+def test_settings_are_listed_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["settings"]) == 0
+    words = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()}
+    assert (words["schedule"], words["ascii"], words["idle_minutes"]) == ("-", "false", "5")
+
+
+def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    write(tmp_path, "threads = 1\ncache_gb = 2.5\nmax_tasks = 3\n")
+    environ = {"VOLUNTEER_THREADS": "2", "VOLUNTEER_MAX_TASKS": "4"}
+    loaded = load(tmp_path, {"threads": 3, "device": None}, **environ)
+    assert (loaded.settings.threads, loaded.settings.max_tasks) == (3, 4)
+    assert (loaded.settings.cache_gb, loaded.settings.device) == (2.5, "auto")
+    said = loaded.sources
+    assert (said["threads"], said["max_tasks"]) == ("flag", "environment")
+    assert (said["cache_gb"], said["device"]) == ("config.toml", "default")
+
+
+def test_every_setting_works_as_a_variable(tmp_path: Path) -> None:
+    environ = {
+        "VOLUNTEER_RUNS": "one, two",
+        "VOLUNTEER_PUBLIC": "false",
+        "VOLUNTEER_CACHE_GB": "0.5",
+        "VOLUNTEER_CONSENT": "asked",
+        "VOLUNTEER_JOIN": "no setting",
+        "VOLUNTEER_SOMETHING_OF_ANOTHER_PROGRAM": "1",
+        "HOME": "/home/ann",
+    }
+    settings = load(tmp_path, None, **environ).settings
+    assert settings.runs == ("one", "two")
+    assert (settings.public, settings.cache_gb, settings.consent) == (False, 0.5, "asked")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("thread = 2", ['unknown setting "thread"', 'did you mean "threads"?']),
+        ('threads = "many"', ["threads", "expected a whole number, not a text"]),
+        ("threads = -1", ["threads", "expected a whole number of at least 0"]),
+        ('consent = "maybe"', ["consent", "maybe"]),
+        ("threads = ", ["is not TOML", "move it away"]),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, words: list[str]) -> None:
+    write(tmp_path, text)
+    with pytest.raises(Configuration) as caught:
+        load(tmp_path)
+    assert "config.toml" in caught.value.message
+    assert all(word in caught.value.message for word in words)
+
+
+@pytest.mark.parametrize("flags", [{"nonsense": "1"}, {"max_tasks": -1}, {"threads": "many"}])
+def test_a_mistake_on_the_command_line_is_one_of_usage(
+    tmp_path: Path, flags: dict[str, Any]
+) -> None:
+    with pytest.raises(BadRequest, match="the command line: ") as caught:
+        load(tmp_path, flags)
+    assert caught.value.exit_code == 2
+
+
+def test_a_slip_in_a_variable_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Configuration, match="did you mean VOLUNTEER_THREADS"):
+        load(tmp_path, VOLUNTEER_THREAD="2")
+    with pytest.raises(Configuration, match="environment: setting"):
+        load(tmp_path, VOLUNTEER_THREADS="two")
+
+
+def test_saving_keeps_what_a_person_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    write(tmp_path, "# my machine\nthreads = 2  # quiet\ndevice = 'cpu'\n")
+    config.save(path, {"threads": 4, "runs": ("a", "b")})
+    text = path.read_text(encoding="utf-8")
+    assert "# my machine" in text
+    settings = load(tmp_path).settings
+    assert (settings.threads, settings.device, settings.runs) == (4, "cpu", ("a", "b"))
+
+
+def test_saving_over_several_lines_loses_no_value(tmp_path: Path) -> None:
+    write(tmp_path, 'runs = [\n  "a",\n  "b",\n]\nthreads = 2\n')
+    config.save(tmp_path / "config.toml", {"runs": ("c",)})
+    settings = load(tmp_path).settings
+    assert (settings.runs, settings.threads) == (("c",), 2)
+
+
+def test_what_makes_no_sense_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(Configuration):
+        config.save(tmp_path / "config.toml", {"threads": "x"})
+    assert not (tmp_path / "config.toml").exists()
+
+
+@given(name=st.text(max_size=30), runs=st.lists(st.text(max_size=10), max_size=3))
+def test_any_text_survives_saving(
+    tmp_path_factory: pytest.TempPathFactory, name: str, runs: list[str]
+) -> None:
+    path = tmp_path_factory.mktemp("config")
+    device = name or "cpu"
+    config.save(path / "config.toml", {"device": device, "runs": tuple(runs)})
+    settings = load(path).settings
+    assert (settings.device, settings.runs) == (device, tuple(runs))
+
+
+def test_every_setting_is_described() -> None:
+    rows = config.describe()
+    assert [row.name for row in rows] == list(Settings.__struct_fields__)
+    assert all(row.help.endswith((".", ")")) and row.type for row in rows)
+
+
+def test_directories_lie_below_one_home_and_belong_to_a_host(tmp_path: Path) -> None:
+    environ = {"VOLUNTEER_HOME": str(tmp_path / "home")}
+    found = config.directories(environ)
+    assert found.profile.is_relative_to(tmp_path)
+    assert found.cache.is_relative_to(tmp_path)
+    assert found.profile.name.startswith("default@")
+    assert found.profile.stat().st_mode & 0o077 == 0
+    other = config.directories(environ, profile="second")
+    assert other.profile != found.profile
+    assert config.directories(environ | {"VOLUNTEER_PROFILE": "second"}).profile == other.profile
+    for name in ("../up", ".hidden", "a/b", "x" * 65):
+        with pytest.raises(Configuration, match="profile name"):
+            config.directories(environ, profile=name)
+
+
+def test_the_documentation_holds_the_table_of_settings() -> None:
+    page = ROOT / "docs" / "volunteer-settings.md"
+    text = page.read_text(encoding="utf-8")
+    missing = [row.name for row in config.describe() if config.table_row(row) not in text]
+    assert not missing, "paste the lines that config.table_row gives"

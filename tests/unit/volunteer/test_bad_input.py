@@ -1,0 +1,208 @@
+"""What goes wrong outside of us gets a sentence that says what it was and what to do: links, versions, clocks, disks, devices."""
+
+from __future__ import annotations
+
+import errno
+import os
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from shared.clock import VirtualClock
+from shared.errors import Configuration, StorageFull, Unreachable, UpgradeRequired
+from shared.links import parse_link
+from shared.protocol.accounts import ServerInfo
+from shared.protocol.limits import PROTOCOL
+from shared.workloads.gpt.workload import GptWorkload
+from tests.support.local_volunteer import lent
+from tests.tui.pages import SERVER
+from volunteer.account.join import probe
+from volunteer.agent.claimer import DISK_WAIT_S
+from volunteer.control import events
+from volunteer.files import write_record, write_whole
+from volunteer.machine.device_memory import device_lost
+from volunteer.net.client import Client
+from volunteer.storage.leases import HeldLease
+from volunteer.text import clock_words
+
+
+@asynccontextmanager
+async def answering(server: ServerInfo | None) -> AsyncIterator[Any]:
+    """A way to connect to a coordinator that says this of itself, or to nobody."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if server is None:
+            raise httpx.ConnectError("connection refused")
+        return httpx.Response(200, stream=httpx.ByteStream(msgspec.json.encode(server)))
+
+    clock = VirtualClock()
+    yield lambda address, token: Client(
+        address, clock=clock, token=token, transport=httpx.MockTransport(answer)
+    )
+
+
+async def looked_up(link: str, server: ServerInfo | None) -> ServerInfo:
+    async with answering(server) as connect:
+        return await probe(parse_link(link), connect, patience_s=0.0)
+
+
+async def test_an_address_of_the_own_machine_that_nobody_answers_at() -> None:
+    with pytest.raises(Unreachable) as error:
+        await looked_up("http://127.0.0.1:8765/join", None)
+    assert str(error.value) == (
+        "Nothing answers at 127.0.0.1:8765. This address means the very machine it is used on: ask your "
+        "organiser for a link with an address that reaches their machine."
+    )
+    with pytest.raises(Unreachable, match=r"^https://train\.example\.org cannot be reached"):
+        await looked_up("https://train.example.org", None)
+
+
+async def test_a_version_that_is_too_old_names_the_command_that_updates() -> None:
+    newer = replace(SERVER, protocol=PROTOCOL + 2, protocol_min=PROTOCOL + 1)
+    with pytest.raises(UpgradeRequired) as error:
+        await looked_up("https://train.example.org", newer)
+    assert str(error.value).endswith(": pipx upgrade volunteer")
+
+
+@pytest.mark.parametrize(("code", "says"), [(9, "not yet valid"), (10, "has expired")])
+async def test_a_certificate_of_another_time_asks_about_the_clock(code: int, says: str) -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        wrong = ssl.SSLCertVerificationError()
+        wrong.verify_code, wrong.verify_message = code, f"certificate {says}"
+        raise httpx.ConnectError("handshake") from wrong
+
+    clock = VirtualClock()
+    with pytest.raises(Configuration, match=f"{says}.*is the clock of this machine right"):
+        await probe(
+            parse_link("https://train.example.org"),
+            lambda address, token: Client(
+                address, clock=clock, token=token, transport=httpx.MockTransport(refuse)
+            ),
+            patience_s=0.0,
+        )
+
+
+@pytest.mark.parametrize(
+    ("offset_s", "says"),
+    [
+        (0.0, ""),
+        (-299.0, ""),
+        (86_400.0, "the clock of this machine is 1 day behind the coordinator's: set it right"),
+        (-86_400.0, "the clock of this machine is 1 day ahead of the coordinator's"),
+        (3 * 86_400.0, "3 days behind"),
+        (1800.0, "30:00 min behind"),
+        (-7200.0, "2:00 h ahead of"),
+    ],
+)
+def test_a_clock_that_is_wrong_is_told(offset_s: float, says: str) -> None:
+    assert says in clock_words(offset_s)
+    assert bool(says) is bool(clock_words(offset_s))
+
+
+async def test_with_a_clock_that_is_wrong_by_years_work_goes_on_and_it_is_told(
+    tmp_path: Path,
+) -> None:
+    async with lent(tmp_path) as machine, machine.working(max_tasks=1) as process:
+        told = await process.until(
+            events.Notice, lambda e: "the clock of this machine" in e.message
+        )
+        assert told.level == "warning"
+        claimed = await process.until(events.Claimed)
+        assert 0 < claimed.finish_by - claimed.at < 100_000  # on the clock of this machine
+        assert await process.ended() == 0
+
+
+class Full(GptWorkload):
+    """A workload for whose result there is no room."""
+
+    def begin(self, *args: Any) -> Any:
+        raise StorageFull("no space is left for result.bin: free some and try again")
+
+
+async def test_a_full_disk_gives_the_task_back_and_says_so(tmp_path: Path) -> None:
+    async with lent(tmp_path) as machine, machine.working(lambda name: Full()) as process:
+        idle = await process.until(events.Idle, lambda event: event.reason == "disk_full")
+        assert idle.message == "no space is left for result.bin: free some and try again"
+        assert {event.how for event in process.all(events.TaskEnded)} == {"released"}
+        released = process.all(events.TaskEnded)[0].at
+        more = await process.until(events.Claimed, lambda event: event.at > released)
+        assert more.at - released >= DISK_WAIT_S  # none is held meanwhile, that others could do
+
+
+def full(path: Path, *_: object, **__: object) -> None:
+    raise StorageFull(f"no space is left for {path}: free some and try again")
+
+
+async def test_a_disk_that_fills_up_while_results_are_judged_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with lent(tmp_path) as machine, machine.working(max_tasks=2) as process:
+        await process.until(events.Training)
+        monkeypatch.setattr("volunteer.account.profile.write_record", full)
+        assert await process.ended() == 0
+        assert len(process.all(events.Judged)) >= 2
+
+
+async def test_a_lease_that_cannot_be_stored_is_given_back_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room_for_leases(path: Path, record: msgspec.Struct) -> None:
+        (full if isinstance(record, HeldLease) else write_record)(path, record)
+
+    monkeypatch.setattr("volunteer.storage.leases.write_record", no_room_for_leases)
+    async with lent(tmp_path) as machine, machine.working(max_tasks=1) as process:
+        idle = await process.until(events.Idle, lambda event: event.reason == "disk_full")
+        assert "free some and try again" in idle.message
+        assert any(seen.endswith("/release") for seen in process.network.seen)
+        monkeypatch.undo()
+        await process.control.retry()
+        assert await process.ended() == 0
+
+
+def test_a_file_for_which_there_is_no_space_is_not_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "config.toml"
+    path.write_text("threads = 1\n")
+    monkeypatch.setattr("volunteer.files.os.open", refused)
+    with pytest.raises(StorageFull, match=r"no space is left for .*config\.toml: free some"):
+        write_whole(path, b"threads = 2\n")
+    assert path.read_text() == "threads = 1\n"
+
+
+async def test_no_device_that_fits_any_run_says_what_is_missing(tmp_path: Path) -> None:
+    async with lent(tmp_path) as machine, machine.working(memory_gb=1e-6) as process:
+        idle = await process.until(events.Idle, lambda event: event.reason == "no_fit")
+        assert "memory" in idle.message
+
+
+class Unplugged(GptWorkload):
+    """A workload whose device is gone."""
+
+    def begin(self, *args: Any) -> Any:
+        raise RuntimeError("CUDA error: no CUDA-capable device is detected")
+
+
+async def test_an_unplugged_device_is_asked_after(tmp_path: Path) -> None:
+    async with lent(tmp_path) as machine, machine.working(lambda name: Unplugged()) as process:
+        ended = await process.until(events.TaskEnded)
+        assert ended.message == (
+            "cpu does not answer any more (CUDA error: no CUDA-capable device is detected): "
+            "is it still plugged in, and its driver well?"
+        )
+
+
+def test_only_a_lost_device_counts_as_one() -> None:
+    assert device_lost(RuntimeError("CUDA error: GPU is lost"))
+    assert not device_lost(RuntimeError("expected scalar type Float"))
+    assert not device_lost(ValueError("no CUDA-capable device"))
