@@ -28,7 +28,7 @@ finally:
     sys.stderr.write(" ".join(name for name in {forbidden} if name in sys.modules))
 """
 START = {  # what the commands begin with, without the end of the process, which says nothing of what was loaded
-    "volunteer": "from volunteer.cli import run_command; run_command(['--help'])",
+    "volunteer": "from volunteer.cli.main import run_command; run_command(['--help'])",
     "coordinator": "from coordinator.cli.main import main; main()",
 }
 

@@ -15,6 +15,12 @@ import pytest
 from coordinator.config import Settings
 from coordinator.http.app import Coordinator, opened
 from shared.workloads.data.documents import Document
+from tests.support.command_line import (  # noqa: F401 # fixtures of this directory
+    busy,
+    here,
+    logging_as_it_was,
+    run,
+)
 from tests.support.forkserver import Child, Nursery
 from tests.support.local_coordinator import RUN
 

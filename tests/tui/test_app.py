@@ -318,8 +318,8 @@ def test_the_first_paint_needs_neither_torch_nor_a_network_library() -> None:
     program = """
 import asyncio, json, sys
 from shared.clock import SystemClock
-from volunteer.hub import Hub
-from volunteer.control import Control
+from volunteer.control.event_bus import Hub
+from volunteer.control.control import Control
 from volunteer.tui.app import VolunteerApp
 async def nothing(command): return None
 async def main():

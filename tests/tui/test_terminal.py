@@ -19,9 +19,9 @@ from volunteer.settings.settings import directories
 PROGRAM = """
 import asyncio, os, signal, sys
 from shared.clock import SystemClock
-from volunteer import commands, events
-from volunteer.control import Control
-from volunteer.hub import Hub
+from volunteer.control import commands, events
+from volunteer.control.control import Control
+from volunteer.control.event_bus import Hub
 from volunteer.tui.app import VolunteerApp
 
 hub = Hub(SystemClock())

@@ -113,7 +113,7 @@ class Practice:
         command = (
             [str(script)]
             if script.exists()
-            else [sys.executable, "-c", "from coordinator.cli import main; main()"]
+            else [sys.executable, "-c", "from coordinator.cli.main import main; main()"]
         )
         private_directory(self._root)
         return await asyncio.create_subprocess_exec(

@@ -239,7 +239,7 @@ def test_bad_input_gets_a_sentence_and_a_code(
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
     code = (
         "import sys, resource\n"
-        "from volunteer.cli import run_command\n"
+        "from volunteer.cli.main import run_command\n"
         "assert run_command(['--help']) == 0\n"
         "heavy = {'torch', 'textual', 'numpy', 'httpx', 'cryptography'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

@@ -132,7 +132,7 @@ def test_a_version_becomes_one_commit_of_a_private_repository(hub: FakeHub, run:
 REFUSALS = """
 import os, sys
 from pathlib import Path
-from coordinator.hub import Hub
+from coordinator.runs.model_hub import Hub
 from shared.errors import VolunteerError
 
 for endpoint, token in zip(sys.argv[2::2], sys.argv[3::2]):

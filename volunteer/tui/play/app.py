@@ -73,7 +73,7 @@ class PlayApp(App[int]):
     """See the module."""
 
     TITLE = "volunteer"
-    CSS_PATH = "app.tcss"
+    CSS_PATH = "../app.tcss"
     CSS = """
     #game { height: 1fr; }
     #facts { width: 1fr; min-width: 30; }

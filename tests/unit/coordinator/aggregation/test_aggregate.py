@@ -97,8 +97,8 @@ def test_no_rule_asks_for_more_than_a_block_at_a_time(name: str) -> None:
 def test_blas_threads_do_not_change_a_byte() -> None:
     code = (
         "import hashlib, numpy as np\n"
-        "from coordinator.merge.cohort import cohort, pieces\n"
-        "from coordinator.merge.kernels import inner_products\n"
+        "from coordinator.aggregation.cohort import cohort, pieces\n"
+        "from coordinator.aggregation.kernels import inner_products\n"
         "from shared.tensors.spec import TensorSpec\n"
         "rows = np.random.default_rng(0).standard_normal((20, 200_000), dtype=np.float32)\n"
         "class Row:\n"

@@ -110,7 +110,7 @@ def test_verdicts_are_remembered_once_and_not_for_ever(tmp_path: Path) -> None:
 def test_one_instance_at_a_time(tmp_path: Path) -> None:
     profile = Profile(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from volunteer.profile import Profile\n"
+        "import sys; from pathlib import Path; from volunteer.account.profile import Profile\n"
         "with Profile(Path(sys.argv[1])).lock(): print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

@@ -222,9 +222,9 @@ def test_a_model_is_built_without_importing_the_compiler() -> None:
     code = """
 import sys
 import torch
-from shared.workloads.gpt import GptWorkload
-from shared.workloads.gpt_config import GptConfig
-from shared.workloads.gpt_model import build
+from shared.workloads.gpt.workload import GptWorkload
+from shared.workloads.gpt.config import GptConfig
+from shared.workloads.gpt.model import build
 model = {"block_size": 8, "n_layer": 1, "n_head": 1, "n_embd": 4, "vocab_size": 300}
 built = build(GptConfig.from_dict(model), GptWorkload().init(model, 0), "cpu")
 with torch.no_grad():
