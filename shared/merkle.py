@@ -1,0 +1,180 @@
+"""A Merkle tree over an append-only log: roots, inclusion and consistency proofs (RFC 9162, section 2.1).
+
+Leaves are hashed as SHA-256(0x00 || entry), inner nodes as SHA-256(0x01 || left || right), so that no
+entry can pass for a node. Everything that computes reads complete subtrees through a `Nodes` function:
+`nodes(level, index)` is the hash over entries [index * 2^level, (index + 1) * 2^level). A server keeps
+these in a table (each is final once it exists), so a proof over n entries costs O(log n) reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import TypeAlias
+
+HASH_BYTES = 32
+EMPTY = sha256(b"").digest()
+PROOF_MAX = 64  # hashes in a proof over fewer than 2^63 entries
+
+Nodes: TypeAlias = Callable[[int, int], bytes]
+
+
+def leaf(entry: bytes) -> bytes:
+    """Return the hash of one entry."""
+    return sha256(b"\x00" + entry).digest()
+
+
+def parent(left: bytes, right: bytes) -> bytes:
+    """Return the hash of an inner node."""
+    return sha256(b"\x01" + left + right).digest()
+
+
+class Tree:
+    """A tree in memory: the complete subtrees of an append-only log, level by level."""
+
+    def __init__(self) -> None:
+        self._levels: list[list[bytes]] = [[]]
+
+    def __len__(self) -> int:
+        return len(self._levels[0])
+
+    def append(self, entry: bytes) -> list[tuple[int, int, bytes]]:
+        """Add an entry. Return the complete subtrees it finished as (level, index, hash)."""
+        return self.append_leaf(leaf(entry))
+
+    def append_leaf(self, hashed: bytes) -> list[tuple[int, int, bytes]]:
+        """Add an entry by its leaf hash. Return the complete subtrees it finished."""
+        finished = []
+        for level in range(len(self._levels) + 1):
+            if level == len(self._levels):
+                self._levels.append([])
+            nodes = self._levels[level]
+            nodes.append(hashed)
+            finished.append((level, len(nodes) - 1, hashed))
+            if len(nodes) % 2:
+                break
+            hashed = parent(nodes[-2], nodes[-1])
+        return finished
+
+    def node(self, level: int, index: int) -> bytes:
+        """Return the hash of a complete subtree. Raises IndexError when it is not complete."""
+        return self._levels[level][index]
+
+
+def finished(size: int) -> list[tuple[int, int]]:
+    """Return (level, index) of the subtrees that the last of `size` entries completes, leaf first."""
+    found, level, count = [], 0, size
+    while True:
+        found.append((level, count - 1))
+        if count % 2:
+            return found
+        level, count = level + 1, count // 2
+
+
+def root(nodes: Nodes, size: int) -> bytes:
+    """Return the root over the first `size` entries."""
+    return _over(nodes, 0, size) if size else EMPTY
+
+
+def inclusion(nodes: Nodes, index: int, size: int) -> list[bytes]:
+    """Return the proof that entry `index` is in the tree of `size` entries, leaf to root.
+
+    Raises ValueError when there is no such entry.
+    """
+    if not 0 <= index < size:
+        raise ValueError(f"there is no entry {index} among {size}")
+    path, low, high = [], 0, size
+    while high - low > 1:
+        middle = low + _split(high - low)
+        if index < middle:
+            path.append(_over(nodes, middle, high))
+            high = middle
+        else:
+            path.append(_over(nodes, low, middle))
+            low = middle
+    return path[::-1]
+
+
+def consistency(nodes: Nodes, old: int, new: int) -> list[bytes]:
+    """Return the proof that the tree of `new` entries begins with the tree of `old` ones.
+
+    Raises ValueError unless 0 < old <= new.
+    """
+    if not 0 < old <= new:
+        raise ValueError(f"a tree of {new} entries cannot begin with one of {old}")
+    path, low, high, whole = [], 0, new, True
+    while old != high:
+        middle = low + _split(high - low)
+        if old <= middle:
+            path.append(_over(nodes, middle, high))
+            high = middle
+        else:
+            path.append(_over(nodes, low, middle))
+            low, whole = middle, False
+    if not whole:
+        path.append(_over(nodes, low, high))
+    return path[::-1]
+
+
+def proves_inclusion(
+    leaf_hash: bytes, index: int, size: int, proof: Sequence[bytes], root_hash: bytes
+) -> bool:
+    """Return True if the proof leads from the leaf to the root (RFC 9162, 2.1.3.2)."""
+    if not 0 <= index < size or len(proof) > PROOF_MAX:
+        return False
+    place, last, found = index, size - 1, leaf_hash
+    for sibling in proof:
+        if last == 0 or len(sibling) != HASH_BYTES:
+            return False
+        if place % 2 or place == last:
+            found = parent(sibling, found)
+            while not place % 2 and place:
+                place, last = place >> 1, last >> 1
+        else:
+            found = parent(found, sibling)
+        place, last = place >> 1, last >> 1
+    return last == 0 and found == root_hash
+
+
+def proves_consistency(
+    old: int, new: int, proof: Sequence[bytes], old_root: bytes, new_root: bytes
+) -> bool:
+    """Return True if the proof shows that nothing of the old tree was changed (RFC 9162, 2.1.4.2)."""
+    if not 0 < old <= new or any(len(node) != HASH_BYTES for node in proof):
+        return False
+    if old == new:
+        return not proof and old_root == new_root
+    path = list(proof)
+    if old & (old - 1) == 0:  # a complete subtree: its root is the first node
+        path.insert(0, old_root)
+    if not 0 < len(path) <= PROOF_MAX + 1:
+        return False
+    place, last = old - 1, new - 1
+    while place % 2:
+        place, last = place >> 1, last >> 1
+    was = now = path[0]
+    for node in path[1:]:
+        if last == 0:
+            return False
+        if place % 2 or place == last:
+            was, now = parent(node, was), parent(node, now)
+            while not place % 2 and place:
+                place, last = place >> 1, last >> 1
+        else:
+            now = parent(now, node)
+        place, last = place >> 1, last >> 1
+    return last == 0 and was == old_root and now == new_root
+
+
+def _split(size: int) -> int:
+    """Return the largest power of two below `size`, which is at least 2."""
+    return 1 << (size - 1).bit_length() - 1
+
+
+def _over(nodes: Nodes, low: int, high: int) -> bytes:
+    """Return the hash over entries [low, high) of the tree."""
+    size = high - low
+    if size & (size - 1) == 0 and low % size == 0:
+        return nodes(size.bit_length() - 1, low // size)
+    middle = low + _split(size)
+    return parent(_over(nodes, low, middle), _over(nodes, middle, high))
