@@ -1,0 +1,61 @@
+"""Standing of an account: on probation, vetted, suspended; and when its pay is its own. Pure rules.
+
+    probation   until `PASSED_MIN` contributions passed a check; invited accounts begin vetted
+    vetted      counts in statistics and in a merge like everybody else
+    suspended   a recompute failed: no leases, what is in escrow is forfeit
+
+Pay waits in escrow until so many later contributions of the account were accepted, or so many days
+passed with a check passed since. An invited account is vouched for by the organiser and is paid at
+once. An account that vetted itself by honest work still waits: paid at once, honest for ten tasks and
+idle afterwards, it would keep what it earns until a check finds it; behind an escrow of `VEST_AFTER`
+the mean gain of that is below zero however long it was honest (tests/unit/coordinator/rules).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+State = Literal["probation", "vetted", "suspended"]
+
+PASSED_MIN = 10  # checks passed until an account is vetted
+TRUST_MIN = 0.3  # below it: no leases and no pay
+PROBATION_LEASES = 2
+VEST_AFTER = 40  # later accepted contributions
+VEST_DAYS = 30.0  # or so long, with a check passed since
+DAY_S = 86_400.0
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """What standing is decided by."""
+
+    state: State
+    invited: bool
+    passed: int  # checks, in all
+    trust: float
+
+
+def after_check(account: Account, result: str, kind: str) -> Account:
+    """Return the account after a check. Only a failed recompute suspends."""
+    if result == "failed" and kind == "recompute":
+        return msgspec.structs.replace(account, state="suspended", trust=0.0)
+    if result != "passed" or account.state == "suspended":
+        return account
+    passed = account.passed + 1
+    vetted = account.state == "vetted" or passed >= PASSED_MIN
+    return msgspec.structs.replace(
+        account, passed=passed, state="vetted" if vetted else "probation"
+    )
+
+
+def may_work(account: Account) -> bool:
+    """Return True if the account may hold leases and be paid."""
+    return account.state != "suspended" and account.trust >= TRUST_MIN
+
+
+def vested(*, invited: bool, accepted_since: int, age_s: float, passed_since: bool) -> bool:
+    """Return True if a payment in escrow is earned now."""
+    if invited:
+        return True
+    return accepted_since >= VEST_AFTER or (age_s >= VEST_DAYS * DAY_S and passed_since)

@@ -1,0 +1,129 @@
+"""Checks of work: who is drawn, what a look proves, and that cheating does not pay under these very rules."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.rules import checks, standing
+from coordinator.rules.checks import Forward, Rates, Standing
+from coordinator.rules.standing import Account
+
+SECRET = b"k" * 32
+HONEST = Standing(vetted=True, forward_streak=1000, recompute_streak=1000)
+NEW = Standing(vetted=False, forward_streak=0, recompute_streak=0)
+RATES = Rates()
+POWER = 0.99  # of a recompute beside work that was not done
+
+
+def test_newcomers_are_always_checked_and_nobody_never() -> None:
+    assert checks.chance("forward", NEW, RATES) == 1.0
+    assert checks.chance("forward", HONEST, RATES) == RATES.forward
+    assert checks.chance("recompute", HONEST, RATES) == RATES.recompute
+    assert checks.chance("recompute", HONEST, RATES, price=3.0) == pytest.approx(0.06)
+    assert checks.chance("recompute", HONEST, RATES, price=1e9) == pytest.approx(0.08)
+    assert checks.chance("forward", HONEST, RATES, price=1e9) <= 1.0
+
+
+def test_a_draw_is_its_chance_and_the_same_after_a_restart() -> None:
+    hits = [checks.drawn(SECRET, "forward", n, "digest", 0.2) for n in range(5000)]
+    assert hits == [checks.drawn(SECRET, "forward", n, "digest", 0.2) for n in range(5000)]
+    assert sum(hits) / 5000 == pytest.approx(0.2, abs=0.02)
+    assert sum(checks.drawn(b"other", "forward", n, "digest", 0.2) for n in range(5000)) != sum(
+        hits
+    )
+    assert not checks.drawn(SECRET, "forward", 1, "d", 0.0)
+    assert checks.drawn(SECRET, "forward", 1, "d", 1.0)
+    assert checks.seed(SECRET, 1, "d") != checks.seed(SECRET, 2, "d")
+
+
+@pytest.mark.parametrize(
+    ("found", "result"),
+    [
+        (Forward(drop=0.24, gap=0.18), "passed"),
+        (Forward(drop=0.115, gap=0.092), "passed"),  # the smallest honest ones that were measured
+        (Forward(drop=0.188, gap=0.029), "failed"),  # other data, at its best
+        (Forward(drop=-0.051, gap=0.002), "failed"),  # noise
+        (Forward(drop=-0.454, gap=-0.139), "failed"),  # sign flip
+        (Forward(drop=0.0, gap=0.0), "failed"),  # nothing
+        (Forward(drop=math.nan, gap=0.2), "failed"),
+    ],
+)
+def test_a_forward_check_tells_work_from_what_is_none(found: Forward, result: str) -> None:
+    assert checks.judge_forward(found, [0.18] * 8) == result
+
+
+def test_without_peers_a_forward_check_knows_less() -> None:
+    assert checks.judge_forward(Forward(drop=0.1, gap=0.05, noise=0.02), []) == "passed"
+    assert checks.judge_forward(Forward(drop=0.1, gap=0.01, noise=0.02), []) == "unclear"
+    assert checks.judge_forward(Forward(drop=0.1, gap=0.0), [0.0] * 9) == "passed"
+
+
+def test_a_recompute_proves_only_what_is_comparable() -> None:
+    judge = checks.judge_recompute
+    assert judge(1.0, 1.0, comparable=True, tolerance=0.0) == "passed"
+    assert judge(0.97, 1.0, comparable=True, tolerance=0.0) == "failed"
+    assert judge(0.97, 1.0, comparable=True, tolerance=0.02) == "passed"
+    assert judge(1.0, 2.8, comparable=True, tolerance=0.0) == "failed"  # scaled up to the limit
+    assert judge(-1.0, 1.0, comparable=False, tolerance=0.0) == "unclear"
+    assert judge(math.nan, 1.0, comparable=True, tolerance=0.0) == "failed"
+
+
+@given(st.lists(st.sampled_from(["passed", "failed", "unclear"]), max_size=40))
+def test_only_a_failed_recompute_suspends_and_it_stays(results: list[str]) -> None:
+    account = Account(state="probation", invited=False, passed=0, trust=1.0)
+    for result in results:
+        account = standing.after_check(account, result, "forward")
+    assert account.state == ("vetted" if results.count("passed") >= 10 else "probation")
+    account = standing.after_check(account, "failed", "recompute")
+    assert not standing.may_work(account)
+    assert standing.after_check(account, "passed", "recompute").state == "suspended"
+
+
+def _sleeper(honest: int, work: float, rng: random.Random) -> float:
+    """Gain of an account that is honest, then does `work` of each task, until it is caught.
+
+    Counted in tasks: what it was paid for good, less what its machine computed. An honest account
+    gains 0; what was forfeited is work without pay.
+    """
+    forward = passed = recomputed = 0
+    caught_fake = 1.0 if work < 0.5 else 0.05  # a forward check cannot tell half work (measured)
+    accepted, spent = 0, 0.0
+    while accepted < 4000:
+        cheats = accepted >= honest
+        spent += work if cheats else 1.0
+        now = Standing(
+            vetted=passed >= standing.PASSED_MIN,
+            forward_streak=forward,
+            recompute_streak=recomputed,
+        )
+        again = rng.random() < checks.chance("recompute", now, RATES)
+        if rng.random() < checks.chance("forward", now, RATES):
+            if cheats and rng.random() < caught_fake:
+                again = True
+            else:
+                forward, passed = forward + 1, passed + 1
+        if again:
+            if cheats and rng.random() < POWER:
+                return max(0, accepted - standing.VEST_AFTER) - spent
+            recomputed += 1
+        accepted += 1
+    return accepted - spent
+
+
+@pytest.mark.parametrize("work", [0.0, 0.1, 0.5])
+def test_a_sleeper_gains_nothing_however_long_it_was_honest(work: float) -> None:
+    rng = random.Random(7)
+    for honest in (1, 5, 10, 11, 20, 40, 60, 100, 150, 200):
+        gains = [_sleeper(honest, work, rng) for _ in range(1500)]
+        assert sum(gains) / len(gains) <= 0.0, f"honest for {honest} tasks, then {work:.0%} of each"
+
+
+def test_who_always_cheats_is_caught_at_once_and_keeps_nothing() -> None:
+    rng = random.Random(7)
+    gains = [_sleeper(0, 0.0, rng) for _ in range(2000)]
+    assert max(gains) <= 0.0
