@@ -4,19 +4,23 @@ All headers must be in within a few seconds, a body must come at a least rate ov
 what it asked for; a slow but honest upload lives. One address may hold so many connections and no more. It takes a
 subclass of uvicorn's protocol, because a middleware sees a request only when its headers are complete.
 
-A sweep once a second looks at every connection, so that a request costs no timer of its own.
+What frames a message is bounded too: chunk headers and trailers may not outweigh the body that they
+frame, bytes between requests start the deadline of headers, and a connection may not send far ahead
+of its answers. A sweep once a second checks every connection, so a request costs no timer of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from coordinator.http.sendfile import EXTENSION, ZeroCopy, possible
+from coordinator.rules.networks import address_key
 from shared.protocol.base import ErrorBody
 from shared.protocol.limits import BODY_RATE_MIN, HEADER_BYTES_MAX
 
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
     from coordinator.config import Settings
 
 SWEEP_S = 1.0
+FRAMING_BYTES_MAX = 16 << 10  # of a message: chunk headers, trailers ...
+FRAMING_A_BODY_BYTE = 16  # ... beside so many for each byte of its body
+PIPELINED_MAX = 256  # requests sent ahead of their answers
 LINGER_S = 5.0  # a closed connection whose peer does not read its last reply is cut off then
 
 Phase = Literal["idle", "headers", "body", "reply"]
@@ -46,15 +53,13 @@ class Watch:
 class Guard:
     """Admits connections and closes those that are too slow. `now` is the loop's time."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, connections_max: int | None = None) -> None:
         self._headers_s = settings.headers_deadline_s
         self._window_s = settings.body_window_s
-        # Behind a proxy every connection comes from the proxy's address.
-        self._per_address = (
-            settings.connections_max if settings.url else settings.connections_per_ip
-        )
-        self._connections_max = settings.connections_max
+        self._per_address = settings.connections_per_ip
+        self._connections_max = connections_max or settings.connections_max
         self._connections: dict[Any, Watch] = {}
+        self._trusted = _trusted(settings)
         self._addresses: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -62,17 +67,36 @@ class Guard:
         return len(self._connections)
 
     def admit(self, connection: Any, address: str, now: float) -> Watch | None:
-        """Begin to watch a connection; None when there are too many already."""
-        if (
-            len(self._connections) >= self._connections_max
-            or self._addresses[address] >= self._per_address
-        ):
+        """Begin to watch a connection; None when there are too many already.
+
+        An address counts as one: an IPv6 /64 is given to one home. When all places are taken, the
+        connection that has been idle for longest makes room, for it costs its owner nothing.
+        """
+        key = address_key(address)
+        proxy = self._trusted(address)
+        if not proxy and self._addresses[key] >= self._per_address:
             return None
-        self._addresses[address] += 1
-        watch = self._connections[connection] = Watch(address, now)
+        if len(self._connections) >= self._connections_max and not self._make_room():
+            return None
+        self._addresses[key] += 1
+        watch = self._connections[connection] = Watch(key, now)
         if self._timer is None:
             self._timer = connection.loop.call_later(SWEEP_S, self._tick, connection.loop)
         return watch
+
+    def _make_room(self) -> bool:
+        """Close the connection that has been idle for longest. False when none is."""
+        idle = [
+            (watch.since, number, connection)
+            for number, (connection, watch) in enumerate(self._connections.items())
+            if watch.closing_since is None and connection.phase() == "idle"
+        ]
+        if not idle:
+            return False
+        longest = min(idle)[2]
+        self.leave(longest)
+        longest.transport.abort()
+        return True
 
     def leave(self, connection: Any) -> None:
         watch = self._connections.pop(connection, None)
@@ -115,6 +139,7 @@ class Guard:
 
 
 _PHRASES = {
+    400: "Bad Request",
     408: "Request Timeout",
     431: "Request Header Fields Too Large",
     503: "Service Unavailable",
@@ -123,12 +148,22 @@ _PHRASES = {
 
 def raw_reply(status: int, message: str) -> bytes:
     """A whole HTTP reply, for connections that have no request to answer."""
-    code = {408: "bad_request", 431: "bad_request", 503: "unavailable"}[status]
+    code = "unavailable" if status == 503 else "bad_request"
     body = msgspec.json.encode(ErrorBody(code=code, message=message))
     head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\nconnection: close\r\ncontent-type: application/json\r\n"
     if status == 503:
         head += "retry-after: 5\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _trusted(settings: Settings) -> Callable[[str], bool]:
+    """Return a test for the addresses of the organiser's proxies; there are none without `url`."""
+    if not settings.url:
+        return lambda address: False
+    from uvicorn.middleware.proxy_headers import _TrustedHosts
+
+    hosts = _TrustedHosts(settings.trusted_proxies)
+    return lambda address: address in hosts
 
 
 def protocol(
@@ -153,7 +188,9 @@ def _on_httptools(guard: Guard) -> type[asyncio.Protocol]:
 
         _guard = guard
         _phase: Phase = "headers"
-        _header_bytes = 0
+        _header_bytes = 0  # of the message that is coming in, as far as they are known
+        _framing = 0  # its bytes behind the headers that are no body
+        _body = 0
         _refused = False
 
         def phase(self) -> Phase:
@@ -163,25 +200,42 @@ def _on_httptools(guard: Guard) -> type[asyncio.Protocol]:
             if self._refused or self.watch is None:
                 return
             self.watch.received += len(data)
+            request, phase, body = self.watch.request, self._phase, self._body
             super().data_received(data)
-            if self._phase == "headers" and self.watch.received:
-                self._header_bytes += len(data)
+            same = self.watch.request == request  # else a part of the data was of another message
+            if self._phase == "idle" and same and phase == "idle":
+                self._phase, self._header_bytes = "headers", 0  # bytes that begin no request
+            if self._phase == "headers":
+                first = phase != "body" and self.watch.request == request + 1
+                self._header_bytes += len(data) if same or first else 0
                 self._check_headers()
+            elif self._phase == "body" and same and phase == "body":
+                self._framing += len(data) - (self._body - body)
+                self._check_framing()
 
         def on_message_begin(self) -> None:
             assert self.watch is not None
             self.watch.request += 1
-            self._phase, self._header_bytes = "headers", 0
+            self._phase, self._header_bytes, self._framing, self._body = "headers", 0, 0, 0
             super().on_message_begin()
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if self._phase == "headers":  # trailers are read by nobody, and not kept
+                super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
             self._header_bytes = len(self.url) + sum(len(k) + len(v) + 4 for k, v in self.headers)
             self._phase = "body"
-            if self._check_headers():
-                super().on_headers_complete()
-                self.offer_files(self.scope)
+            if not self._check_headers():
+                return
+            if len(self.pipeline) >= PIPELINED_MAX:
+                self.refuse(503, "too many requests were sent ahead of their answers")
+                return
+            super().on_headers_complete()
+            self.offer_files(self.scope)
 
         def on_body(self, body: bytes) -> None:
+            self._body += len(body)
             if not self._refused:
                 super().on_body(body)
 
@@ -190,10 +244,21 @@ def _on_httptools(guard: Guard) -> type[asyncio.Protocol]:
             if not self._refused:
                 super().on_message_complete()
 
+        def send_400_response(self, msg: str) -> None:
+            self.refuse(400, "this is not HTTP/1.1 as it should be")
+
         def _check_headers(self) -> bool:
             if self._header_bytes > HEADER_BYTES_MAX and not self._refused:
                 self.refuse(431, f"the headers are larger than {HEADER_BYTES_MAX} bytes")
             return not self._refused
+
+        def _check_framing(self) -> None:
+            most = FRAMING_BYTES_MAX + FRAMING_A_BODY_BYTE * self._body
+            if self._framing > most and not self._refused:
+                self.refuse(431, "the chunks and trailers of this body outweigh it")
+
+        def _queued(self) -> bool:
+            return bool(self.pipeline)
 
         def refuse(self, status: int, message: str) -> None:
             self._refused = True
@@ -210,23 +275,58 @@ def _on_h11(guard: Guard) -> type[asyncio.Protocol]:
         """Phases are told by the state of the h11 connection; its own size limit holds for headers."""
 
         _guard = guard
+        _framing = 0  # bytes that came while a body was read, and how many of them were the body
+        _body = 0
+        _stray = False  # bytes came between requests that begin none
+        _refused = False
 
         def phase(self) -> Phase:
             assert self.watch is not None
             theirs = self.conn.their_state
             if theirs is h11.SEND_BODY:
                 return self._while("body")
-            partial = theirs is h11.IDLE and (self.conn.trailing_data[0] or not self.watch.request)
+            begun = self._stray or self.conn.trailing_data[0] or not self.watch.request
+            partial = theirs is h11.IDLE and begun
             return self._while("headers" if partial else "idle")
 
         def data_received(self, data: bytes) -> None:
-            if self.watch is None or self.watch.closing_since is not None:
+            if self.watch is None or self._refused or self.watch.closing_since is not None:
                 return
             self.watch.received += len(data)
-            before = self.cycle
+            before, theirs = self.cycle, self.conn.their_state
             super().data_received(data)
             if self.cycle is not before:
                 self.watch.request += 1
+                self._framing, self._body = 0, 0
+            elif theirs is h11.SEND_BODY:
+                self._framing += len(data)
+                if (
+                    self._framing - self._body
+                    > FRAMING_BYTES_MAX + FRAMING_A_BODY_BYTE * self._body
+                ):
+                    self.refuse(431, "the chunks and trailers of this body outweigh it")
+            self._stray = self.cycle is before and theirs is h11.IDLE
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self._next_event = self.conn.next_event
+            self.conn.next_event = self._counted  # type: ignore[method-assign]
+
+        def _counted(self) -> Any:
+            event = self._next_event()
+            if type(event) is h11.Data:
+                self._body += len(event.data)
+            return event
+
+        def send_400_response(self, msg: str) -> None:
+            self.refuse(400, "this is not HTTP/1.1 as it should be")
+
+        def _queued(self) -> bool:
+            return False
+
+        def refuse(self, status: int, message: str) -> None:
+            self._refused = True
+            super().refuse(status, message)
 
     return GuardedH11
 
@@ -289,15 +389,16 @@ class _Watched:
         return self.transport.get_write_buffer_size() - past
 
     def refuse(self, status: int, message: str) -> None:
-        """Say why, if nothing was said yet, and close."""
+        """Say why, where that cannot be taken for the answer to another request, and close."""
         if self.transport.is_closing():
             return
-        answered = (
-            self.cycle is not None
-            and self.cycle.response_started
-            and not self.cycle.response_complete
-        )
-        silent = self.watch is not None and not self.watch.received
-        if not answered and not silent:
+        cycle, silent = self.cycle, self.watch is not None and not self.watch.received
+        # A request of its own has a cycle only while its body comes; before, the last one is another's.
+        waiting = cycle is not None and not cycle.response_complete
+        begun = waiting and (cycle.response_started or self.phase() != "body" or self._queued())
+        if not begun and not silent:
             self.transport.write(raw_reply(status, message))
         self.transport.close()
+
+    phase: Callable[[], Phase]
+    _queued: Callable[[], bool]  # True while requests that came before wait for their answers

@@ -40,6 +40,7 @@ from shared.links import format_link, is_loopback
 from shared.protocol.limits import HEADER_BYTES_MAX
 
 KEEP_ALIVE_S = 75  # longer than a heartbeat's rhythm: no new handshake for each
+DESCRIPTORS_SPARE = 512  # for the database, blobs, logs and connections that wait to be accepted
 BACKLOG = 2048
 SECOND_SIGNAL_EXIT = 1
 
@@ -149,7 +150,7 @@ def _config(
     settings = coordinator.settings
     return uvicorn.Config(
         create_app(coordinator),
-        http=protocol(Guard(settings)),
+        http=protocol(Guard(settings, connections_possible(settings.connections_max))),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -164,6 +165,28 @@ def _config(
         ssl_certfile=certificate.cert if certificate else None,
         ssl_keyfile=certificate.key if certificate else None,
     )
+
+
+def connections_possible(wanted: int) -> int:
+    """Return how many connections may be open at once: what is wanted, or what the system allows.
+
+    Raises this process's limit of open files as far as it may: under the usual 1,024, two hostile
+    addresses would take every descriptor, those of the database too.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows: no such limit
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = wanted + DESCRIPTORS_SPARE
+    if hard != resource.RLIM_INFINITY:
+        need = min(need, hard)
+    if soft != resource.RLIM_INFINITY and soft < need:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+        soft = need
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    return max(1, min(wanted, soft - DESCRIPTORS_SPARE, soft * 3 // 4))
 
 
 class _Server(uvicorn.Server):

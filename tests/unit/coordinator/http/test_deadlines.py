@@ -11,6 +11,7 @@ from uvicorn.server import ServerState
 
 from coordinator.config import Settings
 from coordinator.http.deadlines import Guard, protocol
+from coordinator.http.server import connections_possible
 from shared.protocol.limits import HEADER_BYTES_MAX
 
 
@@ -255,3 +256,155 @@ async def test_garbage_is_refused(lines: Any) -> None:
     connection.data_received(b"\x16\x03\x01\x00\xa5\x01\x00\x00\r\n\r\n")
     assert wire.closed
     assert b" 400 " in wire.sent
+
+
+HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def feed(connection: Any, wire: Wire, data: bytes, times: int) -> int:
+    """Send the same again until it is too much; returns how many bytes were taken."""
+    for number in range(times):
+        if wire.closed:
+            return number * len(data)
+        connection.data_received(data)
+    return times * len(data)
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        b"Xn: yyyy\r\n" * 1000,  # trailers without end
+        b"y" * 10_000,  # one trailer without end
+    ],
+    ids=["many", "long"],
+)
+async def test_trailers_are_bounded(lines: Any, flood: bytes) -> None:
+    _, connect = lines
+    connection, wire = connect()
+    connection.data_received(HEAD + b"1\r\nx\r\n0\r\nA: ")
+    await settle()
+    assert feed(connection, wire, flood, 1000) <= 64 << 10
+    await settle()
+    assert wire.closed
+    assert b" 431 " in wire.sent or b" 400 " in wire.sent or not wire.sent
+
+
+async def test_trailers_reach_nobody(lines: Any) -> None:
+    _, connect = lines
+    connection, wire = connect()
+    connection.data_received(HEAD + b"1\r\nx\r\n")
+    await settle()
+    before = len(connection.cycle.scope["headers"])
+    connection.data_received(b"0\r\nauthorization: Bearer mine\r\n\r\n")
+    await settle()
+    assert len(connection.cycle.scope["headers"]) == before
+    assert wire.sent.startswith(b"HTTP/1.1 200")
+    connection._unset_keepalive_if_required()
+
+
+async def test_chunk_headers_may_not_outweigh_the_body(lines: Any) -> None:
+    _, connect = lines
+    connection, wire = connect()
+    connection.data_received(HEAD)
+    await settle()
+    assert feed(connection, wire, b"1;" + b"e" * 2000 + b"\r\nx\r\n", 2000) <= 1 << 20
+    assert wire.closed
+
+
+async def test_small_honest_chunks_live(lines: Any) -> None:
+    _, connect = lines
+    connection, wire = connect()
+    connection.data_received(HEAD)
+    for _ in range(20_000):
+        connection.data_received(b"1\r\nx\r\n")
+    connection.data_received(b"0\r\n\r\n")
+    await settle()
+    assert wire.sent.endswith(b"20000")
+    connection._unset_keepalive_if_required()
+
+
+async def test_bytes_that_begin_no_request_start_the_deadline(lines: Any) -> None:
+    guard, connect = lines
+    connection, wire = connect()
+    connection.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    await settle()
+    now = asyncio.get_running_loop().time()
+    for _ in range(15):
+        if not wire.closed:
+            connection.data_received(b"\r\n")
+        now = sweep(guard, 1, now)
+    assert wire.closed
+    connection._unset_keepalive_if_required()
+
+
+async def test_a_refusal_is_never_the_answer_to_an_earlier_request(lines: Any) -> None:
+    _, connect = lines
+    connection, wire = connect()
+    connection.data_received(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n")
+    await settle()
+    connection.data_received(b"GET / HTTP/1.1\r\nbad header without colon\r\n\r\n")
+    await settle()
+    assert not wire.sent
+
+
+async def test_requests_far_ahead_of_their_answers_are_refused(lines: Any) -> None:
+    _, connect = lines
+    connection, wire = connect()
+    one = b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n"
+    feed(connection, wire, one * 1000, 20)
+    if "H11" not in type(connection).__name__:  # h11 itself reads one at a time
+        assert wire.closed
+    assert not wire.sent
+
+
+async def test_two_hundred_requests_at_once_are_answered(lines: Any) -> None:
+    _, connect = lines
+    connection, wire = connect()
+    connection.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 200 + b"GET / HT")
+    for _ in range(300):
+        await settle()
+    assert wire.sent.count(b"HTTP/1.1 200") == 200
+    assert not wire.closed
+    connection._unset_keepalive_if_required()
+
+
+async def test_nonsense_is_refused_in_our_own_words(lines: Any) -> None:
+    _, connect = lines
+    connection, wire = connect()
+    connection.data_received(b"GET / SPDY/9\r\n\r\n")
+    assert b" 400 " in wire.sent
+    assert b'"code":"bad_request"' in wire.sent
+
+
+async def test_when_all_places_are_taken_the_longest_idle_makes_room(lines: Any) -> None:
+    guard, connect = lines
+    idle, idle_wire = connect("10.0.1.1")
+    idle.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    await settle()
+    guard.sweep(asyncio.get_running_loop().time())
+    busy = [connect(f"10.0.2.{i}") for i in range(4)]
+    _, new = connect("10.0.3.1")
+    assert not new.closed
+    assert idle_wire.aborted
+    assert not any(wire.closed for _, wire in busy)
+    assert connect("10.0.4.1")[1].closed
+    idle._unset_keepalive_if_required()
+
+
+async def test_neighbours_of_one_home_are_one(lines: Any) -> None:
+    _, connect = lines
+    wires = [connect(f"2001:db8:1:2::{i}")[1] for i in range(4)]
+    assert [wire.closed for wire in wires] == [False, False, False, True]
+
+
+def test_the_limit_of_open_files_is_raised_and_kept_below() -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        allowed = connections_possible(8192)
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert 1 <= allowed < soft
+        assert soft > 256 or before[1] <= 256
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
