@@ -362,6 +362,7 @@ class Replicas:
             one.join(30)
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.timeout(120 + 5 * STEPS)
 async def test_two_coordinators_with_pauses_and_kills_never_merge_a_step_twice(

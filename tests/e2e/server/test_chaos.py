@@ -71,6 +71,7 @@ async def found_wrong(site: Site, diary: Diary, crowd: list[Numbers]) -> list[st
     return wrong if await check.ended() == 0 else [*wrong, check.said()[-2000:]]
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.timeout(300 + 5 * KILLS)
 async def test_nothing_is_lost_when_the_coordinator_is_killed_at_random_moments(

@@ -28,6 +28,7 @@ from shared.tensors.slices import Array, bf16_from_float, float_from_bf16, to_fl
 from shared.tensors.snapshot import MAGIC, unpack_snapshot, write_snapshot
 from shared.tensors.spec import WALK_ELEMENTS, Schema, TensorSpec
 from shared.tensors.update import delta, inspect
+from tests.support.examples import examples
 
 INT8 = codec("int8")
 PLAIN = Following(codec=INT8, rounded=False)
@@ -122,7 +123,9 @@ def test_the_chain_and_the_snapshots_are_the_same_bits_over_200_versions(
 
 
 @settings(
-    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=examples(25),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     seed=st.integers(0, 2**32),
