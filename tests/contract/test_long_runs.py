@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import pytest
 from sqlalchemy import Connection, delete, insert
 
 from coordinator.database import runs, versions
@@ -21,6 +22,7 @@ MORE = 1.5  # times as much work in the long run is no growth
 LITTLE = 400  # steps or rows: neither
 
 
+@pytest.mark.slow
 async def test_a_round_costs_no_more_after_many(tmp_path: Path, database_url: str) -> None:
     with effort() as spent:
         async with house(tmp_path, database=database_url) as home:

@@ -50,6 +50,7 @@ async def sound(home: House) -> bool:
     return await home.coordinator.check_ledger() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "bases"), [(ASYNC, 2), (SYNC, 1)], ids=["async-sgd", "sync-sgd"])
 async def test_two_volunteers_bring_the_loss_down(tmp_path: Path, text: str, bases: int) -> None:
     async with lent(tmp_path, text) as ann:

@@ -112,6 +112,7 @@ async def merge(home: House) -> None:
             pass
 
 
+@pytest.mark.slow
 async def test_all_workloads_run_side_by_side_and_each_has_its_share(home: House) -> None:
     workloads = ["gpt", "dcgan", "gomoku"]
     machines = [

@@ -327,6 +327,7 @@ async def down_bytes(home: House, process: Process) -> int:
     return sum(sizes[sha] for sha in asked if sha in served)
 
 
+@pytest.mark.slow
 async def test_two_volunteers_learn_over_a_chain_with_less_than_half_the_bytes(
     tmp_path: Path,
 ) -> None:

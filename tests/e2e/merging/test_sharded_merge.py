@@ -276,6 +276,7 @@ def processes() -> Any:
     return context
 
 
+@pytest.mark.slow
 async def test_a_kill_in_the_middle_leaves_the_old_head_or_the_new_one(
     tmp_path: Path, database_url: str, processes: Any
 ) -> None:

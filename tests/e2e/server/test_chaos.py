@@ -109,6 +109,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.slow
 async def test_nothing_is_lost_when_the_coordinator_dies_at_each_named_point(
     site: Site, tmp_path: Path
 ) -> None:
@@ -123,6 +124,7 @@ async def test_nothing_is_lost_when_the_coordinator_dies_at_each_named_point(
     assert await found_wrong(site, diary, crowd) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 async def test_two_coordinators_on_one_database_merge_each_step_once(
     site: Site, twin: Site, tmp_path: Path

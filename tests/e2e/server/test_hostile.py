@@ -60,6 +60,7 @@ async def test_text_that_a_database_cannot_hold_is_refused(
         assert reply.status_code == 204
 
 
+@pytest.mark.slow
 class TestOnASocket:
     """With the deadlines set small."""
 

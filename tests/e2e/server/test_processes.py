@@ -50,6 +50,7 @@ async def is_sound(site: Site) -> list[str]:
         return [*report.breaches, *await coordinator.check_ledger()]
 
 
+@pytest.mark.slow
 async def test_two_volunteers_train_one_model(site: Site) -> None:
     await site.start_run()
     await site.serve()
@@ -68,6 +69,7 @@ async def test_two_volunteers_train_one_model(site: Site) -> None:
     assert await is_sound(site) == []
 
 
+@pytest.mark.slow
 async def test_a_volunteer_killed_at_any_point_hands_in_every_result_once(site: Site) -> None:
     await site.start_run(LONE)
     await site.serve()

@@ -92,6 +92,7 @@ async def drawn(home: House) -> list[VersionInfo]:
     return [row for row in await history(home) if row.picture]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 async def test_a_volunteer_trains_it_and_its_statistics_travel(tmp_path: Path, preset: str) -> None:
     async with drawing(tmp_path, preset) as machine:
