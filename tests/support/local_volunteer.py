@@ -107,17 +107,6 @@ class Lent:
     def engine(self, network: Network | None = None, load: Any = None, **flags: Any) -> Engine:
         """A new process on this machine's files."""
         clock = FastClock(self.speed)
-        network = network or Network(self.home.transport)
-
-        def connect(address: Address, token: str) -> Client:
-            return Client(
-                address,
-                clock=clock,
-                rng=random.Random(1),
-                token=token,
-                transport=network,
-            )
-
         machine = Machine(
             trainer=lambda device: Trainer(device, threads=1, clock=clock),
             detect=lambda: (CPU,),
@@ -128,12 +117,26 @@ class Lent:
         world = World(
             clock=clock,
             rng=random.Random(1),
-            connect=connect,
+            connect=self.connect(network, clock),
             machine=machine,
             load=load,
             listen=False,
         )
         return Engine(self.directories, flags, world=world)
+
+    def connect(
+        self, network: Network | None = None, clock: FastClock | None = None
+    ) -> Callable[[Address, str], Client]:
+        """Return what makes clients of the coordinator, over `network`."""
+        network = network or Network(self.home.transport)
+        clock = clock or FastClock(self.speed)
+
+        def made(address: Address, token: str) -> Client:
+            return Client(
+                address, clock=clock, rng=random.Random(1), token=token, transport=network
+            )
+
+        return made
 
     @property
     def link(self) -> str:

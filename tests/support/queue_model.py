@@ -79,7 +79,7 @@ class Model:
         task = self.tasks.get(lease.task)
         if task is None:
             task = self.tasks[lease.task] = Task(
-                self._pass_of(lease), lease.job.start, lease.job.stop
+                self.pass_of(lease), lease.job.start, lease.job.stop
             )
             self.pass_no, self.cursor = task.pass_no, task.stop
         else:
@@ -89,7 +89,7 @@ class Model:
         assert lease.finish_by >= now + SETTINGS.lease_floor_seconds
         task.renew_by, task.finish_by = lease.renew_by, lease.finish_by
 
-    def _pass_of(self, lease: Lease) -> int:
+    def pass_of(self, lease: Lease) -> int:
         return self.pass_no + (lease.job.start == 0 and bool(self.tasks))
 
     def back(self, number: int, failed: bool) -> None:

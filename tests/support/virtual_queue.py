@@ -13,6 +13,7 @@ from coordinator.database import passes, tasks
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.tasks import tasks as tasks_table
 from coordinator.database.tasks import TaskRow
+from coordinator.scheduling.lease_message import read_spec
 from coordinator.scheduling.queue import Queue
 from shared.clock import VirtualClock
 from shared.protocol.base import Reason
@@ -59,7 +60,7 @@ class House:
         return await self.db.write(lambda conn: tasks.finish(conn, task, now))
 
     async def put_back(self, lease: Lease, who: Principal, kind: tasks.FailureKind | None) -> str:
-        spec = await self.db.read(lambda conn: self.queue._claims.spec(conn, self.run))
+        spec = await self.db.read(lambda conn: read_spec(conn, self.run))
         return await self.db.write(
             lambda conn: tasks.put_back(
                 conn,

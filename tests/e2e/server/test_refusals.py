@@ -168,14 +168,14 @@ async def test_a_full_disk_is_read_only_until_space_returns(home: House) -> None
     lease = await ann.claim()
     data = await ann.update("tiny")
     space = home.coordinator.space
-    space._floor_bytes = 1 << 62
+    space.floor_bytes = 1 << 62
     space.look()
     assert refused(await ann.announce(lease, data), 507).code == "storage_full"
     idle = (await ann.post("/claims", {"claim_id": "d" * 32})).json()["idle"]
     assert idle["reason"] == "read_only"
     assert (await ann.post("/workers/heartbeat", {})).status_code == 200
     assert (await home.client().get("/health")).json()["read_only"]
-    space._floor_bytes = 0
+    space.floor_bytes = 0
     space.look()
     assert (await ann.upload(lease, data)).complete
 

@@ -32,16 +32,23 @@ async def announced(home: House) -> tuple[Worker, Lease, bytes, UploadInfo]:
     return ann, lease, data, decode(await ann.announce(lease, data), UploadInfo)
 
 
-async def test_an_upload_goes_on_where_it_broke_off(home: House) -> None:
-    ann, _, data, info = await announced(home)
+async def test_an_upload_goes_on_where_it_broke_off(tmp_path: Path) -> None:
+    async with house(tmp_path) as home:
+        ann, _, data, info = await announced(home)
+        await half_of(ann, data, info)
+    async with house(tmp_path) as again:  # a restart
+        ann.http = again.client(f"{ann.worker_id}.{ann.secret}")
+        assert decode(await ann.get(f"/uploads/{info.upload_id}"), UploadInfo).offset == 1000
+        done = decode(await ann.put(info.upload_id, 1000, data[1000:]), UploadInfo)
+        assert done.complete
+
+
+async def half_of(ann: Worker, data: bytes, info: UploadInfo) -> None:
+    """Upload the first 1,000 bytes; what does not continue there is refused."""
     half = decode(await ann.put(info.upload_id, 0, data[:1000]), UploadInfo)
     assert (half.offset, half.complete) == (1000, False)
     assert refused(await ann.put(info.upload_id, 0, data), 409).code == "offset_mismatch"
     assert refused(await ann.put(info.upload_id, 1001, data[1001:]), 409).code == "offset_mismatch"
-    home.coordinator.uploads._hashes.clear()  # as after a restart
-    assert decode(await ann.get(f"/uploads/{info.upload_id}"), UploadInfo).offset == 1000
-    done = decode(await ann.put(info.upload_id, 1000, data[1000:]), UploadInfo)
-    assert done.complete
 
 
 async def test_a_broken_connection_keeps_what_came(home: House) -> None:

@@ -115,7 +115,7 @@ class QueueMachine(RuleBasedStateMachine):
         if lease is None:
             assert expected is None
             return
-        place = (self.model._pass_of(lease), lease.job.start, lease.job.stop)
+        place = (self.model.pass_of(lease), lease.job.start, lease.job.stop)
         assert expected == (lease.task if lease.task in self.model.tasks else place)
         self.model.give(lease, who.worker_id, self.clock.now())
         assert lease.attempt == self.model.tasks[lease.task].attempt

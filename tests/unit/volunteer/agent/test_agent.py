@@ -24,7 +24,7 @@ from volunteer.text import duration
 
 async def tasks(machine: Lent) -> list[dict[str, Any]]:
     def read(conn: Any) -> list[dict[str, Any]]:
-        return [dict(row._mapping) for row in conn.execute(tasks_table.select())]
+        return [dict(row) for row in conn.execute(tasks_table.select()).mappings()]
 
     return await machine.home.coordinator.db.read(read)
 

@@ -12,8 +12,7 @@ from coordinator.database.tables.accounts import workers
 from coordinator.database.tables.tasks import tasks
 from shared.clock import SystemClock
 from tests.support.local_coordinator import House
-from tests.support.local_volunteer import FastClock, Lent, lent
-from volunteer.account.join import Connect
+from tests.support.local_volunteer import FastClock, lent
 from volunteer.account.profile import Profile
 from volunteer.cli.main import run_command
 from volunteer.control import events
@@ -111,10 +110,6 @@ async def states(house: House) -> tuple[list[str], list[str]]:
     )
 
 
-def connect_of(machine: Lent) -> Connect:
-    return machine.engine()._connect
-
-
 async def test_a_task_of_an_earlier_process_goes_back_and_the_machine_leaves(
     tmp_path: Path,
 ) -> None:
@@ -123,20 +118,19 @@ async def test_a_task_of_an_earlier_process_goes_back_and_the_machine_leaves(
             await process.until(events.Claimed)
         assert "doing" in (await states(machine.home))[0]
         profile = Profile(machine.directories.profile)
-        said = await hand_back(profile, connect_of(machine), FastClock())
+        said = await hand_back(profile, machine.connect(), FastClock())
         assert said == "1 task given back"
         left, machines = await states(machine.home)
         assert "doing" not in left
         assert machines == ["left"]
-        again = await hand_back(profile, connect_of(machine), FastClock())
+        again = await hand_back(profile, machine.connect(), FastClock())
         assert again == "no task was left to give back"
 
 
 async def test_a_coordinator_that_is_away_does_not_keep_anybody(tmp_path: Path) -> None:
     async with lent(tmp_path) as machine:
         profile = Profile(machine.directories.profile)
-    engine = machine.engine()
-    said = await hand_back(profile, engine._connect, FastClock())
+    said = await hand_back(profile, machine.connect(), FastClock())
     assert said.startswith("the coordinator was not told (")
     assert said.endswith("tasks in hand run out by themselves")
 
