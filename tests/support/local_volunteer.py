@@ -101,6 +101,7 @@ class Lent:
         self.speed = SPEED
         self.sense = Sensors().read
         self.read: Read = lambda rules, devices: Facts()
+        self.devices: tuple[Device, ...] = (CPU,)
         self.directories = Directories(config=path, profile=path / "profile", cache=path / "cache")
         path.mkdir(exist_ok=True)
 
@@ -109,7 +110,7 @@ class Lent:
         clock = FastClock(self.speed)
         machine = Machine(
             trainer=lambda device: Trainer(device, threads=1, clock=clock),
-            detect=lambda: (CPU,),
+            detect=lambda: self.devices,
             measure=False,
             read=self.read,
             sense=self.sense,

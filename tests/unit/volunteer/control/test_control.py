@@ -165,7 +165,7 @@ async def test_events_carry_their_time_and_history_keeps_its_own() -> None:
 async def served(path: Path) -> AsyncIterator[tuple[FakeEngine, Path]]:
     engine = FakeEngine()
     record = path / "control.json"
-    async with ControlServer(engine.hub, engine.execute).serve(record):
+    async with ControlServer(engine.hub, engine._execute).serve(record):
         yield engine, record
 
 

@@ -8,7 +8,7 @@ import os
 import random
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -45,12 +45,23 @@ class Server:
         self.left = asyncio.Event()  # a client has closed
         self.close = asyncio.Event()
         self.close.set()
+        self._over = asyncio.Event()
+        self._serving: set[asyncio.Task[None] | None] = set()
+
+    async def end(self) -> None:
+        """End every connection, and wait until its transport is closed."""
+        self.close.set()
+        self._over.set()
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(task for task in self._serving if task))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._serving.add(asyncio.current_task())
         try:
             self.requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
             if self._takes < 0:
-                await asyncio.Event().wait()
+                await self._over.wait()
+                return
             self.received += await reader.readexactly(self._takes)
             writer.write(self._script.pop(0) if len(self._script) > 1 else self._script[0])
             await writer.drain()
@@ -61,6 +72,8 @@ class Server:
             pass
         finally:
             writer.close()
+            with suppress(ConnectionError, ssl.SSLError):
+                await writer.wait_closed()
 
 
 @asynccontextmanager
@@ -74,8 +87,8 @@ async def listening(server: Server, tls: Path | None = None) -> AsyncIterator[st
     try:
         yield f"{'https' if tls else 'http'}://127.0.0.1:{port}"
     finally:
-        server.close.set()
         found.close()
+        await server.end()
         await found.wait_closed()
 
 
