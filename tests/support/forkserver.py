@@ -92,7 +92,7 @@ class Child:
         return self.log.read_text(errors="replace")
 
 
-class Nursery:
+class ForkServer:
     """This process's end of the line to the other."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import httpx
 
 from shared.protocol.accounts import Device
-from tests.support.local_coordinator import RUN, House, house
+from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
 from volunteer.agent.agent import Machine
 from volunteer.control.commands import Joined
 from volunteer.control.events import AnyEvent, Event
@@ -92,10 +92,10 @@ class Network(httpx.AsyncBaseTransport):
         return response
 
 
-class Lent:
+class LocalMachine:
     """One machine that is lent to a coordinator: its files outlive its processes."""
 
-    def __init__(self, path: Path, home: House) -> None:
+    def __init__(self, path: Path, home: LocalCoordinator) -> None:
         self.home = home
         self.path = path
         self.speed = SPEED
@@ -245,11 +245,11 @@ class Process:
 
 
 @asynccontextmanager
-async def lent(path: Path, run: str = SHORT) -> AsyncIterator[Lent]:
+async def local_machine(path: Path, run: str = SHORT) -> AsyncIterator[LocalMachine]:
     """A coordinator with one run, at work, and a machine that has joined it."""
-    async with house(path / "coordinator") as home:
+    async with local_coordinator(path / "coordinator") as home:
         await home.start_run(run)
         async with home.coordinator.working():
-            machine = Lent(path / "machine", home)
+            machine = LocalMachine(path / "machine", home)
             await machine.join()
             yield machine

@@ -28,7 +28,7 @@ TASK = {"local_steps": 2, "batch_size": 4, "lease_floor_seconds": 600.0}
 
 
 @dataclass
-class House:
+class VirtualQueue:
     """A database with one run of 64 samples, cut into tasks of 8, and a queue."""
 
     db: Database
@@ -87,12 +87,12 @@ class House:
             await self.queue.expire()
 
 
-async def housed(database: Database, *, run: bool = True) -> House:
+async def virtual_queue(database: Database, *, run: bool = True) -> VirtualQueue:
     """A house past the grace after a start."""
     clock = VirtualClock()
     made = await database.write(lambda conn: add_run(conn, task=TASK)) if run else 0
     a, b = await database.write(lambda conn: (add_worker(conn), add_worker(conn)))
-    house = House(database, clock, queue_of(database, clock), made, a, b)
+    house = VirtualQueue(database, clock, queue_of(database, clock), made, a, b)
     await clock.advance(RENEW_S)
     return house
 

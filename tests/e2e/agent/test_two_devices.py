@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shared.protocol.accounts import Device
-from tests.support.local_volunteer import CPU, LONG, SHORT, Process, lent
+from tests.support.local_volunteer import CPU, LONG, SHORT, Process, local_machine
 from volunteer.control import events
 
 # torch takes any index of its CPU: the second device is this processor once more
@@ -21,7 +21,7 @@ async def train(process: Process, device: str, steps: int = 0) -> events.Trainin
 
 
 async def test_each_device_does_tasks_of_its_own_and_all_of_it_is_paid(tmp_path: Path) -> None:
-    async with lent(tmp_path, SHORT) as machine:
+    async with local_machine(tmp_path, SHORT) as machine:
         machine.devices = (CPU, SECOND)
         async with machine.working(device="cpu, cpu:1", max_tasks=6) as process:
             found = await process.until(events.DevicesFound)
@@ -39,7 +39,7 @@ async def test_each_device_does_tasks_of_its_own_and_all_of_it_is_paid(tmp_path:
 
 
 async def test_one_device_rests_while_the_other_trains(tmp_path: Path) -> None:
-    async with lent(tmp_path, LONG) as machine:
+    async with local_machine(tmp_path, LONG) as machine:
         machine.devices = (CPU, SECOND)
         async with machine.working(device="cpu, cpu:1") as process:
             await train(process, CPU.id)

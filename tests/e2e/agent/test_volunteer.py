@@ -20,7 +20,7 @@ import pytest
 from coordinator.config import Settings
 from coordinator.http.app import opened
 from shared.clock import SystemClock, VirtualClock
-from tests.support.local_coordinator import RUN, House
+from tests.support.local_coordinator import RUN, LocalCoordinator
 from tests.support.server_process import Process, command
 from volunteer.control.local_socket import attach
 from volunteer.settings.settings import directories
@@ -117,7 +117,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     async def prepare() -> None:
         async with opened(Settings(data_dir=str(path), space_floor_bytes=0)) as coordinator:
-            await House(coordinator, VirtualClock()).start_run(LONG)
+            await LocalCoordinator(coordinator, VirtualClock()).start_run(LONG)
 
     asyncio.run(prepare())
     return path
