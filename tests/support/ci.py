@@ -1,8 +1,9 @@
 """Run the quick tests and then the slow ones; run again, alone, what failed, and name it.
 
-Tests that start real servers and kill them share a machine with strangers. So what failed runs again in one
-process, at most twice, and has to pass then. Each such test is named at the end: with the reason that
-`tests/timing_sensitive.toml` gives for it, or loudly where there is none, for then it hides a race.
+Tests that start real servers and kill them share a machine with strangers. So what failed runs
+again in one process, at most twice, and has to pass then. Each such test is named at the end: with
+the reason that `tests/timing_sensitive.toml` gives for it, or loudly where there is none, for then
+it hides a race.
 
     python -m tests.support.ci
 """
@@ -34,7 +35,7 @@ Make = Callable[[str, str, bool], int]
 
 @dataclass
 class Result:
-    """Outcome of one make target: what passed in all, what was run again, what failed to the end."""
+    """Outcome of one make target: passes in all, tests that ran again, tests that failed to the end."""
 
     passed: int = 0
     again: list[str] = field(default_factory=list)
@@ -108,8 +109,8 @@ def summary(results: list[Result], known: Mapping[str, str]) -> list[str]:
         else:
             lines.append(
                 f"!!! UNEXPLAINED: {test}\n"
-                "!!! failed once and passed alone, and no reason is known. Find the race and mend it, or write\n"
-                f"!!! the reason into {KNOWN.relative_to(ROOT)}."
+                "!!! failed once and passed alone, and no reason is known.\n"
+                f"!!! Find the race and mend it, or write the reason into {KNOWN.relative_to(ROOT)}."
             )
     return lines
 

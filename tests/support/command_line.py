@@ -20,7 +20,7 @@ from tests.support.local_coordinator import RUN, local_coordinator
 
 @dataclass(frozen=True)
 class Said:
-    """What a command wrote and ended with."""
+    """Output and exit code of a command."""
 
     code: int
     out: str

@@ -1,4 +1,4 @@
-"""Number of examples of a test of properties: few by default, all of them in the thorough profile."""
+"""Number of examples of a test of properties: few by default, all in the thorough profile."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def install(faults: Faults, put: Callable[[Any, str, Any], None]) -> None:
 
 
 def _called(work: Any) -> set[str]:
-    """What a transaction is known by: its function and those that it calls."""
+    """Return the names of a transaction: its function and those that it calls."""
     while isinstance(work, partial):
         work = work.func
     code = getattr(work, "__code__", None)

@@ -1,4 +1,4 @@
-"""A whole coordinator in this process, spoken to over ASGI, with a clock that stands still unless it is moved."""
+"""A whole coordinator in this process, over ASGI, with a clock that stands still until advanced."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Worker:
     async def part(
         self, lease: Lease, begun: BeginReply, part: int, tries: int = 0, seed: int | None = None
     ) -> Verdict:
-        """Upload and submit one gradient of a lease in parts, computed on the version that began."""
+        """Upload and submit one gradient of a lease in parts, for the version that began."""
         data = await self.update(
             lease.run, 1000 * lease.task + 10 * part + tries if seed is None else seed
         )

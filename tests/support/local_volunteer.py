@@ -1,6 +1,7 @@
-"""A whole volunteer in this process, against a whole coordinator in this process, over a network that a test can cut.
+"""A whole volunteer and a whole coordinator in this process, over a network that a test can cut.
 
-Only the network and the clock are a test's own: the clock runs a hundred times as fast, so that waits are short.
+Only the network and the clock are a test's own: the clock runs a hundred times as fast, so that
+waits are short.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class FastClock:
 
 
 class Network(httpx.AsyncBaseTransport):
-    """The way to the coordinator. `cut` breaks it; `lose` drops the reply to the next request that fits."""
+    """The way to the coordinator. `cut` breaks it; `lose` drops the next reply that fits."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self.cut = False
@@ -201,7 +202,7 @@ class Process:
 
     @asynccontextmanager
     async def eventually(self, timeout_s: float = 30) -> AsyncIterator[None]:
-        """What happens inside must come true within the time."""
+        """Fail if the block takes longer than the time."""
         async with asyncio.timeout(timeout_s):
             yield
 
@@ -229,7 +230,7 @@ class Process:
         return code
 
     async def kill(self) -> None:
-        """End at once, as a kill -9 would as far as files go: nothing is given back or sent any more."""
+        """End at once, as a kill -9 would as far as files go: no lease is returned, nothing is sent."""
         if self._running.done():
             return
         self.network.cut = True

@@ -1,4 +1,4 @@
-"""A run that has gone on for long: its newest round again and again, as rows, and what an operation costs the database.
+"""A long run: its newest round again and again, as rows, and the cost of an operation.
 
 Only the newest of the new versions has files; the others were pruned, as retention would have.
 """
@@ -104,7 +104,7 @@ def look_again(conn: Connection) -> None:
 
 
 class Effort:
-    """What the database did: steps of SQLite's virtual machine, or rows that PostgreSQL read. No clock is asked."""
+    """Work of the database: steps of SQLite's virtual machine, or rows that PostgreSQL read."""
 
     def __init__(self) -> None:
         self.spent = 0

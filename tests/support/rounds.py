@@ -1,4 +1,4 @@
-"""Rounds of a run in a whole coordinator: what two workers do, what follows from it, and what each of it takes."""
+"""Rounds of a run in a whole coordinator: two workers, the merge, and the cost of each step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class MergeRounds:
-    """Rounds of two workers, and what each of their steps took: `spent` says how much was spent in all so far."""
+    """Rounds of two workers, and the cost of each of their steps by `spent`, a running total."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ NO_DATA = DatasetManifest(name="", kind="", licence="", source="", chunks=())
 
 
 class Held(Data):
-    """What a task reads, from the coordinator's own blobs."""
+    """Data of a task, from the coordinator's own blobs."""
 
     def __init__(self, home: LocalCoordinator, manifest: DatasetManifest) -> None:
         self.manifest = manifest
