@@ -1,4 +1,4 @@
-"""README and docs name only what exists: commands, options, settings, endpoints, functions, files."""
+"""README and docs name only what exists: commands, settings, endpoints, functions, files."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Make = Callable[[str, str, bool], int]
 
 @dataclass
 class Result:
-    """Outcome of one make target: passes in all, tests that ran again, tests that failed to the end."""
+    """Outcome of one make target: passes, tests that ran again, tests that failed to the end."""
 
     passed: int = 0
     again: list[str] = field(default_factory=list)
@@ -110,7 +110,8 @@ def summary(results: list[Result], known: Mapping[str, str]) -> list[str]:
             lines.append(
                 f"!!! UNEXPLAINED: {test}\n"
                 "!!! failed once and passed alone, and no reason is known.\n"
-                f"!!! Find the race and mend it, or write the reason into {KNOWN.relative_to(ROOT)}."
+                "!!! Find the race and mend it, or write the reason into"
+                f" {KNOWN.relative_to(ROOT)}."
             )
     return lines
 

@@ -105,8 +105,11 @@ class Numbers:
     async def ask(
         self, method: str, path: str, kind: type[T], *, done: int = 0, **content: Any
     ) -> T | None:
-        """The answer to a request, sent until there is one. None when it was refused, which goes into the diary; only the
-        status `done` is no refusal of a request that was sent before: it was obeyed, and the reply lost."""
+        """Send a request until there is a reply; return None if it was refused.
+
+        A refusal goes into the diary. The status `done` is no refusal of a request that was sent
+        before: it was obeyed, and the reply lost.
+        """
         loop = asyncio.get_running_loop()
         until, tries = loop.time() + ANSWER_S, 1
         while (reply := await self._try(method, path, **content)) is None:
@@ -171,7 +174,7 @@ class Numbers:
                 self.diary.answered.set()
 
     def _let_go(self, lease: Lease, since: int) -> None:
-        """Note that the request is about to be sent: another worker may hold the task from now on."""
+        """Note that the request is about to be sent: another worker may hold the task now."""
         ended = self.diary.now()
         self.diary.leases.append(
             Held(
@@ -213,7 +216,7 @@ class Numbers:
         return info is not None
 
     async def _put(self, info: UploadInfo, data: bytes, body: Any) -> UploadInfo | None:
-        """Send two pieces, the second after a reply to the first; ask for the offset after a loss."""
+        """Send two pieces, one after the other; ask for the offset after a loss."""
         piece = data[info.offset :][: len(data) // 2 + 1]
         headers = {"Upload-Offset": str(info.offset)}
         try:

@@ -230,7 +230,7 @@ class Process:
         return code
 
     async def kill(self) -> None:
-        """End at once, as a kill -9 would as far as files go: no lease is returned, nothing is sent."""
+        """End at once, with files as after a kill -9: no lease is returned, nothing is sent."""
         if self._running.done():
             return
         self.network.cut = True

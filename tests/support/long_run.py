@@ -80,7 +80,8 @@ def grow(conn: Connection, run_id: int, rounds: int) -> None:
     )  # fmt: skip
     copy(
         events, events.c.id.in_(told),
-        id=beside, key=lambda k, key: f"{key}-{k}", contribution_id=beside, chain=lambda k, was: None,
+        id=beside, key=lambda k, key: f"{key}-{k}", contribution_id=beside,
+        chain=lambda k, was: None,
     )  # fmt: skip
     copy(postings, postings.c.event_id.in_(told), id=beside, event_id=beside)
     at_head = (versions.c.run_id == run_id) & (versions.c.version == head)
