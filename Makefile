@@ -25,6 +25,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS := packaging/constraints.txt
 PIP_INSTALL := $(BIN)/python -m pip install --no-input --disable-pip-version-check \
 	--progress-bar off --quiet -c $(CONSTRAINTS)
+PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile
 CODE := shared coordinator volunteer tests packaging
 
 ifeq ($(SETUP),no)
@@ -35,7 +36,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup format format-check lint types imports check test demo bench chaos experiments \
+.PHONY: help setup format format-check lint types imports check test test-quick test-slow demo bench chaos experiments \
 	constraints clean
 
 help: ## say what there is
@@ -77,9 +78,16 @@ imports: $(READY) ## check who imports whom
 check: format-check lint types imports ## everything of `make test` but the tests
 
 # pytest is the last command, so that the output ends with its own closing line
-test: $(READY) ## format, lint, types, import rules, tests
+test: $(READY) ## format, lint, types, import rules, the quick tests
 	@$(MAKE) --no-print-directory check
-	$(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory test-quick
+
+test-quick: $(READY) ## the quick tests alone
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+# tests of properties run twice: quickly with the others, with all their examples here
+test-slow: $(READY) ## the slow tests: kills, real processes, learning, properties with many examples
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "slow or hypothesis" $(PYTEST_ARGS)
 
 demo: $(READY) ## train a small GPT with two volunteers on this machine
 	$(BIN)/coordinator demo $(DEMO_ARGS)

@@ -28,6 +28,9 @@ class _Bucket:
         self._per_s = capacity / window_s
         self._left: dict[str, tuple[float, float]] = {}  # key -> tokens left, when
 
+    def __len__(self) -> int:
+        return len(self._left)
+
     def take(self, key: str, now: float) -> float:
         """Take one; 0 when it was there, else how many seconds until there is one."""
         left, at = self._left.get(key, (self.capacity, now))
@@ -66,6 +69,11 @@ class Rates:
                     f'setting "rate_{kind}" must look like 600/minute, not "{text}"'
                 )
             self._buckets[kind] = _Bucket(int(found[1]), WINDOWS_S[found[2]])
+
+    def remembered(self, kind: str) -> int:
+        """Return how many keys of a kind are in memory."""
+        bucket = self._buckets[kind]
+        return 0 if bucket is None else len(bucket)
 
     def hit(self, kind: str, key: str) -> None:
         """Count one request. Raises TooManyRequests with the time to wait."""

@@ -1,4 +1,4 @@
-"""What holds for every test: one torch thread, no real user directories, no deadlines of hypothesis."""
+"""Set up every test: one torch thread, no real user directories, no deadlines of hypothesis."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from tests.support.examples import EXAMPLES, PROFILE
+
 pytest_plugins = ["tests.support.databases"]  # SQLite and a real PostgreSQL
 
-settings.register_profile("house", deadline=None, print_blob=True)
-settings.load_profile("house")
+for profile, count in EXAMPLES.items():
+    settings.register_profile(profile, deadline=None, print_blob=True, max_examples=count)
+settings.load_profile(PROFILE)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What README and docs say exists: commands and their options, settings, endpoints, make targets, files."""
+"""README and docs name only what exists: commands, settings, endpoints, functions, files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from cyclopts import App
 
-from tests.support.sources import ROOT
+from tests.support.sources import PACKAGES, ROOT, modules
 
 MODULES = {"volunteer": "volunteer.settings.settings", "coordinator": "coordinator.config"}
 PROGRAMS = ("volunteer", "coordinator")
@@ -66,7 +66,7 @@ def _variants(words: str) -> Iterator[list[str]]:
 
 
 def _problem(app: App, tokens: list[str]) -> str:
-    """What is wrong with a documented command line; empty if nothing is."""
+    """Return the mistake in a documented command line; empty if there is none."""
     chain, apps, rest = app.parse_commands(tokens)
     if chain and chain[-1].startswith("-"):  # --help and --version are commands to cyclopts
         return ""
@@ -162,8 +162,8 @@ def test_settings_are_documented_and_documented_settings_exist(program: str) -> 
     page = SETTINGS[program]
     documented = _documented_settings(page)
     assert documented == fields, (
-        f"{page.relative_to(ROOT)} (tables headed `| setting | ...`) lacks {sorted(fields - documented)}"
-        f" and has {sorted(documented - fields)} that do not exist"
+        f"{page.relative_to(ROOT)} (tables headed `| setting | ...`) lacks"
+        f" {sorted(fields - documented)} and has {sorted(documented - fields)} that do not exist"
     )
 
 
@@ -214,6 +214,52 @@ def test_documented_endpoints_are_the_route_table() -> None:
         f"docs/http-api.md lacks {sorted(table - documented)}"
         f" and has {sorted(documented - table)} that do not exist"
     )
+
+
+# ------------------------------------------------------------------------------------ architecture
+
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+
+
+def _exists(name: str) -> bool:
+    """Return True if a dotted name is a module, or leads on from one by attributes."""
+    words = name.split(".")
+    for end in range(len(words), 0, -1):
+        if ".".join(words[:end]) not in modules():
+            continue
+        value: Any = import_module(".".join(words[:end]))
+        try:
+            for word in words[end:]:
+                value = getattr(value, word)
+        except AttributeError:
+            return False
+        return True
+    return False
+
+
+def test_functions_named_in_the_architecture_exist() -> None:
+    named = re.findall(rf"`((?:{'|'.join(PACKAGES)})(?:\.\w+)+)`", _text(ARCHITECTURE))
+    assert len(named) > 40
+    assert [name for name in named if not _exists(name)] == []
+
+
+def test_files_named_where_a_new_thing_goes_exist() -> None:
+    section = _text(ROOT / "CONTRIBUTING.md").partition("## Where a new thing goes")[2]
+    named = re.findall(r"`([\w.-]+/[\w./-]*)`", section.partition("\n## ")[0])
+    assert len(named) > 30
+    assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
+
+
+def test_the_tree_of_the_architecture_is_the_tree() -> None:
+    block = _text(ARCHITECTURE).partition("## The tree")[2].split("```")[1]
+    path: list[str] = []
+    shown = set()
+    for line in block.strip().splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        path[depth:] = [line.split("/")[0].strip()]
+        shown.add(".".join(path))
+    real = {name for name, file in modules().items() if file.name == "__init__.py"}
+    assert shown == real, f"missing {sorted(real - shown)}, gone {sorted(shown - real)}"
 
 
 # ------------------------------------------------------------------------------------------- links

@@ -60,6 +60,11 @@ class ZeroCopy:
         """The connection is no more."""
         self._wake()
 
+    @property
+    def waiting(self) -> bool:
+        """Return True while the socket takes no more bytes."""
+        return self._waiting is not None
+
     async def _empty(self) -> bool:
         """Whether all that was written before has left: nothing may overtake it."""
         for _ in range(TURNS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import structlog
 
@@ -40,7 +41,8 @@ def grantable(plan: Plan) -> frozenset[str]:
 class Agreements:
     """Says once for each worker and run that another codec than the run's own was agreed on."""
 
-    def __init__(self) -> None:
+    def __init__(self, to: Any = log) -> None:
+        self._log = to
         self._told: set[tuple[str, str]] = set()
 
     def note(self, worker_id: str, run: str, wanted: str, granted: str) -> None:
@@ -50,4 +52,4 @@ class Agreements:
         if len(self._told) >= TOLD_MAX:
             self._told.clear()
         self._told.add((worker_id, run))
-        log.info("codec negotiated down", run=run, worker=worker_id, wanted=wanted, granted=granted)
+        self._log.info("codec negotiated down", run=run, worker=worker_id, wanted=wanted, granted=granted)

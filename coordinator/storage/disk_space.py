@@ -33,7 +33,7 @@ class Space:
         free: Callable[[Path], int] = _free,
     ) -> None:
         self._path = path
-        self._floor_bytes = floor_bytes
+        self.floor_bytes = floor_bytes
         self._clock = clock
         self._free = free
         self.read_only = False
@@ -46,7 +46,7 @@ class Space:
     def look(self) -> bool:
         """Measure; returns whether new things are accepted."""
         try:
-            short = self._free(self._path) < self._floor_bytes
+            short = self._free(self._path) < self.floor_bytes
         except OSError:  # the disk itself is in trouble: refuse rather than guess
             short = True
         if short != self.read_only:
@@ -58,7 +58,7 @@ class Space:
 
     def check(self, size: int = 0) -> None:
         """Raises StorageFull when `size` more bytes would go below the floor."""
-        if self.read_only or (size and self._free(self._path) - size < self._floor_bytes):
+        if self.read_only or (size and self._free(self._path) - size < self.floor_bytes):
             raise StorageFull(
                 "the coordinator's disk is nearly full; keep your result, it will be taken later",
                 retry_after_s=RETRY_S,

@@ -24,9 +24,9 @@ import structlog
 from coordinator.database import runs
 from coordinator.database.engine.open import migrate
 from tests.support.databases import prepare_postgres, start_postgres
-from tests.support.local_coordinator import house
+from tests.support.local_coordinator import local_coordinator
 from tests.support.long_run import grow, look_again
-from tests.support.rounds import Season
+from tests.support.rounds import MergeRounds
 
 FEW = 100
 LOOKED_AT = 20  # rounds
@@ -44,16 +44,16 @@ class Row:
 
 async def measure(database: str, folder: Path, many: int) -> tuple[Mapping[str, float], ...]:
     """Milliseconds a round of each step, after few and after `many` versions."""
-    async with house(folder, database=database) as home:
+    async with local_coordinator(folder, database=database) as home:
         run = await home.start_run()
         workers = (await home.join("Mia"), await home.join("Bob"))
         row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, run))
         found = []
         for rounds in (FEW, many - FEW):
-            await Season(home, run, workers, time.perf_counter).round(100 * rounds)
+            await MergeRounds(home, run, workers, time.perf_counter).round(100 * rounds)
             await home.coordinator.db.write(partial(grow, run_id=row.id, rounds=rounds))
             await home.coordinator.db.write(look_again)
-            season = Season(home, run, workers, time.perf_counter)
+            season = MergeRounds(home, run, workers, time.perf_counter)
             await season.round(100 * rounds + 10)  # statements are compiled, files are in memory
             season.cost.clear()
             for turn in range(LOOKED_AT):

@@ -24,15 +24,15 @@ from shared.protocol.base import Reason
 from shared.protocol.limits import RENEW_S
 from shared.protocol.work import ClaimRequest, Lease, ReleaseRequest
 from tests.support.run_rows import add_run, add_worker, claim, queue_of
-from tests.support.virtual_queue import TASK, House, check_cover, housed
+from tests.support.virtual_queue import TASK, VirtualQueue, check_cover, virtual_queue
 
 
 @pytest.fixture
-async def house(database: Database) -> House:
-    return await housed(database)
+async def house(database: Database) -> VirtualQueue:
+    return await virtual_queue(database)
 
 
-async def test_a_lease_says_all_that_a_worker_needs(house: House) -> None:
+async def test_a_lease_says_all_that_a_worker_needs(house: VirtualQueue) -> None:
     lease = await house.lease(house.a, device="cuda:0")
     now = house.clock.now()
     assert (lease.attempt, lease.run, lease.dataset, lease.chunks) == (1, "run", "", (0,))
@@ -47,7 +47,7 @@ async def test_a_lease_says_all_that_a_worker_needs(house: House) -> None:
     assert plain.grant.codec == "bf16"  # the next best that it speaks
 
 
-async def test_the_same_claim_gets_the_same_lease_while_it_lives(house: House) -> None:
+async def test_the_same_claim_gets_the_same_lease_while_it_lives(house: VirtualQueue) -> None:
     first = await house.lease(house.a, "mine")
     assert (await house.lease(house.a, "mine")).task == first.task
     one, two = await asyncio.gather(house.lease(house.a, "both"), house.lease(house.a, "both"))
@@ -57,7 +57,7 @@ async def test_the_same_claim_gets_the_same_lease_while_it_lives(house: House) -
     assert (again.task, again.attempt) == (first.task, 2)
 
 
-async def test_a_claim_id_of_somebody_else_is_of_no_use(house: House) -> None:
+async def test_a_claim_id_of_somebody_else_is_of_no_use(house: VirtualQueue) -> None:
     first = await house.lease(house.a, "id")
     assert (await house.lease(house.b, "id")).task != first.task
 
@@ -66,13 +66,13 @@ async def test_a_claim_id_of_somebody_else_is_of_no_use(house: House) -> None:
     "request_",
     [{"claim_id": ""}, {"claim_id": "x" * 65}, {"device": "../x"}, {"runs": ("r",) * 99}],
 )
-async def test_a_senseless_claim_is_refused(house: House, request_: dict[str, Any]) -> None:
+async def test_a_senseless_claim_is_refused(house: VirtualQueue, request_: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         await house.queue.claim(house.a, ClaimRequest(**{"claim_id": "c", **request_}))
 
 
 async def test_many_coordinators_never_hand_out_a_sample_twice(
-    house: House, database_url: str
+    house: VirtualQueue, database_url: str
 ) -> None:
     """Eight of them hammer one database; some tasks are given back on the way."""
     run = await house.write(
@@ -102,7 +102,7 @@ async def test_many_coordinators_never_hand_out_a_sample_twice(
     await house.write(lambda conn: check_cover(conn, run))
 
 
-async def test_an_empty_queue_says_why(house: House) -> None:
+async def test_an_empty_queue_says_why(house: VirtualQueue) -> None:
     assert await house.idle(house.a, runs=("nothing",)) == Reason.NO_RUN
     assert await house.idle(house.a, memory_bytes=1) == Reason.NO_FIT
     assert await house.idle(house.a, codecs=("ternary",)) == Reason.NO_FIT
@@ -116,7 +116,7 @@ async def test_an_empty_queue_says_why(house: House) -> None:
         assert await house.idle(house.b) == Reason.NO_RUN
 
 
-async def test_a_waiting_claim_gets_what_comes_back(house: House) -> None:
+async def test_a_waiting_claim_gets_what_comes_back(house: VirtualQueue) -> None:
     leases = [await house.lease(house.a, device=f"cuda:{i}") for i in range(8)]
     waiting = asyncio.ensure_future(house.lease(house.b, wait_s=30.0))
     await _until_it_waits(house)
@@ -134,7 +134,11 @@ async def test_a_waiting_claim_gets_what_comes_back(house: House) -> None:
     ],
 )
 async def test_a_claim_that_waits_gets_no_lease_once_its_worker_is_shut_out(
-    house: House, table: Table, of: str, change: dict[str, Any], refusal: type[VolunteerError]
+    house: VirtualQueue,
+    table: Table,
+    of: str,
+    change: dict[str, Any],
+    refusal: type[VolunteerError],
 ) -> None:
     leases = [await house.lease(house.a, device=f"cuda:{i}", runs=("run",)) for i in range(8)]
     waiting = asyncio.ensure_future(house.lease(house.b, wait_s=30.0))
@@ -148,7 +152,7 @@ async def test_a_claim_that_waits_gets_no_lease_once_its_worker_is_shut_out(
     assert (await house.lease(house.a)).task == leases[0].task  # those asked with it go on
 
 
-async def test_a_waiting_claim_gives_up_in_time(house: House) -> None:
+async def test_a_waiting_claim_gives_up_in_time(house: VirtualQueue) -> None:
     for i in range(8):
         await house.lease(house.a, device=f"cuda:{i}")
     waiting = asyncio.ensure_future(house.idle(house.b, wait_s=30.0))
@@ -157,6 +161,6 @@ async def test_a_waiting_claim_gives_up_in_time(house: House) -> None:
     assert await asyncio.wait_for(waiting, 10) == Reason.ALL_TAKEN
 
 
-async def _until_it_waits(house: House) -> None:
+async def _until_it_waits(house: VirtualQueue) -> None:
     while house.clock.next_at is None:
         await asyncio.sleep(0)

@@ -15,15 +15,15 @@ from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
 from shared.protocol.limits import RENEW_S
 from shared.protocol.work import ReleaseRequest
 from tests.support.run_rows import add_contribution, queue_of
-from tests.support.virtual_queue import House, housed
+from tests.support.virtual_queue import VirtualQueue, virtual_queue
 
 
 @pytest.fixture
-async def house(database: Database) -> House:
-    return await housed(database)
+async def house(database: Database) -> VirtualQueue:
+    return await virtual_queue(database)
 
 
-async def test_beats_keep_a_lease_and_silence_loses_it(house: House) -> None:
+async def test_beats_keep_a_lease_and_silence_loses_it(house: VirtualQueue) -> None:
     kept, lost = await house.lease(house.a), await house.lease(house.b)
     await house.queue.begin(house.b, lost.task, 1)
     await house.keep_alive(house.a, kept, 90)
@@ -33,7 +33,7 @@ async def test_beats_keep_a_lease_and_silence_loses_it(house: House) -> None:
     assert (row.state, row.returned, row.timeouts, row.failures) == ("todo", True, 1, 0)
 
 
-async def test_who_was_late_may_hand_in_until_somebody_else_claims(house: House) -> None:
+async def test_who_was_late_may_hand_in_until_somebody_else_claims(house: VirtualQueue) -> None:
     lease = await house.lease(house.a)
     await house.queue.begin(house.a, lease.task, 1)
     await house.clock.advance(RENEW_S + 1)
@@ -48,7 +48,7 @@ async def test_who_was_late_may_hand_in_until_somebody_else_claims(house: House)
     assert (await house.beat(house.b, taken)).order == "continue"
 
 
-async def test_what_was_handed_in_late_is_not_given_to_others(house: House) -> None:
+async def test_what_was_handed_in_late_is_not_given_to_others(house: VirtualQueue) -> None:
     lease = await house.lease(house.a)
     await house.queue.begin(house.a, lease.task, 1)
     await house.clock.advance(RENEW_S + 1)
@@ -61,7 +61,7 @@ async def test_what_was_handed_in_late_is_not_given_to_others(house: House) -> N
     assert not await house.finish(lease.task)
 
 
-async def test_what_waits_for_its_verdict_does_not_expire(house: House) -> None:
+async def test_what_waits_for_its_verdict_does_not_expire(house: VirtualQueue) -> None:
     lease = await house.lease(house.a)
     await house.queue.begin(house.a, lease.task, 1)
     row = await house.row(lease.task)
@@ -74,7 +74,7 @@ async def test_what_waits_for_its_verdict_does_not_expire(house: House) -> None:
     assert (await house.row(lease.task)).state == "doing"
 
 
-async def test_beats_do_not_move_the_end(house: House) -> None:
+async def test_beats_do_not_move_the_end(house: VirtualQueue) -> None:
     lease = await house.lease(house.a)
     begun = await house.queue.begin(house.a, lease.task, 1)
     await house.keep_alive(house.a, lease, begun.finish_by - house.clock.now() - 60)
@@ -83,7 +83,7 @@ async def test_beats_do_not_move_the_end(house: House) -> None:
     assert (await house.row(lease.task)).state == "todo"
 
 
-async def test_pausing_moves_the_end_to_twice_the_time_at_most(house: House) -> None:
+async def test_pausing_moves_the_end_to_twice_the_time_at_most(house: VirtualQueue) -> None:
     lease = await house.lease(house.a)
     begun = await house.queue.begin(house.a, lease.task, 1)
     allowance = begun.finish_by - house.clock.now()
@@ -96,7 +96,7 @@ async def test_pausing_moves_the_end_to_twice_the_time_at_most(house: House) -> 
     assert (await house.row(lease.task)).state == "todo"
 
 
-async def test_nothing_expires_right_after_a_restart(house: House) -> None:
+async def test_nothing_expires_right_after_a_restart(house: VirtualQueue) -> None:
     lease = await house.lease(house.a)
     await house.clock.advance(10_000)  # the coordinator was away
     restarted = queue_of(house.db, house.clock)
@@ -110,7 +110,7 @@ async def test_nothing_expires_right_after_a_restart(house: House) -> None:
     assert (await house.row(lease.task)).state == "doing"
 
 
-async def test_a_beat_for_the_task_of_somebody_else_is_gone(house: House) -> None:
+async def test_a_beat_for_the_task_of_somebody_else_is_gone(house: VirtualQueue) -> None:
     lease = await house.lease(house.a)
     assert (await house.beat(house.b, lease)).order == "gone"
     unknown = TaskBeat(task=10**9, attempt=1)
@@ -118,7 +118,7 @@ async def test_a_beat_for_the_task_of_somebody_else_is_gone(house: House) -> Non
     assert order.order == "gone"
 
 
-async def test_beats_tell_what_a_machine_does(house: House) -> None:
+async def test_beats_tell_what_a_machine_does(house: VirtualQueue) -> None:
     async def seen() -> tuple[float, str]:
         query = select(workers_table.c.last_seen_at, workers_table.c.state)
         query = query.where(workers_table.c.id == house.a.worker_id)

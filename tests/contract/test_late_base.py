@@ -12,15 +12,15 @@ from shared.errors import Gone
 from shared.protocol.limits import RENEW_S
 from shared.protocol.work import Lease
 from tests.support.run_rows import add_run, add_version
-from tests.support.virtual_queue import TASK, House, housed
+from tests.support.virtual_queue import TASK, VirtualQueue, virtual_queue
 
 
 @pytest.fixture
-async def house(database: Database) -> House:
-    return await housed(database, run=False)
+async def house(database: Database) -> VirtualQueue:
+    return await virtual_queue(database, run=False)
 
 
-async def ahead(house: House, **table: Any) -> tuple[int, Lease]:
+async def ahead(house: VirtualQueue, **table: Any) -> tuple[int, Lease]:
     """A run whose plan lets work overlap, at version 2, and a lease of `a` that has not begun."""
     plan = {"preset": "fedavg", "overlap": True, "max_staleness": 2} | table
     run = await house.db.write(lambda conn: add_run(conn, "early", task=TASK, plan=plan))
@@ -31,7 +31,7 @@ async def ahead(house: House, **table: Any) -> tuple[int, Lease]:
     return run, await house.lease(house.a)
 
 
-async def test_a_base_told_late_is_bound_as_it_was(house: House) -> None:
+async def test_a_base_told_late_is_bound_as_it_was(house: VirtualQueue) -> None:
     run, lease = await ahead(house)
     await house.clock.advance(60)
     begun = await house.queue.begin(house.a, lease.task, 1, base=1)
@@ -43,14 +43,18 @@ async def test_a_base_told_late_is_bound_as_it_was(house: House) -> None:
     assert await house.queue.begin(house.a, lease.task, 1, base=1) == begun  # told once more
 
 
-async def test_a_base_told_late_holds_although_the_answer_to_a_begin_was_lost(house: House) -> None:
+async def test_a_base_told_late_holds_although_the_answer_to_a_begin_was_lost(
+    house: VirtualQueue,
+) -> None:
     _, lease = await ahead(house)
     assert (await house.queue.begin(house.a, lease.task, 1)).version == 2
     assert (await house.queue.begin(house.a, lease.task, 1, base=1)).version == 1
     assert (await house.row(lease.task)).base_version == 1
 
 
-async def test_a_base_told_late_counts_also_when_the_lease_ran_out_meanwhile(house: House) -> None:
+async def test_a_base_told_late_counts_also_when_the_lease_ran_out_meanwhile(
+    house: VirtualQueue,
+) -> None:
     _, lease = await ahead(house)
     await house.clock.advance(RENEW_S + 1)
     assert await house.queue.expire() == 1
@@ -75,7 +79,7 @@ async def test_a_base_told_late_counts_also_when_the_lease_ran_out_meanwhile(hou
     ],
 )
 async def test_a_base_that_the_plan_does_not_let_be_told_late_gives_the_task_back(
-    house: House, table: dict[str, Any], base: int, why: str
+    house: VirtualQueue, table: dict[str, Any], base: int, why: str
 ) -> None:
     _, lease = await ahead(house, **table)
     with pytest.raises(Gone, match=why):
@@ -84,7 +88,7 @@ async def test_a_base_that_the_plan_does_not_let_be_told_late_gives_the_task_bac
     assert (row.state, row.returned, row.failures, row.timeouts) == ("todo", False, 0, 0)
 
 
-async def test_a_base_that_was_taken_back_is_not_begun_from(house: House) -> None:
+async def test_a_base_that_was_taken_back_is_not_begun_from(house: VirtualQueue) -> None:
     run, lease = await ahead(house)
     await house.db.write(lambda conn: add_version(conn, run, 3, kind="rollback"))
     with pytest.raises(Gone, match="taken back"):

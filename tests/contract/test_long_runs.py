@@ -5,14 +5,15 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import pytest
 from sqlalchemy import Connection, delete, insert
 
 from coordinator.database import runs, versions
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.versions import evaluations
-from tests.support.local_coordinator import house
+from tests.support.local_coordinator import local_coordinator
 from tests.support.long_run import effort, grow, look_again
-from tests.support.rounds import Season
+from tests.support.rounds import MergeRounds
 from tests.support.run_rows import add_run, add_version
 
 SHORT, LONG = 100, 2000  # rounds before: a page of history is full after the first
@@ -21,19 +22,20 @@ MORE = 1.5  # times as much work in the long run is no growth
 LITTLE = 400  # steps or rows: neither
 
 
+@pytest.mark.slow
 async def test_a_round_costs_no_more_after_many(tmp_path: Path, database_url: str) -> None:
     with effort() as spent:
-        async with house(tmp_path, database=database_url) as home:
+        async with local_coordinator(tmp_path, database=database_url) as home:
             run = await home.start_run()
             workers = (await home.join("Mia"), await home.join("Bob"))
             row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, run))
             seasons = []
             for rounds in (SHORT, LONG):
                 # What is looked up once and remembered, then what is to be repeated.
-                await Season(home, run, workers, lambda: spent.spent).round(10 * rounds)
+                await MergeRounds(home, run, workers, lambda: spent.spent).round(10 * rounds)
                 await home.coordinator.db.write(partial(grow, run_id=row.id, rounds=rounds))
                 await home.coordinator.db.write(look_again)
-                seasons.append(Season(home, run, workers, lambda: spent.spent))
+                seasons.append(MergeRounds(home, run, workers, lambda: spent.spent))
                 for turn in range(LOOKED_AT):
                     await seasons[-1].round(10 * (rounds + turn + 1))
             young, old = seasons

@@ -25,17 +25,17 @@ from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
 from shared.protocol.limits import RENEW_S
 from shared.protocol.work import Lease, ReleaseRequest
 from tests.support.run_rows import add_contribution, add_run, add_version, add_worker
-from tests.support.virtual_queue import TASK, House, check_cover, housed
+from tests.support.virtual_queue import TASK, VirtualQueue, check_cover, virtual_queue
 
 T = TypeVar("T")
 
 
 @pytest.fixture
-async def house(database: Database) -> House:
-    return await housed(database)
+async def house(database: Database) -> VirtualQueue:
+    return await virtual_queue(database)
 
 
-async def test_the_base_is_bound_when_work_begins(house: House) -> None:
+async def test_the_base_is_bound_when_work_begins(house: VirtualQueue) -> None:
     lease = await house.lease(house.a)
     await house.write(lambda conn: add_version(conn, house.run, 1, global_step=50))
     begun = await house.queue.begin(house.a, lease.task, 1)
@@ -46,14 +46,14 @@ async def test_the_base_is_bound_when_work_begins(house: House) -> None:
     assert await house.db.read(lambda conn: tasks.bases_in_use(conn, house.run)) == [1]
 
 
-async def test_a_prefetched_task_has_its_whole_time_once_it_begins(house: House) -> None:
+async def test_a_prefetched_task_has_its_whole_time_once_it_begins(house: VirtualQueue) -> None:
     lease = await house.lease(house.a)
     await house.keep_alive(house.a, lease, 3000, phase="queued")
     begun = await house.queue.begin(house.a, lease.task, 1)
     assert begun.finish_by == house.clock.now() + 6000
 
 
-async def handed_in(house: House, **table: Any) -> tuple[int, int, Lease]:
+async def handed_in(house: VirtualQueue, **table: Any) -> tuple[int, int, Lease]:
     """A run in which `a` has handed something in and holds its next task: run, contribution, lease."""
     run = await house.write(lambda conn: add_run(conn, "phased", task=TASK, plan=table))
     first = await house.lease(house.a, runs=("phased",))
@@ -63,7 +63,7 @@ async def handed_in(house: House, **table: Any) -> tuple[int, int, Lease]:
     return run, waiting, await house.lease(house.a, runs=("phased",))
 
 
-async def test_a_phase_in_step_makes_a_worker_wait_for_its_merge(house: House) -> None:
+async def test_a_phase_in_step_makes_a_worker_wait_for_its_merge(house: VirtualQueue) -> None:
     """async-diloco overlaps in the end and begins in step."""
     run, waiting, lease = await handed_in(house, preset="async-diloco")
     assert lease.in_step
@@ -81,14 +81,14 @@ async def test_a_phase_in_step_makes_a_worker_wait_for_its_merge(house: House) -
     assert (await beginning).version == 1
 
 
-async def test_a_phase_that_overlaps_lets_work_begin_at_once(house: House) -> None:
+async def test_a_phase_that_overlaps_lets_work_begin_at_once(house: VirtualQueue) -> None:
     phase = {"until_versions": 5, "overrides": {"overlap": True}}
     _, _, lease = await handed_in(house, preset="fedavg", phases=[phase])
     assert not lease.in_step
     assert (await house.queue.begin(house.a, lease.task, 1)).version == 0
 
 
-async def test_nobody_begins_what_is_not_his(house: House) -> None:
+async def test_nobody_begins_what_is_not_his(house: VirtualQueue) -> None:
     lease = await house.lease(house.a)
     for who, attempt in ((house.b, 1), (house.a, 2), (house.a, 0)):
         with pytest.raises(NotFound):
@@ -97,7 +97,7 @@ async def test_nobody_begins_what_is_not_his(house: House) -> None:
         await house.queue.begin(house.a, 10**9, 1)
 
 
-async def test_giving_back_costs_nothing_and_twice_is_once(house: House) -> None:
+async def test_giving_back_costs_nothing_and_twice_is_once(house: VirtualQueue) -> None:
     lease = await house.lease(house.a)
     for _ in range(2):
         await house.queue.release(
@@ -115,7 +115,7 @@ async def test_giving_back_costs_nothing_and_twice_is_once(house: House) -> None
 
 
 async def test_a_task_that_several_workers_fail_is_set_aside_and_may_come_back(
-    house: House,
+    house: VirtualQueue,
 ) -> None:
     workers = await house.write(lambda conn: [add_worker(conn) for _ in range(3)])
     failed: Lease | None = None
@@ -135,7 +135,7 @@ async def test_a_task_that_several_workers_fail_is_set_aside_and_may_come_back(
     assert (again.task, again.attempt) == (1, 4)
 
 
-async def test_one_worker_alone_cannot_condemn_quickly(house: House) -> None:
+async def test_one_worker_alone_cannot_condemn_quickly(house: VirtualQueue) -> None:
     """While others work, a task that one of them failed waits for another; alone it is tried six times."""
     lease = await house.lease(house.a)
     busy = await house.lease(house.b)
@@ -147,7 +147,7 @@ async def test_one_worker_alone_cannot_condemn_quickly(house: House) -> None:
     assert state == "discarded"
 
 
-async def test_timeouts_are_counted_apart_and_end_too(house: House) -> None:
+async def test_timeouts_are_counted_apart_and_end_too(house: VirtualQueue) -> None:
     for attempt in range(1, 9):
         lease = await house.lease(house.a if attempt % 2 else house.b)
         assert (lease.task, lease.attempt) == (1, attempt)
@@ -159,7 +159,7 @@ async def test_timeouts_are_counted_apart_and_end_too(house: House) -> None:
     assert (line.timeouts, line.workers) == (8, 0)
 
 
-async def test_what_is_stale_goes_back_uncounted(house: House) -> None:
+async def test_what_is_stale_goes_back_uncounted(house: VirtualQueue) -> None:
     lease = await house.lease(house.a)
     await house.queue.begin(house.a, lease.task, 1)
     assert await house.put_back(lease, house.a, None) == "todo"
@@ -167,7 +167,9 @@ async def test_what_is_stale_goes_back_uncounted(house: House) -> None:
     assert (row.failures, row.timeouts, row.base_version) == (0, 0, None)
 
 
-async def test_a_verdict_on_what_others_hold_changes_nothing_but_the_record(house: House) -> None:
+async def test_a_verdict_on_what_others_hold_changes_nothing_but_the_record(
+    house: VirtualQueue,
+) -> None:
     lease = await house.lease(house.a)
     await house.queue.release(house.a, lease.task, ReleaseRequest(attempt=1))
     taken = await house.lease(house.b)
@@ -176,7 +178,7 @@ async def test_a_verdict_on_what_others_hold_changes_nothing_but_the_record(hous
     assert (row.state, row.worker_id, row.failures) == ("doing", house.b.worker_id, 1)
 
 
-async def test_a_run_that_ends_cancels_what_is_open(house: House) -> None:
+async def test_a_run_that_ends_cancels_what_is_open(house: VirtualQueue) -> None:
     lease, done = await house.lease(house.a), await house.lease(house.a)
     await house.finish(done.task)
     assert await house.write(lambda conn: tasks.cancel_run(conn, house.run, 1.0)) == 1
@@ -188,7 +190,7 @@ async def test_a_run_that_ends_cancels_what_is_open(house: House) -> None:
     assert (await house.row(done.task)).state == "done"
 
 
-async def test_a_beat_that_meets_a_flush_hears_of_the_end_of_the_run(house: House) -> None:
+async def test_a_beat_that_meets_a_flush_hears_of_the_end_of_the_run(house: VirtualQueue) -> None:
     """While the beat reads what the book does not know yet, the flush drops what it knew."""
     flushing: list[asyncio.Future[None]] = []
 
@@ -213,7 +215,7 @@ async def test_a_beat_that_meets_a_flush_hears_of_the_end_of_the_run(house: Hous
     assert [order.order for order in orders] == ["cancel", "cancel"]
 
 
-async def test_a_rollback_takes_back_what_it_reverts(house: House) -> None:
+async def test_a_rollback_takes_back_what_it_reverts(house: VirtualQueue) -> None:
     old = await house.lease(house.a)
     await house.queue.begin(house.a, old.task, 1)
     await house.write(lambda conn: add_version(conn, house.run, 1))
@@ -230,7 +232,7 @@ async def test_a_rollback_takes_back_what_it_reverts(house: House) -> None:
         tasks.may_submit(await house.row(new.task), house.b.worker_id, 1)
 
 
-async def test_a_pass_ends_when_its_last_task_does(house: House) -> None:
+async def test_a_pass_ends_when_its_last_task_does(house: VirtualQueue) -> None:
     leases = [await house.lease(house.a, device=f"cuda:{i}") for i in range(8)]
     assert [lease.job.start for lease in leases] == list(range(0, 64, 8))
     for lease in leases[:-1]:
@@ -246,7 +248,7 @@ async def test_a_pass_ends_when_its_last_task_does(house: House) -> None:
     assert (state.pass_no, state.cut) == (2, 8)
 
 
-async def test_what_a_merge_sets_aside_is_done_again_in_its_own_order(house: House) -> None:
+async def test_what_a_merge_sets_aside_is_done_again_in_its_own_order(house: VirtualQueue) -> None:
     """Even when its pass is over by then."""
     leases = [await house.lease(house.a, device=f"cuda:{i}") for i in range(8)]
     for lease in leases:
@@ -258,7 +260,7 @@ async def test_what_a_merge_sets_aside_is_done_again_in_its_own_order(house: Hou
     assert again.job.order_seed == leases[2].job.order_seed
 
 
-async def test_a_range_that_came_back_is_split_for_a_slow_worker(house: House) -> None:
+async def test_a_range_that_came_back_is_split_for_a_slow_worker(house: VirtualQueue) -> None:
     task = {"target_seconds": 60.0, "local_steps": 50, "batch_size": 2, "min_steps": 5}
     run = await house.write(
         lambda conn: add_run(conn, "sized", counts=(500,), task=task, step_flops=1e9)
@@ -280,7 +282,7 @@ async def test_a_range_that_came_back_is_split_for_a_slow_worker(house: House) -
     assert await house.db.read(lambda conn: conn.execute(count).scalar_one()) == 1
 
 
-async def test_the_pace_of_others_bounds_a_lease(house: House) -> None:
+async def test_the_pace_of_others_bounds_a_lease(house: VirtualQueue) -> None:
     for _ in range(4):
         lease = await house.lease(house.a)
         await house.queue.begin(house.a, lease.task, 1)
@@ -292,7 +294,9 @@ async def test_the_pace_of_others_bounds_a_lease(house: House) -> None:
     assert await house.db.read(lambda conn: conn.execute(median).scalar_one()) == 300
 
 
-async def test_the_background_job_flushes_and_expires_until_it_is_stopped(house: House) -> None:
+async def test_the_background_job_flushes_and_expires_until_it_is_stopped(
+    house: VirtualQueue,
+) -> None:
     lease = await house.lease(house.a)
     stop = asyncio.Event()
     job = asyncio.ensure_future(house.queue.run(stop))

@@ -21,22 +21,22 @@ from tests.support.command_line import (  # noqa: F401 # fixtures of this direct
     logging_as_it_was,
     run,
 )
-from tests.support.forkserver import Child, Nursery
+from tests.support.forkserver import Child, ForkServer
 from tests.support.local_coordinator import RUN
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
+def fork_server() -> Iterator[ForkServer]:
+    made = ForkServer()
     yield made
     made.close()
 
 
 @dataclass
-class Site:
+class ServedCoordinator:
     """A data directory, a port and a database, and whatever process serves them at the moment."""
 
-    nursery: Nursery
+    fork_server: ForkServer
     settings: dict[str, Any]
     log: Path
     children: list[Child] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Site:
 
     async def serve(self, *faults: object) -> Child:
         """A new coordinator process, which may not listen yet."""
-        self.children.append(await self.nursery.serve(self.settings, self.log, faults))
+        self.children.append(await self.fork_server.serve(self.settings, self.log, faults))
         return self.child
 
     async def listening(self, timeout_s: float = 60.0) -> None:
@@ -100,9 +100,11 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def twin(site: Site) -> Iterator[Site]:
+def twin(served: ServedCoordinator) -> Iterator[ServedCoordinator]:
     """A second coordinator on the same database, files and keys."""
-    made = Site(site.nursery, site.settings | {"port": free_port()}, site.log)
+    made = ServedCoordinator(
+        served.fork_server, served.settings | {"port": free_port()}, served.log
+    )
     yield made
     for child in made.children:
         child.kill()
@@ -110,7 +112,9 @@ def twin(site: Site) -> Iterator[Site]:
 
 
 @pytest.fixture
-def site(nursery: Nursery, tmp_path: Path, database_url: str) -> Iterator[Site]:
+def served(
+    fork_server: ForkServer, tmp_path: Path, database_url: str
+) -> Iterator[ServedCoordinator]:
     """A place for a coordinator, on each kind of database."""
     quiet: dict[str, Any] = {"rate_ip": "off", "rate_worker": "off", "rate_register": "off"}
     settings = quiet | {
@@ -123,7 +127,7 @@ def site(nursery: Nursery, tmp_path: Path, database_url: str) -> Iterator[Site]:
         "merge_lease_s": 0.5,
         "eval_threads": 1,
     }
-    made = Site(nursery, settings, tmp_path / "log")
+    made = ServedCoordinator(fork_server, settings, tmp_path / "log")
     yield made
     for child in made.children:
         child.kill()

@@ -1,4 +1,4 @@
-"""Rows that tests about people and money stand on: a run, machines, contributions in whatever state."""
+"""Rows for tests of volunteers and the ledger: a run, machines, contributions in any state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _numbers = itertools.count(1)
 
 
 def newcomer(name: str, machine: int = 1, **other: object) -> RegisterRequest:
-    """What a client sends first; the same name and machine give the same ids."""
+    """Return the first request of a client; the same name and machine give the same ids."""
     values: dict[str, object] = {
         "volunteer_id": f"volunteer-{name.lower():_<16.16}",
         "worker_id": f"worker-{name.lower():_<16.16}-{machine}",
@@ -138,7 +138,7 @@ async def join(people: Volunteers, name: str, machine: int = 1, **other: object)
 
 
 def pay(number: int = 1, amount: int = 100, who: str = "volunteer-mia-000001") -> Payment:
-    """What a contribution is worth."""
+    """Return the payment for a contribution."""
     return Payment(volunteer_id=who, contribution_id=number, run_id=1, amount_micro=amount)
 
 
@@ -149,5 +149,5 @@ def earn(conn: Connection, *rows: Payment) -> None:
 
 
 async def breaches(db: Database) -> list[str]:
-    """What the check of the ledger finds."""
+    """Return the breaches that the check of the ledger finds."""
     return await db.read(payments.check_ledger)

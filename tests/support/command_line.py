@@ -15,12 +15,12 @@ import pytest
 import structlog
 
 from coordinator.cli.main import main
-from tests.support.local_coordinator import RUN, house
+from tests.support.local_coordinator import RUN, local_coordinator
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a command wrote and ended with."""
+    """Output and exit code of a command."""
 
     code: int
     out: str
@@ -80,7 +80,7 @@ def corpus(tmp_path: Path) -> Path:
 
 async def worked(data_dir: Path, *names: str) -> None:
     """A merged version by two volunteers, as if a server had run."""
-    async with house(data_dir) as home:
+    async with local_coordinator(data_dir) as home:
         for name in names:
             worker = await home.join(name)
             assert (await worker.work(seed=zlib.crc32(name.encode()))).state == "accepted"

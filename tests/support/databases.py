@@ -1,7 +1,8 @@
-"""Databases for tests: a file of SQLite and a real PostgreSQL that the tests start themselves, as root or not.
+"""Databases for tests: a file of SQLite, and a real PostgreSQL that the tests start themselves.
 
-`database` is an open, migrated, empty `Database`; a test that takes it runs once on each kind. `database_url` is the address
-of such a database, for tests that open it themselves, several times, or from other processes.
+`database` is an open, migrated, empty `Database`; a test that takes it runs once on each kind.
+`database_url` is the address of such a database, for tests that open it themselves, several times,
+or from other processes.
 """
 
 from __future__ import annotations

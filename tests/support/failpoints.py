@@ -1,14 +1,14 @@
-"""Failures ordered by name at named points: `kill().after("write _commit")`, `fail(OSError()).before("put_file").twice()`.
+"""Failures ordered by name at named points.
 
-Points are the seams between the house and the world:
+Examples: `kill().after("write _commit")`, `fail(OSError()).before("put_file").twice()`. Points are the seams between the house and the world:
 
     write <function>            a transaction that calls this store or service function
     put_file, put_bytes         a blob
     outbox put, outbox drop     a volunteer's finished result
     send <METHOD> <path part>   a request of a volunteer
 
-`before` nothing has happened; `amid` the statements are done but not committed, or half of the body is sent; `after` it is
-done and nobody knows. What was ordered and never fired fails the test.
+`before` nothing has happened; `amid` the statements are done but not committed, or half of the body
+is sent; `after` it is done and no other process knows. A fault that never fired fails the test.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def install(faults: Faults, put: Callable[[Any, str, Any], None]) -> None:
 
 
 def _called(work: Any) -> set[str]:
-    """What a transaction is known by: its function and those that it calls."""
+    """Return the names of a transaction: its function and those that it calls."""
     while isinstance(work, partial):
         work = work.func
     code = getattr(work, "__code__", None)

@@ -1,7 +1,7 @@
-"""Processes that are born in milliseconds: a process that has imported everything forks itself on request.
+"""Processes that start in milliseconds: one that has imported everything forks itself on request.
 
-Run as a script this file is that process: one JSON request a line on stdin, one JSON line for each birth and each death on
-stdout. When its stdin ends, so do its children.
+Run as a script this file is that process: one JSON request a line on stdin, one JSON line on stdout
+for each start and each end of a child. When its stdin ends, so do its children.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Child:
         return self.log.read_text(errors="replace")
 
 
-class Nursery:
+class ForkServer:
     """This process's end of the line to the other."""
 
     def __init__(self) -> None:

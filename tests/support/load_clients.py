@@ -1,7 +1,8 @@
 """Volunteers over real sockets that hand in numbers instead of training, and remember every answer.
 
-They never give up on a request: what was asked is asked again with the same ids until there is an answer, whatever happens
-to the coordinator meanwhile. What they were told is the evidence that `losses` holds against the database.
+They never give up on a request: each is retried with the same ids until there is a reply, whatever
+happens to the coordinator meanwhile. The replies are the evidence that `losses` holds against the
+database.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ GOOD = ("accepted", "merged", "superseded")
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """From the answer to a claim to the request that ends the lease: nobody else may hold the task in between."""
+    """From the reply to a claim to the request that ends the lease: no other worker may hold it."""
 
     task: int
     attempt: int
@@ -50,7 +51,7 @@ class Held:
 
 @dataclass
 class Diary:
-    """What all volunteers were told, in one order."""
+    """Every reply to a volunteer, in one order."""
 
     tick: int = 0
     answers: int = 0
@@ -80,7 +81,7 @@ class Diary:
 
 
 class Numbers:
-    """One volunteer's machine that makes up its updates, the same ones for the same task and attempt."""
+    """One worker that makes up its updates, the same ones for the same task and attempt."""
 
     def __init__(self, url: str, name: str, schema: Schema, diary: Diary, scratch: Path) -> None:
         self.name = name
@@ -104,8 +105,11 @@ class Numbers:
     async def ask(
         self, method: str, path: str, kind: type[T], *, done: int = 0, **content: Any
     ) -> T | None:
-        """The answer to a request, sent until there is one. None when it was refused, which goes into the diary; only the
-        status `done` is no refusal of a request that was sent before: it was obeyed, and the reply lost."""
+        """Send a request until there is a reply; return None if it was refused.
+
+        A refusal goes into the diary. The status `done` is no refusal of a request that was sent
+        before: it was obeyed, and the reply lost.
+        """
         loop = asyncio.get_running_loop()
         until, tries = loop.time() + ANSWER_S, 1
         while (reply := await self._try(method, path, **content)) is None:
@@ -170,7 +174,7 @@ class Numbers:
                 self.diary.answered.set()
 
     def _let_go(self, lease: Lease, since: int) -> None:
-        """Before the request is sent: from then on the coordinator may give the task to somebody else."""
+        """Note that the request is about to be sent: another worker may hold the task now."""
         ended = self.diary.now()
         self.diary.leases.append(
             Held(
@@ -212,7 +216,7 @@ class Numbers:
         return info is not None
 
     async def _put(self, info: UploadInfo, data: bytes, body: Any) -> UploadInfo | None:
-        """In two pieces, the second one after an answer to the first; where a piece is lost the server says where it is."""
+        """Send two pieces, one after the other; ask for the offset after a loss."""
         piece = data[info.offset :][: len(data) // 2 + 1]
         headers = {"Upload-Offset": str(info.offset)}
         try:
@@ -233,7 +237,7 @@ class Numbers:
 
 
 def submission(lease: Lease, begun: BeginReply, data: bytes) -> SubmitRequest:
-    """What is said of an update."""
+    """Return the request that submits an update."""
     return SubmitRequest(
         attempt=lease.attempt,
         base_version=begun.version,
@@ -264,7 +268,7 @@ def overlaps(leases: Sequence[Held]) -> list[str]:
 async def losses(
     coordinator: Coordinator, diary: Diary, volunteers: Sequence[Numbers]
 ) -> list[str]:
-    """What the volunteers were told and is not so any more, and every invariant that does not hold."""
+    """Return the replies that hold no longer, and every invariant that is broken."""
     rows = await coordinator.db.read(
         lambda conn: list(conn.execute(contributions_table.select()).mappings())
     )

@@ -1,4 +1,4 @@
-"""A whole coordinator in this process, spoken to over ASGI, with a clock that stands still unless it is moved."""
+"""A whole coordinator in this process, over ASGI, with a clock that stands still until advanced."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ codec = "float32"
 """
 
 
-class House:
+class LocalCoordinator:
     """A coordinator, its application, and clients of it."""
 
     def __init__(self, coordinator: Coordinator, clock: VirtualClock) -> None:
@@ -91,13 +91,13 @@ class House:
 class Worker:
     """One volunteer's machine, as far as HTTP goes."""
 
-    def __init__(self, house: House, name: str) -> None:
-        self.house = house
+    def __init__(self, local_coordinator: LocalCoordinator, name: str) -> None:
+        self.house = local_coordinator
         self.name = name
         self.volunteer_id = secrets.token_hex(16)
         self.worker_id = secrets.token_hex(16)
         self.secret = secrets.token_urlsafe(32)
-        self.http = house.client(f"{self.worker_id}.{self.secret}")
+        self.http = local_coordinator.client(f"{self.worker_id}.{self.secret}")
 
     def registration(self, **more: Any) -> dict[str, Any]:
         return {
@@ -133,7 +133,7 @@ class Worker:
     async def part(
         self, lease: Lease, begun: BeginReply, part: int, tries: int = 0, seed: int | None = None
     ) -> Verdict:
-        """Upload and submit one gradient of a lease in parts, computed on the version that began."""
+        """Upload and submit one gradient of a lease in parts, for the version that began."""
         data = await self.update(
             lease.run, 1000 * lease.task + 10 * part + tries if seed is None else seed
         )
@@ -227,7 +227,7 @@ def refused(response: httpx.Response, status: int) -> ErrorBody:
 
 
 @asynccontextmanager
-async def house(path: Path, **settings: Any) -> AsyncIterator[House]:
+async def local_coordinator(path: Path, **settings: Any) -> AsyncIterator[LocalCoordinator]:
     """A coordinator in a directory of its own."""
     clock = VirtualClock()
     quiet: dict[str, Any] = {
@@ -237,4 +237,4 @@ async def house(path: Path, **settings: Any) -> AsyncIterator[House]:
         "rate_register": "",
     }
     async with opened(Settings(data_dir=str(path), **(quiet | settings)), clock) as coordinator:
-        yield House(coordinator, clock)
+        yield LocalCoordinator(coordinator, clock)

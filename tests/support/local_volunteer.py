@@ -1,6 +1,7 @@
-"""A whole volunteer in this process, against a whole coordinator in this process, over a network that a test can cut.
+"""A whole volunteer and a whole coordinator in this process, over a network that a test can cut.
 
-Only the network and the clock are a test's own: the clock runs a hundred times as fast, so that waits are short.
+Only the network and the clock are a test's own: the clock runs a hundred times as fast, so that
+waits are short.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 import httpx
 
 from shared.protocol.accounts import Device
-from tests.support.local_coordinator import RUN, House, house
+from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
 from volunteer.agent.agent import Machine
 from volunteer.control.commands import Joined
 from volunteer.control.events import AnyEvent, Event
@@ -58,7 +59,7 @@ class FastClock:
 
 
 class Network(httpx.AsyncBaseTransport):
-    """The way to the coordinator. `cut` breaks it; `lose` drops the reply to the next request that fits."""
+    """The way to the coordinator. `cut` breaks it; `lose` drops the next reply that fits."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self.cut = False
@@ -92,35 +93,25 @@ class Network(httpx.AsyncBaseTransport):
         return response
 
 
-class Lent:
+class LocalMachine:
     """One machine that is lent to a coordinator: its files outlive its processes."""
 
-    def __init__(self, path: Path, home: House) -> None:
+    def __init__(self, path: Path, home: LocalCoordinator) -> None:
         self.home = home
         self.path = path
         self.speed = SPEED
         self.sense = Sensors().read
         self.read: Read = lambda rules, devices: Facts()
+        self.devices: tuple[Device, ...] = (CPU,)
         self.directories = Directories(config=path, profile=path / "profile", cache=path / "cache")
         path.mkdir(exist_ok=True)
 
     def engine(self, network: Network | None = None, load: Any = None, **flags: Any) -> Engine:
         """A new process on this machine's files."""
         clock = FastClock(self.speed)
-        network = network or Network(self.home.transport)
-
-        def connect(address: Address, token: str) -> Client:
-            return Client(
-                address,
-                clock=clock,
-                rng=random.Random(1),
-                token=token,
-                transport=network,
-            )
-
         machine = Machine(
             trainer=lambda device: Trainer(device, threads=1, clock=clock),
-            detect=lambda: (CPU,),
+            detect=lambda: self.devices,
             measure=False,
             read=self.read,
             sense=self.sense,
@@ -128,12 +119,26 @@ class Lent:
         world = World(
             clock=clock,
             rng=random.Random(1),
-            connect=connect,
+            connect=self.connect(network, clock),
             machine=machine,
             load=load,
             listen=False,
         )
         return Engine(self.directories, flags, world=world)
+
+    def connect(
+        self, network: Network | None = None, clock: FastClock | None = None
+    ) -> Callable[[Address, str], Client]:
+        """Return what makes clients of the coordinator, over `network`."""
+        network = network or Network(self.home.transport)
+        clock = clock or FastClock(self.speed)
+
+        def made(address: Address, token: str) -> Client:
+            return Client(
+                address, clock=clock, rng=random.Random(1), token=token, transport=network
+            )
+
+        return made
 
     @property
     def link(self) -> str:
@@ -197,7 +202,7 @@ class Process:
 
     @asynccontextmanager
     async def eventually(self, timeout_s: float = 30) -> AsyncIterator[None]:
-        """What happens inside must come true within the time."""
+        """Fail if the block takes longer than the time."""
         async with asyncio.timeout(timeout_s):
             yield
 
@@ -225,7 +230,7 @@ class Process:
         return code
 
     async def kill(self) -> None:
-        """End at once, as a kill -9 would as far as files go: nothing is given back or sent any more."""
+        """End at once, with files as after a kill -9: no lease is returned, nothing is sent."""
         if self._running.done():
             return
         self.network.cut = True
@@ -241,11 +246,11 @@ class Process:
 
 
 @asynccontextmanager
-async def lent(path: Path, run: str = SHORT) -> AsyncIterator[Lent]:
+async def local_machine(path: Path, run: str = SHORT) -> AsyncIterator[LocalMachine]:
     """A coordinator with one run, at work, and a machine that has joined it."""
-    async with house(path / "coordinator") as home:
+    async with local_coordinator(path / "coordinator") as home:
         await home.start_run(run)
         async with home.coordinator.working():
-            machine = Lent(path / "machine", home)
+            machine = LocalMachine(path / "machine", home)
             await machine.join()
             yield machine

@@ -1,4 +1,4 @@
-"""A run that has gone on for long: its newest round again and again, as rows, and what an operation costs the database.
+"""A long run: its newest round again and again, as rows, and the cost of an operation.
 
 Only the newest of the new versions has files; the others were pruned, as retention would have.
 """
@@ -80,7 +80,8 @@ def grow(conn: Connection, run_id: int, rounds: int) -> None:
     )  # fmt: skip
     copy(
         events, events.c.id.in_(told),
-        id=beside, key=lambda k, key: f"{key}-{k}", contribution_id=beside, chain=lambda k, was: None,
+        id=beside, key=lambda k, key: f"{key}-{k}", contribution_id=beside,
+        chain=lambda k, was: None,
     )  # fmt: skip
     copy(postings, postings.c.event_id.in_(told), id=beside, event_id=beside)
     at_head = (versions.c.run_id == run_id) & (versions.c.version == head)
@@ -104,7 +105,7 @@ def look_again(conn: Connection) -> None:
 
 
 class Effort:
-    """What the database did: steps of SQLite's virtual machine, or rows that PostgreSQL read. No clock is asked."""
+    """Work of the database: steps of SQLite's virtual machine, or rows that PostgreSQL read."""
 
     def __init__(self) -> None:
         self.spent = 0

@@ -1,4 +1,4 @@
-"""A run's versions as a coordinator publishes them, without the coordinator: small weights that move, files, manifests."""
+"""Versions as a coordinator publishes them, without it: small weights, files, manifests."""
 
 from __future__ import annotations
 

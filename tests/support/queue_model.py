@@ -1,4 +1,4 @@
-"""What the queue promises, as a model so plain that it is right at sight."""
+"""The promises of the queue, as a model so plain that it is right at sight."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SETTINGS = TaskSettings(local_steps=2, batch_size=2, in_flight=2, max_failures=2
 
 @dataclass
 class Task:
-    """What the model knows of a task."""
+    """A task of the model."""
 
     pass_no: int
     start: int
@@ -32,7 +32,7 @@ class Task:
     finish_by: float = 0.0
 
     def shown(self) -> tuple[Any, ...]:
-        """What must be the same in the database."""
+        """Return the values that must be the same in the database."""
         place = (self.pass_no, self.start, self.stop)
         return (
             *place,
@@ -79,7 +79,7 @@ class Model:
         task = self.tasks.get(lease.task)
         if task is None:
             task = self.tasks[lease.task] = Task(
-                self._pass_of(lease), lease.job.start, lease.job.stop
+                self.pass_of(lease), lease.job.start, lease.job.stop
             )
             self.pass_no, self.cursor = task.pass_no, task.stop
         else:
@@ -89,7 +89,7 @@ class Model:
         assert lease.finish_by >= now + SETTINGS.lease_floor_seconds
         task.renew_by, task.finish_by = lease.renew_by, lease.finish_by
 
-    def _pass_of(self, lease: Lease) -> int:
+    def pass_of(self, lease: Lease) -> int:
         return self.pass_no + (lease.job.start == 0 and bool(self.tasks))
 
     def back(self, number: int, failed: bool) -> None:

@@ -1,4 +1,4 @@
-"""Rounds of a run in a whole coordinator: what two workers do, what follows from it, and what each of it takes."""
+"""Rounds of a run in a whole coordinator: two workers, the merge, and the cost of each step."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from coordinator.database import runs
 from coordinator.database.ledger import payments
 from shared.decoding import decode as parsed
 from shared.protocol.work import VersionManifest
-from tests.support.local_coordinator import House, Worker
+from tests.support.local_coordinator import LocalCoordinator, Worker
 
 T = TypeVar("T")
 
 
-class Season:
-    """Rounds of two workers, and what each of their steps took: `spent` says how much was spent in all so far."""
+class MergeRounds:
+    """Rounds of two workers, and the cost of each of their steps by `spent`, a running total."""
 
     def __init__(
-        self, home: House, run: str, workers: Sequence[Worker], spent: Callable[[], float]
+        self,
+        home: LocalCoordinator,
+        run: str,
+        workers: Sequence[Worker],
+        spent: Callable[[], float],
     ) -> None:
         self.cost: defaultdict[str, float] = defaultdict(float)  # in all rounds
         self._home, self._run, self._workers, self._spent = home, run, workers, spent

@@ -1,4 +1,4 @@
-"""Runs, volunteers and workers put straight into a database, for tests of what happens to their tasks."""
+"""Runs, volunteers and workers put straight into a database, for tests of their tasks."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def add_worker(
 
 
 def add_contribution(conn: Connection, task: TaskRow) -> int:
-    """What the intake stores when a task is handed in: it waits for its verdict."""
+    """Store a contribution as the intake does: it waits for its verdict."""
     row = contributions.add(
         conn,
         {

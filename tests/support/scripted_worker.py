@@ -20,22 +20,22 @@ from shared.workloads.base import ChunkRef, Data, DatasetManifest, load
 from shared.workloads.gomoku.records import GameRecord
 from shared.workloads.gomoku.records import decode as read_games
 from shared.workloads.gomoku.records import encode as write_games
-from tests.support.local_coordinator import House, Worker, decode
+from tests.support.local_coordinator import LocalCoordinator, Worker, decode
 
 Change = Callable[[list[GameRecord]], list[GameRecord]]
 NO_DATA = DatasetManifest(name="", kind="", licence="", source="", chunks=())
 
 
 class Held(Data):
-    """What a task reads, from the coordinator's own blobs."""
+    """Data of a task, from the coordinator's own blobs."""
 
-    def __init__(self, home: House, manifest: DatasetManifest) -> None:
+    def __init__(self, home: LocalCoordinator, manifest: DatasetManifest) -> None:
         self.manifest = manifest
         self._files: dict[str, Path] = {}
         self._home = home
 
     @classmethod
-    async def of(cls, home: House, lease: Lease) -> Held:
+    async def of(cls, home: LocalCoordinator, lease: Lease) -> Held:
         """The data of a task: its own, its dataset's, or none."""
         manifest = lease.data or NO_DATA
         if lease.data is None and lease.dataset:
@@ -60,7 +60,7 @@ class Player:
     """A machine that does tasks of every kind, honestly or not; `flops` is its measured speed."""
 
     def __init__(
-        self, home: House, worker: Worker, *, device: str = "cpu", flops: float = 0.0
+        self, home: LocalCoordinator, worker: Worker, *, device: str = "cpu", flops: float = 0.0
     ) -> None:
         self.home = home
         self.worker = worker

@@ -12,8 +12,8 @@ from coordinator.database.tables.games import harvests
 from shared.protocol.work import VersionInfo
 from shared.workloads.gomoku.records import GameRecord
 from shared.workloads.gomoku.records import decode as read_games
-from tests.support.local_coordinator import House, house
-from tests.support.local_volunteer import Lent
+from tests.support.local_coordinator import LocalCoordinator, local_coordinator
+from tests.support.local_volunteer import LocalMachine
 from tests.support.scripted_worker import Player
 
 RUN = """
@@ -43,26 +43,26 @@ match_simulations = 16
 
 
 @asynccontextmanager
-async def lent(path: Path, text: str = RUN) -> AsyncIterator[Lent]:
+async def selfplay_machine(path: Path, text: str = RUN) -> AsyncIterator[LocalMachine]:
     """A run of games, and a whole machine that has joined it."""
-    async with house(path / "coordinator") as home:
+    async with local_coordinator(path / "coordinator") as home:
         await home.coordinator.runs.create(text)
         await home.coordinator.runs.start("gomoku")
         async with home.coordinator.working():
-            machine = Lent(path / "machine", home)
+            machine = LocalMachine(path / "machine", home)
             await machine.join()
             yield machine
 
 
-async def history(home: House) -> tuple[VersionInfo, ...]:
+async def history(home: LocalCoordinator) -> tuple[VersionInfo, ...]:
     return await home.coordinator.runs.versions("gomoku")
 
 
-async def player(home: House, name: str) -> Player:
+async def player(home: LocalCoordinator, name: str) -> Player:
     return Player(home, await home.join(name, workloads=["gomoku"]))
 
 
-async def harvested(home: House) -> list[GameRecord]:
+async def harvested(home: LocalCoordinator) -> list[GameRecord]:
     """The good games of the newest contribution with games."""
     newest = select(harvests.c.sha256).order_by(harvests.c.contribution_id.desc()).limit(1)
     sha256 = await home.coordinator.db.read(lambda conn: str(conn.execute(newest).scalar_one()))

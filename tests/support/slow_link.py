@@ -1,4 +1,4 @@
-"""A home's internet connection between a client and a server of this machine: so many bits a second up, so many down."""
+"""A home's internet connection between a client and a server: bits a second up and down."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MBIT = 125_000  # bytes
 
 
 class Bucket:
-    """Lets bytes through at a rate, all connections together; what is not used is not saved up for longer than a piece takes."""
+    """Token bucket of all connections together; holds no more than a piece takes."""
 
     def __init__(self, mbit: float) -> None:
         self._bytes_per_s = mbit * MBIT

@@ -1,4 +1,4 @@
-"""The source of the three packages as data: modules, their syntax trees, and who imports whom when."""
+"""Source of the three packages as data: modules, syntax trees, and the imports between them."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def imports_of(module: str) -> Iterator[Import]:
 
 
 def within(module: str, *packages: str) -> bool:
-    """Whether `module` is one of `packages` or lies below one."""
+    """Return True if `module` is one of `packages` or lies below one."""
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 def loaded_by(module: str) -> frozenset[str]:
-    """Everything that importing `module` loads, parents included, as far as our own code decides."""
+    """Return every module that importing `module` loads, parents included."""
     seen: set[str] = set()
     todo = [module]
     while todo:

@@ -13,6 +13,7 @@ from coordinator.database import passes, tasks
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.tasks import tasks as tasks_table
 from coordinator.database.tasks import TaskRow
+from coordinator.scheduling.lease_message import read_spec
 from coordinator.scheduling.queue import Queue
 from shared.clock import VirtualClock
 from shared.protocol.base import Reason
@@ -27,7 +28,7 @@ TASK = {"local_steps": 2, "batch_size": 4, "lease_floor_seconds": 600.0}
 
 
 @dataclass
-class House:
+class VirtualQueue:
     """A database with one run of 64 samples, cut into tasks of 8, and a queue."""
 
     db: Database
@@ -59,7 +60,7 @@ class House:
         return await self.db.write(lambda conn: tasks.finish(conn, task, now))
 
     async def put_back(self, lease: Lease, who: Principal, kind: tasks.FailureKind | None) -> str:
-        spec = await self.db.read(lambda conn: self.queue._claims.spec(conn, self.run))
+        spec = await self.db.read(lambda conn: read_spec(conn, self.run))
         return await self.db.write(
             lambda conn: tasks.put_back(
                 conn,
@@ -86,12 +87,12 @@ class House:
             await self.queue.expire()
 
 
-async def housed(database: Database, *, run: bool = True) -> House:
+async def virtual_queue(database: Database, *, run: bool = True) -> VirtualQueue:
     """A house past the grace after a start."""
     clock = VirtualClock()
     made = await database.write(lambda conn: add_run(conn, task=TASK)) if run else 0
     a, b = await database.write(lambda conn: (add_worker(conn), add_worker(conn)))
-    house = House(database, clock, queue_of(database, clock), made, a, b)
+    house = VirtualQueue(database, clock, queue_of(database, clock), made, a, b)
     await clock.advance(RENEW_S)
     return house
 

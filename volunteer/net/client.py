@@ -74,6 +74,10 @@ class Reply(msgspec.Struct, frozen=True):
 class Client:
     """A connection to one coordinator."""
 
+    read_s = READ_S
+    slack_s = SLACK_S
+    json_bytes_max = JSON_BYTES_MAX
+
     def __init__(
         self,
         address: Address,
@@ -125,7 +129,7 @@ class Client:
                 content=content or None,
                 timeout=_timeout(call.timeout_s),
             )
-            limit = Limit(call.timeout_s + SLACK_S)
+            limit = Limit(call.timeout_s + self.slack_s)
             async with self._answer(request, limit) as response:
                 self.sent_bytes += len(content)
                 data = await self._read(response, call.bytes_max, limit)
@@ -140,14 +144,14 @@ class Client:
         self, path: str, headers: Mapping[str, str], size: int
     ) -> AsyncIterator[Reply]:
         """One GET of about `size` bytes, read piece by piece. Not retried: whoever reads knows where to go on."""
-        headers, limit = self._headers(headers), Limit(READ_S + SLACK_S)
+        headers, limit = self._headers(headers), Limit(self.read_s + self.slack_s)
         if self._bulk and size >= BULK_BYTES:
             async with self._answered(limit), bulk.got(self._question(path, headers)) as answer:
                 if answer is not None:
                     body = self._pieces(answer.body, limit)
                     yield Reply(answer.status, answer.headers, body)
                     return
-        request = self._http.build_request("GET", path, headers=headers, timeout=_timeout(READ_S))
+        request = self._http.build_request("GET", path, headers=headers, timeout=_timeout(self.read_s))
         async with self._answer(request, limit) as response:
             body = self._pieces(response.aiter_raw(), limit)
             yield Reply(response.status_code, response.headers, body)
@@ -159,27 +163,27 @@ class Client:
             path=API + path,
             headers={**HEADERS, **headers},
             connect_s=CONNECT_S,
-            idle_s=READ_S,
+            idle_s=self.read_s,
         )
 
     async def put(
         self, path: str, headers: Mapping[str, str], body: AsyncIterator[bytes], reply: type[T]
     ) -> T:
         """One PUT of a streamed body; `headers` name its Content-Length. Not retried."""
-        headers, limit = self._headers(headers), Limit(READ_S + SLACK_S)
+        headers, limit = self._headers(headers), Limit(self.read_s + self.slack_s)
         content = self._counted(body, limit)
         if self._bulk and int(headers["Content-Length"]) >= BULK_BYTES:
             async with self._answered(limit):
-                said = await bulk.put(self._question(path, headers), content, JSON_BYTES_MAX)
+                said = await bulk.put(self._question(path, headers), content, self.json_bytes_max)
                 self._received(len(said.data), limit)
             if said.status >= 300:
                 raise refusal(self.address.host, said.status, said.headers, said.data)
             return decoded(said.data, reply)
         request = self._http.build_request(
-            "PUT", path, headers=headers, content=content, timeout=_timeout(READ_S)
+            "PUT", path, headers=headers, content=content, timeout=_timeout(self.read_s)
         )
         async with self._answer(request, limit) as response:
-            data = await self._read(response, JSON_BYTES_MAX, limit)
+            data = await self._read(response, self.json_bytes_max, limit)
         return decoded(data, reply)
 
     async def retrying(self, once: Callable[[], Awaitable[T]], patience_s: float = FOREVER) -> T:

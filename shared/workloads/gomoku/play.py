@@ -23,6 +23,8 @@ ADVANCE_S = 0.25
 class PlayWork(ABC):
     """See `Work`. A step is a game; samples are games too. Subclasses say who plays what, and record it."""
 
+    advance_s = ADVANCE_S
+
     def __init__(self, job: Job, manner: Manner, device: str) -> None:
         if job.steps != job.stop - job.start:
             raise BadRequest(f"a task of {job.stop - job.start} games does not make {job.steps}")
@@ -47,7 +49,7 @@ class PlayWork(ABC):
         if self.done:
             raise RuntimeError("this task is done")
         began = perf_counter()
-        self._records += [self._record(played) for played in self._arena.advance(ADVANCE_S)]
+        self._records += [self._record(played) for played in self._arena.advance(self.advance_s)]
         self._elapsed_s += perf_counter() - began
         return Progress(
             step=len(self._records),

@@ -8,7 +8,7 @@ import pytest
 
 from shared.decoding import decode
 from shared.protocol.work import VersionManifest
-from tests.support.local_volunteer import LONG, Lent, Process, lent
+from tests.support.local_volunteer import LONG, LocalMachine, Process, local_machine
 from volunteer.control import events
 
 STEP = LONG.replace("local_steps = 400", "local_steps = 150")
@@ -16,7 +16,7 @@ OVERLAP = STEP.replace("quorum = 1", "quorum = 1\noverlap = true")
 SPEED = 10.0  # of the clock: the last seconds of a task are long enough to fetch something
 
 
-async def publish(machine: Lent, process: Process) -> str:
+async def publish(machine: LocalMachine, process: Process) -> str:
     """Somebody else's work makes version 1 while our device is paused; the hash of its weights."""
     await process.until(events.Training, lambda event: event.step >= 5)
     await process.control.pause()
@@ -28,7 +28,7 @@ async def publish(machine: Lent, process: Process) -> str:
     return manifest.weights.sha256
 
 
-async def newest(machine: Lent) -> VersionManifest:
+async def newest(machine: LocalMachine) -> VersionManifest:
     signed = await machine.home.coordinator.runs.manifest("tiny")
     return decode(signed.payload, VersionManifest)
 
@@ -49,7 +49,7 @@ def begun(seen: list[str]) -> int:
 async def test_the_base_of_the_next_task_is_here_when_it_begins(
     tmp_path: Path, run: str, fetched: int
 ) -> None:
-    async with lent(tmp_path, run) as machine:
+    async with local_machine(tmp_path, run) as machine:
         machine.speed = SPEED
         async with machine.working() as process:
             weights = await publish(machine, process)
@@ -60,7 +60,7 @@ async def test_the_base_of_the_next_task_is_here_when_it_begins(
 
 
 async def test_a_claim_that_a_pause_ended_is_made_again(tmp_path: Path) -> None:
-    async with lent(tmp_path, OVERLAP) as machine:
+    async with local_machine(tmp_path, OVERLAP) as machine:
         machine.speed = SPEED
         async with machine.working() as process:
             await process.until(events.Claimed)
@@ -79,7 +79,7 @@ async def test_a_claim_that_a_pause_ended_is_made_again(tmp_path: Path) -> None:
 
 
 async def test_stop_ends_a_fetch_that_gets_no_answer(tmp_path: Path) -> None:
-    async with lent(tmp_path, OVERLAP) as machine:
+    async with local_machine(tmp_path, OVERLAP) as machine:
         machine.speed = SPEED
         async with machine.working(quit_seconds=0) as process:
             weights = await publish(machine, process)

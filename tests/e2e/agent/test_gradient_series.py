@@ -11,8 +11,8 @@ from sqlalchemy import Connection, select
 
 from coordinator.database import versions
 from coordinator.database.tables.contributions import contributions as contributions_table
-from tests.support.local_coordinator import RUN, House
-from tests.support.local_volunteer import Lent, Process, lent
+from tests.support.local_coordinator import RUN, LocalCoordinator
+from tests.support.local_volunteer import LocalMachine, Process, local_machine
 
 LEARNING = RUN.replace("local_steps = 2", "local_steps = 12").replace(
     "[plan]", "[train]\nwarmup_steps = 0\n[plan]"
@@ -27,14 +27,14 @@ SYNC = LEARNING.replace(
 VERSIONS = 60
 
 
-async def contributions(home: House) -> list[Any]:
+async def contributions(home: LocalCoordinator) -> list[Any]:
     def read(conn: Connection) -> list[Any]:
         return list(conn.execute(select(contributions_table)))
 
     return await home.coordinator.db.read(read)
 
 
-async def measured(home: House) -> list[versions.Measured]:
+async def measured(home: LocalCoordinator) -> list[versions.Measured]:
     return await home.coordinator.db.read(lambda conn: versions.measured(conn, 1, 1000))
 
 
@@ -44,17 +44,18 @@ async def until(process: Process, holds: Callable[[], Awaitable[bool]]) -> None:
             await process.tick()
 
 
-async def sound(home: House) -> bool:
+async def sound(home: LocalCoordinator) -> bool:
     report = await home.coordinator.checks.run()
     assert report.breaches == ()
     return await home.coordinator.check_ledger() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "bases"), [(ASYNC, 2), (SYNC, 1)], ids=["async-sgd", "sync-sgd"])
 async def test_two_volunteers_bring_the_loss_down(tmp_path: Path, text: str, bases: int) -> None:
-    async with lent(tmp_path, text) as ann:
+    async with local_machine(tmp_path, text) as ann:
         home = ann.home
-        bob = Lent(tmp_path / "second", home)
+        bob = LocalMachine(tmp_path / "second", home)
         await bob.join("Bob")
         async with ann.working() as one, bob.working() as two:
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 
 from coordinator.database.tables.contributions import contributions as contributions_table
 from tests.support.local_coordinator import RUN
-from tests.support.local_volunteer import Lent, Process, lent
+from tests.support.local_volunteer import LocalMachine, Process, local_machine
 from volunteer.control import events
 
 PARTS = RUN.replace(
@@ -18,12 +18,12 @@ PARTS = RUN.replace(
 )
 
 
-def waiting(machine: Lent) -> int:
+def waiting(machine: LocalMachine) -> int:
     """Parts in the outbox."""
     return len(list(machine.directories.profile.glob("*/outbox/*.json")))
 
 
-async def until_waiting(process: Process, machine: Lent, count: int) -> None:
+async def until_waiting(process: Process, machine: LocalMachine, count: int) -> None:
     async with process.eventually():
         while waiting(machine) != count:
             await process.tick()
@@ -34,7 +34,7 @@ async def test_the_end_of_a_refused_lease_is_told_once_and_none_of_it_stays(
     tmp_path: Path, steps: int
 ) -> None:
     run = PARTS.replace("local_steps = 2", f"local_steps = {steps}")
-    async with lent(tmp_path, run) as machine, machine.working(max_tasks=1) as process:
+    async with local_machine(tmp_path, run) as machine, machine.working(max_tasks=1) as process:
         process.network.refuse("/uploads")
         process.network.refuse("/heartbeat")  # it is not to learn it there
         claimed = await process.until(events.Claimed)
@@ -55,7 +55,7 @@ async def test_the_end_of_a_refused_lease_is_told_once_and_none_of_it_stays(
 
 async def test_over_a_kill_no_part_is_lost_and_none_handed_in_twice(tmp_path: Path) -> None:
     run = PARTS.replace("local_steps = 2", "local_steps = 48")
-    async with lent(tmp_path, run) as machine:
+    async with local_machine(tmp_path, run) as machine:
         async with machine.working() as process:
             doing = await process.until(events.Training, lambda event: event.step >= 8)
         async with machine.working(max_tasks=1) as process:
@@ -70,7 +70,7 @@ async def test_over_a_kill_no_part_is_lost_and_none_handed_in_twice(tmp_path: Pa
 
 async def test_what_waits_of_a_lease_is_handed_in_before_it_is_given_back(tmp_path: Path) -> None:
     run = PARTS.replace("local_steps = 2", "local_steps = 400")
-    async with lent(tmp_path, run) as machine:
+    async with local_machine(tmp_path, run) as machine:
         machine.speed = 1.0  # seconds that are waited are seconds in which something is done
         async with machine.working(quit_seconds=0) as process:
             process.network.refuse("/uploads")
@@ -88,7 +88,7 @@ async def test_what_waits_of_a_lease_is_handed_in_before_it_is_given_back(tmp_pa
 
 async def test_giving_back_does_not_wait_for_a_coordinator_that_is_away(tmp_path: Path) -> None:
     run = PARTS.replace("local_steps = 2", "local_steps = 400")
-    async with lent(tmp_path, run) as machine, machine.working(quit_seconds=0) as process:
+    async with local_machine(tmp_path, run) as machine, machine.working(quit_seconds=0) as process:
         process.network.refuse("/uploads")
         await until_waiting(process, machine, 2)
         process.network.cut = True
@@ -98,7 +98,7 @@ async def test_giving_back_does_not_wait_for_a_coordinator_that_is_away(tmp_path
         assert process.engine.world.clock.monotonic() - began < 60.0
 
 
-async def parts_of(machine: Lent, task: int) -> list[Any]:
+async def parts_of(machine: LocalMachine, task: int) -> list[Any]:
     c = contributions_table.c
 
     def read(conn: Connection) -> list[Any]:

@@ -14,7 +14,7 @@ from coordinator.runs.definition import CREDIT_FLOPS, MICRO
 from shared.protocol.work import Lease
 from shared.workloads.data.documents import Document
 from shared.workloads.data.text_dataset import build_text
-from tests.support.local_coordinator import House, house
+from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.scripted_worker import Player
 from tests.support.workloads.tiny_dcgan import stripes
 
@@ -86,8 +86,8 @@ TASKS = 36
 
 
 @pytest.fixture
-async def home(tmp_path: Path, database_url: str) -> AsyncIterator[House]:
-    async with house(tmp_path, database=database_url) as made:
+async def home(tmp_path: Path, database_url: str) -> AsyncIterator[LocalCoordinator]:
+    async with local_coordinator(tmp_path, database=database_url) as made:
         text = [Document(str(n), f"{n} plus {n} is {n + n};\n" * 60) for n in range(60)]
         await made.coordinator.datasets.add(
             lambda put: build_text("sums", text, put, vocab_size=300, chunk_tokens=2048)
@@ -104,7 +104,7 @@ def operations(lease: Lease) -> float:
     return lease.price_micro / MICRO * CREDIT_FLOPS
 
 
-async def merge(home: House) -> None:
+async def merge(home: LocalCoordinator) -> None:
     """What a server does beside answering."""
     await home.coordinator.replay.tend(3)
     for run in range(1, 5):
@@ -112,7 +112,10 @@ async def merge(home: House) -> None:
             pass
 
 
-async def test_all_workloads_run_side_by_side_and_each_has_its_share(home: House) -> None:
+@pytest.mark.slow
+async def test_all_workloads_run_side_by_side_and_each_has_its_share(
+    home: LocalCoordinator,
+) -> None:
     workloads = ["gpt", "dcgan", "gomoku"]
     machines = [
         Player(home, await home.join(name, workloads=workloads), device=device, flops=flops)

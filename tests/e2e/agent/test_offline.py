@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.database import contributions
-from tests.support.local_coordinator import House, house
-from tests.support.local_volunteer import LONG, Lent, Process
+from tests.support.local_coordinator import LocalCoordinator, local_coordinator
+from tests.support.local_volunteer import LONG, LocalMachine, Process
 from volunteer.control import events
 
 STEP = LONG.replace("local_steps = 400", "local_steps = 60")
@@ -27,11 +27,11 @@ class Away:
         self._path = path
         self._url = database_url
         self._stack = AsyncExitStack()
-        self.machine: Lent
+        self.machine: LocalMachine
 
-    async def start(self) -> House:
+    async def start(self) -> LocalCoordinator:
         home = await self._stack.enter_async_context(
-            house(self._path / "coordinator", database=self._url)
+            local_coordinator(self._path / "coordinator", database=self._url)
         )
         await self._stack.enter_async_context(home.coordinator.working())
         return home
@@ -57,7 +57,7 @@ async def away(path: Path, database_url: str, run: str) -> AsyncIterator[Away]:
     try:
         home = await made.start()
         await home.start_run(run)
-        made.machine = Lent(path / "machine", home)
+        made.machine = LocalMachine(path / "machine", home)
         made.machine.speed = SPEED
         await made.machine.join()
         yield made
@@ -143,7 +143,7 @@ async def test_a_task_begun_offline_goes_on_after_a_restart_from_the_same_base(
             assert on.version == 0
 
 
-async def publish(home: House, count: int) -> None:
+async def publish(home: LocalCoordinator, count: int) -> None:
     """Others make so many versions."""
     bob = await home.join("Bob")
     before = (await home.coordinator.runs.info("tiny")).version

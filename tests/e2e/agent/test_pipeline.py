@@ -14,7 +14,14 @@ from shared.protocol.accounts import Me, RunInfo
 from shared.protocol.heartbeat import HeartbeatReply
 from shared.protocol.work import ClaimReply, Verdict
 from tests.support.failpoints import fail, faults
-from tests.support.local_coordinator import RUN, House, Worker, decode, house, refused
+from tests.support.local_coordinator import (
+    RUN,
+    LocalCoordinator,
+    Worker,
+    decode,
+    local_coordinator,
+    refused,
+)
 
 ENDING = RUN + "[stop]\nversions = 3\n"
 ONE_PASS = RUN.replace("local_steps = 2", "local_steps = 200").replace("quorum = 2", "quorum = 1")
@@ -24,12 +31,14 @@ POISON = np.float32(np.nan).tobytes()
 
 
 @pytest.fixture
-async def home(tmp_path: Path, database_url: str) -> AsyncIterator[House]:
-    async with house(tmp_path, database=database_url) as made:
+async def home(tmp_path: Path, database_url: str) -> AsyncIterator[LocalCoordinator]:
+    async with local_coordinator(tmp_path, database=database_url) as made:
         yield made
 
 
-async def test_those_who_train_and_those_who_check_follow_one_schedule(home: House) -> None:
+async def test_those_who_train_and_those_who_check_follow_one_schedule(
+    home: LocalCoordinator,
+) -> None:
     await home.start_run(RUN + "[stop]\npasses = 2\n")
     lease = await (await home.join("Ann")).claim()
     row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
@@ -37,7 +46,7 @@ async def test_those_who_train_and_those_who_check_follow_one_schedule(home: Hou
     assert lease.job.total_steps == definition(row).total_steps(row) == steps > 0
 
 
-async def sound(home: House) -> bool:
+async def sound(home: LocalCoordinator) -> bool:
     report = await home.coordinator.checks.run()
     return report.breaches == () and await home.coordinator.check_ledger() == []
 
@@ -60,7 +69,7 @@ async def work_if_any(worker: Worker, number: int) -> bool:
     return verdict.state == "accepted"
 
 
-async def test_a_run_goes_from_its_first_claim_to_its_end(home: House) -> None:
+async def test_a_run_goes_from_its_first_claim_to_its_end(home: LocalCoordinator) -> None:
     await home.start_run(ENDING)
     crowd = [await home.join(f"Volunteer {number}") for number in range(3)]
     whole = home.coordinator
@@ -88,7 +97,9 @@ async def test_a_run_goes_from_its_first_claim_to_its_end(home: House) -> None:
     assert await sound(home)
 
 
-async def test_a_pass_takes_every_sample_once_whoever_comes_and_goes(home: House) -> None:
+async def test_a_pass_takes_every_sample_once_whoever_comes_and_goes(
+    home: LocalCoordinator,
+) -> None:
     await home.start_run(ONE_PASS + "[stop]\npasses = 1\n")
     whole = home.coordinator
     ann, bob = await home.join("Ann"), await home.join("Bob")
@@ -106,7 +117,7 @@ async def test_a_pass_takes_every_sample_once_whoever_comes_and_goes(home: House
     assert await sound(home)
 
 
-async def test_who_vanishes_loses_the_task_and_nothing_else(home: House) -> None:
+async def test_who_vanishes_loses_the_task_and_nothing_else(home: LocalCoordinator) -> None:
     await home.start_run()
     eve, ann = await home.join("Eve"), await home.join("Ann")
     lease = await eve.claim()
@@ -129,7 +140,7 @@ async def test_who_vanishes_loses_the_task_and_nothing_else(home: House) -> None
 
 
 async def test_who_comes_late_may_still_hand_in_while_nobody_else_holds_the_task(
-    home: House,
+    home: LocalCoordinator,
 ) -> None:
     await home.start_run()
     eve = await home.join("Eve")
@@ -145,7 +156,9 @@ async def test_who_comes_late_may_still_hand_in_while_nobody_else_holds_the_task
 
 
 @pytest.mark.parametrize("point", ["write _receive", "write _decide"])
-async def test_a_commit_whose_news_is_lost_is_found_again(home: House, point: str) -> None:
+async def test_a_commit_whose_news_is_lost_is_found_again(
+    home: LocalCoordinator, point: str
+) -> None:
     await home.start_run()
     ann = await home.join("Ann")
     lease = await ann.claim()
@@ -164,7 +177,9 @@ async def test_a_commit_whose_news_is_lost_is_found_again(home: House, point: st
     assert await sound(home)
 
 
-async def test_what_was_accepted_is_paid_when_the_organiser_stops_the_run(home: House) -> None:
+async def test_what_was_accepted_is_paid_when_the_organiser_stops_the_run(
+    home: LocalCoordinator,
+) -> None:
     await home.start_run()
     ann = await home.join("Ann")
     verdict = await ann.work(1)
@@ -181,7 +196,7 @@ async def test_what_was_accepted_is_paid_when_the_organiser_stops_the_run(home: 
     [("honest", "superseded", "run_ended", 1), ("poison", "rejected", "not_finite", 0)],
 )
 async def test_what_waits_for_its_verdict_when_a_run_ends_is_paid_for_its_content(
-    home: House, content: str, state: str, reason: str, paid: int
+    home: LocalCoordinator, content: str, state: str, reason: str, paid: int
 ) -> None:
     await home.start_run()
     eve = await home.join("Eve")

@@ -10,8 +10,8 @@ import pytest
 
 from shared.clock import SystemClock
 from shared.errors import BadRequest, BadSignature, NotFound
-from tests.support.local_coordinator import House, house
-from tests.support.local_volunteer import URL, Lent, Network
+from tests.support.local_coordinator import LocalCoordinator, local_coordinator
+from tests.support.local_volunteer import URL, LocalMachine, Network
 from tests.support.selfplay_run import RUN
 from volunteer.account.profile import Identity, Profile
 from volunteer.net.api import Api
@@ -23,9 +23,9 @@ Sit = Callable[..., Rival]
 
 
 @asynccontextmanager
-async def asking(home: House, path: Path) -> AsyncIterator[tuple[Api, Identity]]:
+async def asking(home: LocalCoordinator, path: Path) -> AsyncIterator[tuple[Api, Identity]]:
     """A machine that has joined, and its way to the coordinator."""
-    machine = Lent(path / "machine", home)
+    machine = LocalMachine(path / "machine", home)
     await machine.join()
     identity = Profile(machine.directories.profile).current()
     assert identity is not None
@@ -54,7 +54,7 @@ def rival(
 
 
 async def test_a_version_sits_down_answers_and_gives_hints(tmp_path: Path) -> None:
-    async with house(tmp_path / "coordinator") as home:
+    async with local_coordinator(tmp_path / "coordinator") as home:
         await home.coordinator.runs.create(RUN)
         await home.coordinator.runs.start("gomoku")
         async with asking(home, tmp_path) as (api, identity):
@@ -81,7 +81,7 @@ async def test_a_version_sits_down_answers_and_gives_hints(tmp_path: Path) -> No
 async def test_nobody_plays_for_a_run_without_games_or_in_the_name_of_another(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path / "coordinator") as home:
+    async with local_coordinator(tmp_path / "coordinator") as home:
         await home.start_run()
         async with asking(home, tmp_path) as (api, identity):
             with pytest.raises(BadRequest, match='"tiny" plays no games'):

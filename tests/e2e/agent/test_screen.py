@@ -51,6 +51,7 @@ def volunteer(home: Path, **more: str) -> Terminal:
     return Terminal(VOLUNTEER, **settings, **more)
 
 
+@pytest.mark.slow
 def test_from_the_first_key_to_the_last(tmp_path: Path, server: Process) -> None:
     with volunteer(tmp_path) as screen:
         screen.see("Which coordinator do you want to help?", "paste your join link")
@@ -88,6 +89,7 @@ def test_from_the_first_key_to_the_last(tmp_path: Path, server: Process) -> None
         assert "1 task handed in" in screen.text  # on the screen that was there before
 
 
+@pytest.mark.slow
 def test_a_signal_while_it_trains_gives_the_task_back(tmp_path: Path, server: Process) -> None:
     with volunteer(tmp_path, VOLUNTEER_JOIN=server.link) as screen:
         screen.see("Loss of the model", "● train", "step ")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from shared.errors import VolunteerError
-from tests.support.local_volunteer import Lent, lent
+from tests.support.local_volunteer import LocalMachine, local_machine
 from volunteer.control import events
 
 
-async def ended_with(machine: Lent) -> str:
+async def ended_with(machine: LocalMachine) -> str:
     """What the machine's process says when it ends, which it must do with 78."""
     async with machine.working() as process:
         assert await process.ended() == 78
@@ -20,7 +20,7 @@ async def ended_with(machine: Lent) -> str:
 
 
 async def test_a_wrong_secret_ends_the_process(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine:
+    async with local_machine(tmp_path) as machine:
         (identity,) = machine.path.rglob("identity.json")
         stored = json.loads(identity.read_text())
         identity.write_text(json.dumps(stored | {"secret": "x" * 43}))
@@ -30,7 +30,7 @@ async def test_a_wrong_secret_ends_the_process(tmp_path: Path) -> None:
 
 
 async def test_a_reissued_account_comes_back_by_its_new_link_alone(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine:
+    async with local_machine(tmp_path) as machine:
         people = machine.home.coordinator.volunteers
         before = (await people.show("Ann")).person.volunteer_id
         code = await people.reissue("Ann")
@@ -44,12 +44,14 @@ async def test_a_reissued_account_comes_back_by_its_new_link_alone(tmp_path: Pat
 
 
 async def test_a_link_code_adds_one_machine_and_no_second(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine:
+    async with local_machine(tmp_path) as machine:
         async with machine.working() as process:
             await process.until(events.Claimed)
             link = await process.control.link()
         assert "+code=" in link.link
-        second, third = (Lent(tmp_path / name, machine.home) for name in ("second", "third"))
+        second, third = (
+            LocalMachine(tmp_path / name, machine.home) for name in ("second", "third")
+        )
         joined = await second.engine().control.join(link.link, "")
         assert joined.nickname == "Ann"
         with pytest.raises(VolunteerError, match="used already"):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from coordinator.scheduling.heartbeat import SHARED_S
 from shared import decoding
 from shared.protocol.work import BeginReply, Lease, VersionManifest
-from tests.support.local_volunteer import Lent, Process
+from tests.support.local_volunteer import LocalMachine, Process
 from tests.support.scripted_worker import Player
-from tests.support.selfplay_run import RUN, harvested, history, lent, player
+from tests.support.selfplay_run import RUN, harvested, history, player, selfplay_machine
 from volunteer.control import events
 
 LONG = (
@@ -20,10 +22,11 @@ LONG = (
 )
 
 
+@pytest.mark.slow
 async def test_versions_that_heartbeats_announce_play_the_games_that_begin_after_them(
     tmp_path: Path,
 ) -> None:
-    async with lent(tmp_path, LONG) as machine:
+    async with selfplay_machine(tmp_path, LONG) as machine:
         home = machine.home
         ben, cem = [await player(home, "Ben"), await player(home, "Cem")]
         await ben.do(await ben.claim("selfplay"))
@@ -62,7 +65,7 @@ class Lesson:
         await self._who.hand_in(*self._parts)
 
 
-async def announced(lesson: Lesson, machine: Lent, process: Process) -> Path:
+async def announced(lesson: Lesson, machine: LocalMachine, process: Process) -> Path:
     """The file of the version that comes of a lesson, in the cache of a machine that plays with it by now."""
     home = machine.home
     before = len(await history(home))

@@ -20,7 +20,7 @@ import pytest
 from coordinator.config import Settings
 from coordinator.http.app import opened
 from shared.clock import SystemClock, VirtualClock
-from tests.support.local_coordinator import RUN, House
+from tests.support.local_coordinator import RUN, LocalCoordinator
 from tests.support.server_process import Process, command
 from volunteer.control.local_socket import attach
 from volunteer.settings.settings import directories
@@ -117,7 +117,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     async def prepare() -> None:
         async with opened(Settings(data_dir=str(path), space_floor_bytes=0)) as coordinator:
-            await House(coordinator, VirtualClock()).start_run(LONG)
+            await LocalCoordinator(coordinator, VirtualClock()).start_run(LONG)
 
     asyncio.run(prepare())
     return path
@@ -130,6 +130,7 @@ def server(prepared: Path, tmp_path: Path) -> Iterator[Process]:
         yield process
 
 
+@pytest.mark.slow
 def test_from_the_link_to_the_first_credits(server: Process, tmp_path: Path) -> None:
     machine = Machine(tmp_path / "machine")
     joined = machine.run("join", server.link, "--name", "Ann", "--json")
@@ -164,6 +165,7 @@ def test_from_the_link_to_the_first_credits(server: Process, tmp_path: Path) -> 
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+@pytest.mark.slow
 def test_a_crash_keeps_the_task_a_signal_gives_it_back_a_second_ends_at_once(
     server: Process, tmp_path: Path
 ) -> None:
@@ -192,6 +194,7 @@ def test_a_crash_keeps_the_task_a_signal_gives_it_back_a_second_ends_at_once(
         assert work.ended() == 1
 
 
+@pytest.mark.slow
 def test_training_goes_on_while_the_coordinator_is_away(server: Process, tmp_path: Path) -> None:
     machine = Machine(tmp_path / "machine")
     with machine.working("--max-tasks", "1", VOLUNTEER_JOIN=server.link) as work:
@@ -236,6 +239,7 @@ def test_bad_input_gets_a_sentence_and_a_code(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
     code = (
         "import sys, resource\n"

@@ -18,7 +18,7 @@ from safetensors.numpy import load
 
 from coordinator.runs.model_hub import Hub
 from shared.errors import BadRequest, Configuration
-from tests.support.local_coordinator import house
+from tests.support.local_coordinator import local_coordinator
 from tests.support.server_process import command
 
 TOKEN = "hf_write"
@@ -107,7 +107,7 @@ def run(tmp_path: Path) -> Path:
 
 
 async def _started(data_dir: Path) -> None:
-    async with house(data_dir) as home:
+    async with local_coordinator(data_dir) as home:
         await home.start_run()
 
 

@@ -27,9 +27,15 @@ from shared.tensors.frame import parse_frame
 from shared.tensors.slices import Array
 from shared.tensors.spec import Schema
 from tests.support.failpoints import fail, faults
-from tests.support.local_coordinator import RUN, House, Worker, house, refused
+from tests.support.local_coordinator import (
+    RUN,
+    LocalCoordinator,
+    Worker,
+    local_coordinator,
+    refused,
+)
 from tests.support.local_coordinator import decode as body_of
-from tests.support.local_volunteer import Lent, Process
+from tests.support.local_volunteer import LocalMachine, Process
 from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.tls import Address
@@ -44,26 +50,26 @@ WIDE = RUN.replace("n_embd = 8", "n_embd = 48") + "[stop]\nversions = 5\n[train]
 
 
 @pytest.fixture
-async def home(tmp_path: Path, database_url: str) -> AsyncIterator[House]:
-    async with house(tmp_path, database=database_url) as made:
+async def home(tmp_path: Path, database_url: str) -> AsyncIterator[LocalCoordinator]:
+    async with local_coordinator(tmp_path, database=database_url) as made:
         yield made
 
 
-async def row_of(home: House, version: int) -> VersionRow:
+async def row_of(home: LocalCoordinator, version: int) -> VersionRow:
     return await home.coordinator.db.read(lambda conn: versions.get(conn, 1, version))
 
 
-async def weights(home: House, sha256: str) -> dict[str, Array]:
+async def weights(home: LocalCoordinator, sha256: str) -> dict[str, Array]:
     row = await home.coordinator.db.read(lambda conn: runs.by_id(conn, 1))
     frame = parse_frame(await bytes_of(home, sha256), definition(row).schema)
     return {name: frame.array(name) for name in frame}
 
 
-async def bytes_of(home: House, sha256: str) -> bytes:
+async def bytes_of(home: LocalCoordinator, sha256: str) -> bytes:
     return (await home.coordinator.blobs.local(sha256)).read_bytes()
 
 
-async def advance(home: House, worker: Worker, versions_: int) -> None:
+async def advance(home: LocalCoordinator, worker: Worker, versions_: int) -> None:
     """So many merges of one contribution each."""
     for _ in range(versions_):
         head = (await home.coordinator.runs.info("tiny")).version
@@ -111,7 +117,7 @@ async def fetched(getting: Weights, wanted: VersionManifest) -> bytes:
     ],
 )
 async def test_how_versions_travel_is_settled_by_the_size_of_the_model_and_shown(
-    home: House, model: str, plan: str, stored: str
+    home: LocalCoordinator, model: str, plan: str, stored: str
 ) -> None:
     await home.start_run()
     text = RUN.replace('"tiny"', '"other"').replace("n_embd = 8", model)
@@ -122,7 +128,7 @@ async def test_how_versions_travel_is_settled_by_the_size_of_the_model_and_shown
     assert (shown.codec, shown.downlink) == ("float32", stored)
 
 
-async def test_a_run_from_before_goes_on_as_it_began(home: House) -> None:
+async def test_a_run_from_before_goes_on_as_it_began(home: LocalCoordinator) -> None:
     await home.start_run()
     text = RUN.replace('"tiny"', '"other"').replace("n_embd = 8", "n_embd = 160")
     await home.coordinator.runs.create(text)
@@ -134,7 +140,7 @@ async def test_a_run_from_before_goes_on_as_it_began(home: House) -> None:
 
 
 async def test_whoever_follows_holds_the_published_bits_and_the_master_stays_exact(
-    home: House, tmp_path: Path
+    home: LocalCoordinator, tmp_path: Path
 ) -> None:
     await home.start_run(CHAIN)
     ann = await home.join("Ann")
@@ -158,7 +164,7 @@ async def test_whoever_follows_holds_the_published_bits_and_the_master_stays_exa
     assert report.breaches == ()
 
 
-async def update_of(home: House, seed: int) -> list[tuple[str, Array]]:
+async def update_of(home: LocalCoordinator, seed: int) -> list[tuple[str, Array]]:
     """What `Worker.work` hands in with a seed."""
     row = await home.coordinator.db.read(lambda conn: runs.by_id(conn, 1))
     schema: Schema = definition(row).schema
@@ -166,7 +172,9 @@ async def update_of(home: House, seed: int) -> list[tuple[str, Array]]:
     return [(s.name, (rng.standard_normal(s.shape) * 1e-3).astype("f4")) for s in schema]
 
 
-async def test_volunteers_may_have_the_ways_to_a_version_and_not_its_master(home: House) -> None:
+async def test_volunteers_may_have_the_ways_to_a_version_and_not_its_master(
+    home: LocalCoordinator,
+) -> None:
     await home.start_run(CHAIN)
     ann = await home.join("Ann")
     await advance(home, ann, 3)
@@ -183,7 +191,7 @@ async def test_volunteers_may_have_the_ways_to_a_version_and_not_its_master(home
 
 
 async def test_what_is_exported_is_the_master_and_what_is_measured_is_published(
-    home: House, tmp_path: Path
+    home: LocalCoordinator, tmp_path: Path
 ) -> None:
     await home.start_run(CHAIN)
     ann = await home.join("Ann")
@@ -204,7 +212,7 @@ async def test_what_is_exported_is_the_master_and_what_is_measured_is_published(
 
 
 async def test_what_the_newest_version_needs_is_kept_when_older_ones_are_pruned(
-    home: House, tmp_path: Path
+    home: LocalCoordinator, tmp_path: Path
 ) -> None:
     await home.start_run(KEEPS)
     ann = await home.join("Ann")
@@ -226,14 +234,14 @@ async def test_what_the_newest_version_needs_is_kept_when_older_ones_are_pruned(
     assert (await home.coordinator.checks.run()).breaches == ()
 
 
-async def grow_old(home: House) -> None:
+async def grow_old(home: LocalCoordinator) -> None:
     """As if every blob had lain there for long."""
     async for entry in home.coordinator.blobs.entries():
         os.utime(await home.coordinator.blobs.local(entry.sha256), (0, 0))
 
 
 async def test_a_rollback_leads_to_the_old_bits_and_the_chain_goes_on_from_them(
-    home: House, tmp_path: Path
+    home: LocalCoordinator, tmp_path: Path
 ) -> None:
     await home.start_run(CHAIN)
     ann = await home.join("Ann")
@@ -257,7 +265,7 @@ async def test_a_rollback_leads_to_the_old_bits_and_the_chain_goes_on_from_them(
     ["before put_file", "after put_file", "amid write _commit"],
 )
 async def test_a_coordinator_that_dies_between_link_and_commit_leaves_nothing(
-    home: House, point: str
+    home: LocalCoordinator, point: str
 ) -> None:
     await home.start_run(CHAIN)
     ann, whole = await home.join("Ann"), home.coordinator
@@ -281,7 +289,7 @@ async def test_a_coordinator_that_dies_between_link_and_commit_leaves_nothing(
 
 
 async def test_what_a_killed_coordinator_left_half_written_goes_with_the_orphans(
-    home: House,
+    home: LocalCoordinator,
 ) -> None:
     scratch = home.coordinator.blobs.scratch()
     old, new, upload = scratch / "merge-1-link", scratch / "merge-2-link", scratch / "uploads" / "u"
@@ -294,7 +302,7 @@ async def test_what_a_killed_coordinator_left_half_written_goes_with_the_orphans
     assert [path.exists() for path in (old, new, upload)] == [False, True, True]
 
 
-async def stored(home: House) -> set[str]:
+async def stored(home: LocalCoordinator) -> set[str]:
     return {entry.sha256 async for entry in home.coordinator.blobs.entries()}
 
 
@@ -303,10 +311,10 @@ async def stored(home: House) -> set[str]:
 
 async def learned(path: Path, text: str) -> tuple[RunInfo, int]:
     """Two volunteers do a whole run: what became of it, and the bytes of weights that they fetched."""
-    async with house(path / "coordinator") as home:
+    async with local_coordinator(path / "coordinator") as home:
         await home.start_run(text)
         async with home.coordinator.working():
-            ann, bob = Lent(path / "ann", home), Lent(path / "bob", home)
+            ann, bob = LocalMachine(path / "ann", home), LocalMachine(path / "bob", home)
             await ann.join("Ann")
             await bob.join("Bob")
             async with ann.working() as one, bob.working() as other, one.eventually(90):
@@ -318,7 +326,7 @@ async def learned(path: Path, text: str) -> tuple[RunInfo, int]:
         return await home.coordinator.runs.info("tiny"), taken
 
 
-async def down_bytes(home: House, process: Process) -> int:
+async def down_bytes(home: LocalCoordinator, process: Process) -> int:
     sizes = await home.coordinator.db.read(datasets.all_registered)
     served = await home.coordinator.db.read(
         lambda conn: {sha for sha in sizes if versions.is_published(conn, sha)}
@@ -327,6 +335,7 @@ async def down_bytes(home: House, process: Process) -> int:
     return sum(sizes[sha] for sha in asked if sha in served)
 
 
+@pytest.mark.slow
 async def test_two_volunteers_learn_over_a_chain_with_less_than_half_the_bytes(
     tmp_path: Path,
 ) -> None:

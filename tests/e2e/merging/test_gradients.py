@@ -12,14 +12,21 @@ from coordinator.runs.definition import definition
 from shared.protocol.accounts import Me, RunInfo
 from shared.protocol.heartbeat import HeartbeatReply
 from shared.protocol.work import Verdict
-from tests.support.local_coordinator import RUN, House, Worker, decode, house, refused
+from tests.support.local_coordinator import (
+    RUN,
+    LocalCoordinator,
+    Worker,
+    decode,
+    local_coordinator,
+    refused,
+)
 
 GRADIENTS = RUN.replace('preset = "fedavg"', 'preset = "gradient-average"\nlr = 0.01')
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(tmp_path) as made:
+async def home(tmp_path: Path) -> AsyncIterator[LocalCoordinator]:
+    async with local_coordinator(tmp_path) as made:
         await made.start_run(GRADIENTS)
         yield made
 
@@ -30,12 +37,14 @@ async def orders(worker: Worker, task: int, attempt: int) -> list[str]:
     return [order.order for order in reply.orders]
 
 
-async def balanced(home: House) -> bool:
+async def balanced(home: LocalCoordinator) -> bool:
     found = await home.coordinator.checks.run()
     return found.breaches == () and await home.coordinator.check_ledger() == []
 
 
-async def test_a_lease_says_what_is_wanted_and_a_merge_steps_by_the_mean(home: House) -> None:
+async def test_a_lease_says_what_is_wanted_and_a_merge_steps_by_the_mean(
+    home: LocalCoordinator,
+) -> None:
     ann, bob = await home.join("Ann"), await home.join("Bob")
     lease = await ann.claim()
     assert (lease.job.update, lease.job.steps) == ("gradient", 2)
@@ -49,7 +58,9 @@ async def test_a_lease_says_what_is_wanted_and_a_merge_steps_by_the_mean(home: H
     assert await balanced(home)
 
 
-async def test_whoever_works_on_an_overtaken_version_is_told_to_stop(home: House) -> None:
+async def test_whoever_works_on_an_overtaken_version_is_told_to_stop(
+    home: LocalCoordinator,
+) -> None:
     ann, bob, eve = [await home.join(name) for name in ("Ann", "Bob", "Eve")]
     begun, waiting = await eve.claim(), await ann.claim()
     base = await eve.begin(begun)
@@ -72,7 +83,7 @@ async def test_whoever_works_on_an_overtaken_version_is_told_to_stop(home: House
 
 
 async def test_what_came_too_late_for_its_version_is_paid_and_not_merged(
-    home: House, monkeypatch: pytest.MonkeyPatch
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ann, bob, eve = [await home.join(name) for name in ("Ann", "Bob", "Eve")]
     lease = await eve.claim()
@@ -114,7 +125,7 @@ async def test_what_came_too_late_for_its_version_is_paid_and_not_merged(
     ],
 )
 async def test_an_average_of_gradients_takes_a_step_for_each_batch_unless_told_otherwise(
-    home: House, task: str, plan: str, steps: int
+    home: LocalCoordinator, task: str, plan: str, steps: int
 ) -> None:
     text = RUN.replace('"tiny"', '"other"').replace("local_steps = 2", task)
     await home.coordinator.runs.create(text.replace('preset = "fedavg"', plan))

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.database import runs, versions
 from shared.errors import InvalidPlan
-from tests.support.local_coordinator import RUN, House, house
+from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
 
 PHASED = RUN.replace(
     "quorum = 2",
@@ -19,12 +19,12 @@ phases = [{ until_slope = 0.01, slope_window = 3, overrides = { local_steps = 1 
 
 
 @pytest.fixture
-async def home(tmp_path: Path, database_url: str) -> AsyncIterator[House]:
-    async with house(tmp_path, database=database_url) as made:
+async def home(tmp_path: Path, database_url: str) -> AsyncIterator[LocalCoordinator]:
+    async with local_coordinator(tmp_path, database=database_url) as made:
         yield made
 
 
-async def measured(home: House, *losses: float) -> None:
+async def measured(home: LocalCoordinator, *losses: float) -> None:
     """The newest version was found to have this loss (of several: those before it too)."""
 
     def store(conn: object) -> None:
@@ -36,12 +36,12 @@ async def measured(home: House, *losses: float) -> None:
     await home.coordinator.db.write(store)
 
 
-async def phases_of(home: House) -> list[int]:
+async def phases_of(home: LocalCoordinator) -> list[int]:
     pairs = await home.coordinator.db.read(lambda conn: versions.listing(conn, 1, -1, 100))
     return [row.phase for row, _ in pairs]
 
 
-async def test_a_phase_ends_when_the_measured_loss_hardly_falls(home: House) -> None:
+async def test_a_phase_ends_when_the_measured_loss_hardly_falls(home: LocalCoordinator) -> None:
     await home.start_run(PHASED)
     ann = await home.join("Ann")
     steps = []
@@ -62,6 +62,6 @@ async def test_a_phase_ends_when_the_measured_loss_hardly_falls(home: House) -> 
     assert (await home.coordinator.checks.run()).breaches == ()
 
 
-async def test_what_is_never_measured_can_end_no_phase(home: House) -> None:
+async def test_what_is_never_measured_can_end_no_phase(home: LocalCoordinator) -> None:
     with pytest.raises(InvalidPlan, match=r"phase 1 .* every = 0 measures none: set every = 1"):
         await home.start_run(PHASED + "[evaluation]\nevery = 0\n")

@@ -20,20 +20,27 @@ from shared.protocol.work import Verdict
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema, TensorSpec
 from tests.support.failpoints import fail, faults
-from tests.support.local_coordinator import RUN, House, Worker, decode, house, refused
+from tests.support.local_coordinator import (
+    RUN,
+    LocalCoordinator,
+    Worker,
+    decode,
+    local_coordinator,
+    refused,
+)
 
 SCALE = 1e-3
 Tensors = dict[str, Any]
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(tmp_path) as made:
+async def home(tmp_path: Path) -> AsyncIterator[LocalCoordinator]:
+    async with local_coordinator(tmp_path) as made:
         await made.start_run()
         yield made
 
 
-async def schema_of(home: House) -> Schema:
+async def schema_of(home: LocalCoordinator) -> Schema:
     return definition(
         await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
     ).schema
@@ -44,7 +51,7 @@ def drawn(schema: Schema, seed: int, scale: float = SCALE) -> Tensors:
     return {s.name: (rng.standard_normal(s.shape) * scale).astype(np.float32) for s in schema}
 
 
-def frame(home: House, tensors: Tensors, schema: Schema) -> bytes:
+def frame(home: LocalCoordinator, tensors: Tensors, schema: Schema) -> bytes:
     path = home.coordinator.blobs.scratch() / "made"
     codec("float32").encode(tensors, schema, path)
     return path.read_bytes()
@@ -59,14 +66,14 @@ async def hand_in(worker: Worker, data: bytes, **claims: Any) -> Verdict:
     return decode(await worker.post(f"/tasks/{lease.task}/submit", said), Verdict)
 
 
-async def moved(home: House, version: int) -> float:
+async def moved(home: LocalCoordinator, version: int) -> float:
     """How far a version is from the one before."""
     row = await home.coordinator.db.read(lambda conn: versions.get(conn, 1, version))
     assert row.update_norm is not None
     return row.update_norm
 
 
-async def merged(home: House) -> bool:
+async def merged(home: LocalCoordinator) -> bool:
     """Whether two honest volunteers make a version out of what is there."""
     ann, bob = [await home.join(name) for name in ("Honest Ann", "Honest Bob")]
     for worker, seed in ((ann, 901), (bob, 902)):
@@ -114,7 +121,7 @@ def a_thousand_times(tensors: Tensors, schema: Schema) -> Schema:
     ],
 )
 async def test_content_that_cannot_be_is_rejected(
-    home: House, spoil: Callable[[Tensors, Schema], Schema], reason: str
+    home: LocalCoordinator, spoil: Callable[[Tensors, Schema], Schema], reason: str
 ) -> None:
     eve = await home.join("Eve")
     schema = await schema_of(home)
@@ -128,7 +135,7 @@ async def test_content_that_cannot_be_is_rejected(
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-async def test_what_is_no_number_is_rejected(home: House, poison: float) -> None:
+async def test_what_is_no_number_is_rejected(home: LocalCoordinator, poison: float) -> None:
     schema = await schema_of(home)
     data = frame(home, drawn(schema, 1), schema)
     verdict = await hand_in(await home.join("Eve"), data[:-4] + np.float32(poison).tobytes())
@@ -136,7 +143,9 @@ async def test_what_is_no_number_is_rejected(home: House, poison: float) -> None
     assert await merged(home)
 
 
-async def test_the_base_itself_and_bytes_that_are_no_file_are_rejected(home: House) -> None:
+async def test_the_base_itself_and_bytes_that_are_no_file_are_rejected(
+    home: LocalCoordinator,
+) -> None:
     eve, schema = await home.join("Eve"), await schema_of(home)
     base = await home.coordinator.db.read(lambda conn: versions.get(conn, 1, 0))
     weights = (await home.coordinator.blobs.local(base.published_sha256)).read_bytes()
@@ -159,7 +168,7 @@ async def test_the_base_itself_and_bytes_that_are_no_file_are_rejected(home: Hou
     ],
 )
 async def test_claims_are_checked_and_never_paid(
-    home: House, claims: dict[str, Any], reason: str
+    home: LocalCoordinator, claims: dict[str, Any], reason: str
 ) -> None:
     schema = await schema_of(home)
     eve = await home.join("Eve")
@@ -168,7 +177,7 @@ async def test_claims_are_checked_and_never_paid(
     assert await merged(home)
 
 
-async def test_boasting_of_time_and_speed_earns_nothing_more(home: House) -> None:
+async def test_boasting_of_time_and_speed_earns_nothing_more(home: LocalCoordinator) -> None:
     schema = await schema_of(home)
     eve, ann = await home.join("Eve"), await home.join("Ann")
     lie = {"train_s": 1e12, "metrics": {"tokens": 1e15, "flops": 1e30}}
@@ -177,7 +186,7 @@ async def test_boasting_of_time_and_speed_earns_nothing_more(home: House) -> Non
     assert lied.credits_micro == honest.credits_micro > 0
 
 
-async def test_a_turned_sign_weighs_no_more_than_honest_work(home: House) -> None:
+async def test_a_turned_sign_weighs_no_more_than_honest_work(home: LocalCoordinator) -> None:
     schema = await schema_of(home)
     for number in range(2):
         worker = await home.join(f"Ann {number}")
@@ -195,7 +204,7 @@ async def test_a_turned_sign_weighs_no_more_than_honest_work(home: House) -> Non
 
 
 async def test_too_old_work_is_rejected_and_counted_against_nobody(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+    async with local_coordinator(tmp_path) as home:
         await home.start_run(RUN.replace("quorum = 2", "quorum = 1\nmax_staleness = 1"))
         eve, ann = await home.join("Eve"), await home.join("Ann")
         lease = await eve.claim()
@@ -212,7 +221,7 @@ async def test_too_old_work_is_rejected_and_counted_against_nobody(tmp_path: Pat
         assert (await home.coordinator.checks.run()).breaches == ()
 
 
-async def test_bytes_of_another_task_are_a_replay(home: House) -> None:
+async def test_bytes_of_another_task_are_a_replay(home: LocalCoordinator) -> None:
     schema = await schema_of(home)
     ann, eve, bob = [await home.join(name) for name in ("Ann", "Eve", "Bob")]
     data = frame(home, drawn(schema, 1), schema)
@@ -223,7 +232,7 @@ async def test_bytes_of_another_task_are_a_replay(home: House) -> None:
     assert await merged(home)
 
 
-async def test_nobody_answers_for_the_task_of_somebody_else(home: House) -> None:
+async def test_nobody_answers_for_the_task_of_somebody_else(home: LocalCoordinator) -> None:
     ann, eve = await home.join("Ann"), await home.join("Eve")
     lease = await ann.claim()
     begun = await ann.begin(lease)
@@ -239,7 +248,7 @@ async def test_nobody_answers_for_the_task_of_somebody_else(home: House) -> None
 # --- when validation had a gap, and when a merge fails ---
 
 
-async def planted(home: House, verdict: Verdict, data: bytes) -> None:
+async def planted(home: LocalCoordinator, verdict: Verdict, data: bytes) -> None:
     """Put other bytes under a contribution that was accepted."""
     sha = await home.coordinator.blobs.put_bytes(data)
     c = contributions_table.c
@@ -250,7 +259,7 @@ async def planted(home: House, verdict: Verdict, data: bytes) -> None:
 
 
 async def test_what_makes_merges_fail_is_set_aside_after_two_and_the_rest_is_merged(
-    home: House,
+    home: LocalCoordinator,
 ) -> None:
     eve = await home.join("Eve")
     verdict = await eve.work(1)
@@ -269,7 +278,7 @@ async def test_what_makes_merges_fail_is_set_aside_after_two_and_the_rest_is_mer
 
 @pytest.mark.parametrize("times", [1, 2, 5])
 async def test_a_disk_that_fails_a_merge_is_blamed_on_no_contribution(
-    home: House, times: int
+    home: LocalCoordinator, times: int
 ) -> None:
     for name, seed in (("Ann", 2), ("Bob", 3)):
         assert (await (await home.join(name)).work(seed)).state == "accepted"
@@ -285,7 +294,7 @@ async def test_a_disk_that_fails_a_merge_is_blamed_on_no_contribution(
     assert [path.name for path in home.coordinator.blobs.scratch().glob("merge-*")] == []
 
 
-async def test_a_merge_that_fails_leaves_no_trace(home: House) -> None:
+async def test_a_merge_that_fails_leaves_no_trace(home: LocalCoordinator) -> None:
     for name, seed in (("Ann", 2), ("Bob", 3)):
         await (await home.join(name)).work(seed)
     before = await home.coordinator.runs.info("tiny")

@@ -8,13 +8,13 @@ import pytest
 
 from coordinator.database import contributions
 from coordinator.plan.presets import PRESETS
-from tests.support.local_coordinator import RUN, house
+from tests.support.local_coordinator import RUN, local_coordinator
 
 
 @pytest.mark.parametrize("preset", sorted(set(PRESETS) - {"self-play"}))
 async def test_two_volunteers_alone_make_versions_by_a_preset(tmp_path: Path, preset: str) -> None:
     text = RUN.replace('preset = "fedavg"\nquorum = 2', f'preset = "{preset}"')
-    async with house(tmp_path) as home:
+    async with local_coordinator(tmp_path) as home:
         await home.start_run(text)
         crew = [await home.join(name) for name in ("Ann", "Bob")]
         parts = 1

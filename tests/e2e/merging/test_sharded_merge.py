@@ -29,7 +29,7 @@ from coordinator.merging.verify import Remerge
 from coordinator.runs.definition import definition
 from shared.clock import VirtualClock
 from tests.support.failpoints import Fault, Faults, fail, faults, install, kill
-from tests.support.local_coordinator import RUN, House, Worker, house
+from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, local_coordinator
 from tests.support.server_process import command
 
 PRESET = 'preset = "fedavg"\nquorum = 2'
@@ -41,7 +41,7 @@ SHARDED = RUN.replace(
 WHOLE = SHARDED.replace("shards = 3", "shards = 1")
 
 
-async def joined(home: House) -> list[Worker]:
+async def joined(home: LocalCoordinator) -> list[Worker]:
     return [await home.join(name) for name in ("Ann", "Bob", "Cleo")]
 
 
@@ -51,22 +51,22 @@ async def round_of(crew: list[Worker], version: int) -> None:
         assert (await worker.work(10 * version + index)).state == "accepted"
 
 
-async def heads(home: House) -> list[str]:
+async def heads(home: LocalCoordinator) -> list[str]:
     """Master hashes of all versions."""
     pairs = await home.coordinator.db.read(lambda conn: versions.listing(conn, 1, -1, 10 * STEPS))
     return [row.master_sha256 for row, _ in pairs]
 
 
-async def stored(home: House) -> set[str]:
+async def stored(home: LocalCoordinator) -> set[str]:
     return {entry.sha256 async for entry in home.coordinator.blobs.entries()}
 
 
-async def counted(home: House, table: Any) -> int:
+async def counted(home: LocalCoordinator, table: Any) -> int:
     query = select(func.count()).select_from(table)
     return int(await home.coordinator.db.read(lambda conn: conn.execute(query).scalar_one()))
 
 
-async def sound(home: House) -> bool:
+async def sound(home: LocalCoordinator) -> bool:
     """Nothing is left of merges that have ended, and every invariant holds."""
     left = [path.name for path in home.coordinator.blobs.scratch().iterdir() if path.is_file()]
     assert left == []
@@ -74,7 +74,7 @@ async def sound(home: House) -> bool:
     return (await home.coordinator.checks.run()).breaches == ()
 
 
-async def remade(home: House, shards: int) -> tuple[int, int | None]:
+async def remade(home: LocalCoordinator, shards: int) -> tuple[int, int | None]:
     """How many merges were made once more from the log, and the first that came out otherwise."""
     coordinator = home.coordinator
     again = Remerge(coordinator.db, coordinator.blobs, coordinator.threads)
@@ -86,7 +86,7 @@ async def remade(home: House, shards: int) -> tuple[int, int | None]:
 async def test_a_run_in_shards_has_the_heads_of_a_whole_one_and_its_log_makes_them_again(
     tmp_path: Path, database_url: str, threads: int
 ) -> None:
-    async with house(tmp_path / "whole") as home:
+    async with local_coordinator(tmp_path / "whole") as home:
         await home.start_run(WHOLE)
         crew = await joined(home)
         for version in range(1, 4):
@@ -94,7 +94,9 @@ async def test_a_run_in_shards_has_the_heads_of_a_whole_one_and_its_log_makes_th
             assert await home.coordinator.merger.merge_if_due(1)
         wanted = await heads(home)
         assert [await remade(home, shards) for shards in (0, 4)] == [(3, None), (3, None)]
-    async with house(tmp_path / "sharded", database=database_url, merge_threads=threads) as home:
+    async with local_coordinator(
+        tmp_path / "sharded", database=database_url, merge_threads=threads
+    ) as home:
         await home.start_run(SHARDED)
         crew = await joined(home)
         for version in range(1, 4):
@@ -111,7 +113,7 @@ async def test_a_run_in_shards_has_the_heads_of_a_whole_one_and_its_log_makes_th
 async def test_a_rollback_goes_on_from_the_state_in_shards_and_so_does_another_number_of_them(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as home:
+    async with local_coordinator(tmp_path) as home:
         name = await home.start_run(SHARDED)
         crew = await joined(home)
         for version in range(1, 4):
@@ -127,7 +129,7 @@ async def test_a_rollback_goes_on_from_the_state_in_shards_and_so_does_another_n
         assert await sound(home)
 
 
-async def resharded(home: House, shards: int) -> None:
+async def resharded(home: LocalCoordinator, shards: int) -> None:
     """The run restored with another number of shards."""
 
     def change(conn: Any) -> None:
@@ -140,7 +142,7 @@ async def resharded(home: House, shards: int) -> None:
 
 
 async def test_a_log_with_other_bytes_is_found_out(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+    async with local_coordinator(tmp_path) as home:
         await home.start_run(SHARDED)
         crew = await joined(home)
         for version in range(1, 3):
@@ -153,7 +155,7 @@ async def test_a_log_with_other_bytes_is_found_out(tmp_path: Path) -> None:
 
 
 async def test_an_organiser_replays_a_run(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+    async with local_coordinator(tmp_path) as home:
         await home.start_run(SHARDED)
         await round_of(await joined(home), 1)
         assert await home.coordinator.merger.merge_if_due(1)
@@ -170,7 +172,7 @@ async def test_an_organiser_replays_a_run(tmp_path: Path) -> None:
 async def test_a_culprit_is_set_aside_after_two_failures_and_leaves_no_trace(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as home:
+    async with local_coordinator(tmp_path) as home:
         await home.start_run(SHARDED)
         crew = await joined(home)
         await round_of(crew, 1)
@@ -193,7 +195,7 @@ async def test_a_culprit_is_set_aside_after_two_failures_and_leaves_no_trace(
 
 @pytest.mark.parametrize("times", [1, 2, 7])
 async def test_a_disk_that_fails_is_blamed_on_no_contribution(tmp_path: Path, times: int) -> None:
-    async with house(tmp_path) as home:
+    async with local_coordinator(tmp_path) as home:
         await home.start_run(SHARDED)
         await round_of(await joined(home), 1)
         broken = fail(OSError(errno.EIO, "input/output error")).before("put_file").often(times)
@@ -208,7 +210,7 @@ async def test_a_disk_that_fails_is_blamed_on_no_contribution(tmp_path: Path, ti
 
 
 async def test_a_run_in_more_shards_than_its_model_has_pieces_is_refused(tmp_path: Path) -> None:
-    async with house(tmp_path) as home:
+    async with local_coordinator(tmp_path) as home:
         with pytest.raises(Exception, match=r"set shards to \d+ or less"):
             await home.start_run(SHARDED.replace("shards = 3", "shards = 1000"))
 
@@ -218,7 +220,7 @@ async def test_a_run_in_more_shards_than_its_model_has_pieces_is_refused(tmp_pat
 
 async def test_replicas_share_the_shards_of_one_merge(tmp_path: Path, postgres: Any) -> None:
     url = await postgres.fresh()
-    async with house(tmp_path, database=url) as home:
+    async with local_coordinator(tmp_path, database=url) as home:
         await home.start_run(SHARDED.replace("shards = 3", "shards = 9"))
         await round_of(await joined(home), 1)
         async with opened(home.coordinator.settings, home.clock) as other:
@@ -276,10 +278,11 @@ def processes() -> Any:
     return context
 
 
+@pytest.mark.slow
 async def test_a_kill_in_the_middle_leaves_the_old_head_or_the_new_one(
     tmp_path: Path, database_url: str, processes: Any
 ) -> None:
-    async with house(tmp_path, database=database_url, merge_threads=1) as home:
+    async with local_coordinator(tmp_path, database=database_url, merge_threads=1) as home:
         await home.start_run(SHARDED)
         crew = await joined(home)
         settings = msgspec.to_builtins(home.coordinator.settings)
@@ -305,7 +308,7 @@ async def test_a_kill_in_the_middle_leaves_the_old_head_or_the_new_one(
         assert (await home.coordinator.checks.run()).breaches == ()
 
 
-async def waiting(home: House) -> int:
+async def waiting(home: LocalCoordinator) -> int:
     return len(await home.coordinator.db.read(lambda conn: contributions.mergeable(conn, 1)))
 
 
@@ -362,13 +365,16 @@ class Replicas:
             one.join(30)
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.timeout(120 + 5 * STEPS)
 async def test_two_coordinators_with_pauses_and_kills_never_merge_a_step_twice(
     tmp_path: Path, postgres: Any, processes: Any
 ) -> None:
     url = await postgres.fresh()
-    async with house(tmp_path, database=url, merge_threads=1, merge_lease_s=LEASE_S) as home:
+    async with local_coordinator(
+        tmp_path, database=url, merge_threads=1, merge_lease_s=LEASE_S
+    ) as home:
         await home.start_run(CHAOS)
         crew, seeds = await joined(home), itertools.count()
         replicas = Replicas(processes, msgspec.to_builtins(home.coordinator.settings))
@@ -389,7 +395,7 @@ async def test_two_coordinators_with_pauses_and_kills_never_merge_a_step_twice(
     await postgres.recycle(url)
 
 
-async def merged_once(home: House) -> None:
+async def merged_once(home: LocalCoordinator) -> None:
     """Every step was committed by exactly one merge, of contributions of its own, and can be made again."""
     assert (await home.coordinator.checks.run()).breaches == ()
     assert await home.coordinator.check_ledger() == []

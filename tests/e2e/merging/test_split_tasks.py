@@ -14,7 +14,14 @@ from coordinator.database.tables.tasks import failures as failures_table
 from coordinator.database.tables.tasks import tasks as tasks_table
 from shared.protocol.accounts import Me
 from shared.protocol.heartbeat import TaskBeat
-from tests.support.local_coordinator import RUN, House, Worker, decode, house, refused
+from tests.support.local_coordinator import (
+    RUN,
+    LocalCoordinator,
+    Worker,
+    decode,
+    local_coordinator,
+    refused,
+)
 
 STEPS = RUN.replace("local_steps = 2", "local_steps = 5")
 ASYNC = STEPS.replace('preset = "fedavg"\nquorum = 2', 'preset = "async-sgd"\nlr = 0.01')
@@ -25,18 +32,18 @@ PAIRS = ASYNC.replace("local_steps = 5", "local_steps = 6").replace(
 
 
 @pytest.fixture
-async def home(tmp_path: Path, database_url: str) -> AsyncIterator[House]:
-    async with house(tmp_path, database=database_url) as made:
+async def home(tmp_path: Path, database_url: str) -> AsyncIterator[LocalCoordinator]:
+    async with local_coordinator(tmp_path, database=database_url) as made:
         yield made
 
 
-async def rows(home: House, *columns: Any) -> list[Any]:
+async def rows(home: LocalCoordinator, *columns: Any) -> list[Any]:
     return await home.coordinator.db.read(
         lambda conn: [tuple(row) for row in conn.execute(select(*columns).order_by(columns[0]))]
     )
 
 
-async def sound(home: House) -> bool:
+async def sound(home: LocalCoordinator) -> bool:
     report = await home.coordinator.checks.run()
     assert report.breaches == ()
     return await home.coordinator.check_ledger() == []
@@ -46,21 +53,21 @@ async def me(worker: Worker) -> Me:
     return decode(await worker.get("/workers/me"), Me)
 
 
-async def merge(home: House) -> int:
+async def merge(home: LocalCoordinator) -> int:
     count = 0
     while await home.coordinator.merger.merge_if_due(1):
         count += 1
     return count
 
 
-async def ranges(home: House) -> list[tuple[int, int, str]]:
+async def ranges(home: LocalCoordinator) -> list[tuple[int, int, str]]:
     t = tasks_table.c
     return [
         (start, stop, state) for start, stop, state in await rows(home, t.start, t.stop, t.state)
     ]
 
 
-async def test_every_part_is_merged_as_it_comes_and_paid_once(home: House) -> None:
+async def test_every_part_is_merged_as_it_comes_and_paid_once(home: LocalCoordinator) -> None:
     await home.start_run(PAIRS)
     ann = await home.join("Ann")
     lease = await ann.claim()
@@ -80,7 +87,7 @@ async def test_every_part_is_merged_as_it_comes_and_paid_once(home: House) -> No
 
 
 async def test_the_rest_of_a_broken_lease_goes_to_somebody_else_and_nothing_twice(
-    home: House,
+    home: LocalCoordinator,
 ) -> None:
     await home.start_run(ASYNC)
     ann, bob = await home.join("Ann"), await home.join("Bob")
@@ -103,7 +110,7 @@ async def test_the_rest_of_a_broken_lease_goes_to_somebody_else_and_nothing_twic
     assert await sound(home)
 
 
-async def test_parts_come_in_their_order_one_at_a_time(home: House) -> None:
+async def test_parts_come_in_their_order_one_at_a_time(home: LocalCoordinator) -> None:
     await home.start_run(ASYNC)
     ann = await home.join("Ann")
     lease = await ann.claim()
@@ -127,7 +134,9 @@ async def test_parts_come_in_their_order_one_at_a_time(home: House) -> None:
     assert await sound(home)
 
 
-async def test_what_is_late_is_computed_again_for_the_same_mini_batch(home: House) -> None:
+async def test_what_is_late_is_computed_again_for_the_same_mini_batch(
+    home: LocalCoordinator,
+) -> None:
     await home.start_run(SYNC)
     ann, bob = await home.join("Ann"), await home.join("Bob")
     mine, other = await ann.claim(), await bob.claim()
@@ -159,13 +168,13 @@ async def test_what_is_late_is_computed_again_for_the_same_mini_batch(home: Hous
     assert await sound(home)
 
 
-async def orders(home: House, worker: Worker, task: int, attempt: int) -> list[str]:
+async def orders(home: LocalCoordinator, worker: Worker, task: int, attempt: int) -> list[str]:
     beat = {"tasks": [{"task": task, "attempt": attempt, "phase": "train"}]}
     reply = await worker.post("/workers/heartbeat", beat)
     return [order["order"] for order in reply.json()["orders"]]
 
 
-async def test_after_so_many_recomputations_the_task_fails(home: House) -> None:
+async def test_after_so_many_recomputations_the_task_fails(home: LocalCoordinator) -> None:
     await home.start_run(SYNC.replace("quorum = 2", "quorum = 1\nredo_limit = 1"))
     ann, bob = await home.join("Ann"), await home.join("Bob")
     mine, other = await ann.claim(), await bob.claim()
@@ -192,7 +201,7 @@ async def test_after_so_many_recomputations_the_task_fails(home: House) -> None:
     assert await sound(home)
 
 
-async def test_a_heartbeat_keeps_a_lease_whose_first_part_waits(home: House) -> None:
+async def test_a_heartbeat_keeps_a_lease_whose_first_part_waits(home: LocalCoordinator) -> None:
     await home.start_run(ASYNC)
     ann = await home.join("Ann")
     lease = await ann.claim()

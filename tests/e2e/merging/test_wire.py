@@ -18,7 +18,13 @@ from shared.tensors.packed import MAGIC
 from shared.tensors.quantize import codec
 from shared.tensors.shuffle import LENGTH, pack_bytes
 from shared.tensors.spec import Schema
-from tests.support.local_coordinator import RUN, House, decode, house, refused
+from tests.support.local_coordinator import (
+    RUN,
+    LocalCoordinator,
+    decode,
+    local_coordinator,
+    refused,
+)
 
 NAN = 0x7FC0  # as a bfloat16
 
@@ -26,8 +32,8 @@ Spoil = Callable[[bytes, Schema, Path], bytes]
 
 
 @pytest.fixture
-async def home(tmp_path: Path, database_url: str) -> AsyncIterator[House]:
-    async with house(tmp_path, database=database_url) as made:
+async def home(tmp_path: Path, database_url: str) -> AsyncIterator[LocalCoordinator]:
+    async with local_coordinator(tmp_path, database=database_url) as made:
         yield made
 
 
@@ -74,7 +80,7 @@ def honest(data: bytes, schema: Schema, folder: Path) -> bytes:
     ],
 )
 async def test_a_spoilt_update_is_refused_with_a_sentence_and_a_sound_one_taken(
-    home: House, tmp_path: Path, way: str, spoil: Spoil, says: str
+    home: LocalCoordinator, tmp_path: Path, way: str, spoil: Spoil, says: str
 ) -> None:
     plain = way.removesuffix("-zstd")
     text = RUN.replace("quorum = 2", "quorum = 1")
@@ -108,7 +114,7 @@ async def test_a_spoilt_update_is_refused_with_a_sentence_and_a_sound_one_taken(
     ],
 )
 async def test_an_update_in_a_codec_that_the_run_grants_to_nobody_is_refused(
-    home: House, tmp_path: Path, way: str, says: str
+    home: LocalCoordinator, tmp_path: Path, way: str, says: str
 ) -> None:
     text = RUN.replace("quorum = 2", 'quorum = 3\naggregate = "median"')
     await home.start_run(text.replace('codec = "float32"', 'codec = "int8"'))
@@ -126,7 +132,7 @@ async def test_an_update_in_a_codec_that_the_run_grants_to_nobody_is_refused(
 
 @pytest.mark.parametrize("way", ["ternary", "x" * 1000], ids=["short", "long"])
 async def test_a_codec_that_nobody_knows_is_refused_before_anything_is_kept(
-    home: House, way: str
+    home: LocalCoordinator, way: str
 ) -> None:
     await home.start_run(RUN)
     ann = await home.join("Ann")

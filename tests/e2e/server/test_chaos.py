@@ -17,7 +17,7 @@ import pytest
 from coordinator.database import runs
 from coordinator.database.tables.merges import merges as merges_table
 from coordinator.runs.definition import definition
-from tests.e2e.conftest import Site
+from tests.e2e.conftest import ServedCoordinator
 from tests.support.failpoints import kill
 from tests.support.load_clients import Diary, Numbers, losses
 from tests.support.local_coordinator import RUN
@@ -33,15 +33,15 @@ CHAOS = RUN.replace('preset = "fedavg"', 'preset = "diloco"\nmax_staleness = 100
 
 @asynccontextmanager
 async def load(
-    site: Site, tmp_path: Path, *others: Site
+    served: ServedCoordinator, tmp_path: Path, *others: ServedCoordinator
 ) -> AsyncIterator[tuple[Diary, list[Numbers]]]:
     """Volunteers at work on a coordinator that is there already; at the end all of them have ended their task."""
-    async with site.opened() as coordinator:
+    async with served.opened() as coordinator:
         schema = definition(
             await coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
         ).schema
     diary = Diary()
-    urls = itertools.cycle([each.url for each in (site, *others)])
+    urls = itertools.cycle([each.url for each in (served, *others)])
     crowd = [
         Numbers(next(urls), f"Nr {number}", schema, diary, tmp_path) for number in range(VOLUNTEERS)
     ]
@@ -58,40 +58,41 @@ async def load(
             await who.http.aclose()
 
 
-async def found_wrong(site: Site, diary: Diary, crowd: list[Numbers]) -> list[str]:
+async def found_wrong(served: ServedCoordinator, diary: Diary, crowd: list[Numbers]) -> list[str]:
     """Stop the coordinator and look at everything, ourselves and by its own command."""
-    wrong = [] if await site.stop() == 0 else ["it did not end well"]
-    async with site.opened() as coordinator:
+    wrong = [] if await served.stop() == 0 else ["it did not end well"]
+    async with served.opened() as coordinator:
         wrong += await losses(coordinator, diary, crowd)
         run = await coordinator.runs.info("tiny")
         if not run.version:
             wrong.append("nothing was merged")
-    where = ["--data-dir", site.settings["data_dir"], "--database", site.settings["database"]]
-    check = await site.nursery.run(["coordinator", "check", *where], site.log)
+    where = ["--data-dir", served.settings["data_dir"], "--database", served.settings["database"]]
+    check = await served.fork_server.run(["coordinator", "check", *where], served.log)
     return wrong if await check.ended() == 0 else [*wrong, check.said()[-2000:]]
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.timeout(300 + 5 * KILLS)
 async def test_nothing_is_lost_when_the_coordinator_is_killed_at_random_moments(
-    site: Site, tmp_path: Path
+    served: ServedCoordinator, tmp_path: Path
 ) -> None:
-    await site.start_run(CHAOS)
+    await served.start_run(CHAOS)
     moments = random.Random(20)
-    await site.serve()
-    await site.listening()
-    async with load(site, tmp_path) as (diary, crowd):
+    await served.serve()
+    await served.listening()
+    async with load(served, tmp_path) as (diary, crowd):
         for _ in range(KILLS):
             began = time.monotonic()
             await diary.more(1)  # it is up and works
             # The moment; where starting takes long, a submission does too, and some must get through.
             slowness = time.monotonic() - began
             await asyncio.sleep(moments.uniform(0.0, max(0.25, slowness / 4)))
-            site.child.kill()
-            assert await site.child.ended() == -signal.SIGKILL, site.child.said()[-3000:]
-            await site.serve()
+            served.child.kill()
+            assert await served.child.ended() == -signal.SIGKILL, served.child.said()[-3000:]
+            await served.serve()
         await diary.judged(2 * VOLUNTEERS)  # and the work goes on
-    assert await found_wrong(site, diary, crowd) == []
+    assert await found_wrong(served, diary, crowd) == []
 
 
 POINTS = [
@@ -108,33 +109,35 @@ POINTS = [
 ]
 
 
+@pytest.mark.slow
 async def test_nothing_is_lost_when_the_coordinator_dies_at_each_named_point(
-    site: Site, tmp_path: Path
+    served: ServedCoordinator, tmp_path: Path
 ) -> None:
-    await site.start_run(CHAOS)
-    await site.serve(POINTS[0])
-    await site.listening()
-    async with load(site, tmp_path) as (diary, crowd):
+    await served.start_run(CHAOS)
+    await served.serve(POINTS[0])
+    await served.listening()
+    async with load(served, tmp_path) as (diary, crowd):
         for point in [*POINTS[1:], None]:
-            assert await site.child.ended() == -signal.SIGKILL, site.child.said()[-3000:]
-            await site.serve(*([point] if point else []))
+            assert await served.child.ended() == -signal.SIGKILL, served.child.said()[-3000:]
+            await served.serve(*([point] if point else []))
         await diary.judged(VOLUNTEERS)
-    assert await found_wrong(site, diary, crowd) == []
+    assert await found_wrong(served, diary, crowd) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 async def test_two_coordinators_on_one_database_merge_each_step_once(
-    site: Site, twin: Site, tmp_path: Path
+    served: ServedCoordinator, twin: ServedCoordinator, tmp_path: Path
 ) -> None:
-    await site.start_run(CHAOS.replace("quorum = 2", "quorum = 1"))
-    for each in (site, twin):
+    await served.start_run(CHAOS.replace("quorum = 2", "quorum = 1"))
+    for each in (served, twin):
         await each.serve()
         await each.listening()
-    async with load(site, tmp_path, twin) as (diary, crowd):
+    async with load(served, tmp_path, twin) as (diary, crowd):
         await diary.judged(STEPS)
     assert await twin.stop() == 0
-    assert await found_wrong(site, diary, crowd) == []
-    async with site.opened() as coordinator:
+    assert await found_wrong(served, diary, crowd) == []
+    async with served.opened() as coordinator:
         rows = await coordinator.db.read(
             lambda conn: list(conn.execute(merges_table.select()).mappings())
         )

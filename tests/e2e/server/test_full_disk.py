@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.database.engine.sqlite import translate
 from shared.errors import StorageFull
-from tests.support.local_coordinator import house
+from tests.support.local_coordinator import local_coordinator
 
 
 @contextmanager
@@ -31,7 +31,7 @@ async def test_an_export_that_finds_no_room_leaves_nothing(tmp_path: Path, made:
     to = tmp_path / "model"
     if made:
         to.mkdir()
-    async with house(tmp_path / "data") as home:
+    async with local_coordinator(tmp_path / "data") as home:
         await home.start_run()
         with files_of_at_most(1024), pytest.raises(StorageFull) as full:
             await home.coordinator.export.export("tiny", to)

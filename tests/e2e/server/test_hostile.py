@@ -15,8 +15,8 @@ import pytest
 from coordinator.http.routes.table import ENDPOINTS
 from shared.protocol.base import ErrorBody
 from shared.protocol.limits import API
-from tests.e2e.conftest import Site
-from tests.support.local_coordinator import house
+from tests.e2e.conftest import ServedCoordinator
+from tests.support.local_coordinator import local_coordinator
 
 MIB = 1 << 20
 DRIPPING = 700
@@ -34,7 +34,7 @@ def resident_bytes(pid: int) -> int:
 async def test_text_that_a_database_cannot_hold_is_refused(
     tmp_path: Path, database_url: str
 ) -> None:
-    async with house(tmp_path, database=database_url) as home:
+    async with local_coordinator(tmp_path, database=database_url) as home:
         await home.start_run()
         ann = await home.join("Ann")
         lease = await ann.claim()
@@ -60,6 +60,7 @@ async def test_text_that_a_database_cannot_hold_is_refused(
         assert reply.status_code == 204
 
 
+@pytest.mark.slow
 class TestOnASocket:
     """With the deadlines set small."""
 
@@ -68,14 +69,16 @@ class TestOnASocket:
         return ""
 
     @pytest.fixture
-    async def server(self, site: Site) -> Site:
-        site.settings |= {"headers_deadline_s": 1.0, "body_window_s": 1.5}
-        site.settings |= {"connections_per_ip": 2 * DRIPPING}
-        await site.serve()
-        await site.listening()
-        return site
+    async def server(self, served: ServedCoordinator) -> ServedCoordinator:
+        served.settings |= {"headers_deadline_s": 1.0, "body_window_s": 1.5}
+        served.settings |= {"connections_per_ip": 2 * DRIPPING}
+        await served.serve()
+        await served.listening()
+        return served
 
-    async def test_an_endless_body_is_refused_while_memory_stays_flat(self, server: Site) -> None:
+    async def test_an_endless_body_is_refused_while_memory_stays_flat(
+        self, server: ServedCoordinator
+    ) -> None:
         async def endless() -> AsyncIterator[bytes]:
             for _ in range(300):
                 yield bytes(MIB)
@@ -94,7 +97,9 @@ class TestOnASocket:
             assert (await client.get(f"{API}/server")).status_code == 200
         assert resident_bytes(server.child.pid) - before < 64 * MIB
 
-    async def test_who_drips_is_closed_and_who_is_slow_but_honest_lives(self, server: Site) -> None:
+    async def test_who_drips_is_closed_and_who_is_slow_but_honest_lives(
+        self, server: ServedCoordinator
+    ) -> None:
         async with AsyncExitStack() as stack:
             dripping = [await self._connect(server, stack) for _ in range(DRIPPING)]
             _, honest = slow = await self._connect(server, stack)
@@ -115,7 +120,7 @@ class TestOnASocket:
         async with httpx.AsyncClient(base_url=server.url) as client:
             assert (await client.get(f"{API}/server")).status_code == 200
 
-    async def _connect(self, server: Site, stack: AsyncExitStack) -> Any:
+    async def _connect(self, server: ServedCoordinator, stack: AsyncExitStack) -> Any:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.settings["port"])
         stack.callback(writer.close)
         return reader, writer

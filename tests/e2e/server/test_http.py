@@ -25,17 +25,17 @@ from shared.protocol.heartbeat import HeartbeatReply, LedgerRow
 from shared.protocol.limits import API
 from shared.protocol.work import SignedManifest, UploadInfo, Verdict, VersionInfo, VersionManifest
 from shared.signing import fingerprint, verify
-from tests.support.local_coordinator import House, decode, house, refused
+from tests.support.local_coordinator import LocalCoordinator, decode, local_coordinator, refused
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(tmp_path) as made:
+async def home(tmp_path: Path) -> AsyncIterator[LocalCoordinator]:
+    async with local_coordinator(tmp_path) as made:
         yield made
 
 
 async def test_the_whole_way_on_either_database(tmp_path: Path, database_url: str) -> None:
-    async with house(tmp_path, database=database_url) as home:
+    async with local_coordinator(tmp_path, database=database_url) as home:
         await home.start_run()
         ann, bob = await home.join("Ann"), await home.join("Bob")
         for seed in range(2):
@@ -47,7 +47,7 @@ async def test_the_whole_way_on_either_database(tmp_path: Path, database_url: st
         assert (await home.coordinator.checks.run()).breaches == ()
 
 
-async def test_two_volunteers_make_a_version(home: House) -> None:
+async def test_two_volunteers_make_a_version(home: LocalCoordinator) -> None:
     name = await home.start_run()
     ann, bob = await home.join("Ann"), await home.join("Bob")
     first, second = await ann.work(1), await bob.work(2)
@@ -68,7 +68,7 @@ async def test_two_volunteers_make_a_version(home: House) -> None:
     assert report.looked_at["versions"] == 2
 
 
-async def test_what_the_coordinator_says_is_signed(home: House) -> None:
+async def test_what_the_coordinator_says_is_signed(home: LocalCoordinator) -> None:
     name = await home.start_run()
     ann = await home.join("Ann")
     server = decode(await home.client().get(f"{API}/server"), ServerInfo)
@@ -84,7 +84,7 @@ async def test_what_the_coordinator_says_is_signed(home: House) -> None:
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
 
 
-async def test_blobs_come_whole_in_ranges_or_not_at_all(home: House) -> None:
+async def test_blobs_come_whole_in_ranges_or_not_at_all(home: LocalCoordinator) -> None:
     name = await home.start_run()
     ann = await home.join("Ann")
     signed = decode(await ann.get(f"/runs/{name}/versions/0"), SignedManifest)
@@ -120,7 +120,7 @@ async def test_blobs_come_whole_in_ranges_or_not_at_all(home: House) -> None:
     assert (head.content, head.headers["content-length"]) == (b"", str(len(whole)))
 
 
-async def test_held_out_data_and_uploads_are_never_served(home: House) -> None:
+async def test_held_out_data_and_uploads_are_never_served(home: LocalCoordinator) -> None:
     await home.start_run()
     ann = await home.join("Ann")
     manifest = (await home.coordinator.datasets.listing())[0].manifest
@@ -138,7 +138,7 @@ async def test_held_out_data_and_uploads_are_never_served(home: House) -> None:
     refused(await ann.get("/blobs/" + "A" * 64), 400)
 
 
-async def test_a_lost_reply_costs_nothing(home: House) -> None:
+async def test_a_lost_reply_costs_nothing(home: LocalCoordinator) -> None:
     await home.start_run()
     ann = await home.join("Ann")
     again = decode(await ann.post("/workers/register", ann.registration()), RegisterReply)
@@ -164,7 +164,9 @@ async def test_a_lost_reply_costs_nothing(home: House) -> None:
     refused(await ann.post(f"/tasks/{lease.task}/submit", other), 409)
 
 
-async def test_who_is_at_work_is_told_with_the_speed_of_the_device_that_works(home: House) -> None:
+async def test_who_is_at_work_is_told_with_the_speed_of_the_device_that_works(
+    home: LocalCoordinator,
+) -> None:
     """The best device of a machine may not be lent, and nobody compares with what does not work."""
     await home.start_run()
     ann = await home.join("Ann")
@@ -186,7 +188,7 @@ async def test_who_is_at_work_is_told_with_the_speed_of_the_device_that_works(ho
     assert told.rate == pytest.approx(3.0)
 
 
-async def test_heartbeats_bring_news_once(home: House) -> None:
+async def test_heartbeats_bring_news_once(home: LocalCoordinator) -> None:
     await home.start_run()
     ann = await home.join("Ann")
     verdict = await ann.work()
@@ -199,7 +201,7 @@ async def test_heartbeats_bring_news_once(home: House) -> None:
     assert decode(later, HeartbeatReply).news == ()
 
 
-async def test_a_link_code_adds_a_machine(home: House) -> None:
+async def test_a_link_code_adds_a_machine(home: LocalCoordinator) -> None:
     ann = await home.join("Ann")
     code = decode(await ann.post("/links"), LinkCode)
     assert code.link.endswith(code.code)
@@ -207,7 +209,7 @@ async def test_a_link_code_adds_a_machine(home: House) -> None:
     assert decode(await second.get("/workers/me"), Me).nickname == "Ann"
 
 
-async def test_the_openapi_document_is_the_route_table(home: House) -> None:
+async def test_the_openapi_document_is_the_route_table(home: LocalCoordinator) -> None:
     from coordinator.http.routes.table import ENDPOINTS
 
     document = (await home.client().get(f"{API}/openapi.json")).json()
@@ -223,7 +225,7 @@ async def test_the_openapi_document_is_the_route_table(home: House) -> None:
     assert {"HeartbeatReply", "ErrorBody", "Verdict"} <= named
 
 
-async def test_health_ready_metrics_and_the_join_page(home: House) -> None:
+async def test_health_ready_metrics_and_the_join_page(home: LocalCoordinator) -> None:
     name = await home.start_run()
     client = home.client()
     assert (await client.get("/health")).json()["status"] == "alive"
@@ -237,7 +239,7 @@ async def test_health_ready_metrics_and_the_join_page(home: House) -> None:
     refused(await client.get("/ready"), 503)
 
 
-async def test_versions_are_listed_from_a_cursor(home: House) -> None:
+async def test_versions_are_listed_from_a_cursor(home: LocalCoordinator) -> None:
     await home.start_run()
     ann, bob = await home.join("Ann"), await home.join("Bob")
     for seed in range(3):

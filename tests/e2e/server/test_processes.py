@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.database.tables.contributions import contributions as contributions_table
-from tests.e2e.conftest import Site
+from tests.e2e.conftest import ServedCoordinator
 from tests.support.failpoints import kill
 from tests.support.forkserver import Child
 from tests.support.local_coordinator import RUN
@@ -25,53 +25,57 @@ def database_url(tmp_path: Path) -> str:
     return ""
 
 
-async def lend(site: Site, name: str, *faults: object, tasks: int = 2) -> Child:
+async def lend(served: ServedCoordinator, name: str, *faults: object, tasks: int = 2) -> Child:
     """`volunteer --no-ui` on a machine of its own, which joins by itself."""
-    home = site.log.parent / name
+    home = served.log.parent / name
     home.mkdir(exist_ok=True)
-    async with site.opened() as coordinator:
-        link = f"{site.url}/join#key={coordinator.link().fingerprint}"
+    async with served.opened() as coordinator:
+        link = f"{served.url}/join#key={coordinator.link().fingerprint}"
     environment = {f"XDG_{kind}_HOME": str(home) for kind in ("CONFIG", "DATA", "STATE", "CACHE")}
     argv = ["volunteer", "--no-ui", "--json", "--device", "cpu", "--max-tasks", str(tasks)]
-    return await site.nursery.run(
+    return await served.fork_server.run(
         argv, home / "log", environment | {"VOLUNTEER_JOIN": link}, faults
     )
 
 
-async def contributions(site: Site) -> list[Any]:
-    async with site.opened() as coordinator:
+async def contributions(served: ServedCoordinator) -> list[Any]:
+    async with served.opened() as coordinator:
         query = contributions_table.select()
         return await coordinator.db.read(lambda conn: list(conn.execute(query).mappings()))
 
 
-async def is_sound(site: Site) -> list[str]:
-    async with site.opened() as coordinator:
+async def is_sound(served: ServedCoordinator) -> list[str]:
+    async with served.opened() as coordinator:
         report = await coordinator.checks.run()
         return [*report.breaches, *await coordinator.check_ledger()]
 
 
-async def test_two_volunteers_train_one_model(site: Site) -> None:
-    await site.start_run()
-    await site.serve()
-    await site.listening()
-    lent = [await lend(site, name) for name in ("ann", "bob")]
+@pytest.mark.slow
+async def test_two_volunteers_train_one_model(served: ServedCoordinator) -> None:
+    await served.start_run()
+    await served.serve()
+    await served.listening()
+    lent = [await lend(served, name) for name in ("ann", "bob")]
     for child in lent:
         assert await child.ended(LIMIT_S) == 0, child.said()[-3000:]
-    assert await site.stop() == 0
-    async with site.opened() as coordinator:
+    assert await served.stop() == 0
+    async with served.opened() as coordinator:
         run = await coordinator.runs.info("tiny")
-    rows = await contributions(site)
+    rows = await contributions(served)
     assert run.version >= 1
     assert len({row["volunteer_id"] for row in rows}) == 2
     assert {row["state"] for row in rows} <= {"merged", "accepted"}
     assert all(row["loss_last"] > 1.0 for row in rows)  # of real training: ln 300 is 5.7
-    assert await is_sound(site) == []
+    assert await is_sound(served) == []
 
 
-async def test_a_volunteer_killed_at_any_point_hands_in_every_result_once(site: Site) -> None:
-    await site.start_run(LONE)
-    await site.serve()
-    await site.listening()
+@pytest.mark.slow
+async def test_a_volunteer_killed_at_any_point_hands_in_every_result_once(
+    served: ServedCoordinator,
+) -> None:
+    await served.start_run(LONE)
+    await served.serve()
+    await served.listening()
     points = [
         kill().before("outbox put"),  # trained
         kill().after("outbox put"),  # safe on disk
@@ -81,16 +85,16 @@ async def test_a_volunteer_killed_at_any_point_hands_in_every_result_once(site: 
         kill().before("outbox drop"),  # answered, not noted
     ]
     for point in points:
-        child = await lend(site, "ann", point, tasks=10)
+        child = await lend(served, "ann", point, tasks=10)
         assert await child.ended(LIMIT_S) == -signal.SIGKILL, child.said()[-3000:]
-    child = await lend(site, "ann", tasks=2)
+    child = await lend(served, "ann", tasks=2)
     assert await child.ended(LIMIT_S) == 0, child.said()[-3000:]
-    assert await site.stop() == 0
-    rows = await contributions(site)
+    assert await served.stop() == 0
+    rows = await contributions(served)
     assert len(rows) >= 2
     assert {row["state"] for row in rows} <= {"merged", "accepted"}
     assert set(Counter(row["task_id"] for row in rows).values()) == {1}
     assert {row["attempt"] for row in rows} == {1}  # no lease was lost on the way
     assert len({row["volunteer_id"] for row in rows}) == 1
-    assert list((site.log.parent / "ann").rglob("outbox/*.json")) == []
-    assert await is_sound(site) == []
+    assert list((served.log.parent / "ann").rglob("outbox/*.json")) == []
+    assert await is_sound(served) == []

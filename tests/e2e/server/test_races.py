@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 
 from shared.protocol.work import Verdict
-from tests.support.local_coordinator import decode, house
+from tests.support.local_coordinator import decode, local_coordinator
 
 
 async def test_one_result_sent_many_times_at_once_is_one_contribution(
     tmp_path: Path, database_url: str
 ) -> None:
-    async with house(tmp_path, database=database_url) as home:
+    async with local_coordinator(tmp_path, database=database_url) as home:
         await home.start_run()
         ann = await home.join("Ann")
         lease = await ann.claim()

@@ -11,16 +11,16 @@ import pytest
 from shared.protocol.heartbeat import LedgerRow
 from shared.protocol.limits import API
 from shared.protocol.work import Verdict
-from tests.support.local_coordinator import House, decode, house, refused
+from tests.support.local_coordinator import LocalCoordinator, decode, local_coordinator, refused
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(tmp_path) as made:
+async def home(tmp_path: Path) -> AsyncIterator[LocalCoordinator]:
+    async with local_coordinator(tmp_path) as made:
         yield made
 
 
-async def test_nobody_sees_what_is_not_theirs(home: House) -> None:
+async def test_nobody_sees_what_is_not_theirs(home: LocalCoordinator) -> None:
     await home.start_run()
     ann, eve = await home.join("Ann"), await home.join("Eve")
     lease = await ann.claim()
@@ -43,7 +43,7 @@ async def test_nobody_sees_what_is_not_theirs(home: House) -> None:
     assert decode(await eve.get("/me/ledger"), tuple[LedgerRow, ...]) == ()
 
 
-async def test_every_route_wants_the_right_token(home: House) -> None:
+async def test_every_route_wants_the_right_token(home: LocalCoordinator) -> None:
     from coordinator.http.routes.table import ENDPOINTS
 
     ann = await home.join("Ann")
@@ -60,7 +60,7 @@ async def test_every_route_wants_the_right_token(home: House) -> None:
             assert reply.headers["www-authenticate"] == "Bearer"
 
 
-async def test_the_organisers_files_stay_in_their_boxes(home: House) -> None:
+async def test_the_organisers_files_stay_in_their_boxes(home: LocalCoordinator) -> None:
     admin, box = home.admin, "ab" * 16
     path = f"{API}/admin/files/{box}"
     assert (await admin.put(f"{path}/000-a.txt", content=b"x" * 3_000_000)).json() == {
@@ -94,7 +94,7 @@ async def test_the_organisers_files_stay_in_their_boxes(home: House) -> None:
     ],
     ids=["empty", "utf8", "cut", "deep", "deep-object", "long-unknown", "long", "nan", "large"],
 )
-async def test_hostile_bodies_get_a_sentence(home: House, body: bytes) -> None:
+async def test_hostile_bodies_get_a_sentence(home: LocalCoordinator, body: bytes) -> None:
     from coordinator.http.routes.table import ENDPOINTS
 
     ann = await home.join("Ann")
@@ -107,7 +107,7 @@ async def test_hostile_bodies_get_a_sentence(home: House, body: bytes) -> None:
         refused(reply, reply.status_code)
 
 
-async def test_numbers_in_paths_are_only_numbers(home: House) -> None:
+async def test_numbers_in_paths_are_only_numbers(home: LocalCoordinator) -> None:
     ann = await home.join("Ann")
     for number in ("x", "-1", "1.5", "9" * 30, "9" * 5000, "%00", "1e3", "٣"):
         refused(await ann.get(f"/contributions/{number}"), 404)
@@ -116,14 +116,14 @@ async def test_numbers_in_paths_are_only_numbers(home: House) -> None:
     refused(await ann.get("/contributions?cursor=x"), 400)
 
 
-async def test_unknown_paths_and_methods_get_the_same_form(home: House) -> None:
+async def test_unknown_paths_and_methods_get_the_same_form(home: LocalCoordinator) -> None:
     client = home.client()
     refused(await client.get("/nothing"), 404)
     refused(await client.get("/api/v1/server/"), 404)
     refused(await client.delete("/api/v1/server"), 400)
 
 
-async def test_a_waiting_claim_ends_when_the_server_stops(home: House) -> None:
+async def test_a_waiting_claim_ends_when_the_server_stops(home: LocalCoordinator) -> None:
     ann = await home.join("Ann")
     waiting = asyncio.create_task(ann.post("/claims", {"claim_id": "c" * 32, "wait_s": 50}))
     for _ in range(50):
@@ -137,7 +137,7 @@ async def test_a_waiting_claim_ends_when_the_server_stops(home: House) -> None:
 
 @pytest.mark.parametrize(("command", "status"), [("ban", 403), ("reissue", 401), ("forget", 401)])
 async def test_a_waiting_claim_ends_when_its_volunteer_is_shut_out(
-    home: House, command: str, status: int
+    home: LocalCoordinator, command: str, status: int
 ) -> None:
     ann = await home.join("Ann")
     body = {"claim_id": "c" * 32, "wait_s": 60}
@@ -150,7 +150,9 @@ async def test_a_waiting_claim_ends_when_its_volunteer_is_shut_out(
 
 
 async def test_too_many_requests_are_told_when_to_come_back(tmp_path: Path) -> None:
-    async with house(tmp_path, rate_worker="5/minute", rate_register="2/minute") as home:
+    async with local_coordinator(
+        tmp_path, rate_worker="5/minute", rate_register="2/minute"
+    ) as home:
         ann, bob = await home.join("Ann"), await home.join("Bob")
         eve = await ann.post("/workers/register", ann.registration())
         assert refused(eve, 429).code == "too_many_requests"
@@ -162,26 +164,26 @@ async def test_too_many_requests_are_told_when_to_come_back(tmp_path: Path) -> N
         assert (await bob.get("/workers/me")).status_code == 200
 
 
-async def test_a_full_disk_is_read_only_until_space_returns(home: House) -> None:
+async def test_a_full_disk_is_read_only_until_space_returns(home: LocalCoordinator) -> None:
     await home.start_run()
     ann = await home.join("Ann")
     lease = await ann.claim()
     data = await ann.update("tiny")
     space = home.coordinator.space
-    space._floor_bytes = 1 << 62
+    space.floor_bytes = 1 << 62
     space.look()
     assert refused(await ann.announce(lease, data), 507).code == "storage_full"
     idle = (await ann.post("/claims", {"claim_id": "d" * 32})).json()["idle"]
     assert idle["reason"] == "read_only"
     assert (await ann.post("/workers/heartbeat", {})).status_code == 200
     assert (await home.client().get("/health")).json()["read_only"]
-    space._floor_bytes = 0
+    space.floor_bytes = 0
     space.look()
     assert (await ann.upload(lease, data)).complete
 
 
 async def test_an_unforeseen_error_tells_nothing_but_its_number(
-    home: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def fails() -> None:
         raise RuntimeError("the password is swordfish")

@@ -14,16 +14,22 @@ import pytest
 from coordinator.http.request import ClientGone
 from shared.protocol.work import Lease, UploadInfo, Verdict
 from shared.tensors import writer
-from tests.support.local_coordinator import House, Worker, decode, house, refused
+from tests.support.local_coordinator import (
+    LocalCoordinator,
+    Worker,
+    decode,
+    local_coordinator,
+    refused,
+)
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(tmp_path) as made:
+async def home(tmp_path: Path) -> AsyncIterator[LocalCoordinator]:
+    async with local_coordinator(tmp_path) as made:
         yield made
 
 
-async def announced(home: House) -> tuple[Worker, Lease, bytes, UploadInfo]:
+async def announced(home: LocalCoordinator) -> tuple[Worker, Lease, bytes, UploadInfo]:
     """A worker, its lease, the update that it is about to send, and what it was told of the upload."""
     await home.start_run()
     ann = await home.join("Ann")
@@ -32,19 +38,26 @@ async def announced(home: House) -> tuple[Worker, Lease, bytes, UploadInfo]:
     return ann, lease, data, decode(await ann.announce(lease, data), UploadInfo)
 
 
-async def test_an_upload_goes_on_where_it_broke_off(home: House) -> None:
-    ann, _, data, info = await announced(home)
+async def test_an_upload_goes_on_where_it_broke_off(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        ann, _, data, info = await announced(home)
+        await half_of(ann, data, info)
+    async with local_coordinator(tmp_path) as again:  # a restart
+        ann.http = again.client(f"{ann.worker_id}.{ann.secret}")
+        assert decode(await ann.get(f"/uploads/{info.upload_id}"), UploadInfo).offset == 1000
+        done = decode(await ann.put(info.upload_id, 1000, data[1000:]), UploadInfo)
+        assert done.complete
+
+
+async def half_of(ann: Worker, data: bytes, info: UploadInfo) -> None:
+    """Upload the first 1,000 bytes; what does not continue there is refused."""
     half = decode(await ann.put(info.upload_id, 0, data[:1000]), UploadInfo)
     assert (half.offset, half.complete) == (1000, False)
     assert refused(await ann.put(info.upload_id, 0, data), 409).code == "offset_mismatch"
     assert refused(await ann.put(info.upload_id, 1001, data[1001:]), 409).code == "offset_mismatch"
-    home.coordinator.uploads._hashes.clear()  # as after a restart
-    assert decode(await ann.get(f"/uploads/{info.upload_id}"), UploadInfo).offset == 1000
-    done = decode(await ann.put(info.upload_id, 1000, data[1000:]), UploadInfo)
-    assert done.complete
 
 
-async def test_a_broken_connection_keeps_what_came(home: House) -> None:
+async def test_a_broken_connection_keeps_what_came(home: LocalCoordinator) -> None:
     ann, _, data, info = await announced(home)
 
     async def breaks() -> AsyncIterator[bytes]:
@@ -58,7 +71,7 @@ async def test_a_broken_connection_keeps_what_came(home: House) -> None:
 
 
 async def test_an_upload_that_the_disk_lost_a_part_of_begins_again(
-    home: House, monkeypatch: pytest.MonkeyPatch
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ann, _, data, info = await announced(home)
     real, failures = os.fsync, [OSError(errno.ENOSPC, "full")]
@@ -75,7 +88,7 @@ async def test_an_upload_that_the_disk_lost_a_part_of_begins_again(
     assert decode(await ann.put(info.upload_id, 0, data), UploadInfo).complete
 
 
-async def test_a_newer_request_ends_an_older_one(home: House) -> None:
+async def test_a_newer_request_ends_an_older_one(home: LocalCoordinator) -> None:
     ann, _, data, info = await announced(home)
     sent, forever = asyncio.Event(), asyncio.Event()
 
@@ -94,7 +107,7 @@ async def test_a_newer_request_ends_an_older_one(home: House) -> None:
     assert done.complete
 
 
-async def test_uploads_are_counted_against_their_grant(home: House) -> None:
+async def test_uploads_are_counted_against_their_grant(home: LocalCoordinator) -> None:
     await home.start_run()
     ann = await home.join("Ann")
     lease = await ann.claim()
@@ -111,7 +124,7 @@ async def test_uploads_are_counted_against_their_grant(home: House) -> None:
     assert decode(await ann.get(f"/uploads/{info.upload_id}"), UploadInfo).offset < len(data)
 
 
-async def test_other_bytes_than_announced_are_refused_and_gone(home: House) -> None:
+async def test_other_bytes_than_announced_are_refused_and_gone(home: LocalCoordinator) -> None:
     ann, lease, data, info = await announced(home)
     assert (
         refused(await ann.put(info.upload_id, 0, os.urandom(len(data))), 422).code
@@ -122,7 +135,9 @@ async def test_other_bytes_than_announced_are_refused_and_gone(home: House) -> N
     assert fresh.complete
 
 
-async def test_what_has_arrived_and_is_not_handed_in_yet_is_no_orphan(home: House) -> None:
+async def test_what_has_arrived_and_is_not_handed_in_yet_is_no_orphan(
+    home: LocalCoordinator,
+) -> None:
     await home.start_run()
     ann, whole = await home.join("Ann"), home.coordinator
     lease = await ann.claim()
@@ -137,7 +152,7 @@ async def test_what_has_arrived_and_is_not_handed_in_yet_is_no_orphan(home: Hous
     assert (await whole.checks.run()).breaches == ()
 
 
-async def test_uploads_that_are_never_handed_in_go_in_the_end(home: House) -> None:
+async def test_uploads_that_are_never_handed_in_go_in_the_end(home: LocalCoordinator) -> None:
     await home.start_run()
     ann, whole = await home.join("Ann"), home.coordinator
     data = await ann.update("tiny")
@@ -150,7 +165,7 @@ async def test_uploads_that_are_never_handed_in_go_in_the_end(home: House) -> No
     assert not blob.exists()
 
 
-async def test_unfinished_uploads_expire(home: House) -> None:
+async def test_unfinished_uploads_expire(home: LocalCoordinator) -> None:
     ann, _, data, info = await announced(home)
     await ann.put(info.upload_id, 0, data[:100])
     await home.clock.advance(2 * 86_400)
@@ -160,7 +175,7 @@ async def test_unfinished_uploads_expire(home: House) -> None:
 
 
 async def test_the_quota_bounds_what_lies_around(tmp_path: Path) -> None:
-    async with house(tmp_path, upload_quota_bytes=20_000) as home:
+    async with local_coordinator(tmp_path, upload_quota_bytes=20_000) as home:
         await home.start_run()
         ann = await home.join("Ann")
         lease = await ann.claim()

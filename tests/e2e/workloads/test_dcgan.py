@@ -23,8 +23,8 @@ from shared.workloads.base import DatasetManifest
 from shared.workloads.data.image_dataset import build_images
 from shared.workloads.data.image_sources import digit_pictures
 from shared.workloads.data.png import read_png
-from tests.support.local_coordinator import House, decode, house, refused
-from tests.support.local_volunteer import Lent
+from tests.support.local_coordinator import LocalCoordinator, decode, local_coordinator, refused
+from tests.support.local_volunteer import LocalMachine
 from volunteer.control import events
 
 RUN = """
@@ -72,26 +72,27 @@ def copied(put: Callable[[bytes], str]) -> DatasetManifest:
 
 
 @asynccontextmanager
-async def drawing(path: Path, preset: str) -> AsyncIterator[Lent]:
+async def drawing(path: Path, preset: str) -> AsyncIterator[LocalMachine]:
     """A run on real digits, and a machine that has joined it."""
-    async with house(path / "coordinator") as home:
+    async with local_coordinator(path / "coordinator") as home:
         await home.coordinator.datasets.add(copied)
         await home.coordinator.runs.create(RUN.replace("[plan]\n", "[plan]\n" + PRESETS[preset]))
         await home.coordinator.runs.start("digits")
         async with home.coordinator.working():
-            machine = Lent(path / "machine", home)
+            machine = LocalMachine(path / "machine", home)
             await machine.join()
             yield machine
 
 
-async def history(home: House) -> tuple[VersionInfo, ...]:
+async def history(home: LocalCoordinator) -> tuple[VersionInfo, ...]:
     return await home.coordinator.runs.versions("digits")
 
 
-async def drawn(home: House) -> list[VersionInfo]:
+async def drawn(home: LocalCoordinator) -> list[VersionInfo]:
     return [row for row in await history(home) if row.picture]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 async def test_a_volunteer_trains_it_and_its_statistics_travel(tmp_path: Path, preset: str) -> None:
     async with drawing(tmp_path, preset) as machine:
@@ -155,7 +156,7 @@ async def test_what_it_draws_is_shown_to_everybody(tmp_path: Path) -> None:
 
 
 async def test_who_shows_nothing_in_public_shows_no_pictures(tmp_path: Path) -> None:
-    async with house(tmp_path, public_dashboard=False) as home:
+    async with local_coordinator(tmp_path, public_dashboard=False) as home:
         for address in ("sample", "timelapse.gif"):
             error = refused(await home.client().get(f"{API}/runs/digits/{address}"), 404)
             assert "nothing to the public" in error.message

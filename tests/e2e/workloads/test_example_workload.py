@@ -12,8 +12,8 @@ import pytest
 from shared.errors import NotFound
 from shared.workloads.base import load
 from shared.workloads.data.png import read_png
-from tests.support.local_coordinator import house
-from tests.support.local_volunteer import Lent
+from tests.support.local_coordinator import local_coordinator
+from tests.support.local_volunteer import LocalMachine
 from tests.support.workloads import example_workload
 from tests.support.workloads.tiny_dcgan import stripes
 from volunteer.control import events
@@ -45,11 +45,11 @@ def installed(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("installed")
 async def test_it_is_trained_measured_and_shown(tmp_path: Path) -> None:
-    async with house(tmp_path / "coordinator") as home:
+    async with local_coordinator(tmp_path / "coordinator") as home:
         await home.coordinator.datasets.add(stripes)
         await home.coordinator.runs.create(RUN)
         await home.coordinator.runs.start("again")
-        machine = Lent(tmp_path / "machine", home)
+        machine = LocalMachine(tmp_path / "machine", home)
         allowed: dict[str, Any] = {"workloads": ("gpt", "sketch")}
         await machine.engine(**allowed).control.join(machine.link, "Ann")
         async with home.coordinator.working():
@@ -72,7 +72,7 @@ async def test_it_is_trained_measured_and_shown(tmp_path: Path) -> None:
 
 
 async def test_who_has_not_installed_it_is_told_its_name(tmp_path: Path) -> None:
-    async with house(tmp_path / "coordinator") as home:
+    async with local_coordinator(tmp_path / "coordinator") as home:
         await home.coordinator.datasets.add(stripes)
         with pytest.raises(NotFound, match='"sketch" is not installed here; installed: dcgan, go'):
             await home.coordinator.runs.create(RUN)

@@ -17,21 +17,21 @@ from shared.protocol.work import Verdict, VersionInfo
 from shared.workloads.gomoku.records import GameRecord
 from shared.workloads.gomoku.workload import GomokuWorkload
 from tests.support.failpoints import fail, faults
-from tests.support.local_coordinator import House, decode, house
+from tests.support.local_coordinator import LocalCoordinator, decode, local_coordinator
 from tests.support.scripted_worker import Player
-from tests.support.selfplay_run import RUN, history, lent, player
+from tests.support.selfplay_run import RUN, history, player, selfplay_machine
 
 WORKLOAD = GomokuWorkload()
 Change = Callable[[list[GameRecord]], list[GameRecord]]
 
 
-async def sound(home: House) -> bool:
+async def sound(home: LocalCoordinator) -> bool:
     report = await home.coordinator.checks.run()
     assert report.breaches == ()
     return await home.coordinator.check_ledger() == []
 
 
-async def kinds_done(home: House) -> set[str]:
+async def kinds_done(home: LocalCoordinator) -> set[str]:
     def read(conn: Connection) -> set[str]:
         done = select(tasks.c.kind).where(tasks.c.state == "done").distinct()
         return set(conn.execute(done).scalars())
@@ -45,7 +45,7 @@ def rated(rows: Sequence[VersionInfo]) -> list[VersionInfo]:
 
 
 async def test_a_volunteer_plays_learns_and_measures(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine:
+    async with selfplay_machine(tmp_path) as machine:
         home = machine.home
         async with machine.working() as process, process.eventually(120):
             while not rated(rows := await history(home)) or rows[0].loss is None:
@@ -66,14 +66,14 @@ async def test_a_volunteer_plays_learns_and_measures(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-async def home(tmp_path: Path, database_url: str) -> AsyncIterator[House]:
-    async with house(tmp_path, database=database_url) as made:
+async def home(tmp_path: Path, database_url: str) -> AsyncIterator[LocalCoordinator]:
+    async with local_coordinator(tmp_path, database=database_url) as made:
         await made.coordinator.runs.create(RUN)
         await made.coordinator.runs.start("gomoku")
         yield made
 
 
-async def learn(home: House, who: Player) -> Verdict:
+async def learn(home: LocalCoordinator, who: Player) -> Verdict:
     """Games until there is something to learn from, then a version of it."""
     await home.coordinator.replay.tend(1)
     while (reply := await who.ask("learn")).lease is None:
@@ -84,7 +84,7 @@ async def learn(home: House, who: Player) -> Verdict:
     return verdict
 
 
-async def test_games_become_chunks_and_chunks_a_version(home: House) -> None:
+async def test_games_become_chunks_and_chunks_a_version(home: LocalCoordinator) -> None:
     ann = await player(home, "Ann")
     played = await ann.do(await ann.claim("selfplay"))
     assert (played.state, played.message) == ("accepted", "4 games in order")
@@ -106,7 +106,9 @@ def flipped(records: list[GameRecord]) -> list[GameRecord]:
     return [msgspec.structs.replace(r, outcome=-r.outcome if r.outcome else 1) for r in records]
 
 
-async def test_fake_games_cost_trust_and_the_task_goes_to_somebody_else(home: House) -> None:
+async def test_fake_games_cost_trust_and_the_task_goes_to_somebody_else(
+    home: LocalCoordinator,
+) -> None:
     eve, ann = await player(home, "Eve"), await player(home, "Ann")
     lease = await eve.claim("selfplay")
     verdict = await eve.do(lease, flipped)
@@ -120,7 +122,7 @@ async def test_fake_games_cost_trust_and_the_task_goes_to_somebody_else(home: Ho
     assert await sound(home)
 
 
-async def test_one_odd_game_is_left_out_and_the_others_count(home: House) -> None:
+async def test_one_odd_game_is_left_out_and_the_others_count(home: LocalCoordinator) -> None:
     ann = await player(home, "Ann")
     verdict = await ann.do(
         await ann.claim("selfplay"), lambda records: [*flipped(records[:1]), *records[1:]]
@@ -132,7 +134,7 @@ async def test_one_odd_game_is_left_out_and_the_others_count(home: House) -> Non
     assert await sound(home)
 
 
-async def test_a_file_with_games_missing_is_refused(home: House) -> None:
+async def test_a_file_with_games_missing_is_refused(home: LocalCoordinator) -> None:
     eve = await player(home, "Eve")
     verdict = await eve.do(await eve.claim("selfplay"), lambda records: records[:2])
     assert (verdict.state, verdict.reason) == ("rejected", "games")
@@ -141,7 +143,7 @@ async def test_a_file_with_games_missing_is_refused(home: House) -> None:
 
 @pytest.mark.parametrize(("count", "state"), [(4, "superseded"), (2, "rejected")])
 async def test_games_that_wait_for_their_verdict_when_the_run_ends_are_paid_if_they_are_good(
-    home: House, count: int, state: str
+    home: LocalCoordinator, count: int, state: str
 ) -> None:
     eve = await player(home, "Eve")
     lease = await eve.claim("selfplay")
@@ -156,7 +158,7 @@ async def test_games_that_wait_for_their_verdict_when_the_run_ends_are_paid_if_t
     assert await sound(home)
 
 
-async def test_games_are_judged_by_when_they_began(home: House) -> None:
+async def test_games_are_judged_by_when_they_began(home: LocalCoordinator) -> None:
     slow, ann = await player(home, "Slow"), await player(home, "Ann")
     lease = await slow.claim("selfplay")
     begun = await slow.worker.begin(lease)
@@ -187,7 +189,7 @@ async def test_games_are_judged_by_when_they_began(home: House) -> None:
     assert await slow.trust() == 1.0
 
 
-async def test_without_a_learner_no_more_games_are_handed_out(home: House) -> None:
+async def test_without_a_learner_no_more_games_are_handed_out(home: LocalCoordinator) -> None:
     ann = await player(home, "Ann")
     for _ in range(4):
         await ann.do(await ann.claim("selfplay"))
@@ -200,7 +202,7 @@ async def test_without_a_learner_no_more_games_are_handed_out(home: House) -> No
     assert (await ann.claim("selfplay")).job.start == 16
 
 
-async def test_learners_do_not_get_into_each_others_way(home: House) -> None:
+async def test_learners_do_not_get_into_each_others_way(home: LocalCoordinator) -> None:
     def allow_two(conn: Connection) -> None:
         row = runs.by_id(conn, 1)
         runs.set_values(conn, 1, file=row.file.replace('"learners":1', '"learners":2'))
@@ -222,7 +224,7 @@ async def test_learners_do_not_get_into_each_others_way(home: House) -> None:
     assert await sound(home)
 
 
-async def test_a_learner_that_dies_costs_nothing(home: House) -> None:
+async def test_a_learner_that_dies_costs_nothing(home: LocalCoordinator) -> None:
     ann, bob = await player(home, "Ann"), await player(home, "Bob")
     await ann.do(await ann.claim("selfplay"))
     await home.coordinator.replay.tend(1)
@@ -235,7 +237,7 @@ async def test_a_learner_that_dies_costs_nothing(home: House) -> None:
     assert (await bob.do(again)).state == "accepted"
 
 
-async def test_only_a_match_that_was_checked_moves_the_best_version(home: House) -> None:
+async def test_only_a_match_that_was_checked_moves_the_best_version(home: LocalCoordinator) -> None:
     ann, eve = await player(home, "Ann"), await player(home, "Eve")
     await learn(home, ann)
     await home.coordinator.replay.tend(1)
@@ -263,7 +265,7 @@ async def test_only_a_match_that_was_checked_moves_the_best_version(home: House)
     assert await sound(home)
 
 
-async def test_a_demo_tells_how_the_last_version_plays(home: House) -> None:
+async def test_a_demo_tells_how_the_last_version_plays(home: LocalCoordinator) -> None:
     ann = await player(home, "Ann")
     assert await strength(home.coordinator, "gomoku") is None  # nobody to compare it with yet
     await learn(home, ann)
@@ -278,7 +280,9 @@ async def test_a_demo_tells_how_the_last_version_plays(home: House) -> None:
     assert "a b c d e" in found.game
 
 
-async def test_files_of_games_live_as_long_as_somebody_may_read_them(home: House) -> None:
+async def test_files_of_games_live_as_long_as_somebody_may_read_them(
+    home: LocalCoordinator,
+) -> None:
     ann = await player(home, "Ann")
     await ann.do(await ann.claim("selfplay"))
     await home.coordinator.replay.tend(1)

@@ -1,4 +1,4 @@
-"""The workload that docs/workload.md builds: its files taken out of the page, made into a wheel, and installed."""
+"""The workload of docs/workload.md: its files from the page, built as a wheel and installed."""
 
 from __future__ import annotations
 

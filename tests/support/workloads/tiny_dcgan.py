@@ -1,4 +1,4 @@
-"""A DCGAN and real digits so small that a task takes milliseconds, and what tests of the workload ask of them."""
+"""A DCGAN and real digits so small that a task takes milliseconds."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Window:
     """Chunks of games and assets in a directory, as a task finds them."""
 
     def __init__(self, path: Path, opponent: Mapping[str, Tensor] | None = None) -> None:
-        self._path = path
+        self.path = path
         self._items: list[int] = []
         self._assets: dict[str, ChunkRef] = {}
         if opponent is not None:
@@ -37,7 +37,7 @@ class Window:
         self.manifest = self._describe()
 
     def seal(self, records: Sequence[GameRecord]) -> None:
-        (self._path / str(len(self._items))).write_bytes(encode(records))
+        (self.path / str(len(self._items))).write_bytes(encode(records))
         self._items.append(len(records))
         self.manifest = self._describe()
 
@@ -53,12 +53,12 @@ class Window:
         )
 
     def chunk(self, index: int) -> Path:
-        return self._path / str(index)
+        return self.path / str(index)
 
     def asset(self, name: str) -> Path:
         if name not in self._assets:
             raise NotFound(name)
-        return self._path / name
+        return self.path / name
 
 
 def config(**changes: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A GPT and a dataset so small that a task takes milliseconds, and what tests of the workload ask of them."""
+"""A GPT and a dataset so small that a task takes milliseconds."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class Folder:
 
     def __init__(self, manifest: DatasetManifest, path: Path) -> None:
         self.manifest = manifest
-        self._path = path
+        self.path = path
 
     def chunk(self, index: int) -> Path:
-        return self._path / self.manifest.chunks[index].sha256
+        return self.path / self.manifest.chunks[index].sha256
 
     def asset(self, name: str) -> Path:
         if name not in self.manifest.assets:
             raise NotFound(name)
-        return self._path / self.manifest.assets[name].sha256
+        return self.path / self.manifest.assets[name].sha256
 
     def heldout(self) -> Folder:
         split = msgspec.structs.replace(self.manifest, chunks=self.manifest.heldout, heldout=())
-        return Folder(split, self._path)
+        return Folder(split, self.path)
 
 
 def sums(path: Path, documents: int = 40) -> Folder:

@@ -21,7 +21,7 @@ from shared.links import parse_link
 from shared.protocol.accounts import ServerInfo
 from shared.protocol.limits import PROTOCOL
 from shared.workloads.gpt.workload import GptWorkload
-from tests.support.local_volunteer import lent
+from tests.support.local_volunteer import local_machine
 from tests.tui.pages import SERVER
 from volunteer.account.join import probe
 from volunteer.agent.claimer import DISK_WAIT_S
@@ -109,7 +109,7 @@ def test_a_clock_that_is_wrong_is_told(offset_s: float, says: str) -> None:
 async def test_with_a_clock_that_is_wrong_by_years_work_goes_on_and_it_is_told(
     tmp_path: Path,
 ) -> None:
-    async with lent(tmp_path) as machine, machine.working(max_tasks=1) as process:
+    async with local_machine(tmp_path) as machine, machine.working(max_tasks=1) as process:
         told = await process.until(
             events.Notice, lambda e: "the clock of this machine" in e.message
         )
@@ -127,7 +127,7 @@ class Full(GptWorkload):
 
 
 async def test_a_full_disk_gives_the_task_back_and_says_so(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine, machine.working(lambda name: Full()) as process:
+    async with local_machine(tmp_path) as machine, machine.working(lambda name: Full()) as process:
         idle = await process.until(events.Idle, lambda event: event.reason == "disk_full")
         assert idle.message == "no space is left for result.bin: free some and try again"
         assert {event.how for event in process.all(events.TaskEnded)} == {"released"}
@@ -143,7 +143,7 @@ def full(path: Path, *_: object, **__: object) -> None:
 async def test_a_disk_that_fills_up_while_results_are_judged_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with lent(tmp_path) as machine, machine.working(max_tasks=2) as process:
+    async with local_machine(tmp_path) as machine, machine.working(max_tasks=2) as process:
         await process.until(events.Training)
         monkeypatch.setattr("volunteer.account.profile.write_record", full)
         assert await process.ended() == 0
@@ -157,7 +157,7 @@ async def test_a_lease_that_cannot_be_stored_is_given_back_and_said(
         (full if isinstance(record, HeldLease) else write_record)(path, record)
 
     monkeypatch.setattr("volunteer.storage.leases.write_record", no_room_for_leases)
-    async with lent(tmp_path) as machine, machine.working(max_tasks=1) as process:
+    async with local_machine(tmp_path) as machine, machine.working(max_tasks=1) as process:
         idle = await process.until(events.Idle, lambda event: event.reason == "disk_full")
         assert "free some and try again" in idle.message
         assert any(seen.endswith("/release") for seen in process.network.seen)
@@ -181,7 +181,7 @@ def test_a_file_for_which_there_is_no_space_is_not_half_written(
 
 
 async def test_no_device_that_fits_any_run_says_what_is_missing(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine, machine.working(memory_gb=1e-6) as process:
+    async with local_machine(tmp_path) as machine, machine.working(memory_gb=1e-6) as process:
         idle = await process.until(events.Idle, lambda event: event.reason == "no_fit")
         assert "memory" in idle.message
 
@@ -194,7 +194,10 @@ class Unplugged(GptWorkload):
 
 
 async def test_an_unplugged_device_is_asked_after(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine, machine.working(lambda name: Unplugged()) as process:
+    async with (
+        local_machine(tmp_path) as machine,
+        machine.working(lambda name: Unplugged()) as process,
+    ):
         ended = await process.until(events.TaskEnded)
         assert ended.message == (
             "cpu does not answer any more (CUDA error: no CUDA-capable device is detected): "

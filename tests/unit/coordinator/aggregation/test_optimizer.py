@@ -31,6 +31,7 @@ from coordinator.aggregation.optimizer import (
 from coordinator.plan.plan import in_phase, plan
 from coordinator.plan.presets import PRESETS
 from shared.tensors.spec import Schema, TensorSpec
+from tests.support.examples import examples
 from tests.support.sources import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "merge_trajectory.json"
@@ -199,7 +200,7 @@ def test_every_push_moves_the_weights_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(EVERY))
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(data=st.data())
 def test_pieces_give_the_bytes_of_the_whole(name: str, data: st.DataObject) -> None:
     size = BLOCK * 2 + 77

@@ -26,6 +26,7 @@ from coordinator.database.engine.open import Database
 from coordinator.database.ledger import payments, spending
 from coordinator.database.ledger.payments import Payment
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound
+from tests.support.examples import examples
 
 REFUSED = (BadRequest, Conflict, Forbidden, NotFound)
 PEOPLE = ("mia", "bob")
@@ -218,6 +219,7 @@ class Books(RuleBasedStateMachine):
         assert sum(self.model.accounts.values()) == 0
 
 
+@pytest.mark.hypothesis
 def test_the_ledger_does_what_the_model_does(database_url: str) -> None:
     with asyncio.Runner() as runner:
         db = runner.run(Database.open(database_url))
@@ -225,7 +227,7 @@ def test_the_ledger_does_what_the_model_does(database_url: str) -> None:
             run_state_machine_as_test(
                 lambda: Books(runner, db),  # type: ignore[arg-type]  # any factory will do
                 settings=settings(
-                    max_examples=30,
+                    max_examples=examples(30),
                     stateful_step_count=30,
                     deadline=None,
                     suppress_health_check=list(HealthCheck),

@@ -93,8 +93,6 @@ async def lines(request: pytest.FixtureRequest) -> Any:
         task.cancel()
     await asyncio.gather(*state.tasks, return_exceptions=True)
     assert len(guard) == 0
-    if guard._timer:
-        guard._timer.cancel()
 
 
 async def settle() -> None:

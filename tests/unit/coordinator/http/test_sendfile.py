@@ -77,8 +77,6 @@ async def server(tmp_path: Path) -> AsyncIterator[tuple[Server, int]]:
     for connection in server.connections:
         connection.transport.abort()
     await until(lambda: len(server.guard) == 0)
-    if server.guard._timer:
-        server.guard._timer.cancel()
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -173,7 +171,7 @@ async def test_who_does_not_read_is_cut_off(server: tuple[Server, int]) -> None:
     served, port = server
     _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 16)
     writer.write(request(f"/0/{LARGE}"))
-    await until(lambda: served.connections[0].wire._waiting is not None)
+    await until(lambda: served.connections[0].wire.waiting)
     now = asyncio.get_running_loop().time()
     for second in range(9):
         served.guard.sweep(now + second)
@@ -191,7 +189,7 @@ async def test_a_file_that_was_cut_short_breaks_the_answer(
     served, port = server
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 16)
     writer.write(request(f"/0/{LARGE}"))
-    await until(lambda: served.connections[0].wire._waiting is not None)
+    await until(lambda: served.connections[0].wire.waiting)
     os.truncate(served.path, served.passed)
     with pytest.raises(asyncio.IncompleteReadError) as broken:
         await answer(reader)

@@ -31,12 +31,9 @@ def test_the_best_codec_that_both_speak_is_agreed_on(
     assert agreed(wanted, spoken) == found
 
 
-def test_another_codec_is_said_once_for_each_worker_and_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_codec_is_said_once_for_each_worker_and_run() -> None:
     structlog.reset_defaults()  # a server of another test may have set a level
-    monkeypatch.setattr("coordinator.rules.codec_choice.log", structlog.get_logger("codecs"))
-    agreements = Agreements()
+    agreements = Agreements(structlog.get_logger("codecs"))
     with capture_logs() as said:
         for _ in range(3):
             agreements.note("ann", "r", "int4", "bf16")

@@ -34,6 +34,7 @@ from shared.errors import Gone
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
 from shared.protocol.limits import RENEW_S
 from shared.protocol.work import Lease, ReleaseRequest
+from tests.support.examples import examples
 from tests.support.queue_model import SETTINGS, TOTAL, Model, Task
 from tests.support.run_rows import add_run, add_worker, claim, queue_of
 
@@ -114,7 +115,7 @@ class QueueMachine(RuleBasedStateMachine):
         if lease is None:
             assert expected is None
             return
-        place = (self.model._pass_of(lease), lease.job.start, lease.job.stop)
+        place = (self.model.pass_of(lease), lease.job.start, lease.job.stop)
         assert expected == (lease.task if lease.task in self.model.tasks else place)
         self.model.give(lease, who.worker_id, self.clock.now())
         assert lease.attempt == self.model.tasks[lease.task].attempt
@@ -316,11 +317,12 @@ def world(database_url: str) -> Iterator[World]:
     world.close()
 
 
+@pytest.mark.hypothesis
 def test_the_queue_does_what_the_model_says(world: World) -> None:
     run_state_machine_as_test(
         type("WorldlyQueueMachine", (QueueMachine,), {"world": world}),
         settings=settings(
-            max_examples=40,
+            max_examples=examples(40),
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -23,6 +23,7 @@ def alone(setup: Setup) -> float:
     return learn(setup, Run(plan=ALONE, workers=1, local_steps=40)).loss
 
 
+@pytest.mark.slow
 def test_four_who_average_learn_more_than_one_alone_and_less_than_one_large_batch(
     setup: Setup, alone: float
 ) -> None:

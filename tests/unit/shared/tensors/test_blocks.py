@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shared.errors import InvalidFrame
 from shared.tensors.blocks import SPAN, Blocks, unpack_nibbles
 from shared.tensors.slices import bf16_from_float, float_from_bf16
+from tests.support.examples import examples
 from tests.support.tensor_samples import numbers
 
 KERNELS = (Blocks(limit=127, block=256), Blocks(limit=7, block=64))
@@ -45,7 +46,7 @@ def plain(codes: np.ndarray, kernel: Blocks, size: int) -> np.ndarray:
 
 
 @BOTH
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(x=numbers(), cut=CUT)
 def test_codes_scales_and_numbers_are_those_of_the_formulas(
     kernel: Blocks, x: np.ndarray, cut: tuple[float, float]
@@ -64,7 +65,7 @@ def test_codes_scales_and_numbers_are_those_of_the_formulas(
 
 
 @BOTH
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(seed=st.integers(0, 2**32), size=st.sampled_from([1, 63, 256, 5000, SPAN - 1, SPAN + 70]))
 def test_any_codes_and_scales_of_a_hostile_file_decode_as_the_formulas_say(
     kernel: Blocks, seed: int, size: int

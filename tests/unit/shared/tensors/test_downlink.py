@@ -28,6 +28,7 @@ from shared.tensors.slices import Array, bf16_from_float, float_from_bf16, to_fl
 from shared.tensors.snapshot import MAGIC, unpack_snapshot, write_snapshot
 from shared.tensors.spec import WALK_ELEMENTS, Schema, TensorSpec
 from shared.tensors.update import delta, inspect
+from tests.support.examples import examples
 
 INT8 = codec("int8")
 PLAIN = Following(codec=INT8, rounded=False)
@@ -54,12 +55,12 @@ class Chain:
             spec.name: self.rng.standard_normal(spec.shape).astype("f4") * np.float32(0.05)
             for spec in MODEL
         } | {"steps": np.array(0)}
-        self.written = round_weights(self._master(), MODEL, self.file("published"))
+        self.written = round_weights(self.master_file(), MODEL, self.file("published"))
 
     def file(self, what: str, version: int | None = None) -> Path:
         return self.path / f"{what}-{self.version if version is None else version}"
 
-    def _master(self) -> Path:
+    def master_file(self) -> Path:
         path = self.file("master")
         path.write_bytes(frame_bytes(self.master, {"version": str(self.version)}, MODEL))
         return path
@@ -75,7 +76,7 @@ class Chain:
         for name, array in self.master.items():
             move = self.rng.standard_normal(array.shape) * scale
             self.master[name] = array + 1 if name == "steps" else (array - move).astype("f4")
-        master, link = self._master(), self.file("link")
+        master, link = self.master_file(), self.file("link")
         how = Following(codec=self.codec, rounded=self.rounded, sync=True)
         made = write_link(before, master, MODEL, (link, self.file("published")), how)
         assert made[0].sha256 == hashlib.sha256(link.read_bytes()).hexdigest()
@@ -122,7 +123,9 @@ def test_the_chain_and_the_snapshots_are_the_same_bits_over_200_versions(
 
 
 @settings(
-    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=examples(25),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     seed=st.integers(0, 2**32),
@@ -212,7 +215,7 @@ def test_equal_weights_have_equal_hashes_whatever_version_they_are_of(tmp_path: 
     link = server.file("link")
     how = Following(codec=INT8, rounded=True)
     base, files = server.file("published", 0), (link, tmp_path / "same")
-    _, again = write_link(base, server._master(), MODEL, files, how)
+    _, again = write_link(base, server.master_file(), MODEL, files, how)
     assert again == first
 
 

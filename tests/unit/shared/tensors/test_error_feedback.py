@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from shared.errors import InvalidFrame
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import codec, residual_schema
+from tests.support.examples import examples
 from tests.support.tensor_samples import EACH, MODEL, model, vector
 
 
 @EACH
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(seeds=st.lists(st.integers(0, 99), min_size=1, max_size=6))
 def test_with_error_feedback_what_was_sent_and_what_is_left_are_what_was_learned(
     tmp_path_factory: pytest.TempPathFactory, name: str, seeds: list[int]

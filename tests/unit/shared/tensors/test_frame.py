@@ -31,6 +31,7 @@ from shared.tensors.frame import (
 )
 from shared.tensors.header import HEADER_BYTES_MAX
 from shared.tensors.spec import Schema, TensorSpec, by_name, count, grid, nbytes
+from tests.support.examples import examples
 
 SMALL: Schema = (
     TensorSpec("a", (2, 3)),
@@ -66,7 +67,7 @@ metadata = st.dictionaries(st.text(max_size=8), st.text(max_size=20), max_size=3
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(schemas, metadata, st.integers(0, 9))
 def test_every_reader_of_the_format_reads_what_we_write(
     schema: Schema, notes: dict[str, str], seed: int
@@ -84,7 +85,7 @@ def test_every_reader_of_the_format_reads_what_we_write(
     assert theirs == {}
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(schemas.filter(lambda schema: all(spec.dtype != "BF16" for spec in schema)))
 def test_files_of_the_usual_writer_are_read_whatever_their_order(schema: Schema) -> None:
     tensors = fill(schema)
@@ -93,7 +94,7 @@ def test_files_of_the_usual_writer_are_read_whatever_their_order(schema: Schema)
     assert found.metadata == {"format": "pt"}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(schemas, st.integers(1, 7))
 def test_chunks_make_the_same_file_as_a_whole(
     tmp_path_factory: pytest.TempPathFactory, schema: Schema, step: int
@@ -231,7 +232,7 @@ def test_a_huge_header_is_refused_before_it_is_read() -> None:
         parse_frame(file_of(None, bytes(36), padded), SMALL)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(st.data())
 def test_no_damage_does_more_than_be_refused(data: st.DataObject) -> None:
     whole = bytearray(frame_bytes(fill(SMALL), {"k": "v"}, SMALL))
@@ -244,7 +245,7 @@ def test_no_damage_does_more_than_be_refused(data: st.DataObject) -> None:
     assert [found[spec.name].shape for spec in SMALL] == [spec.shape for spec in SMALL]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.binary(max_size=200), st.booleans())
 def test_noise_is_refused(noise: bytes, framed: bool) -> None:
     with pytest.raises(InvalidFrame):

@@ -22,6 +22,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
+from tests.support.examples import examples
 from tests.support.tensor_samples import MODEL, PACKED, model, vector
 
 
@@ -76,7 +77,7 @@ def test_a_damaged_packed_update_is_refused_with_a_sentence_and_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["honest", "u"]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.sampled_from(["f4", "u2", "i8", "u1"]), st.binary(max_size=800))
 def test_packed_floats_come_back_bit_by_bit(dtype: str, raw: bytes) -> None:
     array = np.frombuffer(raw[: len(raw) // 8 * 8], dtype)

@@ -15,6 +15,7 @@ from shared.tensors.frame import frame_bytes, open_frame
 from shared.tensors.quantize import CODECS, Codec, codec
 from shared.tensors.slices import bf16_from_float, float_from_bf16
 from shared.tensors.spec import CHUNK_ELEMENTS, TensorSpec
+from tests.support.examples import examples
 from tests.support.sources import ROOT
 from tests.support.tensor_samples import EACH, MODEL, PACKED, model, numbers, vector
 
@@ -38,7 +39,7 @@ def bound(name: str, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["float32", "bf16", "int8", "int4"])
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=examples(120))
 @given(x=numbers(), cut=st.tuples(st.floats(0, 1), st.floats(0, 1)))
 def test_no_number_moves_further_than_half_a_step(
     tmp_path_factory: pytest.TempPathFactory, name: str, x: np.ndarray, cut: tuple[float, float]
@@ -53,7 +54,7 @@ def test_no_number_moves_further_than_half_a_step(
     assert (np.abs(back.astype("f8") - x) <= bound(name, x)).all()
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(x=numbers(), cut=st.tuples(st.floats(0, 1), st.floats(0, 1)))
 def test_top_k_sends_the_largest_of_each_chunk(
     tmp_path_factory: pytest.TempPathFactory, x: np.ndarray, cut: tuple[float, float]
@@ -226,7 +227,7 @@ def test_positions_outside_their_chunk_or_out_of_order_are_refused(
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "topk-int4"])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(noise=st.binary(min_size=1, max_size=40), at=st.floats(0, 1))
 def test_noise_in_an_update_is_refused_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, name: str, noise: bytes, at: float

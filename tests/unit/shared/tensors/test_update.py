@@ -19,6 +19,7 @@ from shared.tensors.quantize import CODECS, codec
 from shared.tensors.slices import bf16_from_float, float_from_bf16
 from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec
 from shared.tensors.update import delta, inspect
+from tests.support.examples import examples
 
 MODEL: Schema = (
     TensorSpec("w", (40, 30)),
@@ -74,7 +75,7 @@ def test_a_delta_between_different_models_is_refused() -> None:
 
 
 @EACH
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(seed=st.integers(0, 2**32), scale=st.sampled_from([1e-30, 1e-6, 1.0, 1e18, 1e30]))
 def test_encoding_finds_the_hash_and_one_pass_the_norms(
     tmp_path_factory: pytest.TempPathFactory, name: str, seed: int, scale: float

@@ -13,8 +13,8 @@ import pytest
 from shared.errors import BadRequest, BadSignature, Configuration, Forbidden, InvalidName
 from shared.protocol.accounts import ServerInfo
 from shared.protocol.work import Verdict
-from tests.support.local_coordinator import house
-from tests.support.local_volunteer import Lent, Network
+from tests.support.local_coordinator import local_coordinator
+from tests.support.local_volunteer import LocalMachine, Network
 from tests.support.sources import ROOT
 from volunteer.account.profile import VERDICTS_KEPT, Home, Identity, Profile, new_identity
 from volunteer.engine import Engine
@@ -133,8 +133,8 @@ def test_one_instance_at_a_time(tmp_path: Path) -> None:
 
 
 async def test_joining_again_keeps_the_account(tmp_path: Path) -> None:
-    async with house(tmp_path / "house") as home:
-        machine = Lent(tmp_path / "machine", home)
+    async with local_coordinator(tmp_path / "house") as home:
+        machine = LocalMachine(tmp_path / "machine", home)
         first = await machine.join("Ann")
         again = await machine.join("Somebody else")
         assert (first.created, again.created) == (True, False)
@@ -143,8 +143,8 @@ async def test_joining_again_keeps_the_account(tmp_path: Path) -> None:
 
 
 async def test_a_lost_reply_makes_no_second_account(tmp_path: Path) -> None:
-    async with house(tmp_path / "house") as home:
-        machine = Lent(tmp_path / "machine", home)
+    async with local_coordinator(tmp_path / "house") as home:
+        machine = LocalMachine(tmp_path / "machine", home)
         network = Network(home.transport)
         network.lose("/register")
         joined = await machine.join("Ann", network)
@@ -156,8 +156,8 @@ async def test_a_lost_reply_makes_no_second_account(tmp_path: Path) -> None:
 async def test_a_link_that_names_another_key_is_refused_before_anything_is_told(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path / "house") as home:
-        machine = Lent(tmp_path / "machine", home)
+    async with local_coordinator(tmp_path / "house") as home:
+        machine = LocalMachine(tmp_path / "machine", home)
         network = Network(home.transport)
         control = machine.engine(network).control
         with pytest.raises(BadSignature, match="not who your link names"):
@@ -168,20 +168,20 @@ async def test_a_link_that_names_another_key_is_refused_before_anything_is_told(
 
 
 async def test_a_name_that_is_taken_comes_with_one_that_is_free(tmp_path: Path) -> None:
-    async with house(tmp_path / "house") as home:
-        await Lent(tmp_path / "one", home).join("Ann")
-        second = Lent(tmp_path / "two", home)
+    async with local_coordinator(tmp_path / "house") as home:
+        await LocalMachine(tmp_path / "one", home).join("Ann")
+        second = LocalMachine(tmp_path / "two", home)
         with pytest.raises(InvalidName, match="free"):
             await second.join("Ann")
         assert (await second.join("Bob")).nickname == "Bob"
-        nobody = await Lent(tmp_path / "three", home).join("")
+        nobody = await LocalMachine(tmp_path / "three", home).join("")
         assert nobody.nickname.startswith("volunteer-")
 
 
 async def test_without_an_invite_the_door_stays_shut(tmp_path: Path) -> None:
-    async with house(tmp_path / "house", invite_only=True) as home:
+    async with local_coordinator(tmp_path / "house", invite_only=True) as home:
         with pytest.raises(Forbidden, match="invitation"):
-            await Lent(tmp_path / "machine", home).join("Ann")
+            await LocalMachine(tmp_path / "machine", home).join("Ann")
 
 
 def test_a_restarted_volunteer_still_knows_what_became_of_its_contributions(tmp_path: Path) -> None:

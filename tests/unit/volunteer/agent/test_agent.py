@@ -13,8 +13,8 @@ from coordinator.database.tables.contributions import contributions as contribut
 from coordinator.database.tables.tasks import tasks as tasks_table
 from shared.errors import Unreachable
 from shared.workloads.gpt.workload import GptWorkload
-from tests.support.local_coordinator import house
-from tests.support.local_volunteer import LONG, Lent, Network, Process, lent
+from tests.support.local_coordinator import local_coordinator
+from tests.support.local_volunteer import LONG, LocalMachine, Network, Process, local_machine
 from volunteer.account.profile import Profile
 from volunteer.control import events
 from volunteer.control.sentences import words
@@ -22,14 +22,14 @@ from volunteer.machine.policy import Facts
 from volunteer.text import duration
 
 
-async def tasks(machine: Lent) -> list[dict[str, Any]]:
+async def tasks(machine: LocalMachine) -> list[dict[str, Any]]:
     def read(conn: Any) -> list[dict[str, Any]]:
-        return [dict(row._mapping) for row in conn.execute(tasks_table.select())]
+        return [dict(row) for row in conn.execute(tasks_table.select()).mappings()]
 
     return await machine.home.coordinator.db.read(read)
 
 
-async def contributions(machine: Lent) -> list[Any]:
+async def contributions(machine: LocalMachine) -> list[Any]:
     def read(conn: Any) -> list[Any]:
         return list(conn.execute(contributions_table.select()))
 
@@ -42,7 +42,7 @@ async def training(process: Process) -> events.Training:
 
 
 async def test_tasks_are_done_and_paid(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine, machine.working(max_tasks=2) as process:
+    async with local_machine(tmp_path) as machine, machine.working(max_tasks=2) as process:
         assert await process.ended() == 0
         judged = process.all(events.Judged)
         assert {event.verdict.state for event in judged} <= {"accepted", "merged"}
@@ -54,7 +54,7 @@ async def test_tasks_are_done_and_paid(tmp_path: Path) -> None:
 
 
 async def test_the_licence_is_told_and_the_yes_recorded(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine, machine.working(max_tasks=1) as process:
+    async with local_machine(tmp_path) as machine, machine.working(max_tasks=1) as process:
         assert await process.ended() == 0
         told = [event.message for event in process.all(events.Notice)]
         assert any("CC0-1.0" in sentence for sentence in told)
@@ -63,7 +63,7 @@ async def test_the_licence_is_told_and_the_yes_recorded(tmp_path: Path) -> None:
 
 async def test_without_a_yes_nothing_is_claimed(tmp_path: Path) -> None:
     flags = {"consent": "asked", "max_tasks": 1}
-    async with lent(tmp_path) as machine, machine.working(**flags) as process:
+    async with local_machine(tmp_path) as machine, machine.working(**flags) as process:
         idle = await process.until(events.Idle, lambda event: event.reason == "consent")
         assert "licence" in idle.message
         assert not any("/claims" in seen for seen in process.network.seen)
@@ -72,7 +72,7 @@ async def test_without_a_yes_nothing_is_claimed(tmp_path: Path) -> None:
 
 
 async def test_pause_frees_the_device_and_keeps_the_task(tmp_path: Path) -> None:
-    async with lent(tmp_path, LONG) as machine, machine.working(max_tasks=1) as process:
+    async with local_machine(tmp_path, LONG) as machine, machine.working(max_tasks=1) as process:
         before = await training(process)
         await process.control.pause()
         async with process.eventually():
@@ -84,7 +84,7 @@ async def test_pause_frees_the_device_and_keeps_the_task(tmp_path: Path) -> None
 
 
 async def test_stop_gives_the_task_back(tmp_path: Path) -> None:
-    async with lent(tmp_path, LONG) as machine, machine.working(quit_seconds=0) as process:
+    async with local_machine(tmp_path, LONG) as machine, machine.working(quit_seconds=0) as process:
         doing = await training(process)
         await process.control.stop()
         assert await process.ended() == 0
@@ -96,7 +96,7 @@ async def test_stop_gives_the_task_back(tmp_path: Path) -> None:
 
 
 async def test_a_task_that_needs_only_seconds_more_is_finished_on_stop(tmp_path: Path) -> None:
-    async with lent(tmp_path, LONG) as machine:
+    async with local_machine(tmp_path, LONG) as machine:
         machine.speed = 1.0  # the end is bounded in seconds, which a busy test machine needs
         async with machine.working(quit_seconds=600) as process:
             await training(process)
@@ -106,7 +106,7 @@ async def test_a_task_that_needs_only_seconds_more_is_finished_on_stop(tmp_path:
 
 
 async def test_finish_completes_the_task_and_takes_no_more(tmp_path: Path) -> None:
-    async with lent(tmp_path, LONG) as machine, machine.working() as process:
+    async with local_machine(tmp_path, LONG) as machine, machine.working() as process:
         doing = await training(process)
         await process.control.finish()
         await process.until(events.Submitted, lambda event: event.task == doing.task)
@@ -117,7 +117,7 @@ async def test_finish_completes_the_task_and_takes_no_more(tmp_path: Path) -> No
 
 
 async def test_a_killed_volunteer_goes_on_with_its_task(tmp_path: Path) -> None:
-    async with lent(tmp_path, LONG) as machine:
+    async with local_machine(tmp_path, LONG) as machine:
         async with machine.working(snapshot_seconds=0.01) as process:
             doing = await training(process)
         async with machine.working(max_tasks=1) as process:
@@ -130,7 +130,7 @@ async def test_a_killed_volunteer_goes_on_with_its_task(tmp_path: Path) -> None:
 
 
 async def test_a_lost_reply_to_a_claim_brings_the_same_lease(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine, machine.working(max_tasks=1) as process:
+    async with local_machine(tmp_path) as machine, machine.working(max_tasks=1) as process:
         process.network.lose("/claims")
         assert await process.ended() == 0
         assert sum("/claims" in seen for seen in process.network.seen) == 2
@@ -138,7 +138,7 @@ async def test_a_lost_reply_to_a_claim_brings_the_same_lease(tmp_path: Path) -> 
 
 
 async def test_a_lost_reply_to_a_submission_pays_once(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine, machine.working(max_tasks=1) as process:
+    async with local_machine(tmp_path) as machine, machine.working(max_tasks=1) as process:
         process.network.lose("/submit")
         assert await process.ended() == 0
         assert sum("/submit" in seen for seen in process.network.seen) == 2
@@ -147,7 +147,7 @@ async def test_a_lost_reply_to_a_submission_pays_once(tmp_path: Path) -> None:
 
 
 async def test_a_result_outlives_the_process_that_could_not_send_it(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine:
+    async with local_machine(tmp_path) as machine:
         async with machine.working(max_tasks=1) as process:
             process.network.refuse("/uploads")
             down = await process.until(
@@ -161,7 +161,7 @@ async def test_a_result_outlives_the_process_that_could_not_send_it(tmp_path: Pa
 
 
 async def test_work_goes_on_when_the_network_comes_back(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine, machine.working(max_tasks=1) as process:
+    async with local_machine(tmp_path) as machine, machine.working(max_tasks=1) as process:
         process.network.refuse("/begin")
         await process.until(events.Connection, lambda event: not event.online)
         process.network.heal()
@@ -170,7 +170,7 @@ async def test_work_goes_on_when_the_network_comes_back(tmp_path: Path) -> None:
 
 
 async def test_an_outage_is_told_once_and_its_end_with_how_long_it_was(tmp_path: Path) -> None:
-    async with lent(tmp_path, LONG) as machine, machine.working() as process:
+    async with local_machine(tmp_path, LONG) as machine, machine.working() as process:
         await training(process)
         process.network.cut = True
         away = await process.until(events.Connection, lambda event: not event.online)
@@ -191,7 +191,7 @@ async def test_an_outage_is_told_once_and_its_end_with_how_long_it_was(tmp_path:
 async def test_why_there_is_no_work_is_told_once_however_often_it_is_asked_for(
     tmp_path: Path,
 ) -> None:
-    async with lent(tmp_path) as machine:
+    async with local_machine(tmp_path) as machine:
         await machine.home.coordinator.runs.pause("tiny")
         async with machine.working() as process:
             async with process.eventually():
@@ -204,7 +204,7 @@ async def test_why_there_is_no_work_is_told_once_however_often_it_is_asked_for(
 async def test_going_on_with_one_device_lifts_no_rule_while_its_owner_pauses_all(
     tmp_path: Path,
 ) -> None:
-    async with lent(tmp_path) as machine:
+    async with local_machine(tmp_path) as machine:
         machine.read = lambda rules, devices: Facts(on_battery=True)
         async with machine.working() as process:
             await process.until(events.Paused, lambda event: event.by == "battery")
@@ -217,7 +217,7 @@ async def test_going_on_with_one_device_lifts_no_rule_while_its_owner_pauses_all
 
 
 async def test_taking_a_finish_back_lifts_no_rule(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine:
+    async with local_machine(tmp_path) as machine:
         machine.read = lambda rules, devices: Facts(on_battery=True)
         async with machine.working() as process:
             await process.until(events.Paused, lambda event: event.by == "battery")
@@ -236,7 +236,7 @@ async def test_taking_a_finish_back_lifts_no_rule(tmp_path: Path) -> None:
 async def test_it_can_be_stopped_while_its_account_waits_for_the_coordinator(
     tmp_path: Path,
 ) -> None:
-    async with lent(tmp_path) as machine:
+    async with local_machine(tmp_path) as machine:
         profile = Profile(machine.directories.profile)
         identity = profile.current()
         assert identity is not None
@@ -254,8 +254,8 @@ async def test_it_can_be_stopped_while_its_account_waits_for_the_coordinator(
 async def test_joining_a_coordinator_that_goes_away_meanwhile_ends_with_what_to_do(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path / "coordinator") as home:
-        machine, network = Lent(tmp_path / "machine", home), Network(home.transport)
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        machine, network = LocalMachine(tmp_path / "machine", home), Network(home.transport)
         network.refuse("/register")
         with pytest.raises(Unreachable, match=r"cannot be reached.*join again with the same link"):
             async with asyncio.timeout(30):
@@ -267,7 +267,7 @@ async def test_joining_a_coordinator_that_goes_away_meanwhile_ends_with_what_to_
 
 
 async def test_a_cancelled_task_is_dropped(tmp_path: Path) -> None:
-    async with lent(tmp_path, LONG) as machine, machine.working() as process:
+    async with local_machine(tmp_path, LONG) as machine, machine.working() as process:
         doing = await training(process)
         await machine.home.coordinator.runs.stop("tiny")
         ended = await process.until(events.TaskEnded)
@@ -278,7 +278,7 @@ async def test_a_cancelled_task_is_dropped(tmp_path: Path) -> None:
 
 
 async def test_a_banned_volunteer_ends_for_good(tmp_path: Path) -> None:
-    async with lent(tmp_path, LONG) as machine, machine.working() as process:
+    async with local_machine(tmp_path, LONG) as machine, machine.working() as process:
         await training(process)
         await machine.home.coordinator.volunteers.ban("Ann")
         assert await process.ended() == 78
@@ -293,7 +293,10 @@ class Broken(GptWorkload):
 
 
 async def test_a_failing_device_says_so_and_waits_longer_each_time(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine, machine.working(lambda name: Broken()) as process:
+    async with (
+        local_machine(tmp_path) as machine,
+        machine.working(lambda name: Broken()) as process,
+    ):
         told = await process.until(events.Notice, lambda event: event.level == "error")
         assert "fell off the bus" in told.message
         ended = process.all(events.TaskEnded)
@@ -325,7 +328,7 @@ class Greedy(GptWorkload):
 
 async def test_out_of_memory_halves_the_micro_batch_and_pays_the_same(tmp_path: Path) -> None:
     async with (
-        lent(tmp_path) as machine,
+        local_machine(tmp_path) as machine,
         machine.working(lambda name: Greedy(), max_tasks=1) as process,
     ):
         assert await process.ended() == 0
@@ -336,7 +339,7 @@ async def test_out_of_memory_halves_the_micro_batch_and_pays_the_same(tmp_path: 
 
 
 async def test_another_coordinator_at_the_same_address_is_refused(tmp_path: Path) -> None:
-    async with lent(tmp_path / "one") as machine, lent(tmp_path / "two") as other:
+    async with local_machine(tmp_path / "one") as machine, local_machine(tmp_path / "two") as other:
         network = Network(other.home.transport)
         process = Process(machine.engine(network), network, machine.path)
         assert await process.ended() == 78
@@ -345,10 +348,10 @@ async def test_another_coordinator_at_the_same_address_is_refused(tmp_path: Path
 
 
 async def test_a_second_machine_of_the_same_account_may_come_by_a_link_code(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine, machine.working(max_tasks=1) as process:
+    async with local_machine(tmp_path) as machine, machine.working(max_tasks=1) as process:
         await process.until(events.Started)
         code = await process.control.link()
-        second = Lent(tmp_path / "second", machine.home)
+        second = LocalMachine(tmp_path / "second", machine.home)
         key = machine.link.partition("#")[2]
         joined = await second.engine().control.join(
             f"http://127.0.0.1:1/join#{key}+code={code.code}"
@@ -358,7 +361,7 @@ async def test_a_second_machine_of_the_same_account_may_come_by_a_link_code(tmp_
 
 
 async def test_going_on_says_once_what_still_holds_it_back(tmp_path: Path) -> None:
-    async with lent(tmp_path, LONG) as machine:
+    async with local_machine(tmp_path, LONG) as machine:
         machine.read = lambda rules, devices: Facts(disk_free_bytes=0)
         async with machine.working() as process:
             await process.until(events.Paused, lambda event: event.by == "disk")

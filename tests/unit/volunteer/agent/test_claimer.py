@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.local_volunteer import Lent, lent
+from tests.support.local_volunteer import LocalMachine, local_machine
 from volunteer.control import events
 from volunteer.settings import settings
 
 
-async def said(machine: Lent, *runs: str) -> tuple[int, str]:
+async def said(machine: LocalMachine, *runs: str) -> tuple[int, str]:
     """How a volunteer for these runs ends: its code and its last sentence."""
     async with machine.working(runs=runs) as process:
         code = await process.ended()
@@ -17,14 +17,14 @@ async def said(machine: Lent, *runs: str) -> tuple[int, str]:
         return code, process.all(events.Stopped)[-1].message
 
 
-async def over(machine: Lent) -> None:
+async def over(machine: LocalMachine) -> None:
     """The run has ended, and the list of runs says so."""
     await machine.home.coordinator.runs.stop("tiny")
     await machine.home.clock.advance(5)
 
 
 async def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine:
+    async with local_machine(tmp_path) as machine:
         code, sentence = await said(machine, "tiny", "tinny")
         assert code == 2
         assert 'no run "tinny" here (did you mean "tiny"?)' in sentence
@@ -32,7 +32,7 @@ async def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Pat
 
 
 async def test_a_run_that_has_ended_is_told(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine:
+    async with local_machine(tmp_path) as machine:
         await over(machine)
         code, sentence = await said(machine, "tiny")
         assert code == 2
@@ -42,7 +42,7 @@ async def test_a_run_that_has_ended_is_told(tmp_path: Path) -> None:
 
 async def test_a_run_that_was_chosen_once_and_is_over_is_waited_out(tmp_path: Path) -> None:
     """A choice made on the screen is kept; it is no mistake of today's command line."""
-    async with lent(tmp_path) as machine:
+    async with local_machine(tmp_path) as machine:
         settings.save(machine.directories.config / "config.toml", {"runs": ["tiny"]})
         await over(machine)
         async with machine.working() as process, process.eventually():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.local_volunteer import SHORT, Lent, Process, lent
+from tests.support.local_volunteer import SHORT, LocalMachine, Process, local_machine
 from volunteer.control import events
 from volunteer.storage.carried import Residuals
 
@@ -16,7 +16,7 @@ OVERLAP = STEPS.replace("quorum = 1", "quorum = 1\noverlap = true")
 
 
 @contextmanager
-def held_up(machine: Lent) -> Iterator[None]:
+def held_up(machine: LocalMachine) -> Iterator[None]:
     """Encoding waits for the residual, which is read from a pipe, until the end of the block."""
     engine = machine.engine()
     identity = engine.profile.current()
@@ -39,7 +39,7 @@ async def two_tasks(process: Process) -> tuple[int, int]:
 
 
 async def test_the_device_trains_while_the_last_result_is_encoded(tmp_path: Path) -> None:
-    async with lent(tmp_path, OVERLAP) as machine, machine.working(max_tasks=2) as process:
+    async with local_machine(tmp_path, OVERLAP) as machine, machine.working(max_tasks=2) as process:
         with held_up(machine):
             first, second = await two_tasks(process)
             assert process.all(events.Trained) == []
@@ -52,7 +52,7 @@ async def test_the_device_trains_while_the_last_result_is_encoded(tmp_path: Path
 async def test_in_step_the_next_task_waits_until_the_last_result_is_handed_in(
     tmp_path: Path,
 ) -> None:
-    async with lent(tmp_path, STEPS) as machine, machine.working(max_tasks=2) as process:
+    async with local_machine(tmp_path, STEPS) as machine, machine.working(max_tasks=2) as process:
         with held_up(machine):
             await process.until(events.Idle, lambda event: event.reason == "merging")
             assert len([seen for seen in process.network.seen if seen.endswith("/begin")]) == 1
@@ -64,7 +64,7 @@ async def test_in_step_the_next_task_waits_until_the_last_result_is_handed_in(
 
 
 async def test_where_memory_is_short_the_device_waits_for_the_encoding(tmp_path: Path) -> None:
-    async with lent(tmp_path, OVERLAP) as machine:
+    async with local_machine(tmp_path, OVERLAP) as machine:
         async with machine.working(max_tasks=2, memory_gb=6.5e-5) as process:
             with held_up(machine):
                 trained = await process.until(events.Training, lambda event: event.step == 60)
@@ -78,7 +78,7 @@ async def test_where_memory_is_short_the_device_waits_for_the_encoding(tmp_path:
 async def test_a_result_whose_encoding_was_cut_short_is_made_again_and_handed_in_once(
     tmp_path: Path,
 ) -> None:
-    async with lent(tmp_path, OVERLAP) as machine:
+    async with local_machine(tmp_path, OVERLAP) as machine:
         with held_up(machine):
             async with machine.working() as process:
                 both = await two_tasks(process)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.local_coordinator import Worker
-from tests.support.local_volunteer import LONG, SHORT, Lent, lent
+from tests.support.local_volunteer import LONG, SHORT, LocalMachine, local_machine
 from volunteer.control import events
 
 # Twice 1,200 s is the longest that a lease may live whose speed nobody knows, however often a heartbeat renews it: after less
@@ -13,7 +13,7 @@ from volunteer.control import events
 LEASE_S = 3000.0
 
 
-async def lapse(machine: Lent) -> None:
+async def lapse(machine: LocalMachine) -> None:
     """Nobody is heard of for so long that leases run out."""
     await machine.home.clock.advance(LEASE_S)
     await machine.home.coordinator.queue.expire()
@@ -22,7 +22,7 @@ async def lapse(machine: Lent) -> None:
 async def test_a_task_whose_time_ran_out_meanwhile_is_dropped_and_trained_once(
     tmp_path: Path,
 ) -> None:
-    async with lent(tmp_path, LONG) as machine:
+    async with local_machine(tmp_path, LONG) as machine:
         async with machine.working(snapshot_seconds=0.01) as process:
             doing = await process.until(events.Training, lambda event: event.step >= 5)
         await lapse(machine)
@@ -43,7 +43,7 @@ async def steal(thief: Worker, task: int) -> None:
 
 
 async def test_a_result_that_came_too_late_is_not_counted(tmp_path: Path) -> None:
-    async with lent(tmp_path, SHORT) as machine, machine.working(max_tasks=1) as process:
+    async with local_machine(tmp_path, SHORT) as machine, machine.working(max_tasks=1) as process:
         process.network.refuse("/uploads")
         trained = await process.until(events.Trained)
         await process.until(events.Connection, lambda event: not event.online)
@@ -59,7 +59,7 @@ async def test_a_result_that_came_too_late_is_not_counted(tmp_path: Path) -> Non
 
 
 async def test_what_is_late_is_handed_in_before_more_is_claimed(tmp_path: Path) -> None:
-    async with lent(tmp_path, LONG) as machine, machine.working(max_tasks=2) as process:
+    async with local_machine(tmp_path, LONG) as machine, machine.working(max_tasks=2) as process:
         doing = await process.until(events.Training, lambda event: event.step >= 5)
         await process.control.pause()
         process.network.refuse("/heartbeat")
@@ -77,7 +77,7 @@ async def test_what_is_late_is_handed_in_before_more_is_claimed(tmp_path: Path) 
 
 
 async def test_a_late_result_of_an_earlier_process_is_handed_in_first(tmp_path: Path) -> None:
-    async with lent(tmp_path, SHORT) as machine:
+    async with local_machine(tmp_path, SHORT) as machine:
         async with machine.working() as process:
             process.network.refuse("/uploads")
             trained = await process.until(events.Trained)

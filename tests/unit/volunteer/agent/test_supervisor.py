@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.local_volunteer import LONG, SHORT, lent
+from tests.support.local_volunteer import LONG, SHORT, local_machine
 from volunteer.control import events
 from volunteer.control.events import Sensed
 from volunteer.machine.policy import Facts
@@ -29,7 +29,7 @@ class Failing:
 async def test_a_part_that_fails_ends_the_volunteer_and_keeps_its_task(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with lent(tmp_path, LONG) as machine:
+    async with local_machine(tmp_path, LONG) as machine:
         failing = Failing()
         machine.read = failing.read
         async with machine.working() as process:
@@ -47,7 +47,7 @@ async def test_a_part_that_fails_ends_the_volunteer_and_keeps_its_task(
 
 
 async def test_a_result_that_vanished_is_no_reason_to_fall_silent(tmp_path: Path) -> None:
-    async with lent(tmp_path, SHORT) as machine, machine.working() as process:
+    async with local_machine(tmp_path, SHORT) as machine, machine.working() as process:
         process.network.refuse("/uploads")
         await process.until(events.Connection, lambda event: not event.online)
         for update in (machine.directories.profile).rglob("outbox/*.safetensors"):
@@ -59,7 +59,7 @@ async def test_a_result_that_vanished_is_no_reason_to_fall_silent(tmp_path: Path
 
 
 async def test_sensors_that_fail_are_told_and_work_goes_on(tmp_path: Path) -> None:
-    async with lent(tmp_path, SHORT) as machine:
+    async with local_machine(tmp_path, SHORT) as machine:
 
         def sense(devices: Sequence[str]) -> tuple[Sensed, ...]:
             raise RuntimeError("the driver is gone")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.local_volunteer import lent
+from tests.support.local_volunteer import local_machine
 from volunteer.control import events
 from volunteer.engine import Engine
 
@@ -25,7 +25,7 @@ def waiting(engine: Engine) -> bool | None:
 
 
 async def test_the_coordinator_is_told_at_once_and_again_when_it_was_away(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine, machine.working() as process:
+    async with local_machine(tmp_path) as machine, machine.working() as process:
         await process.until(events.Credits, shown)
         await process.control.set_settings({"public": False})
         await process.until(events.Credits, hidden)
@@ -39,7 +39,7 @@ async def test_the_coordinator_is_told_at_once_and_again_when_it_was_away(tmp_pa
 
 
 async def test_it_is_remembered_over_a_restart(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine:
+    async with local_machine(tmp_path) as machine:
         async with machine.working() as process:
             await process.until(events.Credits)
             process.network.cut = True

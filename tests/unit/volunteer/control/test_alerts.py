@@ -128,10 +128,10 @@ class World:
         self.trouble = trouble
         settings = msgspec.convert(looks, Looks)
         self.alerts = Alerts(
-            self.hub, lambda: settings, Ways(post=self._post, run=self._run, system="linux")
+            self.hub, lambda: settings, Ways(post=self.post, run=self._run, system="linux")
         )
 
-    async def _post(self, url: str, told: Told) -> None:
+    async def post(self, url: str, told: Told) -> None:
         self.posted.append((url, told))
         if self.trouble:
             raise Unreachable(self.trouble)
@@ -309,15 +309,15 @@ def test_an_address_of_this_machine_may_be_plain() -> None:
 
 
 async def test_what_is_under_way_at_the_end_is_waited_for() -> None:
-    world = World(alerts=["webhook"], webhook="https://k/key")
     begun = asyncio.Event()
 
-    async def slow(url: str, told: Told) -> None:
-        begun.set()
-        await asyncio.sleep(0)
-        world.posted.append((url, told))
+    class Slow(World):
+        async def post(self, url: str, told: Told) -> None:
+            begun.set()
+            await asyncio.sleep(0)
+            await super().post(url, told)
 
-    world.alerts._ways = Ways(post=slow, run=run_quietly)
+    world = Slow(alerts=["webhook"], webhook="https://k/key")
     await world.hear(ended(1))
     assert begun.is_set()
     assert len(world.posted) == 1

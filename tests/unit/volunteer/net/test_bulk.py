@@ -8,7 +8,7 @@ import os
 import random
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ from shared.protocol.work import BlobRef
 from tests.support.certificates import certificate
 from volunteer.net import bulk
 from volunteer.net.api import Api
-from volunteer.net.client import BULK_BYTES, Client
+from volunteer.net.client import BULK_BYTES, READ_S, Client
 from volunteer.net.tls import Address
 from volunteer.net.transfers import Transfers
 from volunteer.storage.blob_cache import Cache
@@ -45,12 +45,23 @@ class Server:
         self.left = asyncio.Event()  # a client has closed
         self.close = asyncio.Event()
         self.close.set()
+        self._over = asyncio.Event()
+        self._serving: set[asyncio.Task[None] | None] = set()
+
+    async def end(self) -> None:
+        """End every connection, and wait until its transport is closed."""
+        self.close.set()
+        self._over.set()
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(task for task in self._serving if task))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._serving.add(asyncio.current_task())
         try:
             self.requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
             if self._takes < 0:
-                await asyncio.Event().wait()
+                await self._over.wait()
+                return
             self.received += await reader.readexactly(self._takes)
             writer.write(self._script.pop(0) if len(self._script) > 1 else self._script[0])
             await writer.drain()
@@ -61,6 +72,8 @@ class Server:
             pass
         finally:
             writer.close()
+            with suppress(ConnectionError, ssl.SSLError):
+                await writer.wait_closed()
 
 
 @asynccontextmanager
@@ -74,13 +87,16 @@ async def listening(server: Server, tls: Path | None = None) -> AsyncIterator[st
     try:
         yield f"{'https' if tls else 'http'}://127.0.0.1:{port}"
     finally:
-        server.close.set()
         found.close()
+        await server.end()
         await found.wait_closed()
 
 
-async def read(address: Address, clock: Clock | None = None, mbit: float = 0.0) -> list[bytes]:
+async def read(
+    address: Address, clock: Clock | None = None, mbit: float = 0.0, read_s: float = READ_S
+) -> list[bytes]:
     client = Client(address, clock=clock or SystemClock(), token="worker.secret")
+    client.read_s = read_s
     client.down.limit(mbit)
     try:
         async with client.stream("/blobs/x", {}, SIZE) as reply:
@@ -161,13 +177,12 @@ async def test_what_does_not_speak_http_is_an_error_and_no_crash(answer: bytes) 
             await read(Address(url=url))
 
 
-async def test_silence_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("volunteer.net.client.READ_S", 0.1)
+async def test_silence_has_its_limit() -> None:
     server = Server(whole(b"200 OK")[:-1])
     server.close.clear()
     async with listening(server) as url:
         with pytest.raises(errors.Unreachable, match="did not answer in time"):
-            await read(Address(url=url))
+            await read(Address(url=url), read_s=0.1)
 
 
 async def test_nobody_listens() -> None:
@@ -254,18 +269,27 @@ class Said(msgspec.Struct):
     value: int
 
 
-async def send(address: Address, mbit: float = 0.0, clock: Clock | None = None) -> int:
+async def send(
+    address: Address, mbit: float = 0.0, clock: Clock | None = None, **limits: float
+) -> int:
     client = Client(address, clock=clock or SystemClock(), token="worker.secret")
     client.up.limit(mbit)
+    return await put(client, DATA, **limits)
+
+
+async def put(client: Client, data: bytes, **limits: float) -> int:
+    """Upload `data` with these limits of the client in place of its own."""
+    for name, value in limits.items():
+        setattr(client, name, value)
 
     async def body() -> AsyncIterator[bytes]:
-        for start in range(0, SIZE, BULK_BYTES):
-            yield DATA[start : start + BULK_BYTES]
+        for start in range(0, len(data), BULK_BYTES):
+            yield data[start : start + BULK_BYTES]
 
     try:
-        headers = {"Content-Length": str(SIZE), "Upload-Offset": "0"}
+        headers = {"Content-Length": str(len(data)), "Upload-Offset": "0"}
         said = await client.put("/uploads/x", headers, body(), Said)
-        assert client.sent_bytes == SIZE
+        assert client.sent_bytes == len(data)
         return said.value
     finally:
         await client.close()
@@ -313,18 +337,15 @@ async def test_an_upload_without_a_good_answer_is_an_error(answer: bytes) -> Non
             await send(Address(url=url))
 
 
-async def test_an_endless_answer_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("volunteer.net.client.JSON_BYTES_MAX", 1000)
+async def test_an_endless_answer_is_not_read() -> None:
     async with listening(Server(whole(b"200 OK", b" " * 5000), takes=SIZE)) as url:
         with pytest.raises(errors.Unreachable):
-            await send(Address(url=url))
+            await send(Address(url=url), json_bytes_max=1000)
 
 
-async def test_who_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("volunteer.net.client.READ_S", 0.2)
-    monkeypatch.setattr("tests.unit.volunteer.net.test_bulk.SIZE", 64 * BULK_BYTES)
-    monkeypatch.setattr("tests.unit.volunteer.net.test_bulk.DATA", bytes(64 * BULK_BYTES))
+async def test_who_takes_nothing_is_given_up() -> None:
     server = Server(b"", takes=-1)
     async with listening(server) as url:
+        client = Client(Address(url=url), clock=SystemClock(), token="worker.secret")
         with pytest.raises(errors.Unreachable, match="did not answer in time"):
-            await send(Address(url=url))
+            await put(client, bytes(64 * BULK_BYTES), read_s=0.2)

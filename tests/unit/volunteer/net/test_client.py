@@ -287,11 +287,12 @@ class Dribble(httpx.AsyncBaseTransport):
         return httpx.Response(200, content=body())
 
 
-async def test_an_answer_that_dribbles_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("volunteer.net.client.SLACK_S", 0.0)
+async def test_an_answer_that_dribbles_has_its_limit() -> None:
+    impatient = client(Dribble())
+    impatient.slack_s = 0.0
     call = dataclasses.replace(ask(), timeout_s=0.1)
     with pytest.raises(errors.Unreachable, match="did not answer in time"):
-        await client(Dribble()).call(call)
+        await impatient.call(call)
 
 
 async def test_what_moves_gets_more_time() -> None:

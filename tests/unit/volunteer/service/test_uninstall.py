@@ -11,9 +11,8 @@ import pytest
 from coordinator.database.tables.accounts import workers
 from coordinator.database.tables.tasks import tasks
 from shared.clock import SystemClock
-from tests.support.local_coordinator import House
-from tests.support.local_volunteer import FastClock, Lent, lent
-from volunteer.account.join import Connect
+from tests.support.local_coordinator import LocalCoordinator
+from tests.support.local_volunteer import FastClock, local_machine
 from volunteer.account.profile import Profile
 from volunteer.cli.main import run_command
 from volunteer.control import events
@@ -102,7 +101,7 @@ def test_what_cannot_be_removed_is_told(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------- handing back
 
 
-async def states(house: House) -> tuple[list[str], list[str]]:
+async def states(house: LocalCoordinator) -> tuple[list[str], list[str]]:
     """States of all tasks and of all machines."""
     db = house.coordinator.db
     return (
@@ -111,32 +110,27 @@ async def states(house: House) -> tuple[list[str], list[str]]:
     )
 
 
-def connect_of(machine: Lent) -> Connect:
-    return machine.engine()._connect
-
-
 async def test_a_task_of_an_earlier_process_goes_back_and_the_machine_leaves(
     tmp_path: Path,
 ) -> None:
-    async with lent(tmp_path) as machine:
+    async with local_machine(tmp_path) as machine:
         async with machine.working() as process:
             await process.until(events.Claimed)
         assert "doing" in (await states(machine.home))[0]
         profile = Profile(machine.directories.profile)
-        said = await hand_back(profile, connect_of(machine), FastClock())
+        said = await hand_back(profile, machine.connect(), FastClock())
         assert said == "1 task given back"
         left, machines = await states(machine.home)
         assert "doing" not in left
         assert machines == ["left"]
-        again = await hand_back(profile, connect_of(machine), FastClock())
+        again = await hand_back(profile, machine.connect(), FastClock())
         assert again == "no task was left to give back"
 
 
 async def test_a_coordinator_that_is_away_does_not_keep_anybody(tmp_path: Path) -> None:
-    async with lent(tmp_path) as machine:
+    async with local_machine(tmp_path) as machine:
         profile = Profile(machine.directories.profile)
-    engine = machine.engine()
-    said = await hand_back(profile, engine._connect, FastClock())
+    said = await hand_back(profile, machine.connect(), FastClock())
     assert said.startswith("the coordinator was not told (")
     assert said.endswith("tasks in hand run out by themselves")
 

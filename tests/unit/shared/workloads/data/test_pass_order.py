@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shared.errors import BadRequest
 from shared.workloads.data.pass_order import PassOrder, permutation
+from tests.support.examples import examples
 
 counts = st.lists(st.integers(0, 40), max_size=14)
 seeds = st.integers(0, 2**64 - 1)
@@ -24,7 +25,7 @@ def rows(found: np.ndarray) -> list[tuple[int, int]]:
     return [(int(chunk), int(sample)) for chunk, sample in found]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(counts, seeds, st.integers(1, 6))
 def test_a_pass_is_a_permutation_of_every_sample(sizes: list[int], seed: int, mix: int) -> None:
     order = PassOrder(sizes, seed, mix)
@@ -33,7 +34,7 @@ def test_a_pass_is_a_permutation_of_every_sample(sizes: list[int], seed: int, mi
     assert set(found) == everything(sizes)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(counts, seeds, st.integers(1, 6), st.lists(st.integers(0, 500), max_size=8))
 def test_any_cuts_cover_each_sample_once_and_name_their_chunks(
     sizes: list[int], seed: int, mix: int, cuts: list[int]

@@ -21,6 +21,7 @@ from shared.workloads.data.documents import (
 )
 from shared.workloads.data.text_dataset import Building, build_text
 from shared.workloads.data.tokenizer import ChunkWriter, TokenChunk, load_tokenizer, train_tokenizer
+from tests.support.examples import examples
 
 WORDS = [*"abcdefghijklm", "the", "cat", "sat", "on", "a", "mat", "and", "saw", "night"]
 
@@ -245,7 +246,7 @@ def test_chunks_are_memory_mapped_and_checked(tmp_path: Path) -> None:
         TokenChunk(path, "float64")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.integers(0, 70), max_size=20), st.integers(1, 40))
 def test_cutting_a_stream_loses_and_repeats_no_target(pieces: list[int], chunk_tokens: int) -> None:
     store = Store()

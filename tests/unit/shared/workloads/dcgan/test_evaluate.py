@@ -28,6 +28,7 @@ def measure(
     return WORKLOAD.evaluate(model, weights, data.heldout(), 60, lambda: False)
 
 
+@pytest.mark.slow
 def test_the_distance_falls_clearly_while_it_learns_real_digits(data: Folder) -> None:
     model = config(data, generator_width=16, discriminator_width=16, latent=32)
     weights = WORKLOAD.init(model, 0)

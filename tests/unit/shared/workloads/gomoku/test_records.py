@@ -177,6 +177,7 @@ def trained(weights: Weights, records: list[GameRecord], path: Path) -> Weights:
     return finish(work)[1]
 
 
+@pytest.mark.slow
 def test_fakes_are_refused_and_honest_games_are_not(tmp_path: Path) -> None:
     count, rng = 120, np.random.default_rng(3)
     old = lively()

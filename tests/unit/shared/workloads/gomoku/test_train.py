@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from shared.errors import BadRequest, InvalidFrame, InvalidRunFile
 from shared.workloads.base import TrainSettings
 from shared.workloads.games import Actor
-from shared.workloads.gomoku import play as gomoku_play
 from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
 from shared.workloads.gomoku.network import NetEvaluator, build
+from shared.workloads.gomoku.play import PlayWork
 from shared.workloads.gomoku.records import GameRecord, check, decode, positions, score
 from shared.workloads.gomoku.rules import inverse_symmetries
 from shared.workloads.gomoku.train import Batches
@@ -56,13 +56,14 @@ def test_the_same_task_plays_the_same_games_whatever_shares_the_batch(tmp_path: 
     assert timeless(other) != timeless(first)
 
 
-def test_a_restart_goes_on_with_every_game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gomoku_play, "ADVANCE_S", 0.0)  # one batch at a time
+def test_a_restart_goes_on_with_every_game(tmp_path: Path) -> None:
     weights = lively()
     task = job("selfplay", config(), 6)
     straight = play(weights, 6, tmp_path)
     work = WORKLOAD.begin(task, weights, Window(tmp_path), "cpu", None)
     for batches in (1, 20, 70, 150):  # before the first move, and in the middle of later searches
+        assert isinstance(work, PlayWork)
+        work.advance_s = 0.0  # one batch at a time
         for _ in range(batches):
             work.advance()
         assert not work.done

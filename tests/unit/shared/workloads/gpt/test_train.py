@@ -212,7 +212,7 @@ def test_a_task_that_does_not_add_up_is_refused(data: Folder) -> None:
 
 def test_a_damaged_chunk_is_refused_before_training(data: Folder, tmp_path: Path) -> None:
     for name in [chunk.sha256 for chunk in data.manifest.chunks]:
-        blob = (data._path / name).read_bytes()
+        blob = (data.path / name).read_bytes()
         (tmp_path / name).write_bytes(blob[:10] + b"\xff\xff" + blob[12:])
     model = config(data)
     work = WORKLOAD.begin(

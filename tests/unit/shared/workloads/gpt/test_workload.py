@@ -195,7 +195,7 @@ def test_a_sample_is_text_and_depends_on_the_seed(data: Folder) -> None:
     assert WORKLOAD.sample(model, weights, data, "", 1).kind == "text"
     diverged = {name: value * float("nan") for name, value in weights.items()}
     assert WORKLOAD.sample(model, diverged, data, "3 plus", 1).text.startswith("3 plus")
-    bare = Folder(msgspec.structs.replace(data.manifest, assets={}), data._path)
+    bare = Folder(msgspec.structs.replace(data.manifest, assets={}), data.path)
     assert WORKLOAD.sample(model, weights, bare, "5 6", 1).text.split()[0] == "5"
 
 
