@@ -12,11 +12,12 @@ of its answers. A sweep once a second checks every connection, so a request cost
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+import h11
 import msgspec
 
 from coordinator.http.sendfile import EXTENSION, ZeroCopy, possible
@@ -183,150 +184,17 @@ def protocol(
 def _on_httptools(guard: Guard) -> type[asyncio.Protocol]:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    class GuardedHttpTools(_Watched, HttpToolsProtocol):
-        """Phases are told by the parser's callbacks."""
-
+    class GuardedHttptools(_WatchedHttptools, HttpToolsProtocol):
         _guard = guard
-        _phase: Phase = "headers"
-        _header_bytes = 0  # of the message that is coming in, as far as they are known
-        _framing = 0  # its bytes behind the headers that are no body
-        _body = 0
-        _refused = False
 
-        def phase(self) -> Phase:
-            return self._while(self._phase)
-
-        def data_received(self, data: bytes) -> None:
-            if self._refused or self.watch is None:
-                return
-            self.watch.received += len(data)
-            request, phase, body = self.watch.request, self._phase, self._body
-            super().data_received(data)
-            same = self.watch.request == request  # else a part of the data was of another message
-            if self._phase == "idle" and same and phase == "idle":
-                self._phase, self._header_bytes = "headers", 0  # bytes that begin no request
-            if self._phase == "headers":
-                first = phase != "body" and self.watch.request == request + 1
-                self._header_bytes += len(data) if same or first else 0
-                self._check_headers()
-            elif self._phase == "body" and same and phase == "body":
-                self._framing += len(data) - (self._body - body)
-                self._check_framing()
-
-        def on_message_begin(self) -> None:
-            assert self.watch is not None
-            self.watch.request += 1
-            self._phase, self._header_bytes, self._framing, self._body = "headers", 0, 0, 0
-            super().on_message_begin()
-
-        def on_header(self, name: bytes, value: bytes) -> None:
-            if self._phase == "headers":  # trailers are read by nobody, and not kept
-                super().on_header(name, value)
-
-        def on_headers_complete(self) -> None:
-            self._header_bytes = len(self.url) + sum(len(k) + len(v) + 4 for k, v in self.headers)
-            self._phase = "body"
-            if not self._check_headers():
-                return
-            if len(self.pipeline) >= PIPELINED_MAX:
-                self.refuse(503, "too many requests were sent ahead of their answers")
-                return
-            super().on_headers_complete()
-            self.offer_files(self.scope)
-
-        def on_body(self, body: bytes) -> None:
-            self._body += len(body)
-            if not self._refused:
-                super().on_body(body)
-
-        def on_message_complete(self) -> None:
-            self._phase = "idle"
-            if not self._refused:
-                super().on_message_complete()
-
-        def send_400_response(self, msg: str) -> None:
-            self.refuse(400, "this is not HTTP/1.1 as it should be")
-
-        def _check_headers(self) -> bool:
-            if self._header_bytes > HEADER_BYTES_MAX and not self._refused:
-                self.refuse(431, f"the headers are larger than {HEADER_BYTES_MAX} bytes")
-            return not self._refused
-
-        def _check_framing(self) -> None:
-            most = FRAMING_BYTES_MAX + FRAMING_A_BODY_BYTE * self._body
-            if self._framing > most and not self._refused:
-                self.refuse(431, "the chunks and trailers of this body outweigh it")
-
-        def _queued(self) -> bool:
-            return bool(self.pipeline)
-
-        def refuse(self, status: int, message: str) -> None:
-            self._refused = True
-            super().refuse(status, message)
-
-    return GuardedHttpTools
+    return GuardedHttptools
 
 
 def _on_h11(guard: Guard) -> type[asyncio.Protocol]:
-    import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class GuardedH11(_Watched, H11Protocol):
-        """Phases are told by the state of the h11 connection; its own size limit holds for headers."""
-
+    class GuardedH11(_WatchedH11, H11Protocol):
         _guard = guard
-        _framing = 0  # bytes that came while a body was read, and how many of them were the body
-        _body = 0
-        _stray = False  # bytes came between requests that begin none
-        _refused = False
-
-        def phase(self) -> Phase:
-            assert self.watch is not None
-            theirs = self.conn.their_state
-            if theirs is h11.SEND_BODY:
-                return self._while("body")
-            begun = self._stray or self.conn.trailing_data[0] or not self.watch.request
-            partial = theirs is h11.IDLE and begun
-            return self._while("headers" if partial else "idle")
-
-        def data_received(self, data: bytes) -> None:
-            if self.watch is None or self._refused or self.watch.closing_since is not None:
-                return
-            self.watch.received += len(data)
-            before, theirs = self.cycle, self.conn.their_state
-            super().data_received(data)
-            if self.cycle is not before:
-                self.watch.request += 1
-                self._framing, self._body = 0, 0
-            elif theirs is h11.SEND_BODY:
-                self._framing += len(data)
-                if (
-                    self._framing - self._body
-                    > FRAMING_BYTES_MAX + FRAMING_A_BODY_BYTE * self._body
-                ):
-                    self.refuse(431, "the chunks and trailers of this body outweigh it")
-            self._stray = self.cycle is before and theirs is h11.IDLE
-
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)
-            self._next_event = self.conn.next_event
-            self.conn.next_event = self._counted  # type: ignore[method-assign]
-
-        def _counted(self) -> Any:
-            event = self._next_event()
-            if type(event) is h11.Data:
-                self._body += len(event.data)
-            return event
-
-        def send_400_response(self, msg: str) -> None:
-            self.refuse(400, "this is not HTTP/1.1 as it should be")
-
-        def _queued(self) -> bool:
-            return False
-
-        def refuse(self, status: int, message: str) -> None:
-            self._refused = True
-            super().refuse(status, message)
 
     return GuardedH11
 
@@ -335,6 +203,9 @@ class _Watched:
     """What both protocols share; stands before uvicorn's class in the order of inheritance."""
 
     _guard: Guard
+    _framing = 0  # bytes behind the headers of a message that are no body of it
+    _body = 0
+    _refused = False
     watch: Watch | None = None
     wire: ZeroCopy | None = None
     loop: asyncio.AbstractEventLoop
@@ -390,6 +261,7 @@ class _Watched:
 
     def refuse(self, status: int, message: str) -> None:
         """Say why, where that cannot be taken for the answer to another request, and close."""
+        self._refused = True
         if self.transport.is_closing():
             return
         cycle, silent = self.cycle, self.watch is not None and not self.watch.received
@@ -400,5 +272,128 @@ class _Watched:
             self.transport.write(raw_reply(status, message))
         self.transport.close()
 
+    def send_400_response(self, msg: str) -> None:
+        self.refuse(400, "this is not HTTP/1.1 as it should be")
+
+    def _check_framing(self) -> None:
+        most = FRAMING_BYTES_MAX + FRAMING_A_BODY_BYTE * self._body
+        if self._framing > most and not self._refused:
+            self.refuse(431, "the chunks and trailers of this body outweigh it")
+
     phase: Callable[[], Phase]
     _queued: Callable[[], bool]  # True while requests that came before wait for their answers
+
+
+class _WatchedHttptools(_Watched):
+    """Learns the phase from the callbacks of the parser."""
+
+    url: bytes
+    headers: list[tuple[bytes, bytes]]
+    scope: Any
+    pipeline: deque[Any]
+
+    _phase: Phase = "headers"
+    _header_bytes = 0  # of the message that is coming in, as far as they are known
+
+    def phase(self) -> Phase:
+        return self._while(self._phase)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused or self.watch is None:
+            return
+        self.watch.received += len(data)
+        request, phase, body = self.watch.request, self._phase, self._body
+        super().data_received(data)  # type: ignore[misc]
+        same = self.watch.request == request  # else a part of the data was of another message
+        if self._phase == "idle" and same and phase == "idle":
+            self._phase, self._header_bytes = "headers", 0  # bytes that begin no request
+        if self._phase == "headers":
+            first = phase != "body" and self.watch.request == request + 1
+            self._header_bytes += len(data) if same or first else 0
+            self._check_headers()
+        elif self._phase == "body" and same and phase == "body":
+            self._framing += len(data) - (self._body - body)
+            self._check_framing()
+
+    def on_message_begin(self) -> None:
+        assert self.watch is not None
+        self.watch.request += 1
+        self._phase, self._header_bytes, self._framing, self._body = "headers", 0, 0, 0
+        super().on_message_begin()  # type: ignore[misc]
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase == "headers":  # trailers are read by nobody, and not kept
+            super().on_header(name, value)  # type: ignore[misc]
+
+    def on_headers_complete(self) -> None:
+        self._header_bytes = len(self.url) + sum(len(k) + len(v) + 4 for k, v in self.headers)
+        self._phase = "body"
+        if not self._check_headers():
+            return
+        if len(self.pipeline) >= PIPELINED_MAX:
+            self.refuse(503, "too many requests were sent ahead of their answers")
+            return
+        super().on_headers_complete()  # type: ignore[misc]
+        self.offer_files(self.scope)
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        if not self._refused:
+            super().on_body(body)  # type: ignore[misc]
+
+    def on_message_complete(self) -> None:
+        self._phase = "idle"
+        if not self._refused:
+            super().on_message_complete()  # type: ignore[misc]
+
+    def _check_headers(self) -> bool:
+        if self._header_bytes > HEADER_BYTES_MAX and not self._refused:
+            self.refuse(431, f"the headers are larger than {HEADER_BYTES_MAX} bytes")
+        return not self._refused
+
+    def _queued(self) -> bool:
+        return bool(self.pipeline)
+
+
+class _WatchedH11(_Watched):
+    """Learns the phase from the state of the h11 connection, whose own limit bounds headers."""
+
+    conn: Any
+    _stray = False  # bytes came between requests that begin none
+
+    def phase(self) -> Phase:
+        assert self.watch is not None
+        theirs = self.conn.their_state
+        if theirs is h11.SEND_BODY:
+            return self._while("body")
+        begun = self._stray or self.conn.trailing_data[0] or not self.watch.request
+        partial = theirs is h11.IDLE and begun
+        return self._while("headers" if partial else "idle")
+
+    def data_received(self, data: bytes) -> None:
+        if self.watch is None or self._refused or self.watch.closing_since is not None:
+            return
+        self.watch.received += len(data)
+        before, theirs, body = self.cycle, self.conn.their_state, self._body
+        super().data_received(data)  # type: ignore[misc]
+        if self.cycle is not before:
+            self.watch.request += 1
+            self._framing, self._body = 0, 0
+        elif theirs is h11.SEND_BODY:
+            self._framing += len(data) - (self._body - body)
+            self._check_framing()
+        self._stray = self.cycle is before and theirs is h11.IDLE
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._next_event = self.conn.next_event
+        self.conn.next_event = self._counted
+
+    def _counted(self) -> Any:
+        event = self._next_event()
+        if type(event) is h11.Data:
+            self._body += len(event.data)
+        return event
+
+    def _queued(self) -> bool:
+        return False

@@ -21,8 +21,13 @@ def test_a_solution_is_found_and_known() -> None:
 
 
 def test_the_search_is_given_up_when_nobody_waits_for_it() -> None:
-    tried = []
-    assert proof_of_work.solve("x", 32, lambda count: bool(tried.append(count))) is None
+    tried: list[int] = []
+
+    def stop(count: int) -> bool:
+        tried.append(count)
+        return False
+
+    assert proof_of_work.solve("x", 32, stop) is None
     assert tried == [proof_of_work.BATCH]
 
 
