@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from pkgutil import walk_packages
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import msgspec
 import pytest
 from cyclopts import App
 
+from coordinator.http.openapi import tables
+from coordinator.http.routes.table import HANDLERS
+from coordinator.services import Coordinator
+from shared.protocol.endpoints import ENDPOINTS
 from tests.support.sources import ROOT
 
 MODULES = {"volunteer": "volunteer.settings.settings", "coordinator": "coordinator.config"}
@@ -179,41 +182,29 @@ def test_every_setting_has_a_sentence_of_help(program: str) -> None:
 # --------------------------------------------------------------------------------------- endpoints
 
 
-def _shape(path: str) -> str:
-    """A path without its prefix, query and the names of its parameters."""
-    path = path.partition("?")[0].rstrip("/") or "/"
-    return re.sub(r"\{[^}]*\}", "{}", path.removeprefix(API)) or "/"
+def test_documented_endpoints_are_the_list_of_endpoints() -> None:
+    page = _text(ROOT / "docs" / "http-api.md")
+    assert page == tables(page), (
+        "run `python -m coordinator.http.openapi docs/http-api.md`, which writes its tables"
+    )
+    for endpoint in ENDPOINTS:
+        assert f"| {endpoint.method} `{endpoint.path}` |" in page
 
 
-def _route_table() -> set[tuple[str, str]]:
-    """(method, path) of every endpoint in the tables of coordinator/routes."""
-    import coordinator.http.routes
-
-    below = walk_packages(coordinator.http.routes.__path__, "coordinator.http.routes.")
-    modules = [coordinator.http.routes, *(import_module(found.name) for found in below)]
-    values = [value for module in modules for value in vars(module).values()]
-    return {endpoint for value in values for endpoint in _endpoints(value)}
-
-
-def _endpoints(value: Any) -> Iterator[tuple[str, str]]:
-    items: Iterable[Any] = value if isinstance(value, tuple | list) else (value,)
-    for item in items:
-        path, method = getattr(item, "path", None), getattr(item, "method", None)
-        if isinstance(path, str) and path.startswith("/") and isinstance(method, str):
-            yield method.upper(), _shape(path)
-
-
-def test_documented_endpoints_are_the_route_table() -> None:
+def test_endpoints_named_in_prose_exist() -> None:
     named = re.findall(
         r"\b(GET|POST|PUT|PATCH|DELETE)`?[\s|]+`?(/[^\s`|)]*)", _text(ROOT / "docs" / "http-api.md")
     )
-    documented = {(method, _shape(path)) for method, path in named}
-    table = _route_table()
-    assert table, "no tuple of endpoints (with .method and .path) found in coordinator/routes"
-    assert documented == table, (
-        f"docs/http-api.md lacks {sorted(table - documented)}"
-        f" and has {sorted(documented - table)} that do not exist"
-    )
+    assert set(named) <= {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS}
+
+
+def test_every_operation_is_a_method_of_a_service() -> None:
+    services = get_type_hints(Coordinator)
+    for endpoint in ENDPOINTS:
+        assert bool(endpoint.operation) != (endpoint in HANDLERS), endpoint.path
+        if endpoint.operation:
+            subject, name = endpoint.operation.split(".")
+            assert callable(getattr(services[subject], name)), endpoint.operation
 
 
 # ------------------------------------------------------------------------------------------- links

@@ -100,7 +100,8 @@ def create_app(coordinator: Coordinator) -> Starlette:
     from starlette.routing import Route
 
     from coordinator.http.routes.endpoint import Served
-    from coordinator.http.routes.table import ENDPOINTS
+    from coordinator.http.routes.table import HANDLERS
+    from shared.protocol.endpoints import ENDPOINTS
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -115,7 +116,11 @@ def create_app(coordinator: Coordinator) -> Starlette:
         raise NotFound("there is no such path; see /api/v1/openapi.json")
 
     routes: list[Any] = [
-        Route(endpoint.path, Served(endpoint, coordinator), methods=[endpoint.method])
+        Route(
+            endpoint.full_path,
+            Served(endpoint, coordinator, HANDLERS.get(endpoint)),
+            methods=[endpoint.method],
+        )
         for endpoint in ENDPOINTS
     ]
     app = Starlette(

@@ -25,13 +25,14 @@ import structlog
 import uvicorn
 
 from coordinator import certificates
+from coordinator.accounts.server_identity import Address
 from coordinator.config import Settings, without_password
 from coordinator.database import runs
 from coordinator.database.runs import RunRow
 from coordinator.http.app import create_app
 from coordinator.http.deadlines import Guard, protocol
 from coordinator.log import configure
-from coordinator.services import Address, Coordinator, opened
+from coordinator.services import Coordinator, opened
 from coordinator.storage.folders import data_directory
 from shared import gc_freeze
 from shared.command_hints import options
@@ -135,7 +136,7 @@ async def _serve(
     say: Callable[[str], None],
 ) -> int:
     async with opened(settings, exclusive=True) as coordinator:
-        await coordinator.set_address(address(settings, listener, certificate))
+        await coordinator.server.set_address(address(settings, listener, certificate))
         server = _Server(_config(coordinator, certificate), coordinator, say)
         gc.collect()
         gc_freeze.spare()
@@ -232,8 +233,8 @@ class _Server(uvicorn.Server):
 
 async def welcome(coordinator: Coordinator) -> list[str]:
     """What the organiser reads first: where it listens, the join link, and what to do next."""
-    settings, where = coordinator.settings, coordinator.address
-    link = format_link(coordinator.link())
+    settings, where = coordinator.settings, coordinator.server.address
+    link = format_link(coordinator.server.link())
     here = options(
         {
             "data_dir": settings.data_dir,
@@ -244,7 +245,7 @@ async def welcome(coordinator: Coordinator) -> list[str]:
     lines = [
         f"{settings.name} listens at {where.url}",
         f"  data    {settings.directory}",
-        f"  key     {coordinator.fingerprint}",
+        f"  key     {coordinator.server.fingerprint}",
     ]
     if settings.database:
         lines.append(f"  database {without_password(settings.database)}")

@@ -68,7 +68,7 @@ async def test_a_claim_id_of_somebody_else_is_of_no_use(house: House) -> None:
 )
 async def test_a_senseless_claim_is_refused(house: House, request_: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
-        await house.queue.claim(house.a, ClaimRequest(**{"claim_id": "c", **request_}))
+        await house.queue.claims.claim(house.a, ClaimRequest(**{"claim_id": "c", **request_}))
 
 
 async def test_many_coordinators_never_hand_out_a_sample_twice(

@@ -181,7 +181,7 @@ async def test_a_run_that_ends_cancels_what_is_open(house: House) -> None:
     await house.finish(done.task)
     assert await house.write(lambda conn: tasks.cancel_run(conn, house.run, 1.0)) == 1
     await house.clock.advance(10)
-    await house.queue.flush()
+    await house.queue.renewals.flush()
     assert (await house.beat(house.a, lease)).order == "cancel"
     with pytest.raises(Cancelled):
         await house.queue.begin(house.a, lease.task, 1)

@@ -291,6 +291,6 @@ async def losses(
         balances = await coordinator.ledger.balances(who.volunteer_id)
         if balances.pending_micro + balances.earned_micro != worth:
             found.append(f"{who.name} has {balances}, for work worth {worth}")
-    found += await coordinator.check_ledger()
+    found += await coordinator.ledger.check()
     found += (await coordinator.checks.run()).breaches
     return found

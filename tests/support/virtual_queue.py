@@ -59,7 +59,7 @@ class House:
         return await self.db.write(lambda conn: tasks.finish(conn, task, now))
 
     async def put_back(self, lease: Lease, who: Principal, kind: tasks.FailureKind | None) -> str:
-        spec = await self.db.read(lambda conn: self.queue._claims.spec(conn, self.run))
+        spec = await self.db.read(lambda conn: self.queue.claims.spec(conn, self.run))
         return await self.db.write(
             lambda conn: tasks.put_back(
                 conn,
@@ -74,7 +74,7 @@ class House:
 
     async def beat(self, who: Principal, lease: Lease, **values: Any) -> TaskOrder:
         beat = TaskBeat(task=lease.task, attempt=lease.attempt, **values)
-        [order] = await self.queue.beat(who, HeartbeatRequest(tasks=(beat,)))
+        [order] = await self.queue.renewals.beat(who, HeartbeatRequest(tasks=(beat,)))
         return order
 
     async def keep_alive(self, who: Principal, lease: Lease, seconds: float, **values: Any) -> None:
@@ -82,7 +82,7 @@ class House:
         for _ in range(round(seconds / 30)):
             await self.clock.advance(30)
             await self.beat(who, lease, **values)
-            await self.queue.flush()
+            await self.queue.renewals.flush()
             await self.queue.expire()
 
 

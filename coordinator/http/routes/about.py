@@ -1,13 +1,11 @@
-"""What anybody may ask: who this coordinator is, and whether it is well."""
+"""Health, readiness, metrics, and the page behind a join link: open to anyone."""
 
 from __future__ import annotations
 
-import msgspec
-
 from coordinator.http.routes.endpoint import Call, Reply
-from coordinator.http.routes.metrics import exposition
+from coordinator.http.routes.metrics import exposition, gauges
 from shared.errors import NotFound, Unavailable
-from shared.protocol.accounts import ServerInfo
+from shared.protocol.endpoints import Health
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Join</title><body style="font:1.1rem/1.6 system-ui;max-width:44rem;margin:3rem auto;padding:0 1rem">
@@ -19,17 +17,6 @@ volunteer join '<b>the whole address of this page</b>'</pre>
 coordinator's key, so that nobody can pretend to be it.</p></body></html>"""
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the process answers, and whether it takes in new things."""
-
-    status: str
-    read_only: bool = False
-
-
-async def server(call: Call[None]) -> ServerInfo:
-    return await call.coordinator.server_info()
-
-
 async def health(call: Call[None]) -> Health:
     return Health(status="alive", read_only=call.coordinator.space.read_only)
 
@@ -38,7 +25,7 @@ async def ready(call: Call[None]) -> Health:
     coordinator = call.coordinator
     if coordinator.stopping.is_set():
         raise Unavailable("the coordinator is stopping", retry_after_s=5.0)
-    await coordinator.ping()
+    await coordinator.server.ping()
     return Health(status="ready", read_only=coordinator.space.read_only)
 
 
@@ -46,7 +33,7 @@ async def metrics(call: Call[None]) -> Reply:
     coordinator = call.coordinator
     if not coordinator.settings.metrics:
         raise NotFound("metrics are switched off here")
-    kind, body = exposition(coordinator.traffic, await coordinator.gauges())
+    kind, body = exposition(coordinator.traffic, await gauges(coordinator))
     return Reply(headers=(("content-type", kind),), body=body)
 
 

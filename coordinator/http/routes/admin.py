@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from coordinator.admin.registry import COMMANDS
 from coordinator.http.request import body_stream, read_body, read_json
-from coordinator.http.routes.endpoint import Call, Endpoint, Reply, json_reply
+from coordinator.http.routes.endpoint import Call, Reply, json_reply
 from shared.errors import NotFound
-from shared.protocol.limits import API
+from shared.protocol.endpoints import BYTES, StoredFile
 
 ADMIN_BYTES_MAX = 16 << 20  # a run file, a class list
 
@@ -23,49 +21,13 @@ async def run_command(call: Call[None]) -> Reply:
     return json_reply(await command.run(call.coordinator, request))
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that arrived."""
-
-    size: int
-
-
-async def put_file(call: Call[None]) -> Stored:
+async def put_file(call: Call[None]) -> StoredFile:
     stream = body_stream(call.scope, call.receive)
     size = await call.coordinator.depot.put(call.text("box"), call.text("name"), stream)
-    return Stored(size=size)
+    return StoredFile(size=size)
 
 
 async def get_file(call: Call[None]) -> Reply:
     size, stream = await call.coordinator.depot.get(call.text("box"), call.text("name"))
-    headers = (("content-type", "application/octet-stream"),)
+    headers = (("content-type", BYTES),)
     return Reply(headers=headers, stream=stream, size=size)
-
-
-ENDPOINTS = (
-    Endpoint(
-        method="POST",
-        path=f"{API}/admin/{{command}}",
-        handler=run_command,
-        summary="Run a command of the organiser; see the commands of the command line",
-        auth="admin",
-        reply=dict,
-    ),
-    Endpoint(
-        method="PUT",
-        path=f"{API}/admin/files/{{box}}/{{name}}",
-        handler=put_file,
-        summary="Put a file into a box, for a command to read",
-        auth="admin",
-        reply=Stored,
-        sends="application/octet-stream",
-        writes=True,
-    ),
-    Endpoint(
-        method="GET",
-        path=f"{API}/admin/files/{{box}}/{{name}}",
-        handler=get_file,
-        summary="Fetch a file that a command has left in a box",
-        auth="admin",
-        gives="application/octet-stream",
-    ),
-)

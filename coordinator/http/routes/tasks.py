@@ -1,4 +1,4 @@
-"""Claims and leases: taking work, beginning it, giving it back, handing it in."""
+"""Claims, the begin of work, and the bytes of uploads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from coordinator.http.request import ClientGone, Receive
+from coordinator.http.request import INTEGER_DIGITS_MAX, ClientGone, Receive, body_stream
 from coordinator.http.routes.endpoint import Call
 from coordinator.storage.disk_space import RETRY_S
-from shared.errors import Unavailable
+from shared.errors import BadRequest, Unavailable
 from shared.protocol.base import Reason
 from shared.protocol.work import (
     BeginReply,
@@ -17,9 +17,7 @@ from shared.protocol.work import (
     ClaimReply,
     ClaimRequest,
     Idle,
-    ReleaseRequest,
-    SubmitRequest,
-    Verdict,
+    UploadInfo,
 )
 
 T = TypeVar("T")
@@ -34,12 +32,15 @@ async def claim(call: Call[ClaimRequest]) -> ClaimReply:
         return ClaimReply(
             idle=Idle(reason=Reason.READ_ONLY, message=message, retry_after_s=RETRY_S)
         )
-    claiming = coordinator.queue.claim(call.principal, call.body)
+    claiming = coordinator.claims.claim(call.principal, call.body)
     return await _while_wanted(claiming, call.receive, coordinator.stopping)
 
 
 async def _while_wanted(work: Awaitable[T], receive: Receive, stopping: asyncio.Event) -> T:
-    """The result of a long wait; given up when the client hangs up or the server stops, so that no lease is left to nobody."""
+    """Return the result of a long wait; cancel it when the client hangs up or the server stops.
+
+    Otherwise a lease could be left without a worker. Raises ClientGone, Unavailable.
+    """
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_hung_up(receive))
     stop = asyncio.ensure_future(stopping.wait())
@@ -78,9 +79,11 @@ async def begin(call: Call[BeginRequest]) -> BeginReply:
     )
 
 
-async def release(call: Call[ReleaseRequest]) -> None:
-    await call.coordinator.queue.release(call.principal, call.number("task"), call.body)
-
-
-async def submit(call: Call[SubmitRequest]) -> Verdict:
-    return await call.coordinator.intake.submit(call.principal, call.number("task"), call.body)
+async def upload(call: Call[None]) -> UploadInfo:
+    offset = call.header("upload-offset")
+    if not (offset.isascii() and offset.isdigit() and len(offset) <= INTEGER_DIGITS_MAX):
+        raise BadRequest("the header Upload-Offset must say at which byte this body begins")
+    stream = body_stream(call.scope, call.receive)
+    return await call.coordinator.uploads.write(
+        call.principal, call.text("upload"), int(offset), stream
+    )

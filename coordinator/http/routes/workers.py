@@ -1,19 +1,15 @@
-"""Coming, staying, going: what a worker says of itself."""
+"""Accounts and machines: registration, visibility, codes that link a machine."""
 
 from __future__ import annotations
 
 from coordinator.http.routes.endpoint import Call
 from shared.links import format_link
 from shared.protocol.accounts import (
-    BenchmarkRequest,
-    LeaveRequest,
     LinkCode,
-    Me,
     RegisterReply,
     RegisterRequest,
     VisibilityRequest,
 )
-from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 
 
 async def register(call: Call[RegisterRequest]) -> RegisterReply:
@@ -24,24 +20,8 @@ async def register(call: Call[RegisterRequest]) -> RegisterReply:
         worker_id=registered.worker_id,
         nickname=registered.nickname,
         created=registered.created,
-        server=await coordinator.server_info(),
+        server=await coordinator.server.info(),
     )
-
-
-async def heartbeat(call: Call[HeartbeatRequest]) -> HeartbeatReply:
-    return await call.coordinator.pulse.beat(call.principal, call.body)
-
-
-async def benchmark(call: Call[BenchmarkRequest]) -> None:
-    await call.coordinator.volunteers.set_benchmark(call.principal, call.body)
-
-
-async def me(call: Call[None]) -> Me:
-    return await call.coordinator.volunteers.me(call.principal)
-
-
-async def leave(call: Call[LeaveRequest]) -> None:
-    await call.coordinator.volunteers.leave(call.principal, call.body)
 
 
 async def visibility(call: Call[VisibilityRequest]) -> None:
@@ -50,5 +30,5 @@ async def visibility(call: Call[VisibilityRequest]) -> None:
 
 async def link(call: Call[None]) -> LinkCode:
     made = await call.coordinator.volunteers.link_code(call.principal)
-    link = format_link(call.coordinator.link(made.code))
+    link = format_link(call.coordinator.server.link(made.code))
     return LinkCode(code=made.code, link=link, expires_at=made.expires_at or 0.0)

@@ -47,7 +47,7 @@ async def until(process: Process, holds: Callable[[], Awaitable[bool]]) -> None:
 async def sound(home: House) -> bool:
     report = await home.coordinator.checks.run()
     assert report.breaches == ()
-    return await home.coordinator.check_ledger() == []
+    return await home.coordinator.ledger.check() == ()
 
 
 @pytest.mark.parametrize(("text", "bases"), [(ASYNC, 2), (SYNC, 1)], ids=["async-sgd", "sync-sgd"])

@@ -150,4 +150,4 @@ async def test_all_workloads_run_side_by_side_and_each_has_its_share(home: House
     ranks = await home.coordinator.volunteers.leaderboard()
     assert [row.nickname for row in ranks] == list(MACHINES)  # who did most has most
     assert (await home.coordinator.checks.run()).breaches == ()
-    assert await home.coordinator.check_ledger() == []
+    assert await home.coordinator.ledger.check() == ()

@@ -39,7 +39,7 @@ async def test_those_who_train_and_those_who_check_follow_one_schedule(home: Hou
 
 async def sound(home: House) -> bool:
     report = await home.coordinator.checks.run()
-    return report.breaches == () and await home.coordinator.check_ledger() == []
+    return report.breaches == () and await home.coordinator.ledger.check() == ()
 
 
 async def ask(worker: Worker, claim_id: str = "one-claim") -> ClaimReply:

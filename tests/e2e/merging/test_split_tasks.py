@@ -39,7 +39,7 @@ async def rows(home: House, *columns: Any) -> list[Any]:
 async def sound(home: House) -> bool:
     report = await home.coordinator.checks.run()
     assert report.breaches == ()
-    return await home.coordinator.check_ledger() == []
+    return await home.coordinator.ledger.check() == ()
 
 
 async def me(worker: Worker) -> Me:

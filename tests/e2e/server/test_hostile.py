@@ -12,8 +12,8 @@ import httpx
 import msgspec
 import pytest
 
-from coordinator.http.routes.table import ENDPOINTS
 from shared.protocol.base import ErrorBody
+from shared.protocol.endpoints import ENDPOINTS
 from shared.protocol.limits import API
 from tests.e2e.conftest import Site
 from tests.support.local_coordinator import house
@@ -86,7 +86,9 @@ class TestOnASocket:
                 if endpoint.request is None or "{" in endpoint.path:
                     continue
                 try:
-                    reply = await client.request(endpoint.method, endpoint.path, content=endless())
+                    reply = await client.request(
+                        endpoint.method, endpoint.full_path, content=endless()
+                    )
                 except httpx.TransportError:
                     continue  # it hung up before we had read the answer
                 assert 400 <= reply.status_code < 500, endpoint.path

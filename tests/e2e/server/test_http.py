@@ -62,7 +62,7 @@ async def test_two_volunteers_make_a_version(home: House) -> None:
     assert (me.pending_micro, me.merged) == (0, 1)
     rows = decode(await ann.get("/me/ledger"), tuple[LedgerRow, ...])
     assert {row.kind for row in rows} == {"pending", "earned"}
-    assert await home.coordinator.check_ledger() == []
+    assert await home.coordinator.ledger.check() == ()
     report = await home.coordinator.checks.run()
     assert report.breaches == ()
     assert report.looked_at["versions"] == 2
@@ -73,7 +73,7 @@ async def test_what_the_coordinator_says_is_signed(home: House) -> None:
     ann = await home.join("Ann")
     server = decode(await home.client().get(f"{API}/server"), ServerInfo)
     key = bytes.fromhex(server.public_key)
-    assert fingerprint(key) == server.fingerprint == home.coordinator.link().fingerprint
+    assert fingerprint(key) == server.fingerprint == home.coordinator.server.link().fingerprint
     signed = decode(await ann.get(f"/runs/{name}/versions/latest"), SignedManifest)
     verify(key, signed.payload.encode(), bytes.fromhex(signed.signature))
     weights = msgspec.json.decode(signed.payload, type=VersionManifest).weights
@@ -208,11 +208,11 @@ async def test_a_link_code_adds_a_machine(home: House) -> None:
 
 
 async def test_the_openapi_document_is_the_route_table(home: House) -> None:
-    from coordinator.http.routes.table import ENDPOINTS
+    from shared.protocol.endpoints import ENDPOINTS
 
     document = (await home.client().get(f"{API}/openapi.json")).json()
     said = {(m.upper(), path) for path, methods in document["paths"].items() for m in methods}
-    assert said == {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS}
+    assert said == {(endpoint.method, endpoint.full_path) for endpoint in ENDPOINTS}
     routes: Any = create_app(home.coordinator).routes
     routed = {(method, route.path) for route in routes for method in route.methods - {"HEAD"}}
     assert said == routed

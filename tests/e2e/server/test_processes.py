@@ -30,7 +30,7 @@ async def lend(site: Site, name: str, *faults: object, tasks: int = 2) -> Child:
     home = site.log.parent / name
     home.mkdir(exist_ok=True)
     async with site.opened() as coordinator:
-        link = f"{site.url}/join#key={coordinator.link().fingerprint}"
+        link = f"{site.url}/join#key={coordinator.server.link().fingerprint}"
     environment = {f"XDG_{kind}_HOME": str(home) for kind in ("CONFIG", "DATA", "STATE", "CACHE")}
     argv = ["volunteer", "--no-ui", "--json", "--device", "cpu", "--max-tasks", str(tasks)]
     return await site.nursery.run(
@@ -47,7 +47,7 @@ async def contributions(site: Site) -> list[Any]:
 async def is_sound(site: Site) -> list[str]:
     async with site.opened() as coordinator:
         report = await coordinator.checks.run()
-        return [*report.breaches, *await coordinator.check_ledger()]
+        return [*report.breaches, *await coordinator.ledger.check()]
 
 
 async def test_two_volunteers_train_one_model(site: Site) -> None:

@@ -28,7 +28,7 @@ Change = Callable[[list[GameRecord]], list[GameRecord]]
 async def sound(home: House) -> bool:
     report = await home.coordinator.checks.run()
     assert report.breaches == ()
-    return await home.coordinator.check_ledger() == []
+    return await home.coordinator.ledger.check() == ()
 
 
 async def kinds_done(home: House) -> set[str]:

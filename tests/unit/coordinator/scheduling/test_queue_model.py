@@ -192,9 +192,9 @@ class QueueMachine(RuleBasedStateMachine):
         who = self.workers[worker]
         held = self.model.held(who.worker_id)
         beats = tuple(TaskBeat(task=n, attempt=self.model.tasks[n].attempt) for n in held)
-        orders = self.world.run(self.queue.beat(who, HeartbeatRequest(tasks=beats)))
+        orders = self.world.run(self.queue.renewals.beat(who, HeartbeatRequest(tasks=beats)))
         assert {order.order for order in orders} <= {"continue"}
-        self.world.run(self.queue.flush())
+        self.world.run(self.queue.renewals.flush())
         for number in held:
             self.model.tasks[number].renew_by = self.clock.now() + RENEW_S
 
