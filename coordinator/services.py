@@ -1,7 +1,7 @@
 """Composition root: the services of a coordinator, built from its settings.
 
-The organiser's commands use the services alone (`opened`); a server adds background work (`working`) and, in
-`http/app.py`, routes.
+The organiser's commands use the services alone (`opened`); a server adds background work
+(`working`) and, in `http/app.py`, routes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ STOP_S = 20.0  # and has this long to end
 
 log = structlog.get_logger("app")
 
-Job = Callable[[asyncio.Event], Awaitable[None]]
+BackgroundJob = Callable[[asyncio.Event], Awaitable[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +101,9 @@ class Coordinator:
     ) -> Self:
         """Open database, blobs and keys (made where there are none) and wire the services.
 
-        `exclusive` locks the data directory, for a server; `database` is used in place of the one that the settings
-        name and closed with the services. Raises Configuration for what cannot be opened.
+        `exclusive` locks the data directory, for a server; `database` is used in place of the one
+        that the settings name and closed with the services. Raises Configuration for what cannot be
+        opened.
         """
         data_directory(settings.directory)
         clock = clock or SystemClock()
@@ -177,7 +178,7 @@ class Coordinator:
 
     # --- background work ---
 
-    def jobs(self) -> dict[str, Job]:
+    def jobs(self) -> dict[str, BackgroundJob]:
         """Return the background jobs of a server, by name."""
         return {
             "queue": self.queue.run,
@@ -189,7 +190,7 @@ class Coordinator:
             "depot": self.depot.run,
         }
 
-    async def _keep_running(self, name: str, job: Job) -> None:
+    async def _keep_running(self, name: str, job: BackgroundJob) -> None:
         """Run a job until the server stops; one that fails is logged and begun again."""
         while not self.stopping.is_set():
             try:

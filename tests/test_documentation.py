@@ -1,4 +1,4 @@
-"""What README and docs say exists: commands and their options, settings, endpoints, make targets, files."""
+"""README and docs name what exists: commands, options, settings, endpoints, make targets, files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _variants(words: str) -> Iterator[list[str]]:
 
 
 def _problem(app: App, tokens: list[str]) -> str:
-    """What is wrong with a documented command line; empty if nothing is."""
+    """Return the problem of a documented command line; empty if there is none."""
     chain, apps, rest = app.parse_commands(tokens)
     if chain and chain[-1].startswith("-"):  # --help and --version are commands to cyclopts
         return ""
@@ -165,7 +165,8 @@ def test_settings_are_documented_and_documented_settings_exist(program: str) -> 
     page = SETTINGS[program]
     documented = _documented_settings(page)
     assert documented == fields, (
-        f"{page.relative_to(ROOT)} (tables headed `| setting | ...`) lacks {sorted(fields - documented)}"
+        f"{page.relative_to(ROOT)} (tables headed `| setting | ...`) lacks"
+        f" {sorted(fields - documented)}"
         f" and has {sorted(documented - fields)} that do not exist"
     )
 

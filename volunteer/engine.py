@@ -1,4 +1,6 @@
-"""A whole volunteer: profile, settings and agent behind one control, also before it has joined a coordinator."""
+"""A whole volunteer: profile, settings and agent behind one control, also before it has joined a
+coordinator.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,10 @@ class Engine:
         return config.load(self._flags, path=self._directories.config / "config.toml")
 
     async def run(self) -> int:
-        """Wait until this profile has joined a coordinator, then work for it. Returns the exit code."""
+        """Wait until this profile has joined a coordinator, then work for it.
+
+        Returns the exit code.
+        """
         try:
             if not self.world.listen:
                 return await self._to_the_end()
@@ -146,7 +151,7 @@ class Engine:
             self.clean_end = self._agent.clean_end
 
     async def _known(self, identity: Identity, settings: Settings) -> Identity | None:
-        """Return the identity once it is registered; None if the volunteer is stopped before that."""
+        """Return the identity once it is registered; None if the volunteer is stopped before."""
         work = asyncio.ensure_future(self._registered(identity, settings))
         stop = asyncio.ensure_future(self._stop_asked.wait())
         try:
@@ -166,7 +171,7 @@ class Engine:
         )
 
     async def _practising(self, identity: Identity) -> Identity:
-        """Start the practice coordinator if this profile works for it; its port may have changed."""
+        """Start the practice coordinator if this profile works for it; its port may change."""
         if not self._practice.owns(identity.url):
             return identity
         identity = msgspec.structs.replace(identity, url=await self._practice.start())

@@ -1,4 +1,6 @@
-"""Identity of a coordinator: name, key, address, the organiser's token, and the runs that anyone may know of."""
+"""Identity of a coordinator: name, key, address, the organiser's token, and the runs that anyone
+may know of.
+"""
 
 from __future__ import annotations
 

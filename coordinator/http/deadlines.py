@@ -1,10 +1,13 @@
-"""Deadlines for what comes in on a connection: uvicorn has none (measured: 700 of 700 dripping connections stayed open).
+"""Deadlines for what comes in on a connection: uvicorn has none (measured: 700 of 700 dripping
+connections stayed open).
 
-All headers must be in within a few seconds, a body must come at a least rate over every window, and a reader must take
-what it asked for; a slow but honest upload lives. One address may hold so many connections and no more. It takes a
-subclass of uvicorn's protocol, because a middleware sees a request only when its headers are complete.
+All headers must be in within a few seconds, a body must come at a least rate over every window, and
+a reader must take the reply it requested; a slow but honest upload lives. One address may hold so
+many connections and no more. It takes a subclass of uvicorn's protocol, because a middleware sees a
+request only when its headers are complete.
 
-A sweep once a second looks at every connection, so that a request costs no timer of its own.
+A sweep once a second checks every connection, so that a request costs no timer of its own.
+
 """
 
 from __future__ import annotations
@@ -26,18 +29,18 @@ if TYPE_CHECKING:
 SWEEP_S = 1.0
 LINGER_S = 5.0  # a closed connection whose peer does not read its last reply is cut off then
 
-Phase = Literal["idle", "headers", "body", "reply"]
+ConnectionPhase = Literal["idle", "headers", "body", "reply"]
 
 
-class Watch:
-    """What the guard knows of one connection."""
+class ConnectionProgress:
+    """Progress of one connection."""
 
     def __init__(self, address: str, now: float) -> None:
         self.address = address
         self.received = 0  # bytes
         self.request = 0  # how many requests have begun: tells a new one from the same one
         self.resumed = 0  # how often writing went on
-        self.seen: tuple[Phase, int] = ("headers", 0)
+        self.seen: tuple[ConnectionPhase, int] = ("headers", 0)
         self.since = now
         self.bytes_then = 0
         self.closing_since: float | None = None
@@ -54,22 +57,22 @@ class Guard:
             settings.connections_max if settings.url else settings.connections_per_ip
         )
         self._connections_max = settings.connections_max
-        self._connections: dict[Any, Watch] = {}
+        self._connections: dict[Any, ConnectionProgress] = {}
         self._addresses: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._connections)
 
-    def admit(self, connection: Any, address: str, now: float) -> Watch | None:
-        """Begin to watch a connection; None when there are too many already."""
+    def admit(self, connection: Any, address: str, now: float) -> ConnectionProgress | None:
+        """Begin to watch a connection; return None when there are too many already."""
         if (
             len(self._connections) >= self._connections_max
             or self._addresses[address] >= self._per_address
         ):
             return None
         self._addresses[address] += 1
-        watch = self._connections[connection] = Watch(address, now)
+        watch = self._connections[connection] = ConnectionProgress(address, now)
         if self._timer is None:
             self._timer = connection.loop.call_later(SWEEP_S, self._tick, connection.loop)
         return watch
@@ -88,7 +91,7 @@ class Guard:
             self._timer = loop.call_later(SWEEP_S, self._tick, loop)
 
     def sweep(self, now: float) -> None:
-        """Look at every connection once."""
+        """Check every connection once."""
         for connection, watch in list(self._connections.items()):
             if watch.closing_since is not None:
                 if now - watch.closing_since > LINGER_S:
@@ -97,8 +100,8 @@ class Guard:
                 watch.closing_since = now
                 connection.refuse(408, problem)
 
-    def _problem(self, connection: Any, watch: Watch, now: float) -> str:
-        phase: Phase = connection.phase()
+    def _problem(self, connection: Any, watch: ConnectionProgress, now: float) -> str:
+        phase: ConnectionPhase = connection.phase()
         key = (phase, watch.resumed if phase == "reply" else watch.request)
         moved = connection.unsent() if phase == "reply" else watch.received
         if key != watch.seen:
@@ -122,10 +125,11 @@ _PHRASES = {
 
 
 def raw_reply(status: int, message: str) -> bytes:
-    """A whole HTTP reply, for connections that have no request to answer."""
+    """Return a whole HTTP reply, for connections that have no request to answer."""
     code = {408: "bad_request", 431: "bad_request", 503: "unavailable"}[status]
     body = msgspec.json.encode(ErrorBody(code=code, message=message))
-    head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\nconnection: close\r\n"
+    head += "content-type: application/json\r\n"
     if status == 503:
         head += "retry-after: 5\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
@@ -134,7 +138,7 @@ def raw_reply(status: int, message: str) -> bytes:
 def protocol(
     guard: Guard, kind: Literal["auto", "httptools", "h11"] = "auto"
 ) -> type[asyncio.Protocol]:
-    """uvicorn's protocol with deadlines; "auto" takes httptools where it is installed."""
+    """Return uvicorn's protocol with deadlines; "auto" takes httptools where it is installed."""
     if kind == "h11":
         return _on_h11(guard)
     try:
@@ -149,14 +153,14 @@ def _on_httptools(guard: Guard) -> type[asyncio.Protocol]:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     class GuardedHttpTools(_Watched, HttpToolsProtocol):
-        """Phases are told by the parser's callbacks."""
+        """Protocol on httptools: the parser's callbacks set the phase."""
 
         _guard = guard
-        _phase: Phase = "headers"
+        _phase: ConnectionPhase = "headers"
         _header_bytes = 0
         _refused = False
 
-        def phase(self) -> Phase:
+        def phase(self) -> ConnectionPhase:
             return self._while(self._phase)
 
         def data_received(self, data: bytes) -> None:
@@ -207,11 +211,11 @@ def _on_h11(guard: Guard) -> type[asyncio.Protocol]:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class GuardedH11(_Watched, H11Protocol):
-        """Phases are told by the state of the h11 connection; its own size limit holds for headers."""
+        """Protocol on h11: its state gives the phase; its own size limit holds for headers."""
 
         _guard = guard
 
-        def phase(self) -> Phase:
+        def phase(self) -> ConnectionPhase:
             assert self.watch is not None
             theirs = self.conn.their_state
             if theirs is h11.SEND_BODY:
@@ -232,10 +236,10 @@ def _on_h11(guard: Guard) -> type[asyncio.Protocol]:
 
 
 class _Watched:
-    """What both protocols share; stands before uvicorn's class in the order of inheritance."""
+    """Parts of both protocols; stands before uvicorn's class in the order of inheritance."""
 
     _guard: Guard
-    watch: Watch | None = None
+    watch: ConnectionProgress | None = None
     wire: ZeroCopy | None = None
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
@@ -263,8 +267,10 @@ class _Watched:
             self.watch.resumed += 1
         super().resume_writing()  # type: ignore[misc]
 
-    def _while(self, receiving: Phase) -> Phase:
-        """The phase to judge by: the client is not to blame while we have stopped reading, or have not asked yet."""
+    def _while(self, receiving: ConnectionPhase) -> ConnectionPhase:
+        """Return the phase to judge by: not the client's fault while we have stopped reading or
+        not requested yet.
+        """
         if self.flow.write_paused or (self.wire is not None and self.wire.busy):
             return "reply"
         if receiving == "body":

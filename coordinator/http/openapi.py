@@ -115,8 +115,7 @@ def tables(page: str) -> str:
     at_root = [endpoint for endpoint in ENDPOINTS if endpoint.root]
     for name, listed in (("endpoints", below), ("endpoints at the root", at_root)):
         between = re.compile(_BETWEEN.format(name=name), re.DOTALL)
-        table = _table(listed)
-        page = between.sub(lambda found, table=table: f"{found[1]}\n{table}\n{found[2]}", page)  # type: ignore[misc]
+        page = between.sub(rf"\1\n{_table(listed)}\n\2", page)
     return page
 
 

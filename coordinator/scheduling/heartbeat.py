@@ -1,7 +1,7 @@
 """Replies to heartbeats: orders about tasks, the state of the runs, verdicts not seen yet.
 
-Most heartbeats touch no database: renewals are gathered in memory, the state of the runs is cached for a second, and
-verdicts are only queried when there are new ones at all.
+Most heartbeats touch no database: renewals are gathered in memory, the state of the runs is cached
+for a second, and verdicts are only queried when there are new ones at all.
 """
 
 from __future__ import annotations

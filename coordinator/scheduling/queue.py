@@ -66,13 +66,15 @@ class Queue:
         newest: bool = False,
         base: int | None = None,
     ) -> Begun:
-        """Bind the newest version as the base of a lease; repeated without `newest`, return the same.
+        """Bind the newest version as the base of a lease; repeated without `newest`, return the
+        same.
 
-        Unless the plan lets work overlap, this waits until the worker's last contribution is merged, within bounds.
-        `base` is reported late: work began from that version while the coordinator did not answer. It is bound if work
-        that began from it could still be merged; otherwise the task goes back to the queue, with nothing counted, and
-        this raises Gone.
-        Raises NotFound for a task of another worker, Gone when it was taken away, Cancelled when the run has ended.
+        Unless the plan lets work overlap, this waits until the worker's last contribution is
+        merged, within bounds. `base` is reported late: work began from that version while the
+        coordinator did not answer. It is bound if work that began from it could still be merged;
+        otherwise the task goes back to the queue, with nothing counted, and this raises Gone.
+        Raises NotFound for a task of another worker, Gone when it was taken away, Cancelled when
+        the run has ended.
         """
         if base is not None:
             await self._still_good(principal, task_id, attempt, base)
@@ -80,7 +82,9 @@ class Queue:
         watch, until = self._signals.watch(), math.inf
 
         def bind(conn: Connection) -> Begun | _Wait:
-            """Check and bind in one transaction: most begin at once, others as soon as the merge is seen."""
+            """Check and bind in one transaction: most begin at once, others as soon as the merge
+            is seen.
+            """
             if base is not None:
                 begun = leases.tell(conn, task_id, who, attempt, base, now())
             elif self._clock.monotonic() < until and (wait := self._in_step(conn, who, task_id)):
@@ -98,7 +102,9 @@ class Queue:
         return found
 
     def _in_step(self, conn: Connection, worker_id: str, task_id: int) -> _Wait | None:
-        """Return the merge that this worker contributed to; it waits no longer than the plan's deadline."""
+        """Return the merge that this worker contributed to; it waits no longer than the plan's
+        deadline.
+        """
         row = tasks.holder(conn, task_id, for_update=False)
         if row.worker_id != worker_id or row.begun_at is not None:
             return None
@@ -112,7 +118,10 @@ class Queue:
     async def _still_good(
         self, principal: Principal, task_id: int, attempt: int, base: int
     ) -> None:
-        """Check a base that is reported late. Raises Gone if it is too old; the task is then released."""
+        """Check a base that is reported late.
+
+        Raises Gone if it is too old; the task is then released.
+        """
 
         def refusal(conn: Connection) -> str:
             row = tasks.holder(conn, task_id, for_update=False)
@@ -137,7 +146,10 @@ class Queue:
             raise Gone(message)
 
     async def release(self, principal: Principal, task_id: int, request: ReleaseRequest) -> None:
-        """Release a lease: nothing is counted, unless the task itself failed. Releasing twice is once."""
+        """Release a lease: nothing is counted, unless the task itself failed.
+
+        Releasing twice is once.
+        """
         now = self._clock.now()
 
         def give_back(conn: Connection) -> None:
@@ -228,7 +240,10 @@ class Queue:
         return await self._db.read(read)
 
     async def requeue(self, run: str | None = None, ids: Sequence[int] | None = None) -> list[int]:
-        """Put discarded tasks back: the given ones, or all of a run. Return their ids. Raises NotFound."""
+        """Put discarded tasks back: the given ones, or all of a run. Return their ids.
+
+        Raises NotFound.
+        """
 
         def put(conn: Connection) -> list[int]:
             return tasks.requeue(conn, ids, runs.by_name(conn, run).id if run is not None else None)

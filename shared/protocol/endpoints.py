@@ -1,7 +1,8 @@
 """Every endpoint of the coordinator, written once: method, path, request, reply, who may call it.
 
-The coordinator pairs each with a service or a handler, the client calls it, the control socket names it in a query, and
-the OpenAPI document and docs/http-api.md come from it. The order is that of matching: the busiest stand first.
+The coordinator pairs each with a service or a handler, the client calls it, the control socket
+names it in a query, and the OpenAPI document and docs/http-api.md come from it. The order is that
+of matching: the busiest stand first.
 """
 
 from __future__ import annotations
@@ -89,9 +90,9 @@ class Parameter:
 class Endpoint(Generic[R]):
     """One endpoint. `path` is below /api/v1, unless it stands at the `root`.
 
-    `operation` names the service of the coordinator and its method, as "runs.workers": it gets the principal if its first
-    parameter is called so, then the parameters of the path, the request, and the query parameters by name. Where it is
-    empty, a handler of `coordinator.http.routes` answers.
+    `operation` names the service of the coordinator and its method, as "runs.workers": it gets the
+    principal if its first parameter is called so, then the parameters of the path, the request, and
+    the query parameters by name. Where it is empty, a handler of `coordinator.http.routes` answers.
     """
 
     method: Literal["GET", "POST", "PUT"]
@@ -127,9 +128,11 @@ class Endpoint(Generic[R]):
         return "" if self.reply is NOTHING else getattr(self.reply, "__name__", str(self.reply))
 
     def address(self, args: Mapping[str, str | int]) -> tuple[str, dict[str, str]]:
-        """Return the path and the query for these arguments; query parameters that are "" or 0 are left out.
+        """Return the path and the query for these arguments; query parameters that are "" or 0 are
+        left out.
 
-        Names come from the other side, so each is quoted as one part of the path. Raises BadRequest.
+        Names come from the other side, so each is quoted as one part of the path. Raises
+        BadRequest.
         """
         names = self.parameters
         known = {*names, *(parameter.name for parameter in self.query)}

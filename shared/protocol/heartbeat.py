@@ -1,4 +1,4 @@
-"""Heartbeats, and what is read beside the work."""
+"""Heartbeats, and the rows of read-only listings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HeartbeatRequest(Message):
 
 
 class RunBeat(Message):
-    """What a run's followers learn with each heartbeat."""
+    """State of a run as each heartbeat reply has it."""
 
     run: str
     state: RunState
@@ -43,7 +43,7 @@ class RunBeat(Message):
 
 
 class TaskOrder(Message):
-    """A word from the coordinator about one task."""
+    """An order of the coordinator about one task."""
 
     task: int
     attempt: int

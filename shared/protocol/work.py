@@ -13,7 +13,10 @@ from shared.workloads.base import DatasetManifest, Job
 
 
 class ClaimRequest(Message):
-    """`claim_id` is made and stored first: after a lost reply the same id gets the same live lease."""
+    """Request for a lease.
+
+    `claim_id` is made and stored first: after a lost reply the same id gets the same live lease.
+    """
 
     claim_id: str
     device: str = "cpu"
@@ -26,7 +29,7 @@ class ClaimRequest(Message):
 
 
 class Grant(Message):
-    """What may be uploaded for this lease, and how."""
+    """Permission to upload for this lease: codec, size, number of parts."""
 
     codec: str
     bytes_max: int
@@ -45,15 +48,13 @@ class Lease(Message):
     grant: Grant
     price_micro: int  # what an accepted contribution of this task earns
     now: float
-    in_step: bool = False  # begin only after this worker's last contribution is handed in
-    part_steps: int = 0  # hand in after every so many steps; 0 = once, at the end
+    in_step: bool = False  # begin only after this worker's last contribution is submitted
+    part_steps: int = 0  # submit after every so many steps; 0 = once, at the end
     pull_every: int = 0  # look for a newer version after so many steps; 0 = only when work begins
-    redo: bool = (
-        False  # wait for the verdict on each part: one that came too late is computed again
-    )
-    data: DatasetManifest | None = (
-        None  # what this task alone reads (games, an opponent), in place of a dataset
-    )
+    # Wait for the verdict on each part: one that came too late is computed again.
+    redo: bool = False
+    # Data of this task alone (games, an opponent), in place of a dataset.
+    data: DatasetManifest | None = None
 
 
 class Idle(Message):
@@ -71,7 +72,8 @@ class ClaimReply(Message):
 class BeginRequest(Message):
     """Work on a lease begins. With `newest`, work that has begun goes on from the newest version.
 
-    With `base` it began before the coordinator could be asked, from that version: refused where the plan does not let it.
+    With `base` it began from that version before the coordinator could be reached: refused where
+    the plan does not let it.
     """
 
     attempt: int
@@ -106,7 +108,7 @@ class BlobRef(Message):
 
 
 class Link(Message):
-    """How older published weights become newer ones: a blob, and the codec it is written in."""
+    """Step from older published weights to newer ones: a blob, and the codec it is written in."""
 
     base: str  # SHA-256 of published weights
     weights: str  # SHA-256 of what comes out
@@ -125,7 +127,8 @@ class Snapshot(Message):
 class Downlink(Message):
     """Ways to a version's published weights that are shorter than the whole file, if there are any.
 
-    What comes out of links and snapshots has the size of the whole file, which can always be had instead.
+    What comes out of links and snapshots has the size of the whole file, which can always be had
+    instead.
     """
 
     links: tuple[Link, ...] = ()  # the newest first
@@ -133,7 +136,7 @@ class Downlink(Message):
 
 
 class VersionManifest(Message):
-    """What a version is. Signed; the bytes signed are the canonical JSON of this struct."""
+    """Description of a version. Signed; the bytes signed are the canonical JSON of this struct."""
 
     run: str
     version: int
@@ -185,7 +188,7 @@ class UploadRequest(Message):
     task: int
     attempt: int
     part: int
-    tries: int  # recomputations asked for by the server
+    tries: int  # recomputations requested by the server
     sha256: str
     size: int
 
@@ -199,7 +202,10 @@ class UploadInfo(Message):
 
 
 class SubmitRequest(Message, kw_only=True):
-    """Unique on (task, attempt, part, tries). What it claims is checked, never believed; pay comes from the task."""
+    """Unique on (task, attempt, part, tries).
+
+    What it claims is checked, never believed; pay comes from the task.
+    """
 
     attempt: int
     part: int = 0
@@ -230,4 +236,5 @@ class Verdict(Message):
     version: int | None = None  # merged into
     credits_micro: int = 0  # pending or earned by now
     at: float = 0.0
-    redo: bool = False  # it came too late; the lease goes on: compute this part again from the newest version
+    # Too late; the lease goes on: compute this part again from the newest version.
+    redo: bool = False

@@ -75,7 +75,7 @@ class FakeEngine:
                 self.hub.close()
                 return None
             case commands.Query():
-                answer = self.answers.get(commands.query_of(command), ())
+                answer = self.answers.get(commands.query_of(command))
                 return answer if isinstance(answer, Paged) else Paged(answer, "")
             case _:
                 return self.answers.get(type(command))

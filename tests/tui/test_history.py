@@ -76,7 +76,7 @@ async def test_at_the_end_of_the_list_more_is_asked_for(engine: FakeEngine) -> N
         await pilot.press("end")
         await settle(app, pilot)
         cursors = [args.get("cursor") for args in queries(engine, endpoints.CONTRIBUTIONS)]
-        assert cursors == ["", "780"]
+        assert cursors == [None, "780"]
         assert str(older[-1].task) in screen_text(app)
 
 

@@ -124,7 +124,10 @@ class GetInvitation(Ask[str]):
 
 
 class StartPractice(Ask[str]):
-    """Start a private coordinator on this machine; answered with its link. The first time takes a minute."""
+    """Start a private coordinator on this machine; answered with its link.
+
+    The first time takes a minute.
+    """
 
 
 class GetPublicRuns(Ask[tuple[PublicRun, ...]]):
@@ -148,9 +151,11 @@ class SetSettings(Ask[tuple[SettingRow, ...]]):
 
 
 class Query(Ask[tuple[Any, str]]):
-    """Forward a read-only query to the coordinator; answered with its reply and the cursor of the next page.
+    """Forward a read-only query to the coordinator; answered with its reply and the cursor of the
+    next page.
 
     `endpoint` is the path of one of `shared.protocol.endpoints.QUERIES`.
+
     """
 
     endpoint: str

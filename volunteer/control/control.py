@@ -1,9 +1,11 @@
-"""The one interface to a volunteer: commands in, events out, in this process or over the local socket.
+"""The one interface to a volunteer: commands in, events out, in this process or over the local
+socket.
 
-control.status                            the state now
-with control.subscribe() as new:          every event from now on: `async for event in new`
-await control.pause("cuda:0")             commands; each raises the error that the volunteer answers with
-await control.query(endpoints.RUNS)       read-only queries, which the volunteer forwards to its coordinator
+control.status                        the state now
+with control.subscribe() as new:      every event from now on: `async for event in new`
+await control.pause("cuda:0")         commands; each raises the volunteer's error
+await control.query(endpoints.RUNS)   read-only queries, forwarded to the coordinator
+
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ class Control:
         return await self._ask(commands.Probe(link=link))
 
     async def join(self, link: str, name: str = "") -> Joined:
-        """Make an account and start to work with it. Raises InvalidName with a free suggestion, Forbidden."""
+        """Make an account and start to work with it.
+
+        Raises InvalidName with a free suggestion, Forbidden.
+        """
         return await self._ask(commands.Join(link=link, name=name))
 
     async def choose_runs(self, runs: tuple[str, ...]) -> None:
@@ -118,13 +123,18 @@ class Control:
         return await self._ask(commands.GetSettings())
 
     async def set_settings(self, changes: dict[str, Any]) -> tuple[SettingRow, ...]:
-        """Check settings and write them to config.toml. Raises Configuration with what a value must be."""
+        """Check settings and write them to config.toml.
+
+        Raises Configuration with what a value must be.
+        """
         return await self._ask(commands.SetSettings(changes=changes))
 
     async def query(self, endpoint: Endpoint[T], **args: str | int) -> T:
-        """Return the coordinator's reply to a read-only query; `args` are the parameters of the endpoint.
+        """Return the coordinator's reply to a read-only query; `args` are the parameters of the
+        endpoint.
 
-        `await control.query(endpoints.LOSS, run="stdlib-gpt")`. Raises BadRequest, NotFound, Unreachable, Conflict.
+        `await control.query(endpoints.LOSS, run="stdlib-gpt")`. Raises BadRequest, NotFound,
+        Unreachable, Conflict.
         """
         return (await self.page(endpoint, **args))[0]
 

@@ -1,7 +1,8 @@
 """The local socket of a running volunteer: JSON lines, one a message, for this user only.
 
-A Unix socket in a private directory where there is one, else a loopback port with a token; `control.json` in the
-profile says which. A client gets the status first, then every event, and may send commands.
+A Unix socket in a private directory where there is one, else a loopback port with a token;
+`control.json` in the profile says which. A client gets the status first, then every event, and may
+send commands.
 """
 
 from __future__ import annotations
@@ -245,7 +246,9 @@ def _remove(path: Path) -> None:
 
 
 def _socket_path(record: Path) -> Path:
-    """Return a path beside the record, or in a short private directory if that is too long for a socket."""
+    """Return a path beside the record, or in a short private directory if that is too long for a
+    socket.
+    """
     path = record.with_suffix(".sock")
     if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
         return path

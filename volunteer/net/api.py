@@ -50,17 +50,20 @@ Body = msgspec.Struct | Callable[[], msgspec.Struct]
 
 
 class Api:
-    """The coordinator as a worker sees it. What training depends on is retried until it is answered."""
+    """The coordinator as a worker sees it.
+
+    What training depends on is retried until it is answered.
+    """
 
     def __init__(self, client: Client) -> None:
         self.client = client
 
     async def query(self, endpoint: Endpoint[T], **args: str | int) -> T:
-        """Return the reply to a read-only query; `args` are parameters of its path and its query."""
+        """Return the reply to a read-only query; `args` are parameters of path and query."""
         return (await self.page(endpoint, **args))[0]
 
     async def page(self, endpoint: Endpoint[T], **args: str | int) -> tuple[T, str]:
-        """Return one page of a listing and the cursor of the next; "" where the reply names none."""
+        """Return one page of a listing and the cursor of the next; "" where there is none."""
         cursor = ""
 
         def read(headers: Mapping[str, str]) -> None:
@@ -135,8 +138,9 @@ class Api:
     ) -> BeginReply:
         """Begin a task; held open while the merge that this worker waits for is not done.
 
-        With the version `known` here, work that has begun goes on from the newest one. `base` is the version that work
-        began from while the coordinator did not answer (see `volunteer.agent.offline_begin`).
+        With the version `known` here, work that has begun goes on from the newest one. `base` is
+        the version that work began from while the coordinator did not answer (see
+        `volunteer.agent.offline_begin`).
         """
         request = BeginRequest(attempt=attempt, newest=known is not None, known=known, base=base)
         timeout_s = LONG_POLL_S_MAX + HELD_S
@@ -150,7 +154,9 @@ class Api:
         await self._call(endpoints.RELEASE, {"task": task}, request, patience_s=patience_s)
 
     async def upload(self, request: UploadRequest) -> UploadInfo:
-        """Open an upload, or find the one that was opened before; not retried here: `Transfers` does."""
+        """Open an upload, or find the one that was opened before; not retried here: `Transfers`
+        does.
+        """
         return await self._call(endpoints.UPLOAD, {}, request, patience_s=0)
 
     async def submit(self, task: int, request: SubmitRequest) -> Verdict:

@@ -1,6 +1,8 @@
-"""An endpoint as an ASGI application: authentication, limits, decoding, encoding and counting, once for all routes.
+"""An endpoint as an ASGI application: authentication, limits, decoding, encoding and counting, once
+for all routes.
 
-Most endpoints name the method of a service that answers them; a handler gets a `Call` and returns the reply.
+Most endpoints name the method of a service that answers them; a handler gets a `Call` and returns
+the reply.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A reply that is not just a struct: other status, headers, bytes, or a stream of `size` bytes."""
+    """A reply that is more than a struct: status, headers, bytes, or a stream of `size` bytes."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
@@ -126,8 +128,9 @@ Handler = Callable[[Call[Any]], Awaitable[Any]]
 def service_handler(endpoint: Endpoint[Any], coordinator: Coordinator) -> Handler:
     """Return a handler that calls the service method that `operation` names.
 
-    The method gets the principal if its first parameter is called so, then the parameters of the path, the body, and
-    the query parameters by name. Raises AttributeError or ValueError, at the start, for one that does not exist.
+    The method gets the principal if its first parameter is called so, then the parameters of the
+    path, the body, and the query parameters by name. Raises AttributeError or ValueError, at the
+    start, for one that does not exist.
     """
     subject, method = endpoint.operation.split(".")
     service = getattr(coordinator, subject)

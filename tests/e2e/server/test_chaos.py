@@ -1,4 +1,6 @@
-"""Coordinators killed at random moments under load, and at named points: nothing that was acknowledged is lost or doubled."""
+"""Coordinators killed at random moments under load, and at named points: nothing that was
+acknowledged is lost or doubled.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ CHAOS = RUN.replace('preset = "fedavg"', 'preset = "diloco"\nmax_staleness = 100
 async def load(
     site: Site, tmp_path: Path, *others: Site
 ) -> AsyncIterator[tuple[Diary, list[Numbers]]]:
-    """Volunteers at work on a coordinator that is there already; at the end all of them have ended their task."""
+    """Volunteers at work on a coordinator that is there already; at the end all of them have
+    ended their task.
+    """
     async with site.opened() as coordinator:
         schema = definition(
             await coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
@@ -84,7 +88,7 @@ async def test_nothing_is_lost_when_the_coordinator_is_killed_at_random_moments(
         for _ in range(KILLS):
             began = time.monotonic()
             await diary.more(1)  # it is up and works
-            # The moment; where starting takes long, a submission does too, and some must get through.
+            # The moment; where starting takes long, a submission does too, and some must succeed.
             slowness = time.monotonic() - began
             await asyncio.sleep(moments.uniform(0.0, max(0.25, slowness / 4)))
             site.child.kill()

@@ -1,4 +1,4 @@
-"""What a hostile client sends to a real server: it is refused with a sentence, memory stays flat, and others are served."""
+"""Hostile clients of a real server: refused with a sentence, memory flat, others served."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DRIPPING = 700
 
 
 def resident_bytes(pid: int) -> int:
-    """What a process holds in memory now."""
+    """Return the resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) << 10

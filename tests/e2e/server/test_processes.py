@@ -1,4 +1,6 @@
-"""Real processes, real sockets, real training of a tiny GPT; and volunteers that are killed at named points."""
+"""Real processes, real sockets, real training of a tiny GPT; and volunteers that are killed at
+named points.
+"""
 
 from __future__ import annotations
 

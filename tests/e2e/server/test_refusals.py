@@ -1,4 +1,4 @@
-"""What is refused over HTTP, and what ends early: each with a sentence of the same form."""
+"""Refusals over HTTP and early ends: each with a sentence of the same form."""
 
 from __future__ import annotations
 

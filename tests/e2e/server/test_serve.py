@@ -53,7 +53,7 @@ def health(port: int) -> int:
 
 
 def until_closed(connection: socket.socket) -> bytes:
-    """What the server still says before it closes."""
+    """Read the rest of the reply until the server closes."""
     connection.settimeout(SOON_S)
     said = b""
     try:
@@ -147,7 +147,8 @@ def test_a_giant_chunked_body_is_refused_and_memory_stays_flat(server: Process) 
     before, sent = resident(), 0
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(
-            b"POST /api/v1/workers/register HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"POST /api/v1/workers/register HTTP/1.1\r\nhost: x\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
         )
         piece = b"10000\r\n" + b"x" * 65536 + b"\r\n"
         try:

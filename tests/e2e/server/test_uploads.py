@@ -1,4 +1,6 @@
-"""Bytes on their way to the coordinator over HTTP: gone on with, counted, refused, and thrown away in the end."""
+"""Bytes on their way to the coordinator over HTTP: gone on with, counted, refused, and thrown
+away in the end.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ async def home(tmp_path: Path) -> AsyncIterator[House]:
 
 
 async def announced(home: House) -> tuple[Worker, Lease, bytes, UploadInfo]:
-    """A worker, its lease, the update that it is about to send, and what it was told of the upload."""
+    """A worker, its lease, the update that it is about to send, and the state of the upload."""
     await home.start_run()
     ann = await home.join("Ann")
     lease = await ann.claim()

@@ -1,4 +1,4 @@
-"""What is refused at the door: each kind of hostile body, and too many requests."""
+"""Refusals of requests: each kind of hostile body, and too many requests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The queue beside a small pure model of it, through random histories, on both databases.
 
-The model knows every task, who holds it, and what the next claim must give. After each step the database must say the same;
-at the end everything is worked off, and every sample of every pass must have ended in exactly one task.
+The model knows every task, who holds it, and what the next claim must give. After each step the
+database must say the same; at the end everything is worked off, and every sample of every pass must
+have ended in exactly one task.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The list of endpoints: addresses that a client makes of it, and queries that a front end may send."""
+"""The list of endpoints: addresses that a client makes of it, and queries that a front end may
+send.
+"""
 
 from __future__ import annotations
 
