@@ -17,7 +17,7 @@ from coordinator.selfplay.ratings import ANCHOR, standing
 from shared.decoding import decode
 from shared.errors import NotFound
 from shared.protocol.accounts import RunInfo
-from shared.protocol.work import VersionInfo
+from shared.protocol.versions import VersionInfo
 from shared.workloads.games import Encounter
 
 GAMES = 40  # of the last match

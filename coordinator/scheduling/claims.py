@@ -31,8 +31,8 @@ from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import Spec
 from shared.errors import BadRequest, Banned, Unauthorized, VolunteerError
 from shared.protocol.base import Reason
+from shared.protocol.leases import ClaimReply, ClaimRequest, Idle, Lease
 from shared.protocol.limits import LONG_POLL_S_MAX
-from shared.protocol.work import ClaimReply, ClaimRequest, Idle, Lease
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -14,9 +14,9 @@ from coordinator.database import contributions
 from coordinator.database import verdicts as news
 from coordinator.database.ledger import payments
 from coordinator.ttl_cache import Fresh
+from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 from shared.protocol.limits import HEARTBEAT_S, NEWS_MAX
-from shared.protocol.work import Verdict
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

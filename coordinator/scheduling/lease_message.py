@@ -26,7 +26,7 @@ from coordinator.rules.sizing import (
 )
 from coordinator.runs.definition import price_of_flops
 from shared.decoding import convert, decode
-from shared.protocol.work import Grant, Lease
+from shared.protocol.leases import Grant, Lease
 from shared.workloads.base import DatasetManifest, Job, installed, load
 from shared.workloads.data.pass_order import PassOrder
 

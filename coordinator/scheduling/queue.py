@@ -16,8 +16,8 @@ from coordinator.database import contributions, leases, runs, submissions, tasks
 from coordinator.database.tasks import Begun, FailedTask, TaskRow
 from coordinator.plan.plan import in_phase, no_base
 from shared.errors import Gone, VolunteerError
+from shared.protocol.leases import ReleaseRequest
 from shared.protocol.limits import LONG_POLL_S_MAX, RENEW_S
-from shared.protocol.work import ReleaseRequest
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

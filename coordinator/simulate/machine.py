@@ -25,17 +25,11 @@ from shared.decoding import decode
 from shared.download_plan import routes
 from shared.errors import Cancelled, Gone, VolunteerError
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, RegisterRequest
+from shared.protocol.contributions import SubmitRequest, UploadRequest, Verdict
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
+from shared.protocol.leases import ClaimRequest, Lease
 from shared.protocol.limits import HEARTBEAT_S
-from shared.protocol.work import (
-    BlobRef,
-    ClaimRequest,
-    Lease,
-    SubmitRequest,
-    UploadRequest,
-    Verdict,
-    VersionManifest,
-)
+from shared.protocol.versions import BlobRef, VersionManifest
 from shared.tensors.quantize import CODECS
 from shared.workloads.base import Job
 

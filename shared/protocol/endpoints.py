@@ -28,28 +28,18 @@ from shared.protocol.accounts import (
     VisibilityRequest,
     WorkerInfo,
 )
-from shared.protocol.heartbeat import (
-    HeartbeatReply,
-    HeartbeatRequest,
-    LeaderRow,
-    LedgerRow,
-    LossPoint,
-    Summary,
-)
-from shared.protocol.limits import API, JSON_BYTES_MAX
-from shared.protocol.work import (
+from shared.protocol.contributions import SubmitRequest, UploadInfo, UploadRequest, Verdict
+from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
+from shared.protocol.leases import (
     BeginReply,
     BeginRequest,
     ClaimReply,
     ClaimRequest,
     ReleaseRequest,
-    SignedManifest,
-    SubmitRequest,
-    UploadInfo,
-    UploadRequest,
-    Verdict,
-    VersionInfo,
 )
+from shared.protocol.limits import API, JSON_BYTES_MAX
+from shared.protocol.listings import LeaderRow, LedgerRow, LossPoint, Summary
+from shared.protocol.versions import SignedManifest, VersionInfo
 from shared.workloads.base import DatasetManifest
 
 Auth = Literal["none", "worker", "admin"]

@@ -21,8 +21,8 @@ from shared.errors import (
     VolunteerError,
 )
 from shared.protocol.base import Reason
+from shared.protocol.leases import ClaimRequest, Lease, ReleaseRequest
 from shared.protocol.limits import RENEW_S
-from shared.protocol.work import ClaimRequest, Lease, ReleaseRequest
 from tests.support.run_rows import add_run, add_worker, claim, queue_of
 from tests.support.virtual_queue import TASK, House, check_cover, housed
 

@@ -12,8 +12,8 @@ from shared.errors import (
     Gone,
 )
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
+from shared.protocol.leases import ReleaseRequest
 from shared.protocol.limits import RENEW_S
-from shared.protocol.work import ReleaseRequest
 from tests.support.run_rows import add_contribution, queue_of
 from tests.support.virtual_queue import House, housed
 

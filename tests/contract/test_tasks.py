@@ -22,8 +22,8 @@ from shared.errors import (
 )
 from shared.protocol.base import Reason
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
+from shared.protocol.leases import Lease, ReleaseRequest
 from shared.protocol.limits import RENEW_S
-from shared.protocol.work import Lease, ReleaseRequest
 from tests.support.run_rows import add_contribution, add_run, add_version, add_worker
 from tests.support.virtual_queue import TASK, House, check_cover, housed
 

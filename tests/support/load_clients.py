@@ -24,8 +24,9 @@ from coordinator.database.tables.contributions import contributions as contribut
 from coordinator.http.app import Coordinator
 from shared.decoding import decode
 from shared.protocol.accounts import Me, RegisterReply
+from shared.protocol.contributions import SubmitRequest, UploadInfo, Verdict
+from shared.protocol.leases import BeginReply, ClaimReply, Lease
 from shared.protocol.limits import API
-from shared.protocol.work import BeginReply, ClaimReply, Lease, SubmitRequest, UploadInfo, Verdict
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from coordinator.database import runs
 from coordinator.database.ledger import payments
 from shared.decoding import decode as parsed
-from shared.protocol.work import VersionManifest
+from shared.protocol.versions import VersionManifest
 from tests.support.local_coordinator import House, Worker
 
 T = TypeVar("T")

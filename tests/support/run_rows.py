@@ -22,7 +22,7 @@ from coordinator.scheduling.queue import Queue
 from coordinator.scheduling.renewals import Renewals
 from coordinator.signals import Signals
 from shared.clock import Clock
-from shared.protocol.work import ClaimReply, ClaimRequest
+from shared.protocol.leases import ClaimReply, ClaimRequest
 
 WORKLOAD = "gpt"
 _numbers = itertools.count(1)

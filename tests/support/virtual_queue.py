@@ -17,8 +17,8 @@ from coordinator.scheduling.queue import Queue
 from shared.clock import VirtualClock
 from shared.protocol.base import Reason
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat, TaskOrder
+from shared.protocol.leases import Lease
 from shared.protocol.limits import RENEW_S
-from shared.protocol.work import Lease
 from tests.support.run_rows import add_run, add_worker, claim, queue_of
 
 T = TypeVar("T")

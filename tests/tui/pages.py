@@ -12,8 +12,8 @@ from textual.pilot import Pilot
 from shared.errors import Unreachable
 from shared.protocol import endpoints
 from shared.protocol.accounts import ServerInfo, WorkerInfo
-from shared.protocol.heartbeat import LeaderRow, LedgerRow
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
+from shared.protocol.listings import LeaderRow, LedgerRow
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, Paged, open_app
 from volunteer.control import commands, events

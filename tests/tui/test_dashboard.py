@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from shared.protocol import endpoints
-from shared.protocol.work import Verdict, VersionInfo
+from shared.protocol.contributions import Verdict
+from shared.protocol.versions import VersionInfo
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app, opened, screen_text
 from volunteer.control import events

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from shared.protocol import endpoints
-from shared.protocol.heartbeat import LedgerRow
+from shared.protocol.listings import LedgerRow
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, queries, screen_text
 from tests.tui.pages import LEADERS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.protocol import endpoints
-from shared.protocol.work import VersionInfo
+from shared.protocol.versions import VersionInfo
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from volunteer.control import commands, events

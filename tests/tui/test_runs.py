@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from shared.protocol import endpoints
-from shared.protocol.heartbeat import LossPoint
+from shared.protocol.listings import LossPoint
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, queries, screen_text
 from tests.tui.pages import (

@@ -11,8 +11,8 @@ from typing import dataclass_transform
 import msgspec
 
 from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
+from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import RunBeat
-from shared.protocol.work import Verdict
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))

@@ -19,22 +19,18 @@ from shared.protocol.accounts import (
     ServerInfo,
     VisibilityRequest,
 )
+from shared.protocol.contributions import SubmitRequest, UploadInfo, UploadRequest, Verdict
 from shared.protocol.endpoints import Endpoint
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
-from shared.protocol.limits import LONG_POLL_S_MAX
-from shared.protocol.work import (
+from shared.protocol.leases import (
     BeginReply,
     BeginRequest,
     ClaimReply,
     ClaimRequest,
     ReleaseRequest,
-    SignedManifest,
-    SubmitRequest,
-    UploadInfo,
-    UploadRequest,
-    Verdict,
-    VersionInfo,
 )
+from shared.protocol.limits import LONG_POLL_S_MAX
+from shared.protocol.versions import SignedManifest, VersionInfo
 from shared.workloads.base import DatasetManifest
 from volunteer.net.client import Call, Client
 from volunteer.net.retry import FOREVER

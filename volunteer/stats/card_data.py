@@ -8,7 +8,7 @@ from shared.errors import NotFound
 from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
 from shared.protocol.endpoints import Endpoint
-from shared.protocol.work import VersionInfo
+from shared.protocol.versions import VersionInfo
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from shared.protocol import endpoints
 from shared.protocol.endpoints import Endpoint
-from shared.protocol.heartbeat import LedgerRow
+from shared.protocol.listings import LedgerRow
 
 T = TypeVar("T")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from coordinator.http.routes.endpoint import Call, Reply, json_reply
 from shared.decoding import decode
-from shared.protocol.heartbeat import LeaderRow, LedgerRow, Summary
-from shared.protocol.work import SignedManifest, VersionInfo, VersionManifest
+from shared.protocol.listings import LeaderRow, LedgerRow, Summary
+from shared.protocol.versions import SignedManifest, VersionInfo, VersionManifest
 
 
 async def versions(call: Call[None]) -> tuple[VersionInfo, ...]:

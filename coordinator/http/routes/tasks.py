@@ -11,14 +11,8 @@ from coordinator.http.routes.endpoint import Call
 from coordinator.storage.disk_space import RETRY_S
 from shared.errors import BadRequest, Unavailable
 from shared.protocol.base import Reason
-from shared.protocol.work import (
-    BeginReply,
-    BeginRequest,
-    ClaimReply,
-    ClaimRequest,
-    Idle,
-    UploadInfo,
-)
+from shared.protocol.contributions import UploadInfo
+from shared.protocol.leases import BeginReply, BeginRequest, ClaimReply, ClaimRequest, Idle
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.decoding import decode
-from shared.protocol.work import VersionManifest
+from shared.protocol.versions import VersionManifest
 from tests.support.local_volunteer import LONG, Lent, Process, lent
 from volunteer.control import events
 

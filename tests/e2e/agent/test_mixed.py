@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.runs.definition import CREDIT_FLOPS, MICRO
-from shared.protocol.work import Lease
+from shared.protocol.leases import Lease
 from shared.workloads.data.documents import Document
 from shared.workloads.data.text_dataset import build_text
 from tests.support.local_coordinator import House, house

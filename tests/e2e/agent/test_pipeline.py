@@ -11,8 +11,9 @@ import pytest
 from coordinator.database import contributions, runs
 from coordinator.runs.definition import definition
 from shared.protocol.accounts import Me, RunInfo
+from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import HeartbeatReply
-from shared.protocol.work import ClaimReply, Verdict
+from shared.protocol.leases import ClaimReply
 from tests.support.failpoints import fail, faults
 from tests.support.local_coordinator import RUN, House, Worker, decode, house, refused
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from coordinator.scheduling.heartbeat import SHARED_S
 from shared import decoding
-from shared.protocol.work import BeginReply, Lease, VersionManifest
+from shared.protocol.leases import BeginReply, Lease
+from shared.protocol.versions import VersionManifest
 from tests.support.local_volunteer import Lent, Process
 from tests.support.scripted_worker import Player
 from tests.support.selfplay_run import RUN, harvested, history, lent, player

@@ -10,8 +10,8 @@ import pytest
 from coordinator.database import runs
 from coordinator.runs.definition import definition
 from shared.protocol.accounts import Me, RunInfo
+from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import HeartbeatReply
-from shared.protocol.work import Verdict
 from tests.support.local_coordinator import RUN, House, Worker, decode, house, refused
 
 GRADIENTS = RUN.replace('preset = "fedavg"', 'preset = "gradient-average"\nlr = 0.01')

@@ -16,7 +16,7 @@ from coordinator.database import contributions, runs, versions
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.runs.definition import definition
 from shared.protocol.accounts import Me
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema, TensorSpec
 from tests.support.failpoints import fail, faults

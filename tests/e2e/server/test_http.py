@@ -21,9 +21,11 @@ from shared.protocol.accounts import (
     ServerInfo,
     WorkerInfo,
 )
-from shared.protocol.heartbeat import HeartbeatReply, LedgerRow
+from shared.protocol.contributions import UploadInfo, Verdict
+from shared.protocol.heartbeat import HeartbeatReply
 from shared.protocol.limits import API
-from shared.protocol.work import SignedManifest, UploadInfo, Verdict, VersionInfo, VersionManifest
+from shared.protocol.listings import LedgerRow
+from shared.protocol.versions import SignedManifest, VersionInfo, VersionManifest
 from shared.signing import fingerprint, verify
 from tests.support.local_coordinator import House, decode, house, refused
 

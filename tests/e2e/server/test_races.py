@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 from tests.support.local_coordinator import decode, house
 
 

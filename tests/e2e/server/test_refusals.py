@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.protocol.heartbeat import LedgerRow
+from shared.protocol.contributions import Verdict
 from shared.protocol.limits import API
-from shared.protocol.work import Verdict
+from shared.protocol.listings import LedgerRow
 from tests.support.local_coordinator import House, decode, house, refused
 
 

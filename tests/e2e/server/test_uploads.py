@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.http.request import ClientGone
-from shared.protocol.work import Lease, UploadInfo, Verdict
+from shared.protocol.contributions import UploadInfo, Verdict
+from shared.protocol.leases import Lease
 from shared.tensors import writer
 from tests.support.local_coordinator import House, Worker, decode, house, refused
 

@@ -18,7 +18,7 @@ from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from shared.protocol.accounts import RunInfo
 from shared.protocol.limits import API
-from shared.protocol.work import SignedManifest, VersionInfo, VersionManifest
+from shared.protocol.versions import SignedManifest, VersionInfo, VersionManifest
 from shared.workloads.base import DatasetManifest
 from shared.workloads.data.image_dataset import build_images
 from shared.workloads.data.image_sources import digit_pictures

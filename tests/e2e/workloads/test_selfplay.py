@@ -13,7 +13,8 @@ from sqlalchemy import Connection, select
 from coordinator.database import games, runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.demo.report import strength
-from shared.protocol.work import Verdict, VersionInfo
+from shared.protocol.contributions import Verdict
+from shared.protocol.versions import VersionInfo
 from shared.workloads.gomoku.records import GameRecord
 from shared.workloads.gomoku.workload import GomokuWorkload
 from tests.support.failpoints import fail, faults

@@ -16,8 +16,8 @@ from textual.widgets import Input
 
 from shared.errors import VolunteerError
 from shared.protocol import endpoints
-from shared.protocol.heartbeat import LedgerRow
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
+from shared.protocol.listings import LedgerRow
 from volunteer.control.control import Control
 from volunteer.files import write_whole
 from volunteer.stats.ledger_pages import ledger

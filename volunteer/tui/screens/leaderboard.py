@@ -12,7 +12,7 @@ from textual.containers import Horizontal, Vertical
 
 from shared.errors import VolunteerError
 from shared.protocol import endpoints
-from shared.protocol.heartbeat import LeaderRow, LedgerRow
+from shared.protocol.listings import LeaderRow, LedgerRow
 from volunteer.control.control import Control
 from volunteer.files import write_whole
 from volunteer.stats.card import card, card_facts

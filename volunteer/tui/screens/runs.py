@@ -11,7 +11,7 @@ from textual.containers import Horizontal, Vertical
 
 from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
-from shared.protocol.heartbeat import LossPoint
+from shared.protocol.listings import LossPoint
 from shared.workloads.base import installed
 from volunteer.control.commands import SettingRow
 from volunteer.text import loss, measure_word, measured, printable, size

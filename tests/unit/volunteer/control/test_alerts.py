@@ -15,7 +15,7 @@ import pytest
 
 from shared.clock import VirtualClock
 from shared.errors import BadRequest, Configuration, Unreachable
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from volunteer.control import events

@@ -16,8 +16,9 @@ import pytest
 from shared.clock import VirtualClock
 from shared.errors import BadRequest, Configuration, Unreachable
 from shared.protocol import endpoints
-from shared.protocol.heartbeat import LossPoint, RunBeat
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
+from shared.protocol.heartbeat import RunBeat
+from shared.protocol.listings import LossPoint
 from tests.tui.engine import FakeEngine
 from volunteer.control import commands, events
 from volunteer.control.commands import REPLIES, AnyCommand, Ask, Command, Query, Snapshot

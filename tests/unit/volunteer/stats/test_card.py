@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from shared.errors import NotFound
 from shared.protocol import endpoints
 from shared.protocol.endpoints import Endpoint
-from shared.protocol.work import VersionInfo
+from shared.protocol.versions import VersionInfo
 from tests.tui.scenes import AFTER, BEFORE, ME, RUN
 from volunteer.stats.card import CardFacts, card, card_facts, share_words
 from volunteer.stats.card_data import deeds

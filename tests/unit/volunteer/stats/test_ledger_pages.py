@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shared.clock import VirtualClock
-from shared.protocol.heartbeat import LedgerRow
+from shared.protocol.listings import LedgerRow
 from volunteer.control import commands
 from volunteer.control.commands import Command
 from volunteer.control.control import Control
