@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.http.openapi import document
-from coordinator.http.routes import about, admin, blobs, runs, samples, tasks, workers
+from coordinator.http.routes import blobs, operations, runs, samples, workers
 from coordinator.http.routes.endpoint import Call, Handler, Reply, json_reply
 from shared.protocol import endpoints
 
@@ -18,9 +18,9 @@ HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {
     endpoints.REGISTER: workers.register,
     endpoints.VISIBILITY: workers.visibility,
     endpoints.LINK: workers.link,
-    endpoints.CLAIM: tasks.claim,
-    endpoints.BEGIN: tasks.begin,
-    endpoints.UPLOAD_BYTES: tasks.upload,
+    endpoints.CLAIM: workers.claim,
+    endpoints.BEGIN: workers.begin,
+    endpoints.UPLOAD_BYTES: workers.upload,
     endpoints.BLOB: blobs.blob,
     endpoints.VERSIONS: runs.versions,
     endpoints.LATEST: runs.latest,
@@ -33,11 +33,11 @@ HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {
     endpoints.TIMELAPSE_GIF: samples.gif,
     endpoints.TIMELAPSE_WEBP: samples.webp,
     endpoints.OPENAPI: _openapi,
-    endpoints.HEALTH: about.health,
-    endpoints.READY: about.ready,
-    endpoints.METRICS: about.metrics,
-    endpoints.JOIN: about.join,
-    endpoints.ADMIN_COMMAND: admin.run_command,
-    endpoints.ADMIN_PUT: admin.put_file,
-    endpoints.ADMIN_GET: admin.get_file,
+    endpoints.HEALTH: operations.health,
+    endpoints.READY: operations.ready,
+    endpoints.METRICS: operations.metrics,
+    endpoints.JOIN: operations.join,
+    endpoints.ADMIN_COMMAND: operations.run_command,
+    endpoints.ADMIN_PUT: operations.put_file,
+    endpoints.ADMIN_GET: operations.get_file,
 }

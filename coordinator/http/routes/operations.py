@@ -1,11 +1,15 @@
-"""Health, readiness, metrics, and the page behind a join link: open to anyone."""
+"""Organiser's commands and files; health, metrics, and the page behind a join link."""
 
 from __future__ import annotations
 
-from coordinator.http.routes.endpoint import Call, Reply
+from coordinator.admin.registry import COMMANDS
+from coordinator.http.request import body_stream, read_body, read_json
+from coordinator.http.routes.endpoint import Call, Reply, json_reply
 from coordinator.http.routes.metrics import exposition, gauges
 from shared.errors import NotFound, Unavailable
-from shared.protocol.endpoints import Health
+from shared.protocol.endpoints import BYTES, Health, StoredFile
+
+ADMIN_BYTES_MAX = 16 << 20  # a run file, a class list
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Join</title><body style="font:1.1rem/1.6 system-ui;max-width:44rem;margin:3rem auto;padding:0 1rem">
@@ -15,6 +19,28 @@ _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="view
 volunteer join '<b>the whole address of this page</b>'</pre>
 <p>Copy the address from your browser's address bar, with everything behind the #: it names this
 coordinator's key, so that nobody can pretend to be it.</p></body></html>"""
+
+
+async def run_command(call: Call[None]) -> Reply:
+    name = call.text("command")
+    command = COMMANDS.get(name)
+    if command is None or not command.remote:
+        raise NotFound(f'there is no command "{name[:64]}" that works on a running server')
+    body = await read_body(call.scope, call.receive, ADMIN_BYTES_MAX)
+    request = read_json(body or b"{}", command.request)
+    return json_reply(await command.run(call.coordinator, request))
+
+
+async def put_file(call: Call[None]) -> StoredFile:
+    stream = body_stream(call.scope, call.receive)
+    size = await call.coordinator.depot.put(call.text("box"), call.text("name"), stream)
+    return StoredFile(size=size)
+
+
+async def get_file(call: Call[None]) -> Reply:
+    size, stream = await call.coordinator.depot.get(call.text("box"), call.text("name"))
+    headers = (("content-type", BYTES),)
+    return Reply(headers=headers, stream=stream, size=size)
 
 
 async def health(call: Call[None]) -> Health:
