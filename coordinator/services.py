@@ -1,31 +1,25 @@
-"""Wiring: the services of a coordinator, built from its settings.
+"""Composition root: the services of a coordinator, built from its settings.
 
-The organiser's commands use the services alone (`opened`); a server adds background work (`working`) and, in `app.py`,
-routes.
+The organiser's commands use the services alone (`opened`); a server adds background work
+(`working`) and, in `http/app.py`, routes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Self
 
-import msgspec
 import structlog
 
 from coordinator.accounts.accounts import Volunteers
 from coordinator.accounts.ledger import Ledger
-from coordinator.certificates import write_private
+from coordinator.accounts.server_identity import ServerIdentity
 from coordinator.config import Settings
-from coordinator.database import key_values
 from coordinator.database.engine.open import Database, is_new, migrate
 from coordinator.intake.intake import Intake
 from coordinator.intake.uploads import Uploads
@@ -36,8 +30,10 @@ from coordinator.runs.datasets import Datasets
 from coordinator.runs.export import Export
 from coordinator.runs.runs import Runs
 from coordinator.runs.samples import Samples
-from coordinator.scheduling.heartbeat import Pulse
+from coordinator.scheduling.claims import Claims
+from coordinator.scheduling.heartbeat import Heartbeats
 from coordinator.scheduling.queue import Queue
+from coordinator.scheduling.renewals import Renewals
 from coordinator.selfplay.replay import Replay
 from coordinator.signals import Signals
 from coordinator.storage.blobs import BlobStore
@@ -46,31 +42,17 @@ from coordinator.storage.disk_space import Space
 from coordinator.storage.folders import data_directory
 from coordinator.storage.open import open_blobs
 from coordinator.traffic import Traffic
-from coordinator.ttl_cache import Fresh
 from coordinator.upkeep.checks import Checks
 from coordinator.upkeep.upkeep import Upkeep
 from shared.clock import Clock, SystemClock
-from shared.decoding import decode
-from shared.errors import Configuration
-from shared.links import JoinLink
-from shared.protocol.accounts import RunInfo, ServerInfo
-from shared.protocol.limits import PROTOCOL, PROTOCOL_MIN
-from shared.signing import SigningKey, fingerprint
+from shared.signing import SigningKey
 
-SERVER_INFO_S = 1.0
 RESTART_S = 1.0  # a background job that failed starts again after this long
-STOP_S = 20.0  # ... and has this long to end
+STOP_S = 20.0  # and has this long to end
 
 log = structlog.get_logger("app")
 
-Job = Callable[[asyncio.Event], Awaitable[None]]
-
-
-class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """Where volunteers reach the server: what join links are made of."""
-
-    url: str
-    tls_pin: str = ""
+BackgroundJob = Callable[[asyncio.Event], Awaitable[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +69,12 @@ class Coordinator:
     space: Space
     rates: Rates
     traffic: Traffic
+    server: ServerIdentity
     volunteers: Volunteers
     ledger: Ledger
+    claims: Claims
+    renewals: Renewals
+    heartbeats: Heartbeats
     queue: Queue
     uploads: Uploads
     datasets: Datasets
@@ -100,13 +86,9 @@ class Coordinator:
     evaluation: Evaluation
     replay: Replay
     upkeep: Upkeep
-    pulse: Pulse
     checks: Checks
     depot: Depot
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    _admin_hash: bytes
-    _address: list[Address]  # one, that a server replaces when it knows where it listens
-    _listing: Fresh[tuple[RunInfo, ...]]
 
     @classmethod
     async def build(
@@ -119,8 +101,9 @@ class Coordinator:
     ) -> Self:
         """Open database, blobs and keys (made where there are none) and wire the services.
 
-        `exclusive` locks the data directory, for a server; `database` is used in place of the one that the settings name
-        and closed with the services. Raises Configuration for whatever cannot be opened.
+        `exclusive` locks the data directory, for a server; `database` is used in place of the one
+        that the settings name and closed with the services. Raises Configuration for what cannot be
+        opened.
         """
         data_directory(settings.directory)
         clock = clock or SystemClock()
@@ -140,11 +123,14 @@ class Coordinator:
         cores = os.cpu_count() or 1
         threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="work")
         volunteers = Volunteers(db, clock, settings, signals)
-        queue = Queue(db, clock, signals, settings)
+        renewals = Renewals(db, clock)
+        claims = Claims(db, clock, signals, renewals, settings.max_volunteer_leases)
         uploads = Uploads(db, clock, blobs, settings)
         runs = Runs(db, clock, signals, blobs, key, threads)
         intake = Intake(db, clock, signals, blobs, threads)
         ledger = Ledger(db)
+        server = ServerIdentity(settings, clock, db, key, runs.listing)
+        await server.load()
         space = Space(settings.directory, settings.space_floor_bytes, clock)
         evaluation = Evaluation(
             db, clock, signals, blobs, settings.eval_threads or max(1, cores // 2)
@@ -164,9 +150,13 @@ class Coordinator:
             space=space,
             rates=Rates(settings, clock.monotonic),
             traffic=Traffic(),
+            server=server,
             volunteers=volunteers,
             ledger=ledger,
-            queue=queue,
+            claims=claims,
+            renewals=renewals,
+            heartbeats=Heartbeats(db, clock, renewals, runs),
+            queue=Queue(db, clock, signals, claims, renewals),
             uploads=uploads,
             datasets=Datasets(db, clock, blobs, threads),
             runs=runs,
@@ -177,93 +167,19 @@ class Coordinator:
             evaluation=evaluation,
             replay=Replay(db, clock, signals, blobs, threads),
             upkeep=Upkeep(db, clock, signals, blobs, intake, uploads),
-            pulse=Pulse(db, clock, queue, runs),
             checks=Checks(db, blobs, ledger, key),
             depot=Depot(blobs.scratch() / "depot", clock, space),
-            _admin_hash=_admin_hash(settings),
-            _address=[await _stored_address(db, settings)],
-            _listing=Fresh(runs.listing, SERVER_INFO_S, clock),
         )
 
     async def close(self) -> None:
-        """Let everything go. Background jobs must have ended."""
+        """Close everything. Background jobs must have ended."""
         await self.db.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
 
-    # --- who and where this is ---
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the key that signs manifests."""
-        return fingerprint(self.key.public_key)
-
-    @property
-    def address(self) -> Address:
-        return self._address[0]
-
-    async def set_address(self, address: Address) -> None:
-        """Remember where the server is reached, for join links that other processes print."""
-        self._address[0] = address
-        stored = msgspec.json.encode(address).decode()
-        await self.db.write(lambda conn: key_values.put(conn, key_values.ADDRESS, stored))
-
-    def link(self, code: str = "") -> JoinLink:
-        """A join link to this coordinator."""
-        where = self.address
-        return JoinLink(
-            url=where.url, fingerprint=self.fingerprint, tls_pin=where.tls_pin, code=code
-        )
-
-    def is_admin(self, token: str) -> bool:
-        """Whether this is the organiser's token."""
-        return secrets.compare_digest(hashlib.sha256(token.encode()).digest(), self._admin_hash)
-
-    async def server_info(self) -> ServerInfo:
-        """What anybody may know of this coordinator; the runs may be a second old."""
-        return ServerInfo(
-            name=self.settings.name,
-            software=software(),
-            protocol=PROTOCOL,
-            protocol_min=PROTOCOL_MIN,
-            protocol_min_next=PROTOCOL_MIN,
-            public_key=self.key.public_key.hex(),
-            fingerprint=self.fingerprint,
-            invite_only=self.settings.invite_only,
-            contact=self.settings.contact,
-            now=self.clock.now(),
-            runs=await self._listing.get(),
-        )
-
-    async def ping(self) -> None:
-        """Ask the database something. Raises Unavailable when it does not answer."""
-        await self.db.read(lambda conn: key_values.get(conn, key_values.ADDRESS))
-
-    async def gauges(self) -> dict[str, dict[str, float]]:
-        """Figures of the moment for monitoring, by name and run ("" = of no run)."""
-        found: dict[str, dict[str, float]] = {
-            "read_only": {"": float(self.space.read_only)},
-            "disk_free_bytes": {"": float(self.space.free_bytes())},
-            "run_version": {},
-            "run_workers": {},
-            "run_loss": {},
-            "run_global_steps": {},
-        }
-        for run in await self._listing.get():
-            found["run_version"][run.name] = run.version
-            found["run_workers"][run.name] = run.workers
-            found["run_global_steps"][run.name] = run.steps
-            if run.loss is not None:
-                found["run_loss"][run.name] = run.loss
-        return found
-
-    async def check_ledger(self) -> list[str]:
-        """What is wrong with the books; empty when they balance."""
-        return list(await self.ledger.check())
-
     # --- background work ---
 
-    def jobs(self) -> dict[str, Job]:
-        """What a server does beside answering."""
+    def jobs(self) -> dict[str, BackgroundJob]:
+        """Return the background jobs of a server, by name."""
         return {
             "queue": self.queue.run,
             "merger": self.merger.run,
@@ -274,7 +190,7 @@ class Coordinator:
             "depot": self.depot.run,
         }
 
-    async def _keep_running(self, name: str, job: Job) -> None:
+    async def _keep_running(self, name: str, job: BackgroundJob) -> None:
         """Run a job until the server stops; one that fails is logged and begun again."""
         while not self.stopping.is_set():
             try:
@@ -285,7 +201,7 @@ class Coordinator:
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Background jobs run inside; leaving stops them and waits for the end of what they are at."""
+        """Run the background jobs inside the block; leaving stops them and waits for their end."""
         tasks = [
             asyncio.create_task(self._keep_running(*job), name=job[0])
             for job in self.jobs().items()
@@ -304,49 +220,18 @@ class Coordinator:
 
 
 async def _open_database(settings: Settings, clock: Clock, exclusive: bool) -> Database:
-    """The database that the settings name, made where there is none."""
+    """Open the database that the settings name; make it where there is none."""
     if await is_new(settings.database_url):
         await migrate(settings.database_url)
     system = clock if isinstance(clock, SystemClock) else None
     return await Database.open(settings.database_url, clock=system, exclusive=exclusive)
 
 
-@lru_cache(maxsize=1)
-def software() -> str:
-    """The version of the installed package; "0" in a tree that was never installed."""
-    try:
-        return version("volunteer")
-    except PackageNotFoundError:
-        return "0"
-
-
-async def _stored_address(db: Database, settings: Settings) -> Address:
-    """Where the last server was, or where one would be."""
-    stored = await db.read(lambda conn: key_values.get(conn, key_values.ADDRESS))
-    if stored:
-        return decode(stored, Address)
-    return Address(url=settings.url or f"http://127.0.0.1:{settings.port}")
-
-
-def _admin_hash(settings: Settings) -> bytes:
-    """SHA-256 of the organiser's token, which is made on first use."""
-    path = settings.admin_token_file
-    if not path.exists():
-        write_private(path, secrets.token_urlsafe(32).encode() + b"\n")
-    try:
-        token = path.read_bytes().strip()
-    except OSError as error:
-        raise Configuration(f"{path} cannot be read: {error.strerror}") from error
-    if len(token) < 20:
-        raise Configuration(f"{path} holds no token: delete it and a new one is made")
-    return hashlib.sha256(token).digest()
-
-
 @asynccontextmanager
 async def opened(
     settings: Settings, clock: Clock | None = None, *, exclusive: bool = False
 ) -> AsyncIterator[Coordinator]:
-    """A coordinator's services, as the organiser's commands use them, also while a server runs."""
+    """Open a coordinator's services for the organiser's commands, also while a server runs."""
     coordinator = await Coordinator.build(settings, clock, exclusive=exclusive)
     try:
         yield coordinator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from shared.protocol.work import BlobRef, Link, Snapshot, VersionManifest
+from shared.protocol.versions import BlobRef, Link, Snapshot, VersionManifest
 
 LINK_CODECS = frozenset({"int8", "int4"})  # what a link may be written in
 

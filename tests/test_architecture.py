@@ -170,7 +170,7 @@ LIGHT = {
     "volunteer.agent.agent": ("torch", "textual"),
     "volunteer.cli.start": ("torch", "textual", "httpx", "numpy"),  # before the first paint
     "volunteer.tui.app": ("torch",),
-    "shared.protocol.work": ("torch", "numpy"),
+    "shared.protocol.endpoints": ("torch", "numpy"),
     "shared.workloads.base": ("torch",),
 }
 

@@ -1,21 +1,24 @@
-"""README and docs name only what exists: commands, settings, endpoints, functions, files."""
+"""README and docs name what exists: commands, options, settings, endpoints, make targets, files."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from pkgutil import walk_packages
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import msgspec
 import pytest
 from cyclopts import App
 
-from tests.support.sources import PACKAGES, ROOT, modules
+from coordinator.http.openapi import tables
+from coordinator.http.routes.table import HANDLERS
+from coordinator.services import Coordinator
+from shared.protocol.endpoints import ENDPOINTS
+from tests.support.sources import ROOT
 
 MODULES = {"volunteer": "volunteer.settings.settings", "coordinator": "coordinator.config"}
 PROGRAMS = ("volunteer", "coordinator")
@@ -66,7 +69,7 @@ def _variants(words: str) -> Iterator[list[str]]:
 
 
 def _problem(app: App, tokens: list[str]) -> str:
-    """Return the mistake in a documented command line; empty if there is none."""
+    """Return the problem of a documented command line; empty if there is none."""
     chain, apps, rest = app.parse_commands(tokens)
     if chain and chain[-1].startswith("-"):  # --help and --version are commands to cyclopts
         return ""
@@ -163,7 +166,8 @@ def test_settings_are_documented_and_documented_settings_exist(program: str) -> 
     documented = _documented_settings(page)
     assert documented == fields, (
         f"{page.relative_to(ROOT)} (tables headed `| setting | ...`) lacks"
-        f" {sorted(fields - documented)} and has {sorted(documented - fields)} that do not exist"
+        f" {sorted(fields - documented)}"
+        f" and has {sorted(documented - fields)} that do not exist"
     )
 
 
@@ -179,87 +183,29 @@ def test_every_setting_has_a_sentence_of_help(program: str) -> None:
 # --------------------------------------------------------------------------------------- endpoints
 
 
-def _shape(path: str) -> str:
-    """A path without its prefix, query and the names of its parameters."""
-    path = path.partition("?")[0].rstrip("/") or "/"
-    return re.sub(r"\{[^}]*\}", "{}", path.removeprefix(API)) or "/"
+def test_documented_endpoints_are_the_list_of_endpoints() -> None:
+    page = _text(ROOT / "docs" / "http-api.md")
+    assert page == tables(page), (
+        "run `python -m coordinator.http.openapi docs/http-api.md`, which writes its tables"
+    )
+    for endpoint in ENDPOINTS:
+        assert f"| {endpoint.method} `{endpoint.path}` |" in page
 
 
-def _route_table() -> set[tuple[str, str]]:
-    """(method, path) of every endpoint in the tables of coordinator/routes."""
-    import coordinator.http.routes
-
-    below = walk_packages(coordinator.http.routes.__path__, "coordinator.http.routes.")
-    modules = [coordinator.http.routes, *(import_module(found.name) for found in below)]
-    values = [value for module in modules for value in vars(module).values()]
-    return {endpoint for value in values for endpoint in _endpoints(value)}
-
-
-def _endpoints(value: Any) -> Iterator[tuple[str, str]]:
-    items: Iterable[Any] = value if isinstance(value, tuple | list) else (value,)
-    for item in items:
-        path, method = getattr(item, "path", None), getattr(item, "method", None)
-        if isinstance(path, str) and path.startswith("/") and isinstance(method, str):
-            yield method.upper(), _shape(path)
-
-
-def test_documented_endpoints_are_the_route_table() -> None:
+def test_endpoints_named_in_prose_exist() -> None:
     named = re.findall(
         r"\b(GET|POST|PUT|PATCH|DELETE)`?[\s|]+`?(/[^\s`|)]*)", _text(ROOT / "docs" / "http-api.md")
     )
-    documented = {(method, _shape(path)) for method, path in named}
-    table = _route_table()
-    assert table, "no tuple of endpoints (with .method and .path) found in coordinator/routes"
-    assert documented == table, (
-        f"docs/http-api.md lacks {sorted(table - documented)}"
-        f" and has {sorted(documented - table)} that do not exist"
-    )
+    assert set(named) <= {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS}
 
 
-# ------------------------------------------------------------------------------------ architecture
-
-ARCHITECTURE = ROOT / "docs" / "architecture.md"
-
-
-def _exists(name: str) -> bool:
-    """Return True if a dotted name is a module, or leads on from one by attributes."""
-    words = name.split(".")
-    for end in range(len(words), 0, -1):
-        if ".".join(words[:end]) not in modules():
-            continue
-        value: Any = import_module(".".join(words[:end]))
-        try:
-            for word in words[end:]:
-                value = getattr(value, word)
-        except AttributeError:
-            return False
-        return True
-    return False
-
-
-def test_functions_named_in_the_architecture_exist() -> None:
-    named = re.findall(rf"`((?:{'|'.join(PACKAGES)})(?:\.\w+)+)`", _text(ARCHITECTURE))
-    assert len(named) > 40
-    assert [name for name in named if not _exists(name)] == []
-
-
-def test_files_named_where_a_new_thing_goes_exist() -> None:
-    section = _text(ROOT / "CONTRIBUTING.md").partition("## Where a new thing goes")[2]
-    named = re.findall(r"`([\w.-]+/[\w./-]*)`", section.partition("\n## ")[0])
-    assert len(named) > 30
-    assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
-
-
-def test_the_tree_of_the_architecture_is_the_tree() -> None:
-    block = _text(ARCHITECTURE).partition("## The tree")[2].split("```")[1]
-    path: list[str] = []
-    shown = set()
-    for line in block.strip().splitlines():
-        depth = (len(line) - len(line.lstrip())) // 2
-        path[depth:] = [line.split("/")[0].strip()]
-        shown.add(".".join(path))
-    real = {name for name, file in modules().items() if file.name == "__init__.py"}
-    assert shown == real, f"missing {sorted(real - shown)}, gone {sorted(shown - real)}"
+def test_every_operation_is_a_method_of_a_service() -> None:
+    services = get_type_hints(Coordinator)
+    for endpoint in ENDPOINTS:
+        assert bool(endpoint.operation) != (endpoint in HANDLERS), endpoint.path
+        if endpoint.operation:
+            subject, name = endpoint.operation.split(".")
+            assert callable(getattr(services[subject], name)), endpoint.operation
 
 
 # ------------------------------------------------------------------------------------------- links

@@ -1,4 +1,6 @@
-"""A whole volunteer: profile, settings and agent put together behind one control, from before it has joined anything."""
+"""A whole volunteer: profile, settings and agent behind one control, also before it has joined a
+coordinator.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What an engine takes from outside; tests bring their own."""
+    """Dependencies of an engine from outside; tests bring their own."""
 
     clock: Clock = field(default_factory=SystemClock)
     rng: random.Random = field(default_factory=random.Random)
@@ -61,7 +63,7 @@ class World:
 
 
 class Engine:
-    """See the module. `control` is for a front end, `run` does the work."""
+    """One volunteer. `control` is for a front end, `run` does the work."""
 
     def __init__(
         self,
@@ -96,11 +98,14 @@ class Engine:
 
     @property
     def loaded(self) -> Loaded:
-        """The settings in force, read anew. Raises Configuration."""
+        """Read the settings in force. Raises Configuration."""
         return config.load(self._flags, path=self._directories.config / "config.toml")
 
     async def run(self) -> int:
-        """Wait until this profile has joined a coordinator, then work for it. Returns the exit code."""
+        """Wait until this profile has joined a coordinator, then work for it.
+
+        Returns the exit code.
+        """
         try:
             if not self.world.listen:
                 return await self._to_the_end()
@@ -111,7 +116,7 @@ class Engine:
             self._hub.close()
 
     async def _to_the_end(self) -> int:
-        """Everybody who listens hears how it ended, and the owner is told if that needs a person."""
+        """Run to the end; notify every subscriber of it, and the owner if a person is needed."""
         async with self._alerts.listening():
             try:
                 code = await self._run()
@@ -122,7 +127,7 @@ class Engine:
         return code
 
     async def _run(self) -> int:
-        loaded = self.loaded  # a mistake in the settings is told at once
+        loaded = self.loaded  # a mistake in the settings is reported at once
         self._looks = loaded.settings
         identity = self.profile.current()
         while identity is None and not self._stop_asked.is_set():
@@ -146,7 +151,7 @@ class Engine:
             self.clean_end = self._agent.clean_end
 
     async def _known(self, identity: Identity, settings: Settings) -> Identity | None:
-        """The identity, once the coordinator knows it; None when the end is asked for before that."""
+        """Return the identity once it is registered; None if the volunteer is stopped before."""
         work = asyncio.ensure_future(self._registered(identity, settings))
         stop = asyncio.ensure_future(self._stop_asked.wait())
         try:
@@ -166,7 +171,7 @@ class Engine:
         )
 
     async def _practising(self, identity: Identity) -> Identity:
-        """Start the practice coordinator where this profile works for it; its port may be another than before."""
+        """Start the practice coordinator if this profile works for it; its port may change."""
         if not self._practice.owns(identity.url):
             return identity
         identity = msgspec.structs.replace(identity, url=await self._practice.start())
@@ -207,7 +212,7 @@ class Engine:
     # Commands.
 
     async def execute(self, command: Command) -> Any:
-        """Carry out a command. Raises what stands against it."""
+        """Carry out a command and return its answer. Raises the error of what it calls."""
         match command:
             case commands.GetStatus():
                 return self._hub.status
@@ -268,8 +273,12 @@ class Engine:
                 return format_link(
                     JoinLink(url=who.url, fingerprint=who.fingerprint, tls_pin=who.tls_pin)
                 )
+            case commands.Query(args=args):
+                return await agent.parts.api.page(commands.query_of(command), **args)
+            case commands.MakeLink():
+                return await agent.parts.api.link()
             case _:
-                return await _ask(agent.parts.api, command)
+                raise Conflict(f"{type(command).__name__} is no command of this version")
         return None
 
     async def _join(self, command: commands.Join) -> commands.Joined:
@@ -293,17 +302,15 @@ class Engine:
             self._agent.change_rules(loaded.settings)
             if "public" in changes:
                 self._agent.show_name(loaded.settings.public)
-        if changes.keys() & {
-            "alerts",
-            "webhook",
-        }:  # whether they arrive is worth knowing before they matter
+        # A test alert shows that they arrive before they matter.
+        if changes.keys() & {"alerts", "webhook"}:
             test = Alert(kind="test", message="alerts of this machine come here")
             self._alerts.tell(test, self.world.clock.now())
         return setting_rows_of(loaded)
 
 
 def setting_rows_of(loaded: Loaded) -> tuple[SettingRow, ...]:
-    """Every setting with its value and its source."""
+    """Return every setting with its value and its source."""
     return tuple(
         SettingRow(
             name=row.name,
@@ -316,30 +323,6 @@ def setting_rows_of(loaded: Loaded) -> tuple[SettingRow, ...]:
         )
         for row in config.describe()
     )
-
-
-async def _ask(api: Api, command: Command) -> Any:
-    """What only the coordinator knows."""
-    match command:
-        case commands.GetRuns():
-            return await api.runs()
-        case commands.GetVersions(run=run, cursor=cursor):
-            return await api.versions(run, cursor)
-        case commands.GetLoss(run=run):
-            return await api.loss(run)
-        case commands.GetSummary(run=run):
-            return await api.summary(run)
-        case commands.GetWorkers(run=run):
-            return await api.workers(run)
-        case commands.GetLeaders(run=run, days=days):
-            return await api.leaderboard(run, days)
-        case commands.GetLedger(cursor=cursor):
-            return await api.ledger(cursor)
-        case commands.GetHistory(cursor=cursor):
-            return await api.contributions(cursor)
-        case commands.MakeLink():
-            return await api.link()
-    raise Conflict(f"{type(command).__name__} is no command of this version")
 
 
 def _stopped(error: VolunteerError) -> events.Stopped:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from shared.errors import BadRequest, InvalidFrame
-from shared.protocol.work import VersionManifest
+from shared.protocol.versions import VersionManifest
 from shared.tensors.frame import open_frame
 from shared.workloads.base import load
 from shared.workloads.games import Look, Opponent, Reply

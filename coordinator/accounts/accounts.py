@@ -24,7 +24,7 @@ from coordinator.signals import Signals
 from coordinator.ttl_cache import REST, Kept
 from shared.errors import Banned, Forbidden, NotFound
 from shared.protocol.accounts import BenchmarkRequest, LeaveRequest, Me, RegisterRequest, WorkerInfo
-from shared.protocol.heartbeat import LeaderRow
+from shared.protocol.listings import LeaderRow
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

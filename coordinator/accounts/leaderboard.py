@@ -12,7 +12,7 @@ from coordinator.database import runs, statistics
 from coordinator.database.statistics import Standing
 from coordinator.ttl_cache import REST, Kept
 from shared.errors import BadRequest
-from shared.protocol.heartbeat import LeaderRow
+from shared.protocol.listings import LeaderRow
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

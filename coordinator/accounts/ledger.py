@@ -13,7 +13,7 @@ from coordinator.database.ledger.payments import Balances
 
 if TYPE_CHECKING:
     from coordinator.database.engine.open import Database
-    from shared.protocol.heartbeat import LedgerRow
+    from shared.protocol.listings import LedgerRow
 
 ROWS = 100
 

@@ -51,7 +51,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _link(coordinator: Coordinator, code: NewCode) -> InviteLink:
-    link = format_link(coordinator.link(code.code))
+    link = format_link(coordinator.server.link(code.code))
     return InviteLink(id=code.id, label=code.label, link=link, expires_at=code.expires_at)
 
 

@@ -16,7 +16,7 @@ from coordinator.runs.example import EXAMPLE, example_dataset
 from coordinator.runs.export import Exported
 from shared.errors import BadRequest
 from shared.protocol.accounts import RunInfo
-from shared.protocol.work import VersionInfo
+from shared.protocol.versions import VersionInfo
 
 if TYPE_CHECKING:
     from coordinator.services import Coordinator

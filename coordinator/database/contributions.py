@@ -15,7 +15,7 @@ from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.versions import versions
 from shared.errors import Conflict, NotFound
 from shared.protocol.base import ContributionState
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 
 # received -> checking -> accepted -> merged, with the ways out.
 TRANSITIONS: frozenset[tuple[ContributionState, ContributionState]] = frozenset(

@@ -16,8 +16,8 @@ from coordinator.database.tables.tasks import tasks
 from coordinator.database.tasks import FREE, TaskRow, finish, holder
 from coordinator.rules.sizing import first_part
 from shared.errors import Conflict
+from shared.protocol.contributions import SubmitRequest
 from shared.protocol.limits import RENEW_S
-from shared.protocol.work import SubmitRequest
 
 GOOD = ("accepted", "merged", "superseded")
 WAITING = ("received", "checking")

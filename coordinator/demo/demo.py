@@ -25,8 +25,8 @@ from coordinator.demo.report import Drawn, Report, Said, drawn, keep, report, tr
 from coordinator.demo.runs import DemoRun, demo_run
 from shared.errors import Unavailable
 from shared.protocol.accounts import RunInfo
-from shared.protocol.heartbeat import LeaderRow
-from shared.protocol.work import VersionInfo
+from shared.protocol.listings import LeaderRow
+from shared.protocol.versions import VersionInfo
 
 START_S = 60.0
 DRAIN_S = 25.0

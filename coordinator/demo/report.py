@@ -17,7 +17,7 @@ from coordinator.selfplay.ratings import ANCHOR, standing
 from shared.decoding import decode
 from shared.errors import NotFound
 from shared.protocol.accounts import RunInfo
-from shared.protocol.work import VersionInfo
+from shared.protocol.versions import VersionInfo
 from shared.workloads.games import Encounter
 
 GAMES = 40  # of the last match
@@ -108,7 +108,7 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Traffic
     run: RunInfo = await services.runs.info(name)
     leaders = await services.volunteers.leaderboard()
     summary = await services.runs.summary(name)
-    breaches = await services.check_ledger()
+    breaches = await services.ledger.check()
     measured = [row for row in await services.runs.versions(name) if row.loss is not None]
     return Report(
         workload=said.workload,

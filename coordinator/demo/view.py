@@ -18,7 +18,7 @@ from shared.workloads.data.resize import braille, corner, half_blocks
 if TYPE_CHECKING:
     from coordinator.demo.demo import Glance
     from coordinator.demo.report import Drawn, Report, Strength
-    from shared.protocol.work import VersionInfo
+    from shared.protocol.versions import VersionInfo
 
 BARS = "▁▂▃▄▅▆▇█"
 LINE_EVERY_S = 10.0

@@ -1,4 +1,4 @@
-"""The web application around the services: routes, request ids, and every error turned into its reply in one place."""
+"""The web application: routes, request ids, and every error turned into its reply in one place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = structlog.get_logger("http")
 
 
 class Door:
-    """Outermost: names each request, counts it, and answers for whatever was raised behind it."""
+    """Outermost: names each request, counts it, and turns every exception into a reply."""
 
     def __init__(self, app: ASGIApp, coordinator: Coordinator) -> None:
         self._app = app
@@ -48,7 +48,7 @@ class Door:
         began = time.perf_counter()
         try:
             self._coordinator.rates.hit("ip", client_address(scope))
-            if "\0" in scope["path"]:  # PostgreSQL cannot even look for it
+            if "\0" in scope["path"]:  # PostgreSQL cannot hold it
                 raise NotFound("there is no such path; see /api/v1/openapi.json")
             await self._app(scope, receive, send)
         except ClientGone:
@@ -93,14 +93,18 @@ class Door:
 
 
 def create_app(coordinator: Coordinator) -> Starlette:
-    """The ASGI application. Its lifespan runs the background jobs; whoever built the coordinator closes it."""
+    """Return the ASGI application.
+
+    Its lifespan runs the background jobs; the caller, who built the coordinator, closes it.
+    """
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
     from starlette.routing import Route
 
     from coordinator.http.routes.endpoint import Served
-    from coordinator.http.routes.table import ENDPOINTS
+    from coordinator.http.routes.table import HANDLERS
+    from shared.protocol.endpoints import ENDPOINTS
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -115,7 +119,11 @@ def create_app(coordinator: Coordinator) -> Starlette:
         raise NotFound("there is no such path; see /api/v1/openapi.json")
 
     routes: list[Any] = [
-        Route(endpoint.path, Served(endpoint, coordinator), methods=[endpoint.method])
+        Route(
+            endpoint.full_path,
+            Served(endpoint, coordinator, HANDLERS.get(endpoint)),
+            methods=[endpoint.method],
+        )
         for endpoint in ENDPOINTS
     ]
     app = Starlette(

@@ -1,34 +1,40 @@
-"""The OpenAPI document, made from the same table as the routes."""
+"""The OpenAPI document and the tables of docs/http-api.md, made from the list of endpoints.
+
+    python -m coordinator.http.openapi docs/http-api.md
+
+writes the tables of that page anew.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from shared.errors import BY_CODE
 from shared.protocol.base import ErrorBody
+from shared.protocol.endpoints import ENDPOINTS, NOTHING, NUMBERS, Endpoint
 from shared.protocol.limits import PROTOCOL
 
-if TYPE_CHECKING:
-    from coordinator.http.routes.endpoint import Endpoint
-
 _REF = "#/components/schemas/{name}"
-_PARAMETER = re.compile(r"\{(\w+)\}")
-_NUMBERS = frozenset({"task", "version", "contribution"})
+_BETWEEN = r"(<!-- {name}: .*? -->\n).*?(<!-- end -->)"
 
 
 @lru_cache(maxsize=2)
-def document(endpoints: tuple[Endpoint, ...]) -> dict[str, Any]:
-    """OpenAPI 3.1 for the given routes."""
-    types = [kind for e in endpoints for kind in (e.request, e.reply) if kind is not None]
+def document(endpoints: tuple[Endpoint[Any], ...]) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document of these endpoints."""
+    types = [
+        kind for e in endpoints for kind in (e.request, e.reply) if kind not in (None, NOTHING)
+    ]
     _, components = msgspec.json.schema_components([*types, ErrorBody], ref_template=_REF)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
+        paths.setdefault(endpoint.full_path, {})[endpoint.method.lower()] = _operation(endpoint)
     return {
         "openapi": "3.1.0",
         "info": {"title": "volunteer coordinator", "version": f"{PROTOCOL}"},
@@ -52,12 +58,11 @@ def _schema(kind: Any) -> dict[str, Any]:
     return schema
 
 
-def _operation(endpoint: Endpoint) -> dict[str, Any]:
+def _operation(endpoint: Endpoint[Any]) -> dict[str, Any]:
+    words = re.sub(r"[^a-zA-Z0-9]+", "_", endpoint.full_path)
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
-        "operationId": f"{endpoint.method.lower()}{re.sub(r'[^a-zA-Z0-9]+', '_', endpoint.path)}".rstrip(
-            "_"
-        ),
+        "operationId": (endpoint.method.lower() + words).rstrip("_"),
         "parameters": _parameters(endpoint),
         "responses": _responses(endpoint),
     }
@@ -72,10 +77,10 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     return operation
 
 
-def _parameters(endpoint: Endpoint) -> Sequence[dict[str, Any]]:
+def _parameters(endpoint: Endpoint[Any]) -> Sequence[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    for name in _PARAMETER.findall(endpoint.path):
-        kind = "integer" if name in _NUMBERS else "string"
+    for name in endpoint.parameters:
+        kind = "integer" if name in NUMBERS else "string"
         found.append({"name": name, "in": "path", "required": True, "schema": {"type": kind}})
     for query in endpoint.query:
         kind = "integer" if query.kind is int else "string"
@@ -87,11 +92,11 @@ def _parameters(endpoint: Endpoint) -> Sequence[dict[str, Any]]:
     return found
 
 
-def _responses(endpoint: Endpoint) -> dict[str, Any]:
+def _responses(endpoint: Endpoint[Any]) -> dict[str, Any]:
     if endpoint.gives:
         content = {endpoint.gives: {"schema": {"type": "string", "format": "binary"}}}
         responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
-    elif endpoint.reply is None:
+    elif endpoint.reply is NOTHING:
         responses = {"204": {"description": "Done."}}
     else:
         content = {"application/json": {"schema": _schema(endpoint.reply)}}
@@ -102,3 +107,32 @@ def _responses(endpoint: Endpoint) -> dict[str, Any]:
         "content": {"application/json": {"schema": _schema(ErrorBody)}},
     }
     return responses
+
+
+def tables(page: str) -> str:
+    """Return the page of the HTTP interface with its tables of endpoints as the list has them."""
+    below = [endpoint for endpoint in ENDPOINTS if not endpoint.root]
+    at_root = [endpoint for endpoint in ENDPOINTS if endpoint.root]
+    for name, listed in (("endpoints", below), ("endpoints at the root", at_root)):
+        between = re.compile(_BETWEEN.format(name=name), re.DOTALL)
+        page = between.sub(rf"\1\n{_table(listed)}\n\2", page)
+    return page
+
+
+def _table(endpoints: Iterable[Endpoint[Any]]) -> str:
+    rows = ["| method and path | request | reply | |", "|---|---|---|---|"]
+    for endpoint in endpoints:
+        sent = [f"`{endpoint.request.__name__}`"] if endpoint.request is not None else []
+        sent += ["bytes"] if endpoint.sends else []
+        sent += [f"`?{query.name}=`" for query in endpoint.query]
+        sent += [f"`{name}`" for name in endpoint.headers]
+        sent += {"none": ["no token"], "admin": ["organiser's token"], "worker": []}[endpoint.auth]
+        reply = endpoint.gives or (f"`{endpoint.reply_name}`" if endpoint.reply_name else "204")
+        path = f"{endpoint.method} `{endpoint.path}`"
+        rows.append(f"| {path} | {', '.join(sent)} | {reply} | {endpoint.summary} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        Path(name).write_text(tables(Path(name).read_text("utf-8")), "utf-8")

@@ -1,23 +1,21 @@
 """Limits on what may come in: bytes of a body, depth and numbers of JSON.
 
-Receipt deadlines (slow headers, slow bodies, too many connections) are not here: they need the transport and live in
-`coordinator.http.deadlines`. Grants and quotas of uploads belong to the uploads.
+Receipt deadlines (slow headers, slow bodies, too many connections) are not here: they need the
+transport and live in `coordinator.http.deadlines`. Grants and quotas of uploads belong to the
+uploads.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from shared.decoding import decode
 from shared.errors import BadRequest, TooLarge
 from shared.protocol.limits import JSON_BYTES_MAX, JSON_DEPTH_MAX
-
-if TYPE_CHECKING:
-    pass
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -35,7 +33,7 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class ClientGone(Exception):
-    """The client closed the connection in the middle of its request; there is nobody to answer."""
+    """The client closed the connection in the middle of its request; there is no one to answer."""
 
 
 def raw_header(scope: Scope, name: bytes) -> bytes:
@@ -53,7 +51,7 @@ def header(scope: Scope, name: bytes) -> str:
 
 
 async def body_stream(scope: Scope, receive: Receive) -> AsyncGenerator[bytes, None]:
-    """The body as it comes. Raises ClientGone, BadRequest for an encoded body."""
+    """Yield the body as it comes. Raises ClientGone, BadRequest for an encoded body."""
     if header(scope, b"content-encoding") not in ("", "identity"):
         raise BadRequest("send the body as it is, without Content-Encoding")
     traffic = scope.get("traffic")
@@ -71,7 +69,10 @@ async def body_stream(scope: Scope, receive: Receive) -> AsyncGenerator[bytes, N
 
 
 async def read_body(scope: Scope, receive: Receive, bytes_max: int = JSON_BYTES_MAX) -> bytes:
-    """The whole body, counted while it comes. Raises TooLarge before more than `bytes_max` are held."""
+    """Read the whole body, counted while it comes.
+
+    Raises TooLarge before more than `bytes_max` are held.
+    """
     sentence = f"this body is larger than the {bytes_max} bytes allowed here"
     announced = header(scope, b"content-length")
     if announced and (len(announced) > INTEGER_DIGITS_MAX or int(announced) > bytes_max):
@@ -86,7 +87,10 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int = JSON_BYTES_
 
 
 def read_json(body: bytes, kind: type[T]) -> T:
-    """Decode strictly: UTF-8, no NaN, bounded depth, integers that a database can hold. Raises BadRequest."""
+    """Decode strictly: UTF-8, no NaN, bounded depth, integers that a database can hold.
+
+    Raises BadRequest.
+    """
     if not body:
         raise BadRequest("the body is empty; JSON was expected")
     try:
@@ -106,7 +110,9 @@ def read_json(body: bytes, kind: type[T]) -> T:
 
 
 def _check_shape(body: bytes) -> None:
-    """Depth and numbers of a valid document, mostly by counting in C; only valid JSON keeps these patterns linear."""
+    """Check depth and numbers, mostly by counting in C; only valid JSON keeps these patterns
+    linear.
+    """
     opened = body.count(b"[") + body.count(b"{")
     long_run = _LONG_RUN.search(body) is not None
     if opened <= JSON_DEPTH_MAX and not long_run:

@@ -1,8 +1,10 @@
-"""Files from the kernel's memory to a socket without a byte passing through this process (sendfile(2), Linux).
+"""Files from the kernel's memory to a socket without a byte passing through this process
+(sendfile(2), Linux).
 
-Serving a file in pieces copies each byte three times and takes memory for it; of a coordinator that sends 40 MiB to each of
-eight volunteers that was a seventh of all its CPU. What the kernel does not have in memory, TLS and other systems stay with
-the pieces: whoever asks is told how many bytes went, and sends the rest himself.
+Serving a file in pieces copies each byte three times and takes memory for it; of a coordinator that
+sends 40 MiB to each of eight volunteers that was a seventh of all its CPU. What the kernel does not
+have in memory, TLS and other systems stay with the pieces: the caller learns how many bytes went,
+and sends the rest itself.
 """
 
 from __future__ import annotations
@@ -34,9 +36,11 @@ class ZeroCopy:
         self._waiting: asyncio.Future[None] | None = None
 
     async def send(self, descriptor: int, offset: int, count: int) -> int:
-        """Send the bytes of a file from `offset` on, at most `count`, while the kernel has them in memory; how many went.
+        """Send the bytes of a file from `offset` on, at most `count`, while the kernel has them in
+        memory; return how many went.
 
         Raises ClientGone.
+
         """
         count = min(count, CALL_BYTES)
         if count < BYTES_MIN or not await self._empty():
@@ -66,7 +70,7 @@ class ZeroCopy:
         return self._waiting is not None
 
     async def _empty(self) -> bool:
-        """Whether all that was written before has left: nothing may overtake it."""
+        """Wait until all written before has left; return False if the connection closed."""
         for _ in range(TURNS):
             if not self._transport.get_write_buffer_size():
                 return not self._transport.is_closing()
@@ -106,14 +110,17 @@ class ZeroCopy:
 
 
 def possible(transport: asyncio.Transport) -> bool:
-    """Whether a connection can be sent files: one without TLS, on Linux."""
+    """Return True if files can be sent on a connection: one without TLS, on Linux."""
     plain = transport.get_extra_info("sslcontext") is None
     socket = transport.get_extra_info("socket")
     return plain and socket is not None and hasattr(os, "sendfile") and hasattr(os, "RWF_NOWAIT")
 
 
 def in_memory(descriptor: int, offset: int, count: int) -> bool:
-    """Whether the kernel has these bytes in memory, as far as one byte of every `AHEAD_BYTES` and the last one tell."""
+    """Return True if the kernel has these bytes in memory.
+
+    It probes one byte of every `AHEAD_BYTES` and the last one.
+    """
     room = bytearray(1)
     probes = [*range(offset, offset + count, AHEAD_BYTES), offset + count - 1]
     with contextlib.suppress(OSError):  # not there, or a filesystem that cannot tell
@@ -122,6 +129,6 @@ def in_memory(descriptor: int, offset: int, count: int) -> bool:
 
 
 def of_scope(scope: Any) -> SendFile | None:
-    """How the answer to a request can be sent from a file, where it can."""
+    """Return the extension that sends a reply from a file; None where there is none."""
     found: SendFile | None = scope.get("extensions", {}).get(EXTENSION)
     return found

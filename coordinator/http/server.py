@@ -1,8 +1,9 @@
 """Serving: sockets, TLS and signals around the application.
 
-The first stop signal drains: waiting claims are answered, open requests get a few seconds, jobs end what they are at, and
-the exit code is 0. A second one stops at once; what was acknowledged is on the disk. A hang-up is ignored. uvicorn alone
-would exit 143 after SIGTERM, 129 after SIGHUP and 3 when the port is taken.
+The first stop signal drains: waiting claims are answered, open requests get a few seconds, jobs end
+what they are at, and the exit code is 0. A second one stops at once; what was acknowledged is on
+the disk. A hang-up is ignored. uvicorn alone would exit 143 after SIGTERM, 129 after SIGHUP and 3
+when the port is taken.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ import structlog
 import uvicorn
 
 from coordinator import certificates
+from coordinator.accounts.server_identity import Address
 from coordinator.config import Settings, without_password
 from coordinator.database import runs
 from coordinator.database.runs import RunRow
 from coordinator.http.app import create_app
 from coordinator.http.deadlines import Guard, protocol
 from coordinator.log import configure
-from coordinator.services import Address, Coordinator, opened
+from coordinator.services import Coordinator, opened
 from coordinator.storage.folders import data_directory
 from shared import gc_freeze
 from shared.command_hints import options
@@ -69,7 +71,9 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def _certificate(settings: Settings) -> certificates.Certificate | None:
-    """What to encrypt with: the organiser's files, our own beyond loopback, nothing on loopback or behind a proxy."""
+    """Return the certificate: the organiser's, our own beyond loopback, none on loopback or
+    behind a proxy.
+    """
     if settings.tls_cert:
         return certificates.given(Path(settings.tls_cert), Path(settings.tls_key))
     if settings.url or is_loopback(settings.host):
@@ -107,7 +111,7 @@ def listen(host: str, port: int) -> socket.socket:
 def address(
     settings: Settings, listener: socket.socket, certificate: certificates.Certificate | None
 ) -> Address:
-    """Where volunteers find this server."""
+    """Return the address at which volunteers reach this server."""
     if settings.url:
         return Address(url=settings.url.rstrip("/"), tls_pin="")
     host, port = listener.getsockname()[:2]
@@ -136,7 +140,7 @@ async def _serve(
     say: Callable[[str], None],
 ) -> int:
     async with opened(settings, exclusive=True) as coordinator:
-        await coordinator.set_address(address(settings, listener, certificate))
+        await coordinator.server.set_address(address(settings, listener, certificate))
         server = _Server(_config(coordinator, certificate), coordinator, say)
         gc.collect()
         gc_freeze.spare()
@@ -190,7 +194,9 @@ def connections_possible(wanted: int) -> int:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with our signals: it neither passes them on afterwards nor needs two for SIGTERM."""
+    """uvicorn's server with our signals: it neither passes them on afterwards nor needs two for
+    SIGTERM.
+    """
 
     def __init__(
         self, config: uvicorn.Config, coordinator: Coordinator, say: Callable[[str], None]
@@ -201,7 +207,9 @@ class _Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, but with a deadline for TLS handshakes: none would hold below the HTTP protocol."""
+        """As uvicorn's, but with a deadline for TLS handshakes: none would hold below the HTTP
+        protocol.
+        """
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             raise Internal("the background jobs could not begin; the log says why")
@@ -254,9 +262,9 @@ class _Server(uvicorn.Server):
 
 
 async def welcome(coordinator: Coordinator) -> list[str]:
-    """What the organiser reads first: where it listens, the join link, and what to do next."""
-    settings, where = coordinator.settings, coordinator.address
-    link = format_link(coordinator.link())
+    """Return the first lines for the organiser: address, join link, and the next command."""
+    settings, where = coordinator.settings, coordinator.server.address
+    link = format_link(coordinator.server.link())
     here = options(
         {
             "data_dir": settings.data_dir,
@@ -267,7 +275,7 @@ async def welcome(coordinator: Coordinator) -> list[str]:
     lines = [
         f"{settings.name} listens at {where.url}",
         f"  data    {settings.directory}",
-        f"  key     {coordinator.fingerprint}",
+        f"  key     {coordinator.server.fingerprint}",
     ]
     if settings.database:
         lines.append(f"  database {without_password(settings.database)}")

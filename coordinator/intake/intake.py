@@ -34,8 +34,8 @@ from shared.clock import Clock
 from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, NotFound
 from shared.protocol.base import Reason
+from shared.protocol.contributions import SubmitRequest, Verdict
 from shared.protocol.limits import PARTS_MAX, TRIES_MAX
-from shared.protocol.work import SubmitRequest, Verdict
 from shared.signing import canonical, digest
 from shared.tensors import quantize
 

@@ -31,8 +31,8 @@ from shared.errors import (
     TooLarge,
     TooManyRequests,
 )
+from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.protocol.limits import PARTS_MAX, TRIES_MAX, UPLOAD_BYTES_MAX
-from shared.protocol.work import UploadInfo, UploadRequest
 from shared.tensors.writer import Syncing
 
 if TYPE_CHECKING:

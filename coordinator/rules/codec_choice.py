@@ -52,4 +52,6 @@ class Agreements:
         if len(self._told) >= TOLD_MAX:
             self._told.clear()
         self._told.add((worker_id, run))
-        self._log.info("codec negotiated down", run=run, worker=worker_id, wanted=wanted, granted=granted)
+        self._log.info(
+            "codec negotiated down", run=run, worker=worker_id, wanted=wanted, granted=granted
+        )

@@ -18,7 +18,7 @@ from coordinator.plan.plan import Plan, staleness_weight
 from coordinator.rules.run_file import ValidationSettings
 from shared.errors import InvalidFrame
 from shared.protocol.base import ContributionState, Reason
-from shared.protocol.work import SubmitRequest
+from shared.protocol.contributions import SubmitRequest
 from shared.workloads.base import TrainSettings
 from shared.workloads.training.lr_schedule import full_steps
 

@@ -15,7 +15,7 @@ from coordinator.database.datasets import DatasetRow
 from coordinator.rules.run_file import NAME_RULE, fits_a_path
 from shared.clock import Clock
 from shared.errors import InvalidName, InvalidRunFile, NotFound
-from shared.protocol.heartbeat import dataset_view
+from shared.protocol.listings import dataset_view
 from shared.signing import canonical, digest
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.documents import Skipped

@@ -19,7 +19,7 @@ import msgspec
 from coordinator.database import datasets
 from coordinator.runs.version_files import Content
 from shared.decoding import decode
-from shared.protocol.work import BlobRef, Downlink, Link, Snapshot, VersionManifest
+from shared.protocol.versions import BlobRef, Downlink, Link, Snapshot, VersionManifest
 from shared.tensors.downlink import LINK_CODEC, Following, round_weights, write_link
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import codec

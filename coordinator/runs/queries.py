@@ -18,9 +18,10 @@ from coordinator.ttl_cache import REST, Kept
 from shared.clock import Clock
 from shared.decoding import decode
 from shared.protocol.accounts import Benchmark, RunInfo, WorkerInfo
-from shared.protocol.heartbeat import LossPoint, RunBeat, Summary
+from shared.protocol.heartbeat import RunBeat
 from shared.protocol.limits import HEARTBEAT_S
-from shared.protocol.work import BlobRef, SignedManifest, VersionInfo
+from shared.protocol.listings import LossPoint, Summary
+from shared.protocol.versions import BlobRef, SignedManifest, VersionInfo
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

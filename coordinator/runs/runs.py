@@ -33,7 +33,7 @@ from shared.clock import Clock
 from shared.errors import Conflict, InvalidRunFile, NotFound
 from shared.protocol.accounts import RunInfo
 from shared.protocol.base import RunState
-from shared.protocol.work import SignedManifest
+from shared.protocol.versions import SignedManifest
 from shared.tensors.spec import nbytes
 from shared.workloads.base import Workload, load
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.runs.definition import Definition, definition
-from shared.protocol.work import BlobRef, Downlink, SignedManifest, VersionManifest
+from shared.protocol.versions import BlobRef, Downlink, SignedManifest, VersionManifest
 from shared.signing import SigningKey, canonical
 from shared.tensors.frame import FrameWriter, Written, open_frame
 

@@ -1,6 +1,8 @@
-"""Claims on their way to a lease: those that wait while a transaction runs are joined into the next one.
+"""Claims on their way to a lease: those that wait while a transaction runs are joined into the next
+one.
 
-So many claimers cost as many statements as one, and only what the store has committed is ever answered.
+So many claimers cost as many statements as one, and only committed leases are ever answered.
+
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import Spec
 from shared.errors import BadRequest, Banned, Unauthorized, VolunteerError
 from shared.protocol.base import Reason
+from shared.protocol.leases import ClaimReply, ClaimRequest, Idle, Lease
 from shared.protocol.limits import LONG_POLL_S_MAX
-from shared.protocol.work import ClaimReply, ClaimRequest, Idle, Lease
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -74,7 +76,7 @@ Answer = Lease | Refusal | VolunteerError
 
 
 class _About(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a run its leases say."""
+    """Fields of a run that its leases repeat."""
 
     spec: Spec
     plan: Plan
@@ -83,7 +85,7 @@ class _About(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Served:
-    """What a transaction did, by the claim's key."""
+    """Results of one transaction, by the claim's key."""
 
     rows: dict[str, TaskRow]
     refusals: dict[str, Refusal] = field(default_factory=dict)
@@ -116,8 +118,8 @@ class Claims:
     async def claim(self, principal: Principal, request: ClaimRequest) -> ClaimReply:
         """A lease as soon as there is one for this worker, or after `wait_s` why there is none.
 
-        The same `claim_id` gets the same lease while it lives. Raises BadRequest, and Banned or Unauthorized when the worker
-        was shut out while it waited.
+        The same `claim_id` gets the same lease while it lives. Raises BadRequest, and Banned or
+        Unauthorized when the worker was shut out while it waited.
         """
         _check(request)
         self._renewals.saw(principal.worker_id)
@@ -264,7 +266,9 @@ class Claims:
 
 
 def _tell(asks: Iterable[_Ask], answer: Answer | Exception) -> None:
-    """Answer those who still listen; a lease that nobody heard of is found again by its claim_id."""
+    """Answer the claims that still wait; a lease whose reply is lost is found again by its
+    claim_id.
+    """
     for ask in asks:
         if ask.answer.done():
             continue
@@ -327,7 +331,7 @@ def _states(conn: Connection, outcome: Outcome, able: Sequence[Waiter]) -> dict[
 
 
 def _explained(refusal: Refusal, waiter: Waiter, states: Mapping[str, str]) -> Refusal:
-    """Why there is nothing, more exactly where chosen runs do not run."""
+    """Return the reason for no lease, more exactly where chosen runs do not run."""
     if refusal.reason != Reason.NO_RUN or not waiter.runs:
         return refusal
     paused = sorted(name for name in waiter.runs if states.get(name) == "paused")

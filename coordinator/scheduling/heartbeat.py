@@ -1,7 +1,7 @@
-"""The answer to a heartbeat: orders about tasks, the state of the runs, verdicts not seen yet.
+"""Replies to heartbeats: orders about tasks, the state of the runs, verdicts not seen yet.
 
-Most heartbeats touch no database: beats are gathered by the queue, the state of the runs is shared by all within a
-second, and verdicts are only looked up when there are new ones at all.
+Most heartbeats touch no database: renewals are gathered in memory, the state of the runs is cached
+for a second, and verdicts are only queried when there are new ones at all.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from coordinator.database import contributions
 from coordinator.database import verdicts as news
 from coordinator.database.ledger import payments
 from coordinator.ttl_cache import Fresh
+from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 from shared.protocol.limits import HEARTBEAT_S, NEWS_MAX
-from shared.protocol.work import Verdict
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from coordinator.accounts.accounts import Principal
     from coordinator.database.engine.open import Database
     from coordinator.runs.runs import Runs
-    from coordinator.scheduling.queue import Queue
+    from coordinator.scheduling.renewals import Renewals
     from shared.clock import Clock
 
 SHARED_S = 1.0
-RECENT_S = (
-    60.0  # verdicts younger than this are sent again: a transaction may show an older number late
-)
+# Verdicts younger than this are sent again: a transaction may show an older number late.
+RECENT_S = 60.0
 
 
 class _News(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,23 +39,23 @@ class _News(msgspec.Struct, frozen=True, kw_only=True):
     pending_micro: int
 
 
-class Pulse:
+class Heartbeats:
     """Answers heartbeats."""
 
-    def __init__(self, db: Database, clock: Clock, queue: Queue, runs: Runs) -> None:
+    def __init__(self, db: Database, clock: Clock, renewals: Renewals, runs: Runs) -> None:
         self._db = db
         self._clock = clock
-        self._queue = queue
+        self._renewals = renewals
         self._runs = Fresh(runs.beats, SHARED_S, clock)
         self._newest = Fresh(self._newest_verdict, SHARED_S, clock)
-        self.notice = ""  # a word to everybody, e.g. that the disk is full
+        self.notice = ""  # a message to every worker, e.g. that the disk is full
 
     async def _newest_verdict(self) -> tuple[int, float]:
         return await self._db.read(news.newest)
 
-    async def beat(self, principal: Principal, request: HeartbeatRequest) -> HeartbeatReply:
-        """Note that a worker lives and tell it what it should know."""
-        orders = await self._queue.beat(principal, request)
+    async def answer(self, principal: Principal, request: HeartbeatRequest) -> HeartbeatReply:
+        """Renew the leases of a worker and return its orders, the runs and its new verdicts."""
+        orders = await self._renewals.beat(principal, request)
         runs = self._runs.peek() or await self._runs.get()
         newest, newest_at = self._newest.peek() or await self._newest.get()
         now = self._clock.now()
@@ -79,7 +78,7 @@ class Pulse:
     def _news(self, conn: Connection, principal: Principal, since: int) -> _News:
         recent_at = self._clock.now() - RECENT_S
         found, until = contributions.news(conn, principal.worker_id, since, recent_at, NEWS_MAX)
-        if len(found) < NEWS_MAX:  # seen all: what others got in between is of no interest either
+        if len(found) < NEWS_MAX:  # complete: verdicts of other workers in between are skipped
             until = max(until, news.newest(conn)[0])
         held = payments.balances(conn, principal.volunteer_id)
         return _News(

@@ -1,4 +1,4 @@
-"""What a lease says: a task, put together with all that its run says once and for all."""
+"""The lease message: a task together with the constant fields of its run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from coordinator.rules.sizing import (
 )
 from coordinator.runs.definition import price_of_flops
 from shared.decoding import convert, decode
-from shared.protocol.work import Grant, Lease
+from shared.protocol.leases import Grant, Lease
 from shared.workloads.base import DatasetManifest, Job, installed, load
 from shared.workloads.data.pass_order import PassOrder
 
@@ -48,7 +48,7 @@ DATA = "data"  # among the options of a task beside the pass: the manifest of wh
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a run never changes."""
+    """Fields of a run that never change."""
 
     id: int
     name: str
@@ -105,7 +105,7 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
 
 
 def _play(workload: str, file: RunFile) -> SelfPlay | None:
-    """How a run paces games. One whose workload is not installed here has none to hand out."""
+    """Return the plan of a run's games; None for a workload that is not installed here."""
     games = load(workload).games if workload in installed() else None
     return games.plan(file.model, file.task.options) if games else None
 
@@ -200,7 +200,7 @@ def lease(
 
 
 def job(spec: Spec, plan: Plan, global_step: int, task: TaskRow) -> Job:
-    """What a worker has to know for a task."""
+    """Return the job of a task: all that its worker needs to compute it."""
     train = spec.file.train
     if plan.prox_mu:
         train = msgspec.structs.replace(train, prox_mu=plan.prox_mu)
@@ -210,7 +210,8 @@ def job(spec: Spec, plan: Plan, global_step: int, task: TaskRow) -> Job:
         run=spec.name,
         workload=spec.workload,
         kind=task.kind,  # type: ignore[arg-type]  # our own row
-        update=UPDATES.get(task.kind) or task.update_kind or plan.update,  # type: ignore[arg-type]  # as in the table
+        # As in the table.
+        update=UPDATES.get(task.kind) or task.update_kind or plan.update,  # type: ignore[arg-type]
         config=spec.file.model,
         train=train,
         order_seed=pass_seed(spec.seed, task.pass_no),
@@ -228,7 +229,7 @@ def job(spec: Spec, plan: Plan, global_step: int, task: TaskRow) -> Job:
 
 
 def own_data(task: TaskRow) -> DatasetManifest | None:
-    """What a task beside the pass reads: games, an opponent."""
+    """Return the data of a task beside the pass (games, an opponent); None for other tasks."""
     data = decode(task.options).get(DATA)
     return None if data is None else convert(data, DatasetManifest)
 

@@ -1,4 +1,4 @@
-"""The queue: claims, leases, heartbeats and what happens when they stop."""
+"""The queue: the begin and the end of leases, and tasks that failed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ import structlog
 from coordinator.database import contributions, leases, runs, submissions, tasks
 from coordinator.database.tasks import Begun, FailedTask, TaskRow
 from coordinator.plan.plan import in_phase, no_base
-from coordinator.scheduling.claims import Claims
-from coordinator.scheduling.renewals import Renewals
 from shared.errors import Gone, VolunteerError
-from shared.protocol.heartbeat import HeartbeatRequest, TaskOrder
+from shared.protocol.leases import ReleaseRequest
 from shared.protocol.limits import LONG_POLL_S_MAX, RENEW_S
-from shared.protocol.work import ClaimReply, ClaimRequest, ReleaseRequest
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.accounts.accounts import Principal
-    from coordinator.config import Settings
     from coordinator.database.engine.open import Database
+    from coordinator.scheduling.claims import Claims
+    from coordinator.scheduling.renewals import Renewals
     from coordinator.signals import Signals
     from shared.clock import Clock
 
@@ -47,31 +45,17 @@ class _Wait:
 
 
 class Queue:
-    """Hands out tasks and keeps their leases."""
+    """Begins, releases and expires leases; lists and requeues failed tasks."""
 
-    def __init__(self, db: Database, clock: Clock, signals: Signals, settings: Settings) -> None:
+    def __init__(
+        self, db: Database, clock: Clock, signals: Signals, claims: Claims, renewals: Renewals
+    ) -> None:
         self._db = db
         self._clock = clock
         self._signals = signals
-        self._renewals = Renewals(db, clock)
-        self._claims = Claims(db, clock, signals, self._renewals, settings.max_volunteer_leases)
+        self.claims = claims
+        self.renewals = renewals
         self._started_at = clock.now()
-
-    @property
-    def joined_max(self) -> int:
-        """How many claims one transaction may answer."""
-        return self._claims.joined_max
-
-    @joined_max.setter
-    def joined_max(self, count: int) -> None:
-        self._claims.joined_max = count
-
-    async def claim(self, principal: Principal, request: ClaimRequest) -> ClaimReply:
-        """A lease as soon as there is one for this worker, or after `wait_s` why there is none.
-
-        The same `claim_id` gets the same lease while it lives. Raises BadRequest.
-        """
-        return await self._claims.claim(principal, request)
 
     async def begin(
         self,
@@ -82,12 +66,15 @@ class Queue:
         newest: bool = False,
         base: int | None = None,
     ) -> Begun:
-        """Bind the newest version as the base of a lease; the same again when asked again without `newest`.
+        """Bind the newest version as the base of a lease; repeated without `newest`, return the
+        same.
 
-        Unless the plan lets work overlap, this waits until the worker's last contribution is merged, within bounds.
-        `base` is told late: work began from that version while nobody could be asked. It is bound if work that began from
-        it could still be merged; otherwise the task goes back to the queue, with nothing counted, and this raises Gone.
-        Raises NotFound for a task of somebody else, Gone when it was taken away, Cancelled when the run has ended.
+        Unless the plan lets work overlap, this waits until the worker's last contribution is
+        merged, within bounds. `base` is reported late: work began from that version while the
+        coordinator did not answer. It is bound if work that began from it could still be merged;
+        otherwise the task goes back to the queue, with nothing counted, and this raises Gone.
+        Raises NotFound for a task of another worker, Gone when it was taken away, Cancelled when
+        the run has ended.
         """
         if base is not None:
             await self._still_good(principal, task_id, attempt, base)
@@ -95,7 +82,9 @@ class Queue:
         watch, until = self._signals.watch(), math.inf
 
         def bind(conn: Connection) -> Begun | _Wait:
-            """All in one look: most begin at once, and who waited begins with the look that says so."""
+            """Check and bind in one transaction: most begin at once, others as soon as the merge
+            is seen.
+            """
             if base is not None:
                 begun = leases.tell(conn, task_id, who, attempt, base, now())
             elif self._clock.monotonic() < until and (wait := self._in_step(conn, who, task_id)):
@@ -109,16 +98,18 @@ class Queue:
             watch.topics = (f"run:{found.run_id}",)
             until = min(until, self._clock.monotonic() + found.patience_s)
             await watch.wait(until - self._clock.monotonic())
-        self._renewals.hold(found.task)
+        self.renewals.hold(found.task)
         return found
 
     def _in_step(self, conn: Connection, worker_id: str, task_id: int) -> _Wait | None:
-        """The merge that this worker has a part in, to be waited for no longer than the plan's own deadline."""
+        """Return the merge that this worker contributed to; it waits no longer than the plan's
+        deadline.
+        """
         row = tasks.holder(conn, task_id, for_update=False)
         if row.worker_id != worker_id or row.begun_at is not None:
             return None
         run = runs.by_id(conn, row.run_id)
-        plan = in_phase(self._claims.spec(conn, run.id).plan, run.phase)
+        plan = in_phase(self.claims.spec(conn, run.id).plan, run.phase)
         if plan.overlap or not contributions.is_waiting(conn, run.id, worker_id):
             return None
         patience_s = min(plan.deadline_seconds or LONG_POLL_S_MAX, LONG_POLL_S_MAX)
@@ -127,15 +118,18 @@ class Queue:
     async def _still_good(
         self, principal: Principal, task_id: int, attempt: int, base: int
     ) -> None:
-        """Raises Gone for a base that comes too late; the task is then given back."""
+        """Check a base that is reported late.
+
+        Raises Gone if it is too old; the task is then released.
+        """
 
         def refusal(conn: Connection) -> str:
             row = tasks.holder(conn, task_id, for_update=False)
             tasks.may_submit(row, principal.worker_id, attempt)
             if row.base_version == base:
-                return ""  # told before: from then on it ages like any other
+                return ""  # reported before: from then on it ages like any other
             run = runs.by_id(conn, row.run_id)
-            plan = in_phase(self._claims.spec(conn, run.id).plan, run.phase)
+            plan = in_phase(self.claims.spec(conn, run.id).plan, run.phase)
             return no_base(plan, run.head, base) or (
                 f"version {base} was taken back meanwhile"
                 if leases.taken_back(conn, run.id, base)
@@ -144,22 +138,28 @@ class Queue:
 
         why = await self._db.read(refusal)
         if why:
-            message = f"task {task_id} began while nobody could be asked, but {why}: nothing is counted against you"
+            message = (
+                f"task {task_id} began while the coordinator could not be reached, but {why}: "
+                "nothing is counted against you"
+            )
             await self.release(principal, task_id, ReleaseRequest(attempt=attempt, reason=message))
             raise Gone(message)
 
     async def release(self, principal: Principal, task_id: int, request: ReleaseRequest) -> None:
-        """Give a lease back: nothing is counted, unless the task itself failed. Giving back twice is once."""
+        """Release a lease: nothing is counted, unless the task itself failed.
+
+        Releasing twice is once.
+        """
         now = self._clock.now()
 
         def give_back(conn: Connection) -> None:
             row = tasks.holder(conn, task_id)
             mine = (row.worker_id, row.attempt) == (principal.worker_id, request.attempt)
             if mine and (row.state in ("todo", "discarded") and not row.returned):
-                return  # done before; the answer was lost
+                return  # done before; the reply was lost
             tasks.may_submit(row, principal.worker_id, request.attempt)
             if row.state == "doing" and row.renew_by is None:
-                return  # handed in already: the verdict decides
+                return  # submitted already: the verdict decides
             tasks.put_back(
                 conn,
                 task_id,
@@ -167,33 +167,28 @@ class Queue:
                 kind="failure" if request.failed else None,
                 message=request.reason,
                 now=now,
-                settings=self._claims.spec(conn, row.run_id).file.task,
+                settings=self.claims.spec(conn, row.run_id).file.task,
             )
 
         await self._db.write(give_back)
-        self._renewals.drop(task_id)
-        self._renewals.saw(principal.worker_id)
+        self.renewals.drop(task_id)
+        self.renewals.saw(principal.worker_id)
         self._signals.notify("queue")
 
-    async def beat(self, principal: Principal, request: HeartbeatRequest) -> tuple[TaskOrder, ...]:
-        """Renew leases and say of each whether to go on; written by `flush`."""
-        return await self._renewals.beat(principal, request)
-
-    async def flush(self) -> None:
-        """Write the heartbeats of the last second."""
-        await self._renewals.flush()
-
     async def expire(self) -> int:
-        """Put back what nobody was heard of in time; nothing within one renew period of a restart. Gives how many."""
+        """Put back the tasks of expired leases and return their number.
+
+        Nothing expires within one renew period of a restart.
+        """
         if self._clock.now() < self._started_at + RENEW_S:
             return 0
-        await self.flush()
+        await self.renewals.flush()
         count = 0
         while True:
             now = self._clock.now()
             rows = await self._db.write(partial(self._expire, now=now))
             for row in rows:
-                self._renewals.drop(row.id)
+                self.renewals.drop(row.id)
             count += len(rows)
             if rows:
                 log.info("leases expired", tasks=[row.id for row in rows])
@@ -206,7 +201,7 @@ class Queue:
         hopeless = [
             row.id
             for row in rows
-            if row.timeouts >= self._claims.spec(conn, row.run_id).file.task.max_timeouts
+            if row.timeouts >= self.claims.spec(conn, row.run_id).file.task.max_timeouts
         ]
         tasks.discard(conn, hopeless, now)
         return rows
@@ -217,7 +212,7 @@ class Queue:
         expired_at = self._clock.monotonic()
         try:
             while not stop.is_set():
-                await self._try("flush", self.flush)
+                await self._try("flush", self.renewals.flush)
                 if self._clock.monotonic() >= expired_at + EXPIRE_S:
                     expired_at = self._clock.monotonic()
                     await self._try("expire", self.expire)
@@ -226,7 +221,7 @@ class Queue:
                 tick.cancel()
         finally:
             stopping.cancel()
-        await self._try("flush", self.flush)
+        await self._try("flush", self.renewals.flush)
 
     async def _try(self, chore: str, work: Callable[[], Awaitable[object]]) -> None:
         try:
@@ -237,7 +232,7 @@ class Queue:
     # --- the failed list ---
 
     async def failed(self, run: str | None = None) -> list[FailedTask]:
-        """The tasks that were discarded, of one run or of all. Raises NotFound."""
+        """Return the tasks that were discarded, of one run or of all. Raises NotFound."""
 
         def read(conn: Connection) -> list[FailedTask]:
             return tasks.failed(conn, runs.by_name(conn, run).id if run is not None else None)
@@ -245,7 +240,10 @@ class Queue:
         return await self._db.read(read)
 
     async def requeue(self, run: str | None = None, ids: Sequence[int] | None = None) -> list[int]:
-        """Give discarded tasks another chance: the given ones, or all of a run. Gives those that went back. Raises NotFound."""
+        """Put discarded tasks back: the given ones, or all of a run. Return their ids.
+
+        Raises NotFound.
+        """
 
         def put(conn: Connection) -> list[int]:
             return tasks.requeue(conn, ids, runs.by_name(conn, run).id if run is not None else None)

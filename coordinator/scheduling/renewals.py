@@ -1,7 +1,8 @@
-"""Heartbeats in memory: a beat is answered without the database, and what it says is written in one statement a second.
+"""Heartbeats in memory: answered without the database, written in one statement a second.
 
-The book holds the leases this process has heard of. What it does not know it reads once; what has changed elsewhere (another
-coordinator, a command, the end of a run) it learns when it writes, or when it compares itself with the database.
+Leases missing from memory are read once. Changes made elsewhere (another replica, a command, the
+end of a run) are seen with the next write, or when the leases in memory are compared with the
+database.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LATE = "its time ran out: hand it in before somebody else takes it"
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldLease:
     """A lease as last known."""
 
     row: TaskRow
@@ -49,14 +50,14 @@ class Renewals:
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
         self._clock = clock
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _HeldLease] = {}
         self._signs: dict[str, Sign] = {}
         self._compared_at = clock.now()
 
     def hold(self, row: TaskRow) -> None:
         """Note a lease that was just made or begun."""
         now = self._clock.now()
-        self._held[row.id] = _Held(row, now, row.renew_by or now)
+        self._held[row.id] = _HeldLease(row, now, row.renew_by or now)
 
     def drop(self, task_id: int) -> None:
         """Forget a lease that has ended."""
@@ -78,7 +79,10 @@ class Renewals:
         return tuple([self._order(principal, each, request.paused) for each in request.tasks])
 
     async def _learn(self, worker_id: str, tasks: Sequence[TaskBeat]) -> None:
-        """Read what the book does not know of these, also what it forgets meanwhile: a flush drops leases that have ended."""
+        """Load leases missing from memory.
+
+        Loops because a concurrent flush may drop leases that have ended while this waits.
+        """
         read: dict[int, TaskRow | None] = {}
         while unknown := [e.task for e in tasks if e.task not in read and not self._knows(e)]:
             read |= dict.fromkeys(unknown)
@@ -116,7 +120,7 @@ class Renewals:
             finish_by=_finish_by(held),
         )
 
-    def _renew(self, held: _Held, paused: bool) -> None:
+    def _renew(self, held: _HeldLease, paused: bool) -> None:
         now = self._clock.now()
         if paused:
             held.extra_s += min(PAUSE_MAX_S, max(0.0, now - held.heard_at))
@@ -125,7 +129,9 @@ class Renewals:
         held.dirty = True
 
     async def flush(self) -> None:
-        """Write what was heard since the last time; now and then compare the whole book."""
+        """Write the renewals since the last flush; now and then compare all leases with the
+        database.
+        """
         changed = {task: held for task, held in self._held.items() if held.dirty}
         signs, self._signs = self._signs, {}
         lines = {task: _line(held) for task, held in changed.items()}
@@ -154,9 +160,9 @@ class Renewals:
         return rows
 
     def _restore(
-        self, changed: dict[int, _Held], lines: dict[int, Renewal], signs: dict[str, Sign]
+        self, changed: dict[int, _HeldLease], lines: dict[int, Renewal], signs: dict[str, Sign]
     ) -> None:
-        """It could not be written: it is tried with the next flush."""
+        """Keep renewals that could not be written for the next flush."""
         for task, held in changed.items():
             held.dirty = True
             held.extra_s += lines[task].extra_s
@@ -179,12 +185,12 @@ def _store(conn: Connection, renewals: Sequence[Renewal], signs: Sequence[Sign])
     return heartbeats.renew(conn, renewals)
 
 
-def _line(held: _Held) -> Renewal:
+def _line(held: _HeldLease) -> Renewal:
     row = held.row
     return Renewal(task=row.id, attempt=row.attempt, renew_by=held.renew_by, extra_s=held.extra_s)
 
 
-def _finish_by(held: _Held) -> float:
+def _finish_by(held: _HeldLease) -> float:
     row = held.row
     if row.finish_by is None or row.finish_limit is None:
         return 0.0

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from coordinator.runs.definition import Definition
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import EXACT_CODECS, EncodedUpdate, Residual, codec
 from shared.tensors.update import delta

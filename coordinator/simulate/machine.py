@@ -25,17 +25,11 @@ from shared.decoding import decode
 from shared.download_plan import routes
 from shared.errors import Cancelled, Gone, VolunteerError
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, RegisterRequest
+from shared.protocol.contributions import SubmitRequest, UploadRequest, Verdict
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
+from shared.protocol.leases import ClaimRequest, Lease
 from shared.protocol.limits import HEARTBEAT_S
-from shared.protocol.work import (
-    BlobRef,
-    ClaimRequest,
-    Lease,
-    SubmitRequest,
-    UploadRequest,
-    Verdict,
-    VersionManifest,
-)
+from shared.protocol.versions import BlobRef, VersionManifest
 from shared.tensors.quantize import CODECS
 from shared.workloads.base import Job
 
@@ -151,7 +145,7 @@ class Machine:
             if self.trace.state != "away":
                 beats = tuple(TaskBeat(task=t, attempt=a) for t, a in self._held.items())
                 request = HeartbeatRequest(tasks=beats)
-                for order in await self._world.coordinator.queue.beat(self._who, request):
+                for order in await self._world.coordinator.renewals.beat(self._who, request):
                     if order.order in ("cancel", "gone") and order.task in self._halts:
                         self._halts[order.task].set()
 
@@ -208,7 +202,7 @@ class Machine:
             codecs=tuple(CODECS),
             wait_s=CLAIM_WAIT_S,
         )
-        reply = await self._world.coordinator.queue.claim(self._who, request)
+        reply = await self._world.coordinator.claims.claim(self._who, request)
         if reply.lease is None and reply.idle is not None:
             await self._world.clock.nap(max(0.2, reply.idle.retry_after_s))
         return reply.lease

@@ -14,7 +14,7 @@ from coordinator.runs.definition import definition
 from coordinator.storage.blobs import BlobStore, hash_blob
 from shared.decoding import decode
 from shared.errors import VolunteerError, why
-from shared.protocol.work import VersionManifest
+from shared.protocol.versions import VersionManifest
 from shared.signing import SigningKey, verify
 from shared.tensors.frame import open_frame
 

@@ -1,4 +1,4 @@
-"""Who is there: runs, servers, machines, accounts."""
+"""Runs, servers, machines and accounts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Literal
 from shared.protocol.base import Message, RunState
 from shared.protocol.limits import PROTOCOL
 
-# Who is there.
-
 
 class RunInfo(Message):
-    """What a volunteer sees before choosing a run."""
+    """Facts that a volunteer reads before choosing a run."""
 
     name: str
     state: RunState
@@ -87,7 +85,9 @@ class Benchmark(Message):
 
 
 class RegisterRequest(Message):
-    """Sent once; the client has stored `volunteer_id`, `worker_id` and the secret before the first byte leaves."""
+    """Registration, sent once; the client has stored `volunteer_id`, `worker_id` and the secret
+    before the first byte leaves.
+    """
 
     volunteer_id: str
     worker_id: str
@@ -99,9 +99,8 @@ class RegisterRequest(Message):
     software: str = ""
     hardware: Hardware = Hardware()
     workloads: tuple[str, ...] = ()
-    accepts: tuple[
-        str, ...
-    ] = ()  # names of runs whose licence and consent text were shown and accepted
+    # Names of runs whose licence and consent text were shown and accepted.
+    accepts: tuple[str, ...] = ()
 
 
 class RegisterReply(Message):
@@ -159,6 +158,6 @@ class LeaveRequest(Message):
 
 
 class VisibilityRequest(Message):
-    """Whether the nickname of this account is shown to others from now on."""
+    """Show the nickname of this account to others from now on, or hide it."""
 
     public: bool

@@ -1,4 +1,4 @@
-"""What all messages share: their base, their errors, their states and reasons."""
+"""Base of all messages, errors, states and reasons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ContributionState = Literal["received", "checking", "accepted", "merged", "super
 
 
 class Reason(StrEnum):
-    """Why a volunteer is idle, or why something was refused: a code for machines, a sentence travels beside it."""
+    """Reason of an idle volunteer or of a refusal: a code for machines, beside a sentence."""
 
     NO_RUN = "no_run"  # nothing is running
     NO_FIT = "no_fit"  # no run needs this device

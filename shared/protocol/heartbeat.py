@@ -1,16 +1,11 @@
-"""Heartbeats, and what is read beside the work."""
+"""Heartbeats: progress of tasks one way, orders, runs and verdicts the other."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-import msgspec
+from typing import Literal
 
 from shared.protocol.base import Message, RunState
-from shared.protocol.work import Verdict
-from shared.workloads.base import DatasetManifest
-
-# Heartbeat.
+from shared.protocol.contributions import Verdict
 
 
 class TaskBeat(Message):
@@ -31,7 +26,7 @@ class HeartbeatRequest(Message):
 
 
 class RunBeat(Message):
-    """What a run's followers learn with each heartbeat."""
+    """State of a run as each heartbeat reply has it."""
 
     run: str
     state: RunState
@@ -43,7 +38,7 @@ class RunBeat(Message):
 
 
 class TaskOrder(Message):
-    """A word from the coordinator about one task."""
+    """An order of the coordinator about one task."""
 
     task: int
     attempt: int
@@ -63,60 +58,3 @@ class HeartbeatReply(Message):
     earned_micro: int | None = None
     pending_micro: int | None = None
     notice: str = ""
-
-
-# Reading.
-
-
-class LeaderRow(Message):
-    rank: int
-    nickname: str
-    earned_micro: int
-    accepted: int
-    device_s: float
-    workers: int
-    me: bool = False
-
-
-class LossPoint(Message):
-    version: int
-    loss: float
-    at: float
-
-
-class Summary(Message):
-    run: str
-    version: int
-    workers: int
-    accepted: int
-    rejected: int
-    tokens: int
-    tokens_per_s: float
-    bytes_in: int
-    bytes_out: int
-    loss_first: float | None
-    loss_last: float | None
-
-
-class LedgerRow(Message):
-    """One line of a volunteer's history."""
-
-    id: int
-    at: float
-    run: str
-    kind: str  # "pending", "earned", "reversed", "spent"
-    amount_micro: int
-    contribution: int | None
-    memo: str
-
-
-class Page(Message):
-    """A slice of a listing; `cursor` continues it."""
-
-    rows: tuple[dict[str, Any], ...]
-    cursor: str = ""
-
-
-def dataset_view(manifest: DatasetManifest) -> DatasetManifest:
-    """A manifest as volunteers may see it: without its held-out split."""
-    return msgspec.structs.replace(manifest, heldout=())

@@ -54,9 +54,10 @@ async def serve(data_dir: Path) -> None:
     from coordinator.config import Settings
     from coordinator.http.app import create_app, opened
     from coordinator.http.deadlines import Guard, protocol
-    from coordinator.http.routes.endpoint import Endpoint, Reply, Served, json_reply
+    from coordinator.http.routes.endpoint import Reply, Served, json_reply
     from coordinator.http.server import listen
     from coordinator.log import configure
+    from shared.protocol.endpoints import NOTHING, Endpoint
     from shared.protocol.heartbeat import HeartbeatRequest
 
     async def plain(request: Request) -> Response:
@@ -77,13 +78,16 @@ async def serve(data_dir: Path) -> None:
         noop = Endpoint(
             method="POST",
             path=ENDPOINT,
-            handler=endpoint,
+            root=True,
             summary="nothing",
             auth="none",
             request=HeartbeatRequest,
+            reply=NOTHING,
         )
         # Beside the heartbeat, which is the first otherwise: a route further down is found later.
-        app.router.routes[0:0] = [Route(ENDPOINT, Served(noop, coordinator), methods=["POST"])]
+        app.router.routes[0:0] = [
+            Route(ENDPOINT, Served(noop, coordinator, endpoint), methods=["POST"])
+        ]
         app.router.routes[2:2] = [Route(PLAIN, plain, methods=["POST"])]
         print(listener.getsockname()[1], flush=True)
         config = uvicorn.Config(

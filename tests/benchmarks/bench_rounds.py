@@ -29,7 +29,7 @@ from coordinator.runs.definition import of_file
 from coordinator.services import opened
 from shared.clock import SystemClock
 from shared.protocol.accounts import RegisterRequest
-from shared.protocol.work import ClaimRequest
+from shared.protocol.leases import ClaimRequest
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
 from shared.workloads.data.text_dataset import build_text

@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 
 from shared.protocol.accounts import Benchmark
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 from tests.tui.terminal import Terminal
 from volunteer.account.profile import VERDICTS_KEPT, Identity, Profile
 from volunteer.settings.settings import directories

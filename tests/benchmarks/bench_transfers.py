@@ -35,7 +35,7 @@ from coordinator.database import datasets
 from coordinator.database.tables.datasets import dataset_blobs
 from coordinator.database.tables.runs import runs
 from coordinator.services import opened
-from shared.protocol.work import BlobRef
+from shared.protocol.versions import BlobRef
 from tests.benchmarks.bench_rounds import prepare
 from tests.benchmarks.transfer_sides import (
     OWN_BYTES,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shared.protocol.work import BeginReply, Lease, SubmitRequest, UploadRequest
+from shared.protocol.contributions import SubmitRequest, UploadRequest
+from shared.protocol.leases import BeginReply, Lease
 from shared.tensors.quantize import EncodedUpdate
 from volunteer.net.api import Api
 from volunteer.net.transfers import Transfers

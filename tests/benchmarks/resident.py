@@ -16,7 +16,8 @@ from shared import gc_freeze
 from shared.clock import SystemClock
 from shared.decoding import decode
 from shared.protocol.accounts import RegisterRequest
-from shared.protocol.work import ClaimRequest, VersionManifest
+from shared.protocol.leases import ClaimRequest
+from shared.protocol.versions import VersionManifest
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
 from tests.benchmarks.handing import Handing

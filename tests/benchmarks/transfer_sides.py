@@ -22,7 +22,8 @@ import httpcore
 import httpx
 
 from shared.clock import SystemClock
-from shared.protocol.work import BlobRef, UploadRequest
+from shared.protocol.contributions import UploadRequest
+from shared.protocol.versions import BlobRef
 from tests.benchmarks.wire import Bare, Connection
 from tests.support.server_process import Process
 from volunteer.net.api import Api

@@ -21,8 +21,8 @@ from shared.errors import (
     VolunteerError,
 )
 from shared.protocol.base import Reason
+from shared.protocol.leases import ClaimRequest, Lease, ReleaseRequest
 from shared.protocol.limits import RENEW_S
-from shared.protocol.work import ClaimRequest, Lease, ReleaseRequest
 from tests.support.run_rows import add_run, add_worker, claim, queue_of
 from tests.support.virtual_queue import TASK, VirtualQueue, check_cover, virtual_queue
 
@@ -68,7 +68,7 @@ async def test_a_claim_id_of_somebody_else_is_of_no_use(house: VirtualQueue) -> 
 )
 async def test_a_senseless_claim_is_refused(house: VirtualQueue, request_: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
-        await house.queue.claim(house.a, ClaimRequest(**{"claim_id": "c", **request_}))
+        await house.queue.claims.claim(house.a, ClaimRequest(**{"claim_id": "c", **request_}))
 
 
 async def test_many_coordinators_never_hand_out_a_sample_twice(

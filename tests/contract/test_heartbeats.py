@@ -12,8 +12,8 @@ from shared.errors import (
     Gone,
 )
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
+from shared.protocol.leases import ReleaseRequest
 from shared.protocol.limits import RENEW_S
-from shared.protocol.work import ReleaseRequest
 from tests.support.run_rows import add_contribution, queue_of
 from tests.support.virtual_queue import VirtualQueue, virtual_queue
 
@@ -67,7 +67,7 @@ async def test_what_waits_for_its_verdict_does_not_expire(house: VirtualQueue) -
     row = await house.row(lease.task)
     await house.write(lambda conn: add_contribution(conn, row))
     await house.beat(house.a, lease)
-    await house.queue.flush()
+    await house.queue.renewals.flush()
     await house.clock.advance(10 * RENEW_S)
     assert await house.queue.expire() == 0
     await house.queue.release(house.a, lease.task, ReleaseRequest(attempt=1))  # too late: no effect
@@ -101,7 +101,7 @@ async def test_nothing_expires_right_after_a_restart(house: VirtualQueue) -> Non
     await house.clock.advance(10_000)  # the coordinator was away
     restarted = queue_of(house.db, house.clock)
     assert await restarted.expire() == 0
-    [order] = await restarted.beat(
+    [order] = await restarted.renewals.beat(
         house.a, HeartbeatRequest(tasks=(TaskBeat(task=lease.task, attempt=1),))
     )
     assert order.order == "continue"
@@ -114,7 +114,7 @@ async def test_a_beat_for_the_task_of_somebody_else_is_gone(house: VirtualQueue)
     lease = await house.lease(house.a)
     assert (await house.beat(house.b, lease)).order == "gone"
     unknown = TaskBeat(task=10**9, attempt=1)
-    [order] = await house.queue.beat(house.a, HeartbeatRequest(tasks=(unknown,)))
+    [order] = await house.queue.renewals.beat(house.a, HeartbeatRequest(tasks=(unknown,)))
     assert order.order == "gone"
 
 
@@ -122,7 +122,7 @@ async def test_beats_tell_what_a_machine_does(house: VirtualQueue) -> None:
     async def seen() -> tuple[float, str]:
         query = select(workers_table.c.last_seen_at, workers_table.c.state)
         query = query.where(workers_table.c.id == house.a.worker_id)
-        await house.queue.flush()
+        await house.queue.renewals.flush()
         return await house.db.read(lambda conn: tuple(conn.execute(query).one()))
 
     lease = await house.lease(house.a)
@@ -130,9 +130,9 @@ async def test_beats_tell_what_a_machine_does(house: VirtualQueue) -> None:
     await house.clock.advance(7)
     await house.beat(house.a, lease)
     assert await seen() == (house.clock.now(), "training")
-    await house.queue.beat(house.a, HeartbeatRequest(paused=True))
+    await house.queue.renewals.beat(house.a, HeartbeatRequest(paused=True))
     assert (await seen())[1] == "paused"
     left = update(workers_table).values(state="left")
     await house.write(lambda conn: conn.execute(left))
-    await house.queue.beat(house.a, HeartbeatRequest())
+    await house.queue.renewals.beat(house.a, HeartbeatRequest())
     assert (await seen())[1] == "left"

@@ -9,8 +9,8 @@ import pytest
 
 from coordinator.database.engine.open import Database
 from shared.errors import Gone
+from shared.protocol.leases import Lease
 from shared.protocol.limits import RENEW_S
-from shared.protocol.work import Lease
 from tests.support.run_rows import add_run, add_version
 from tests.support.virtual_queue import TASK, VirtualQueue, virtual_queue
 

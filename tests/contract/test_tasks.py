@@ -22,8 +22,8 @@ from shared.errors import (
 )
 from shared.protocol.base import Reason
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
+from shared.protocol.leases import Lease, ReleaseRequest
 from shared.protocol.limits import RENEW_S
-from shared.protocol.work import Lease, ReleaseRequest
 from tests.support.run_rows import add_contribution, add_run, add_version, add_worker
 from tests.support.virtual_queue import TASK, VirtualQueue, check_cover, virtual_queue
 
@@ -183,7 +183,7 @@ async def test_a_run_that_ends_cancels_what_is_open(house: VirtualQueue) -> None
     await house.finish(done.task)
     assert await house.write(lambda conn: tasks.cancel_run(conn, house.run, 1.0)) == 1
     await house.clock.advance(10)
-    await house.queue.flush()
+    await house.queue.renewals.flush()
     assert (await house.beat(house.a, lease)).order == "cancel"
     with pytest.raises(Cancelled):
         await house.queue.begin(house.a, lease.task, 1)

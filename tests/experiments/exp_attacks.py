@@ -23,7 +23,7 @@ from coordinator.aggregation.cohort import NotFinite
 from coordinator.plan.plan import Plan, plan
 from coordinator.rules.run_file import ValidationSettings
 from coordinator.rules.validation import Evidence, judge, measure
-from shared.protocol.work import SubmitRequest
+from shared.protocol.contributions import SubmitRequest
 from shared.tensors.frame import FrameWriter, open_frame
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema

@@ -85,7 +85,7 @@ async def worked(data_dir: Path, *names: str) -> None:
             worker = await home.join(name)
             assert (await worker.work(seed=zlib.crc32(name.encode()))).state == "accepted"
         assert await home.coordinator.merger.merge_if_due(1)
-        await home.coordinator.queue.flush()
+        await home.coordinator.renewals.flush()
 
 
 @pytest.fixture

@@ -25,8 +25,9 @@ from coordinator.database.tables.contributions import contributions as contribut
 from coordinator.http.app import Coordinator
 from shared.decoding import decode
 from shared.protocol.accounts import Me, RegisterReply
+from shared.protocol.contributions import SubmitRequest, UploadInfo, Verdict
+from shared.protocol.leases import BeginReply, ClaimReply, Lease
 from shared.protocol.limits import API
-from shared.protocol.work import BeginReply, ClaimReply, Lease, SubmitRequest, UploadInfo, Verdict
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
 
@@ -295,6 +296,6 @@ async def losses(
         balances = await coordinator.ledger.balances(who.volunteer_id)
         if balances.pending_micro + balances.earned_micro != worth:
             found.append(f"{who.name} has {balances}, for work worth {worth}")
-    found += await coordinator.check_ledger()
+    found += await coordinator.ledger.check()
     found += (await coordinator.checks.run()).breaches
     return found

@@ -21,8 +21,9 @@ from shared import decoding
 from shared.clock import VirtualClock
 from shared.protocol.accounts import RegisterReply
 from shared.protocol.base import ErrorBody
+from shared.protocol.contributions import SubmitRequest, UploadInfo, Verdict
+from shared.protocol.leases import BeginReply, ClaimReply, Lease
 from shared.protocol.limits import API
-from shared.protocol.work import BeginReply, ClaimReply, Lease, SubmitRequest, UploadInfo, Verdict
 from shared.tensors.quantize import codec
 from shared.workloads.data.documents import Document
 

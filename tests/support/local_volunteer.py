@@ -142,7 +142,7 @@ class LocalMachine:
 
     @property
     def link(self) -> str:
-        return f"{URL}/join#key={self.home.coordinator.link().fingerprint}"
+        return f"{URL}/join#key={self.home.coordinator.server.link().fingerprint}"
 
     async def join(self, name: str = "Ann", network: Network | None = None) -> Joined:
         return await self.engine(network).control.join(self.link, name)

@@ -10,7 +10,7 @@ from coordinator.plan.plan import plan
 from coordinator.runs import publishing
 from coordinator.runs.publishing import Base, Publication
 from coordinator.runs.version_files import Content
-from shared.protocol.work import BlobRef, VersionManifest
+from shared.protocol.versions import BlobRef, VersionManifest
 from shared.signing import canonical, digest
 from shared.tensors.frame import FrameWriter, Written
 from shared.tensors.slices import Array

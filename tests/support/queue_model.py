@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.rules.run_file import TaskSettings
+from shared.protocol.leases import Lease
 from shared.protocol.limits import RENEW_S
-from shared.protocol.work import Lease
 
 TOTAL, TASK = 23, 4  # samples of a pass, of a task
 

@@ -1,4 +1,4 @@
-"""Rounds of a run in a whole coordinator: two workers, the merge, and the cost of each step."""
+"""Rounds of a run in a whole coordinator: what two workers do, what follows from it, and what each of it takes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TypeVar
 from coordinator.database import runs
 from coordinator.database.ledger import payments
 from shared.decoding import decode as parsed
-from shared.protocol.work import VersionManifest
+from shared.protocol.versions import VersionManifest
 from tests.support.local_coordinator import LocalCoordinator, Worker
 
 T = TypeVar("T")
 
 
 class MergeRounds:
-    """Rounds of two workers, and the cost of each of their steps by `spent`, a running total."""
+    """Rounds of two workers, and what each of their steps took: `spent` says how much was spent in all so far."""
 
     def __init__(
         self,

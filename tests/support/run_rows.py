@@ -9,7 +9,6 @@ import msgspec
 from sqlalchemy import Connection, insert, update
 
 from coordinator.accounts.accounts import Principal
-from coordinator.config import Settings
 from coordinator.database import contributions, passes
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.accounts import volunteers as volunteers_table
@@ -18,10 +17,12 @@ from coordinator.database.tables.runs import runs as runs_table
 from coordinator.database.tables.versions import versions as versions_table
 from coordinator.database.tasks import TaskRow
 from coordinator.rules import run_file
+from coordinator.scheduling.claims import Claims
 from coordinator.scheduling.queue import Queue
+from coordinator.scheduling.renewals import Renewals
 from coordinator.signals import Signals
 from shared.clock import Clock
-from shared.protocol.work import ClaimReply, ClaimRequest
+from shared.protocol.leases import ClaimReply, ClaimRequest
 
 WORKLOAD = "gpt"
 _numbers = itertools.count(1)
@@ -181,7 +182,9 @@ def add_contribution(conn: Connection, task: TaskRow) -> int:
 
 def queue_of(db: Database, clock: Clock, leases_max: int = 64) -> Queue:
     """A queue of its own on a database."""
-    return Queue(db, clock, Signals(clock), Settings(max_volunteer_leases=leases_max))
+    signals, renewals = Signals(clock), Renewals(db, clock)
+    claims = Claims(db, clock, signals, renewals, leases_max)
+    return Queue(db, clock, signals, claims, renewals)
 
 
 async def claim(queue: Queue, who: Principal, claim_id: str = "", **request: Any) -> ClaimReply:
@@ -194,4 +197,4 @@ async def claim(queue: Queue, who: Principal, claim_id: str = "", **request: Any
             **request,
         }
     )
-    return await queue.claim(who, asked)
+    return await queue.claims.claim(who, asked)

@@ -12,7 +12,9 @@ from sqlalchemy import Connection, select
 
 from coordinator.database.tables.accounts import volunteers
 from shared import decoding
-from shared.protocol.work import BeginReply, ClaimReply, Lease, Verdict, VersionManifest
+from shared.protocol.contributions import Verdict
+from shared.protocol.leases import BeginReply, ClaimReply, Lease
+from shared.protocol.versions import VersionManifest
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import codec
 from shared.tensors.update import delta

@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy import select
 
 from coordinator.database.tables.games import harvests
-from shared.protocol.work import VersionInfo
+from shared.protocol.versions import VersionInfo
 from shared.workloads.gomoku.records import GameRecord
 from shared.workloads.gomoku.records import decode as read_games
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator

@@ -13,13 +13,12 @@ from coordinator.database import passes, tasks
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.tasks import tasks as tasks_table
 from coordinator.database.tasks import TaskRow
-from coordinator.scheduling.lease_message import read_spec
 from coordinator.scheduling.queue import Queue
 from shared.clock import VirtualClock
 from shared.protocol.base import Reason
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat, TaskOrder
+from shared.protocol.leases import Lease
 from shared.protocol.limits import RENEW_S
-from shared.protocol.work import Lease
 from tests.support.run_rows import add_run, add_worker, claim, queue_of
 
 T = TypeVar("T")
@@ -60,7 +59,7 @@ class VirtualQueue:
         return await self.db.write(lambda conn: tasks.finish(conn, task, now))
 
     async def put_back(self, lease: Lease, who: Principal, kind: tasks.FailureKind | None) -> str:
-        spec = await self.db.read(lambda conn: read_spec(conn, self.run))
+        spec = await self.db.read(lambda conn: self.queue.claims.spec(conn, self.run))
         return await self.db.write(
             lambda conn: tasks.put_back(
                 conn,
@@ -75,7 +74,7 @@ class VirtualQueue:
 
     async def beat(self, who: Principal, lease: Lease, **values: Any) -> TaskOrder:
         beat = TaskBeat(task=lease.task, attempt=lease.attempt, **values)
-        [order] = await self.queue.beat(who, HeartbeatRequest(tasks=(beat,)))
+        [order] = await self.queue.renewals.beat(who, HeartbeatRequest(tasks=(beat,)))
         return order
 
     async def keep_alive(self, who: Principal, lease: Lease, seconds: float, **values: Any) -> None:
@@ -83,7 +82,7 @@ class VirtualQueue:
         for _ in range(round(seconds / 30)):
             await self.clock.advance(30)
             await self.beat(who, lease, **values)
-            await self.queue.flush()
+            await self.queue.renewals.flush()
             await self.queue.expire()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 from textual.app import App
 from textual.color import Color
@@ -16,6 +16,8 @@ from textual.pilot import Pilot
 
 from shared.clock import VirtualClock
 from shared.errors import VolunteerError
+from shared.protocol import endpoints
+from shared.protocol.endpoints import Endpoint
 from volunteer.control import commands, events
 from volunteer.control.commands import Command
 from volunteer.control.control import Control
@@ -24,15 +26,22 @@ from volunteer.control.events import AnyEvent
 from volunteer.tui.app import Look, VolunteerApp
 
 
+class Paged(NamedTuple):
+    """The answer to a query with the cursor of its next page."""
+
+    rows: Any
+    cursor: str
+
+
 class FakeEngine:
-    """`asked` holds every command; `answers` what a question is answered with; `refuses` is raised instead."""
+    """`asked` holds every command; `answers` has values by endpoint or command; `refuses` is raised instead."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
         self.hub = Hub(self.clock)
         self.control = Control(self.hub, self._execute)
         self.asked: list[Command] = []
-        self.answers: dict[type[Any], Any] = {commands.GetVersions: ()}
+        self.answers: dict[Any, Any] = {endpoints.VERSIONS: ()}
         self.recalled: list[str] = []  # runs whose past was asked for
         self.refuses: VolunteerError | None = None
 
@@ -44,9 +53,9 @@ class FakeEngine:
         await asyncio.sleep(0)
 
     async def _execute(self, command: Command) -> Any:
-        if isinstance(command, commands.GetVersions):  # the program's own wish, not a person's
-            self.recalled.append(command.run)
-            return self.answers[commands.GetVersions]
+        if _is_query(command, endpoints.VERSIONS):  # the program's own wish, not a person's
+            self.recalled.append(str(command.args["run"]))
+            return self.answers[endpoints.VERSIONS], ""
         self.asked.append(command)
         if self.refuses is not None:
             raise self.refuses
@@ -65,10 +74,22 @@ class FakeEngine:
             case commands.Stop():
                 self.hub.close()
                 return None
+            case commands.Query():
+                answer = self.answers.get(commands.query_of(command))
+                return answer if isinstance(answer, Paged) else Paged(answer, "")
             case _:
                 return self.answers.get(type(command))
         self.hub.emit(told)
         return None
+
+
+def queries(engine: FakeEngine, endpoint: Endpoint[Any]) -> list[dict[str, str | int]]:
+    """Return the arguments of every query of this endpoint, oldest first."""
+    return [command.args for command in engine.asked if _is_query(command, endpoint)]
+
+
+def _is_query(command: Command, endpoint: Endpoint[Any]) -> TypeGuard[commands.Query]:
+    return isinstance(command, commands.Query) and command.endpoint == endpoint.path
 
 
 def open_app(engine: FakeEngine, look: Look | None = None) -> VolunteerApp:

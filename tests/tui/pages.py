@@ -10,13 +10,14 @@ from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from shared.errors import Unreachable
+from shared.protocol import endpoints
 from shared.protocol.accounts import ServerInfo, WorkerInfo
-from shared.protocol.heartbeat import LeaderRow, LedgerRow
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
+from shared.protocol.listings import LeaderRow, LedgerRow
 from tests.tui import scenes
-from tests.tui.engine import FakeEngine, open_app
+from tests.tui.engine import FakeEngine, Paged, open_app
 from volunteer.control import commands, events
-from volunteer.control.commands import History, Joined
+from volunteer.control.commands import Joined
 from volunteer.engine import setting_rows_of
 from volunteer.settings import settings
 from volunteer.tui.app import Look, VolunteerApp
@@ -123,13 +124,13 @@ SERVER = ServerInfo(
     now=scenes.NOW,
     runs=(scenes.RUN,),
 )
-ANSWERS: dict[type[Any], Any] = {
-    commands.GetLeaders: LEADERS,
-    commands.GetLedger: LEDGER,
-    commands.GetHistory: History(verdicts=OLDER, cursor="780"),
-    commands.GetRuns: RUNS,
+ANSWERS: dict[Any, Any] = {
+    endpoints.LEADERBOARD: LEADERS,
+    endpoints.LEDGER: LEDGER,
+    endpoints.CONTRIBUTIONS: Paged(OLDER, "780"),
+    endpoints.RUNS: RUNS,
     commands.GetMeasured: MEASURED,
-    commands.GetWorkers: WORKERS,
+    endpoints.WORKERS: WORKERS,
     commands.GetSettings: SETTINGS,
     commands.SetSettings: SETTINGS,
     commands.GetInvitation: LINK,
@@ -139,14 +140,14 @@ ANSWERS: dict[type[Any], Any] = {
         server="Little Lab", url=LINK, fingerprint="", nickname="ada", created=True
     ),
 }
-NOTHING: dict[type[Any], Any] = {
+NOTHING: dict[Any, Any] = {
     **ANSWERS,
-    commands.GetLeaders: (),
-    commands.GetLedger: (),
-    commands.GetHistory: History(verdicts=()),
-    commands.GetRuns: (),
+    endpoints.LEADERBOARD: (),
+    endpoints.LEDGER: (),
+    endpoints.CONTRIBUTIONS: Paged((), ""),
+    endpoints.RUNS: (),
     commands.GetMeasured: (),
-    commands.GetWorkers: (),
+    endpoints.WORKERS: (),
 }
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
 from shared.protocol.base import ContributionState
+from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import RunBeat
-from shared.protocol.work import Verdict
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 

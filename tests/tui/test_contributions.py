@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 from volunteer.tui.text import UNICODE
 from volunteer.tui.widgets.recent_work import verdict_lines
 

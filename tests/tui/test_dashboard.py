@@ -9,10 +9,12 @@ import pytest
 from msgspec.structs import replace
 from textual.pilot import Pilot
 
-from shared.protocol.work import Verdict, VersionInfo
+from shared.protocol import endpoints
+from shared.protocol.contributions import Verdict
+from shared.protocol.versions import VersionInfo
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app, opened, screen_text
-from volunteer.control import commands, events
+from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.tui.app import Look, VolunteerApp
 from volunteer.tui.screens.dashboard import Dashboard
@@ -183,7 +185,7 @@ async def test_the_curve_goes_back_to_before_the_program_was_started(engine: Fak
         loss=4.5,
         mine=1,
     )
-    engine.answers[commands.GetVersions] = (past,)
+    engine.answers[endpoints.VERSIONS] = (past,)
     async with opened(engine, scenes.started(), size=(120, 36)) as (app, pilot):
         await pilot.pause()
         app.redraw()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
+from shared.protocol import endpoints
 from shared.protocol.accounts import LinkCode
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
@@ -133,7 +134,7 @@ async def test_only_what_was_measured_of_the_network_is_told(engine: FakeEngine)
 
 
 async def test_a_machine_with_several_tasks_is_one_machine(engine: FakeEngine) -> None:
-    prepared(engine).answers[commands.GetWorkers] = (WORKERS[0], WORKERS[0])
+    prepared(engine).answers[endpoints.WORKERS] = (WORKERS[0], WORKERS[0])
     async with opened(engine, scenes.filled(), look=PAGE, size=(120, 36)) as (app, pilot):
         await settle(app, pilot)
         assert "the median of" not in screen_text(app)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from shared.protocol import endpoints
 from tests.tui import scenes
-from tests.tui.engine import FakeEngine, opened, screen_text
+from tests.tui.engine import FakeEngine, Paged, opened, queries, screen_text
 from tests.tui.pages import (
     LEDGER,
     OLDER,
@@ -22,8 +23,7 @@ from tests.tui.pages import (
     prepared,
     settle,
 )
-from volunteer.control import commands, events
-from volunteer.control.commands import History
+from volunteer.control import events
 from volunteer.tui.app import Look
 from volunteer.tui.screens.history import ledger_csv
 from volunteer.tui.widgets.table import Listing
@@ -70,13 +70,13 @@ async def test_at_the_end_of_the_list_more_is_asked_for(engine: FakeEngine) -> N
     async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
         await settle(app, pilot)
         older = tuple(replace(v, contribution=v.contribution - 100) for v in OLDER)
-        engine.answers[commands.GetHistory] = History(verdicts=older)
+        engine.answers[endpoints.CONTRIBUTIONS] = Paged(older, "")
         await pilot.press("end")
         await settle(app, pilot)
         await pilot.press("end")
         await settle(app, pilot)
-        cursors = [c.cursor for c in engine.asked if isinstance(c, commands.GetHistory)]
-        assert cursors == ["", "780"]
+        cursors = [args.get("cursor") for args in queries(engine, endpoints.CONTRIBUTIONS)]
+        assert cursors == [None, "780"]
         assert str(older[-1].task) in screen_text(app)
 
 

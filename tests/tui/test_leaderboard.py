@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from shared.protocol.heartbeat import LedgerRow
+from shared.protocol import endpoints
+from shared.protocol.listings import LedgerRow
 from tests.tui import scenes
-from tests.tui.engine import FakeEngine, opened, screen_text
+from tests.tui.engine import FakeEngine, opened, queries, screen_text
 from tests.tui.pages import LEADERS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
 from volunteer.control import commands, events
 from volunteer.stats.milestones import milestones, week
@@ -42,7 +43,7 @@ async def test_another_span_of_time_is_asked_for(engine: FakeEngine) -> None:
         await settle(app, pilot)
         await pilot.press("w")
         await settle(app, pilot)
-    asked = [c.days for c in engine.asked if isinstance(c, commands.GetLeaders)]
+    asked = [args.get("days") for args in queries(engine, endpoints.LEADERBOARD)]
     assert asked == [7, 30, 0]
 
 
@@ -53,7 +54,7 @@ async def test_my_own_place_is_seen_wherever_the_list_stands(engine: FakeEngine)
         for n in range(1, 60)
     )
     mine = replace(many[-1], rank=60, nickname="ada", earned_micro=900_000_000, me=True)
-    engine.answers[commands.GetLeaders] = (*many, mine)
+    engine.answers[endpoints.LEADERBOARD] = (*many, mine)
     async with opened(engine, scenes.filled(), look=Look(page="leaderboard")) as (app, pilot):
         await settle(app, pilot)
         text = screen_text(app)
@@ -66,7 +67,7 @@ async def test_my_own_place_is_seen_wherever_the_list_stands(engine: FakeEngine)
 
 async def test_who_hides_the_name_is_told_so(engine: FakeEngine) -> None:
     prepared(engine)
-    engine.answers[commands.GetLeaders] = LEADERS[:2]
+    engine.answers[endpoints.LEADERBOARD] = LEADERS[:2]
     async with opened(engine, scenes.filled(), look=Look(page="leaderboard")) as (app, pilot):
         await settle(app, pilot)
         assert "you are not in this list yet" in screen_text(app)
@@ -105,7 +106,7 @@ async def test_a_card_to_show_is_drawn_into_the_home_directory(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     prepared(engine)
-    engine.answers[commands.GetVersions] = ()
+    engine.answers[endpoints.VERSIONS] = ()
     async with opened(engine, scenes.filled(), look=Look(page="leaderboard")) as (app, pilot):
         await settle(app, pilot)
         await pilot.press("c")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.protocol.work import VersionInfo
+from shared.protocol import endpoints
+from shared.protocol.versions import VersionInfo
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from volunteer.control import commands, events
@@ -135,7 +136,7 @@ async def test_attaching_asks_for_the_versions_before(engine: FakeEngine) -> Non
         )
         for number in range(4)
     )
-    engine.answers[commands.GetVersions] = rows
+    engine.answers[endpoints.VERSIONS] = rows
     for event in scenes.started():
         engine.hub.emit(event)
     engine.control.remote = True

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from shared.protocol.heartbeat import LossPoint
+from shared.protocol import endpoints
+from shared.protocol.listings import LossPoint
 from tests.tui import scenes
-from tests.tui.engine import FakeEngine, opened, screen_text
+from tests.tui.engine import FakeEngine, opened, queries, screen_text
 from tests.tui.pages import (
     LINK,
     RUNS,
@@ -78,7 +79,7 @@ async def test_what_is_measured_of_a_run_is_named_where_runs_stand_side_by_side(
     drawing = replace(
         RUNS[1], name="digits", measure="Fréchet distance", loss=337.19, loss_first=402.5
     )
-    engine.answers[commands.GetRuns] = (RUNS[0], drawing)
+    engine.answers[endpoints.RUNS] = (RUNS[0], drawing)
     async with opened(engine, scenes.filled(), size=(120, 36), look=PAGE) as (app, pilot):
         await settle(app, pilot)
         text = screen_text(app)
@@ -92,7 +93,7 @@ async def test_what_is_measured_of_a_run_is_named_where_runs_stand_side_by_side(
 
 async def test_the_curve_of_the_run_under_the_cursor_is_asked_for(engine: FakeEngine) -> None:
     prepared(engine)
-    engine.answers[commands.GetLoss] = tuple(
+    engine.answers[endpoints.LOSS] = tuple(
         LossPoint(version=n, loss=3.0 - n / 100, at=scenes.NOW) for n in range(120)
     )
     async with opened(engine, scenes.filled(), size=(120, 36), look=PAGE) as (app, pilot):
@@ -103,14 +104,14 @@ async def test_the_curve_of_the_run_under_the_cursor_is_asked_for(engine: FakeEn
         text = screen_text(app)
         assert "Loss of five-in-a-row" in text
         assert "119" in text  # the newest version, at the end of its axis
-    asked = [c.run for c in engine.asked if isinstance(c, commands.GetLoss)]
+    asked = [args.get("run") for args in queries(engine, endpoints.LOSS)]
     assert asked == ["stdlib-gpt", "five-in-a-row"]
 
 
 async def test_where_there_is_no_room_for_the_curve_nobody_asks_for_it(engine: FakeEngine) -> None:
     async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
         await settle(app, pilot)
-    assert not [c for c in engine.asked if isinstance(c, commands.GetLoss)]
+    assert not queries(engine, endpoints.LOSS)
 
 
 async def test_no_new_tasks_and_the_licence(engine: FakeEngine) -> None:

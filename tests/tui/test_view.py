@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 from tests.tui import scenes
 from volunteer.control import events
 from volunteer.control.events import AnyEvent

@@ -23,7 +23,7 @@ import msgspec
 
 from shared.errors import Configuration, StorageFull
 from shared.protocol.accounts import Benchmark, ServerInfo
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 from shared.signing import digest
 from volunteer.files import private_directory, read_record, set_aside, write_record, write_whole
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from shared.errors import BadRequest, Gone, StorageFull, Unavailable, VolunteerError
 from shared.protocol.accounts import Benchmark, Device, RunInfo
-from shared.protocol.work import ClaimRequest, Idle, Lease, ReleaseRequest
+from shared.protocol.leases import ClaimRequest, Idle, Lease, ReleaseRequest
 from shared.tensors.quantize import CODECS
 from volunteer.agent.context import Parts
 from volunteer.agent.shared_state import FATAL, Held

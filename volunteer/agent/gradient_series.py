@@ -19,7 +19,8 @@ from typing import Protocol
 
 import msgspec
 
-from shared.protocol.work import BeginReply, Lease, VersionManifest
+from shared.protocol.leases import BeginReply, Lease
+from shared.protocol.versions import VersionManifest
 from shared.workloads.base import Job
 from volunteer.agent.context import Parts
 from volunteer.agent.shared_state import Held

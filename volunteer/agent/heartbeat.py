@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shared.errors import VolunteerError
+from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest, RunBeat, TaskBeat, TaskOrder
 from shared.protocol.limits import HEARTBEAT_S
-from shared.protocol.work import Verdict
 from volunteer.account.profile import is_news
 from volunteer.agent.context import Parts
 from volunteer.agent.shared_state import FATAL, Held

@@ -12,7 +12,8 @@ import asyncio
 import msgspec
 
 from shared.errors import Gone, Unreachable
-from shared.protocol.work import BeginReply, Lease, SignedManifest, VersionManifest
+from shared.protocol.leases import BeginReply, Lease
+from shared.protocol.versions import SignedManifest, VersionManifest
 from volunteer.agent.context import Parts
 from volunteer.agent.gradient_series import comes_in_parts
 from volunteer.agent.shared_state import Held, with_begin

@@ -13,7 +13,8 @@ import msgspec
 
 from shared.errors import InvalidFrame, VolunteerError
 from shared.protocol.accounts import Device
-from shared.protocol.work import BeginReply, BlobRef, Lease, SignedManifest, VersionManifest
+from shared.protocol.leases import BeginReply, Lease
+from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest
 from shared.workloads.base import DatasetManifest, Work
 from volunteer.agent.context import Parts
 from volunteer.agent.gradient_series import Base, Series, comes_in_parts

@@ -10,7 +10,7 @@ from typing import Any
 from shared.errors import NotFound, VolunteerError
 from shared.protocol.accounts import RunInfo
 from shared.protocol.heartbeat import RunBeat
-from shared.protocol.work import VersionInfo
+from shared.protocol.versions import VersionInfo
 from volunteer.agent.context import Parts
 from volunteer.agent.shared_state import FATAL
 from volunteer.control import events

@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import msgspec
 
 from shared.errors import Banned, Configuration, Unauthorized, UpgradeRequired, VolunteerError
+from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import TaskBeat
-from shared.protocol.work import Verdict
 from volunteer.control.commands import How
 from volunteer.storage.leases import HeldLease
 from volunteer.training.trainer import Handle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shared.errors import Cancelled, Gone, NotFound, VolunteerError
-from shared.protocol.work import UploadRequest, Verdict
+from shared.protocol.contributions import UploadRequest, Verdict
 from volunteer.agent.context import Parts
 from volunteer.agent.offline_begin import tell
 from volunteer.agent.shared_state import FATAL

@@ -14,7 +14,7 @@ from volunteer.cli.exit_codes import hinted
 
 if TYPE_CHECKING:
     from shared.protocol.accounts import Me, RunInfo
-    from shared.protocol.work import VersionInfo
+    from shared.protocol.versions import VersionInfo
     from volunteer.net.api import Api
     from volunteer.service.units import Service
 

@@ -1,6 +1,6 @@
-"""Telling the owner of a machine about failures that need a person: the bell, a notification of the desktop, a webhook.
+"""Notifications of failures that need a person: the bell, the desktop, a webhook.
 
-What is worth an alert is decided from the events alone, by `Watch`. One kind of trouble is told at most once an hour.
+`AlertRules` decides from the events alone. One kind of trouble is reported at most once an hour.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What a webhook gets: facts, and the sentence twice under the names that chat services read."""
+class WebhookBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a webhook: facts, and the sentence twice under the names that chat services read."""
 
     kind: str
     message: str
@@ -53,11 +53,11 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     content: str
 
 
-Post: TypeAlias = Callable[[str, Told], Awaitable[None]]  # raises VolunteerError
+Post: TypeAlias = Callable[[str, WebhookBody], Awaitable[None]]  # raises VolunteerError
 Run: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], str]  # what went wrong, or ""
 
 
-class Watch:
+class AlertRules:
     """Says which events are worth an alert. Pure but for what it remembers."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
-    """How alerts leave the program; tests bring their own."""
+    """Functions by which alerts leave the program; tests bring their own."""
 
     post: Post
     run: Run
@@ -123,13 +123,16 @@ class Ways:
 
 
 class Alerts:
-    """Listens to the events of one volunteer and tells its owner. `looks` gives the settings in force."""
+    """Follows the events of one volunteer and notifies its owner.
+
+    `looks` returns the settings in force.
+    """
 
     def __init__(self, hub: Hub, looks: Callable[[], Looks], ways: Ways) -> None:
         self._hub = hub
         self._looks = looks
         self._ways = ways
-        self._watch = Watch()
+        self._watch = AlertRules()
         self._under_way: set[asyncio.Task[None]] = set()
         self._complained: set[str] = set()
 
@@ -184,7 +187,7 @@ class Alerts:
     async def _webhook(self, url: str, kind: str, message: str, at: float) -> str:
         status = self._hub.status
         said = f"{status.nickname or TITLE}: {message}"
-        told = Told(
+        told = WebhookBody(
             kind=kind,
             message=message,
             at=at,
@@ -200,7 +203,8 @@ class Alerts:
         return ""
 
 
-# The programs that systems have for it. The message is an argument or a variable, never part of a script.
+# Notification programs of the systems. The message is an argument or a variable, never part of a
+# script.
 _MAC = (
     "on run argv",
     "display notification (item 2 of argv) with title (item 1 of argv)",

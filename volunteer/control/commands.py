@@ -1,4 +1,4 @@
-"""What can be asked of a running volunteer, as data: the same in this process and over the local socket."""
+"""Commands to a running volunteer, as data: the same in this process and over the local socket."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any, Generic, Literal, TypeVar, dataclass_transform
 
 import msgspec
 
-from shared.protocol.accounts import Benchmark, LinkCode, RunInfo, ServerInfo, WorkerInfo
-from shared.protocol.heartbeat import LeaderRow, LedgerRow, LossPoint, Summary
-from shared.protocol.work import Verdict, VersionInfo
+from shared.errors import BadRequest
+from shared.protocol.accounts import Benchmark, LinkCode, ServerInfo
+from shared.protocol.endpoints import QUERIES, Endpoint
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status
 
@@ -26,7 +26,7 @@ class PublicRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A setting, what it is now, and who said so."""
+    """A setting, its value, and the source of the value."""
 
     name: str
     value: Any
@@ -37,9 +37,8 @@ class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
     help: str
 
 
-@dataclass_transform(
-    frozen_default=True, kw_only_default=True
-)  # what the base says of all, said to the type checker
+# Repeats for the type checker what the base says of all.
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of all commands; the tag is the class name."""
 
@@ -58,25 +57,18 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     created: bool  # False: it was there before
 
 
-class History(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of what was handed in; `cursor` continues it, empty: that was all."""
-
-    verdicts: tuple[Verdict, ...]
-    cursor: str = ""
-
-
 class GetStatus(Ask[Status]):
     pass
 
 
 class Probe(Ask[ServerInfo]):
-    """Who answers at a join link; nothing is told to them."""
+    """Get the identity of the coordinator at a join link; nothing is sent to it."""
 
     link: str
 
 
 class Join(Ask[Joined]):
-    """Make an account (or find the one made before) and go to work with it."""
+    """Make an account (or find the one made before) and start to work with it."""
 
     link: str
     name: str = ""
@@ -132,11 +124,14 @@ class GetInvitation(Ask[str]):
 
 
 class StartPractice(Ask[str]):
-    """A private coordinator on this machine, to practise; answered with its link. May take a minute the first time."""
+    """Start a private coordinator on this machine; answered with its link.
+
+    The first time takes a minute.
+    """
 
 
 class GetPublicRuns(Ask[tuple[PublicRun, ...]]):
-    """What is listed at the address of the setting `public_runs`."""
+    """Read the list at the address of the setting `public_runs`."""
 
 
 class ChooseRuns(Command):
@@ -150,43 +145,21 @@ class GetSettings(Ask[tuple[SettingRow, ...]]):
 
 
 class SetSettings(Ask[tuple[SettingRow, ...]]):
-    """Written to config.toml; rules (rules.py) hold at once, the rest from the next start."""
+    """Write settings to config.toml; work rules hold at once, the rest from the next start."""
 
     changes: dict[str, Any]
 
 
-class GetRuns(Ask[tuple[RunInfo, ...]]):
-    pass
+class Query(Ask[tuple[Any, str]]):
+    """Forward a read-only query to the coordinator; answered with its reply and the cursor of the
+    next page.
 
+    `endpoint` is the path of one of `shared.protocol.endpoints.QUERIES`.
 
-class GetVersions(Ask[tuple[VersionInfo, ...]]):
-    run: str
-    cursor: str = ""
+    """
 
-
-class GetLoss(Ask[tuple[LossPoint, ...]]):
-    run: str
-
-
-class GetSummary(Ask[Summary]):
-    run: str
-
-
-class GetWorkers(Ask[tuple[WorkerInfo, ...]]):
-    run: str
-
-
-class GetLeaders(Ask[tuple[LeaderRow, ...]]):
-    run: str = ""
-    days: int = 0
-
-
-class GetLedger(Ask[tuple[LedgerRow, ...]]):
-    cursor: str = ""
-
-
-class GetHistory(Ask[History]):
-    cursor: str = ""
+    endpoint: str
+    args: dict[str, str | int] = {}
 
 
 class MakeLink(Ask[LinkCode]):
@@ -212,18 +185,11 @@ AnyCommand = (
     | ChooseRuns
     | GetSettings
     | SetSettings
-    | GetRuns
-    | GetVersions
-    | GetLoss
-    | GetSummary
-    | GetWorkers
-    | GetLeaders
-    | GetLedger
-    | GetHistory
+    | Query
     | MakeLink
 )
 
-# What comes back, for the side that reads it from a socket.
+# Types of the answers, for the side that reads them from a socket.
 REPLIES: dict[type[Command], Any] = {
     GetStatus: Status,
     Probe: ServerInfo,
@@ -234,16 +200,22 @@ REPLIES: dict[type[Command], Any] = {
     GetInvitation: str,
     StartPractice: str,
     GetPublicRuns: tuple[PublicRun, ...],
-    GetRuns: tuple[RunInfo, ...],
-    GetVersions: tuple[VersionInfo, ...],
-    GetLoss: tuple[LossPoint, ...],
-    GetSummary: Summary,
-    GetWorkers: tuple[WorkerInfo, ...],
-    GetLeaders: tuple[LeaderRow, ...],
-    GetLedger: tuple[LedgerRow, ...],
-    GetHistory: History,
     MakeLink: LinkCode,
 }
+
+
+def reply_type(command: Command) -> Any:
+    """Return the type of the answer to a command; None where it has none. Raises BadRequest."""
+    if isinstance(command, Query):
+        return tuple[query_of(command).reply, str]  # type: ignore[misc]
+    return REPLIES.get(type(command))
+
+
+def query_of(command: Query) -> Endpoint[Any]:
+    """Return the endpoint that a query names. Raises BadRequest."""
+    if (endpoint := QUERIES.get(command.endpoint)) is None:
+        raise BadRequest(f"{command.endpoint[:64]} is no query of this version")
+    return endpoint
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,7 +226,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """One line back: what a command gave, or the error it ended with."""
+    """One line back: the value of a command, or the error it ended with."""
 
     id: int
     value: msgspec.Raw = msgspec.Raw(b"null")
@@ -262,13 +234,13 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     message: str = ""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
-    """One line back: something happened."""
+class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
+    """One line back: an event."""
 
     event: AnyEvent
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
-    """The first line back, and again to somebody who fell behind."""
+    """The first line back, and again to a client that fell behind."""
 
     status: Status

@@ -1,8 +1,11 @@
-"""The one way in: commands in, events out, the same for a volunteer in this process and for one that runs elsewhere here.
+"""The one interface to a volunteer: commands in, events out, in this process or over the local
+socket.
 
-control.status                     the state now
-with control.subscribe() as new:   every event from now on: `async for event in new`
-await control.pause("cuda:0")      commands; each raises what the volunteer answers with
+control.status                        the state now
+with control.subscribe() as new:      every event from now on: `async for event in new`
+await control.pause("cuda:0")         commands; each raises the volunteer's error
+await control.query(endpoints.RUNS)   read-only queries, forwarded to the coordinator
+
 """
 
 from __future__ import annotations
@@ -11,11 +14,10 @@ from collections.abc import Awaitable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from shared.protocol.accounts import Benchmark, LinkCode, RunInfo, ServerInfo, WorkerInfo
-from shared.protocol.heartbeat import LeaderRow, LedgerRow, LossPoint, Summary
-from shared.protocol.work import VersionInfo
+from shared.protocol.accounts import Benchmark, LinkCode, ServerInfo
+from shared.protocol.endpoints import Endpoint
 from volunteer.control import commands
-from volunteer.control.commands import Ask, Command, History, Joined, PublicRun, SettingRow
+from volunteer.control.commands import Ask, Command, Joined, PublicRun, SettingRow
 from volunteer.control.commands import How as How  # part of this interface
 from volunteer.control.event_bus import Hub, Subscription
 from volunteer.control.status import Status
@@ -24,13 +26,13 @@ T = TypeVar("T")
 
 
 class Execute(Protocol):
-    """Carries a command out and gives its answer."""
+    """Carries a command out and returns its answer."""
 
     def __call__(self, command: Command) -> Awaitable[Any]: ...
 
 
 class Control:
-    """One volunteer. Made by `Engine` in this process, by `attach` (channel.py) for another one."""
+    """One volunteer. Made by `Engine` in this process, by `local_socket.attach` for another one."""
 
     def __init__(self, hub: Hub, execute: Execute, *, remote: bool = False) -> None:
         self.remote = remote  # leaving a remote volunteer does not end it
@@ -42,15 +44,21 @@ class Control:
         return self._hub.status
 
     def subscribe(self) -> AbstractContextManager[Subscription]:
-        """Every event from now on, until the volunteer ends."""
+        """Subscribe to every event from now on, until the volunteer ends."""
         return self._hub.subscribe()
 
     async def probe(self, link: str) -> ServerInfo:
-        """Who answers at a join link. Raises BadRequest, Unreachable, Unauthorized with what to do."""
+        """Return the identity of the coordinator at a join link.
+
+        Raises BadRequest, Unreachable, Unauthorized; the message says what to do.
+        """
         return await self._ask(commands.Probe(link=link))
 
     async def join(self, link: str, name: str = "") -> Joined:
-        """Make an account and go to work with it. Raises InvalidName with a free suggestion, Forbidden."""
+        """Make an account and start to work with it.
+
+        Raises InvalidName with a free suggestion, Forbidden.
+        """
         return await self._ask(commands.Join(link=link, name=name))
 
     async def choose_runs(self, runs: tuple[str, ...]) -> None:
@@ -84,7 +92,7 @@ class Control:
         await self._execute(commands.Retry())
 
     async def consent(self, run: str) -> None:
-        """Say yes to the licence of a run."""
+        """Accept the licence of a run."""
         await self._execute(commands.Consent(run=run))
 
     async def measure(self, device: str = "", *, quick: bool = False) -> None:
@@ -96,54 +104,46 @@ class Control:
         await self._execute(commands.StopMeasuring())
 
     async def measured(self) -> tuple[Benchmark, ...]:
-        """All benchmarks that are remembered, oldest first."""
+        """Return all benchmarks that are remembered, oldest first."""
         return await self._ask(commands.GetMeasured())
 
     async def invitation(self) -> str:
-        """A link with which others can join the same coordinator."""
+        """Return a link with which others can join the same coordinator."""
         return await self._ask(commands.GetInvitation())
 
     async def start_practice(self) -> str:
-        """The link of a private coordinator on this machine. Raises Unavailable."""
+        """Start a private coordinator on this machine and return its link. Raises Unavailable."""
         return await self._ask(commands.StartPractice())
 
     async def public_runs(self) -> tuple[PublicRun, ...]:
-        """Runs that anybody may help, where the owner set an address for such a list."""
+        """Return runs that anyone may help, where the owner set an address of such a list."""
         return await self._ask(commands.GetPublicRuns())
 
     async def settings(self) -> tuple[SettingRow, ...]:
         return await self._ask(commands.GetSettings())
 
     async def set_settings(self, changes: dict[str, Any]) -> tuple[SettingRow, ...]:
-        """Check settings and write them to config.toml. Raises Configuration with what a value must be."""
+        """Check settings and write them to config.toml.
+
+        Raises Configuration with what a value must be.
+        """
         return await self._ask(commands.SetSettings(changes=changes))
 
-    async def runs(self) -> tuple[RunInfo, ...]:
-        return await self._ask(commands.GetRuns())
+    async def query(self, endpoint: Endpoint[T], **args: str | int) -> T:
+        """Return the coordinator's reply to a read-only query; `args` are the parameters of the
+        endpoint.
 
-    async def versions(self, run: str, cursor: str = "") -> tuple[VersionInfo, ...]:
-        return await self._ask(commands.GetVersions(run=run, cursor=cursor))
+        `await control.query(endpoints.LOSS, run="stdlib-gpt")`. Raises BadRequest, NotFound,
+        Unreachable, Conflict.
+        """
+        return (await self.page(endpoint, **args))[0]
 
-    async def loss(self, run: str) -> tuple[LossPoint, ...]:
-        return await self._ask(commands.GetLoss(run=run))
-
-    async def summary(self, run: str) -> Summary:
-        return await self._ask(commands.GetSummary(run=run))
-
-    async def workers(self, run: str) -> tuple[WorkerInfo, ...]:
-        return await self._ask(commands.GetWorkers(run=run))
-
-    async def leaders(self, run: str = "", days: int = 0) -> tuple[LeaderRow, ...]:
-        return await self._ask(commands.GetLeaders(run=run, days=days))
-
-    async def ledger(self, cursor: str = "") -> tuple[LedgerRow, ...]:
-        return await self._ask(commands.GetLedger(cursor=cursor))
-
-    async def history(self, cursor: str = "") -> History:
-        return await self._ask(commands.GetHistory(cursor=cursor))
+    async def page(self, endpoint: Endpoint[T], **args: str | int) -> tuple[T, str]:
+        """Return one page of a listing and the cursor of the next one; "" where there is none."""
+        return await self._ask(commands.Query(endpoint=endpoint.path, args=args))
 
     async def link(self) -> LinkCode:
-        """A ten-minute code for another machine of the same account."""
+        """Return a ten-minute code for another machine of the same account."""
         return await self._ask(commands.MakeLink())
 
     async def _ask(self, command: Ask[T]) -> T:

@@ -1,4 +1,4 @@
-"""What helps somebody else to help: versions, machine, settings and the last events, without anything secret. Pure."""
+"""Report for a helper: versions, machine, settings and the last events, without secrets. Pure."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ def diagnostics(
     settings: Sequence[SettingRow],
     events: Iterable[AnyEvent],
 ) -> str:
-    """A text to paste into a question."""
+    """Return a text to paste into a question."""
+    online = "online" if status.online else "offline"
     lines = [
         f"volunteer {version}, Python {machine.python}, torch {machine.torch or 'none'}",
         f"{machine.system}, {machine.cores} cores, {size(machine.memory_bytes)} of memory",
-        f"coordinator: {status.server or '-'}, {'online' if status.online else 'offline'} {status.connection}",
+        f"coordinator: {status.server or '-'}, {online} {status.connection}",
     ]
     lines += [
         f"device {d.id}: {d.name}, {size(d.memory_bytes)}{'' if d.usable else ', ' + d.problem}"

@@ -1,6 +1,7 @@
-"""What happens inside a volunteer, as frozen facts. The agent emits them; the TUI and `--no-ui` only draw them.
+"""Events of a volunteer as frozen facts: the agent emits them, the TUI and `--no-ui` draw them.
 
-Every event says when (`at`, UTC epoch seconds of this machine). Money is in micro-credits, sizes in bytes, times in seconds.
+Every event has its time (`at`, UTC epoch seconds of this machine). Money is in micro-credits, sizes
+in bytes, times in seconds.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import dataclass_transform
 import msgspec
 
 from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
+from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import RunBeat
-from shared.protocol.work import Verdict
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
@@ -30,7 +31,7 @@ class Started(Event):
 
 
 class Connection(Event):
-    """Whether the coordinator answers, and when the next try is. Told at each try: everybody who asks tries for itself."""
+    """State of the connection and time of the next try; emitted at each try of any loop."""
 
     online: bool
     message: str = ""
@@ -40,7 +41,7 @@ class Connection(Event):
 
     @property
     def repeated(self) -> bool:
-        """Whether it says only that it is still away."""
+        """Return True if it only repeats that the coordinator is still away."""
         return not self.online and self.since is not None
 
 
@@ -192,7 +193,9 @@ class Paused(Event):
 
 
 class Resumed(Event):
-    """One reason for a pause is gone (all of them without `by`); the message says which others are left."""
+    """One reason for a pause is gone (all of them without `by`); the message says which others
+    are left.
+    """
 
     device: str
     by: str = ""
@@ -213,7 +216,10 @@ class Traffic(Event):
 
 
 class Sensed(Event):
-    """How a device feels; None is what no sensor tells. Energy is that of the whole device, since we started."""
+    """Sensors of a device; None where there is no sensor.
+
+    Energy is that of the whole device since we started.
+    """
 
     device: str
     utilisation: float | None = None  # 0..1
@@ -231,7 +237,7 @@ class Notice(Event):
 
 
 class Alerted(Event):
-    """The owner was told of a failure that needs a person; `bell`: the terminal is to ring as well."""
+    """A failure that needs a person, as the owner is notified; `bell`: the terminal rings too."""
 
     message: str
     bell: bool = False

@@ -1,7 +1,8 @@
 """The local socket of a running volunteer: JSON lines, one a message, for this user only.
 
-A Unix socket in a private directory where there is one, else a loopback port with a token; `control.json` in the profile
-says which. Whoever connects gets the status first, then every event, and may send commands.
+A Unix socket in a private directory where there is one, else a loopback port with a token;
+`control.json` in the profile says which. A client gets the status first, then every event, and may
+send commands.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ import msgspec
 from shared.clock import Clock
 from shared.decoding import decode
 from shared.errors import BadRequest, Unreachable, VolunteerError, from_wire
-from volunteer.control.commands import REPLIES, Answered, AnyCommand, Asked, Command, Snapshot, Told
+from volunteer.control.commands import (
+    Answered,
+    AnyCommand,
+    Asked,
+    Command,
+    EventLine,
+    Snapshot,
+    reply_type,
+)
 from volunteer.control.control import Control, Execute
 from volunteer.control.event_bus import Hub, Subscription
 from volunteer.files import private_directory, read_record, write_record
@@ -34,8 +43,8 @@ SOCKET_PATH_MAX = 100  # bytes that every system allows for a Unix socket
 HELLO_S = 5.0
 
 
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a running volunteer listens. In a private file: the token opens it."""
+class SocketAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Address of a running volunteer. In a private file: the token opens it."""
 
     path: str = ""  # of a Unix socket
     port: int = 0  # on 127.0.0.1, where there are no Unix sockets
@@ -60,17 +69,17 @@ class ControlServer:
 
     @asynccontextmanager
     async def serve(self, record: Path) -> AsyncIterator[None]:
-        """Listen, and say where in `record`, until the block ends."""
+        """Listen until the block ends, with the address written to `record`."""
         if hasattr(socket, "AF_UNIX"):
             path = _socket_path(record)
             path.unlink(missing_ok=True)
             server = await asyncio.start_unix_server(self._meet, path, limit=LINE_BYTES_MAX)
             path.chmod(0o600)
-            endpoint = Endpoint(path=str(path), token=self._token, pid=os.getpid())
+            endpoint = SocketAddress(path=str(path), token=self._token, pid=os.getpid())
         else:
             server = await asyncio.start_server(self._meet, "127.0.0.1", 0, limit=LINE_BYTES_MAX)
             port = server.sockets[0].getsockname()[1]
-            endpoint = Endpoint(port=port, token=self._token, pid=os.getpid())
+            endpoint = SocketAddress(port=port, token=self._token, pid=os.getpid())
         write_record(record, endpoint)
         try:
             yield
@@ -117,7 +126,7 @@ class ControlServer:
 
     async def _tell(self, writer: asyncio.StreamWriter, events: Subscription) -> None:
         async for event in events:
-            await _send(writer, Told(event=event))
+            await _send(writer, EventLine(event=event))
         writer.close()  # the volunteer has ended
 
     async def _answer(self, asked: Asked) -> Answered:
@@ -142,7 +151,8 @@ class Remote:
         self._over = False  # nothing more comes
 
     async def execute(self, command: Command) -> Any:
-        """Send a command and wait for its answer. Raises what the volunteer said, or Unreachable."""
+        """Send a command and wait for its answer. Raises the volunteer's error, or Unreachable."""
+        kind = reply_type(command)
         if self._over:
             raise Unreachable("the volunteer has ended")
         self._last += 1
@@ -153,14 +163,13 @@ class Remote:
             raw = await answer
         except ConnectionError as error:
             raise Unreachable("the volunteer has ended") from error
-        kind = REPLIES.get(type(command))
         return None if kind is None else decode(raw, kind)
 
     async def read(self) -> None:
-        """Fold in what comes until the volunteer ends."""
+        """Read events and answers until the volunteer ends."""
         try:
-            while (line := await _line(self._reader, Answered | Told)) is not None:
-                if isinstance(line, Told):
+            while (line := await _line(self._reader, Answered | EventLine)) is not None:
+                if isinstance(line, EventLine):
                     self._hub.emit(line.event)
                 elif waiting := self._waiting.pop(line.id, None):
                     if line.code:
@@ -179,8 +188,8 @@ class Remote:
 
 @asynccontextmanager
 async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
-    """The volunteer that runs on this profile. Raises Unreachable when none does."""
-    endpoint = read_record(record, Endpoint)
+    """Connect to the volunteer that runs on this profile. Raises Unreachable when none does."""
+    endpoint = read_record(record, SocketAddress)
     none = "no volunteer is running on this profile: start one with `volunteer`"
     if endpoint is None:
         raise Unreachable(none)
@@ -219,7 +228,7 @@ async def _send(writer: asyncio.StreamWriter, message: msgspec.Struct) -> None:
 
 
 async def _line(reader: asyncio.StreamReader, kind: Any) -> Any:
-    """The next message; None at the end. Raises BadRequest."""
+    """Return the next message; None at the end. Raises BadRequest."""
     try:
         line = await reader.readline()
     except ValueError as error:
@@ -237,7 +246,9 @@ def _remove(path: Path) -> None:
 
 
 def _socket_path(record: Path) -> Path:
-    """Beside the record, or in a short private directory when that would be too long for a socket."""
+    """Return a path beside the record, or in a short private directory if that is too long for a
+    socket.
+    """
     path = record.with_suffix(".sock")
     if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
         return path

@@ -43,7 +43,10 @@ def _devices(e: events.DevicesFound) -> str:
 
 def _benchmarked(e: events.Benchmarked) -> str:
     b = e.benchmark
-    return f"{b.device}: {b.step_flops / 1e9:,.0f} GFLOP/s in training, {b.fp32_flops / 1e9:,.0f} in matrix products"
+    return (
+        f"{b.device}: {b.step_flops / 1e9:,.0f} GFLOP/s in training, "
+        f"{b.fp32_flops / 1e9:,.0f} in matrix products"
+    )
 
 
 def _idle(e: events.Idle) -> str | None:
@@ -54,7 +57,10 @@ def _idle(e: events.Idle) -> str | None:
 
 
 def _claimed(e: events.Claimed) -> str:
-    return f"task {e.task} of {e.run} on {e.device}: {e.steps} steps, worth {credit(e.price_micro)} credits"
+    return (
+        f"task {e.task} of {e.run} on {e.device}: {e.steps} steps, "
+        f"worth {credit(e.price_micro)} credits"
+    )
 
 
 def _training(e: events.Training) -> str:
@@ -67,7 +73,8 @@ def _training(e: events.Training) -> str:
 
 def _halved(e: events.Halved) -> str:
     return (
-        f"task {e.task}: {e.device} ran out of memory; going on with {e.micro_batch} samples at a time "
+        f"task {e.task}: {e.device} ran out of memory; "
+        f"going on with {e.micro_batch} samples at a time "
         "(same batch, same pay)"
     )
 
@@ -96,7 +103,7 @@ def _measured(e: events.LossMeasured) -> str:
 
 
 def credits_words(e: events.Credits) -> str:
-    """What there is of credits."""
+    """Describe the credits in a sentence."""
     me = e.me
     rank = f", rank {me.rank}" if me.rank else ""
     return f"credits: {credit(me.earned_micro)} earned, {credit(me.pending_micro)} pending{rank}"

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
+from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import RunBeat
-from shared.protocol.work import Verdict
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 

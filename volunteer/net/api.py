@@ -1,13 +1,13 @@
-"""Every endpoint of the coordinator as one typed call."""
+"""Calls of the coordinator by its workers, each an endpoint of `shared.protocol.endpoints`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
-from urllib.parse import quote
+from typing import Any, TypeVar
 
 import msgspec
 
+from shared.protocol import endpoints
 from shared.protocol.accounts import (
     BenchmarkRequest,
     LeaveRequest,
@@ -18,96 +18,110 @@ from shared.protocol.accounts import (
     RunInfo,
     ServerInfo,
     VisibilityRequest,
-    WorkerInfo,
 )
-from shared.protocol.heartbeat import (
-    HeartbeatReply,
-    HeartbeatRequest,
-    LeaderRow,
-    LedgerRow,
-    LossPoint,
-    Summary,
-)
-from shared.protocol.limits import LONG_POLL_S_MAX
-from shared.protocol.work import (
+from shared.protocol.contributions import SubmitRequest, UploadInfo, UploadRequest, Verdict
+from shared.protocol.endpoints import Endpoint
+from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
+from shared.protocol.leases import (
     BeginReply,
     BeginRequest,
     ClaimReply,
     ClaimRequest,
     ReleaseRequest,
-    SignedManifest,
-    SubmitRequest,
-    UploadInfo,
-    UploadRequest,
-    Verdict,
-    VersionInfo,
 )
+from shared.protocol.limits import LONG_POLL_S_MAX
+from shared.protocol.versions import SignedManifest, VersionInfo
 from shared.workloads.base import DatasetManifest
-from volunteer.control.commands import History
 from volunteer.net.client import Call, Client
 from volunteer.net.retry import FOREVER
 
-LISTING_BYTES_MAX = 16 << 20
-MANIFEST_BYTES_MAX = 64 << 20  # of a dataset: about 120 bytes a chunk
-ASK_S = 15.0  # patience of what a person waits for
-SHORT_S = 5.0  # patience of what is only courtesy
+ASK_S = 15.0  # patience of a request that a person waits for
+SHORT_S = 5.0  # patience of a request that is only courtesy
+HELD_S = 20.0  # a long poll is answered this long after its wait at the latest
 
 CURSOR_CHARS_MAX = 64
 
 T = TypeVar("T")
-Nothing = type(None)
+Body = msgspec.Struct | Callable[[], msgspec.Struct]
 
 
 class Api:
-    """The coordinator as a worker sees it. What training depends on is retried until it is answered."""
+    """The coordinator as a worker sees it.
+
+    What training depends on is retried until it is answered.
+    """
 
     def __init__(self, client: Client) -> None:
         self.client = client
 
-    async def server(self, patience_s: float = FOREVER) -> ServerInfo:
-        return await self.client.call(
-            Call(
-                method="GET", path="/server", reply=ServerInfo, secret=False, patience_s=patience_s
-            )
+    async def query(self, endpoint: Endpoint[T], **args: str | int) -> T:
+        """Return the reply to a read-only query; `args` are parameters of path and query."""
+        return (await self.page(endpoint, **args))[0]
+
+    async def page(self, endpoint: Endpoint[T], **args: str | int) -> tuple[T, str]:
+        """Return one page of a listing and the cursor of the next; "" where there is none."""
+        cursor = ""
+
+        def read(headers: Mapping[str, str]) -> None:
+            nonlocal cursor
+            cursor = headers.get("next-cursor", "")[:CURSOR_CHARS_MAX]
+
+        reply = await self._call(endpoint, args, patience_s=ASK_S, headers=read)
+        return reply, cursor
+
+    async def _call(
+        self,
+        endpoint: Endpoint[T],
+        args: Mapping[str, str | int],
+        body: Body | None = None,
+        **options: Any,
+    ) -> T:
+        """Send a request; `options` are fields of `Call`."""
+        path, query = endpoint.address(args)
+        call = Call(
+            method=endpoint.method,
+            path=path,
+            reply=endpoint.reply,
+            body=body,
+            query=query,
+            bytes_max=endpoint.bytes_max,
+            **options,
         )
+        return await self.client.call(call)
+
+    async def server(self, patience_s: float = FOREVER) -> ServerInfo:
+        return await self._call(endpoints.SERVER, {}, secret=False, patience_s=patience_s)
 
     async def register(
         self, request: RegisterRequest, patience_s: float = FOREVER
     ) -> RegisterReply:
-        return await self._post("/workers/register", RegisterReply, request, patience_s=patience_s)
+        return await self._call(endpoints.REGISTER, {}, request, patience_s=patience_s)
 
     async def benchmark(self, request: BenchmarkRequest, patience_s: float = FOREVER) -> None:
-        await self._post("/workers/benchmark", Nothing, request, patience_s=patience_s)
+        await self._call(endpoints.BENCHMARK, {}, request, patience_s=patience_s)
 
     async def heartbeat(self, request: Callable[[], HeartbeatRequest]) -> HeartbeatReply:
-        """Asked for what to say at each try, so that none is old."""
-        return await self._post("/workers/heartbeat", HeartbeatReply, request)
+        """Send a heartbeat; `request` is called at each try, so that none reports old progress."""
+        return await self._call(endpoints.HEARTBEAT, {}, request)
 
     async def leave(self, request: LeaveRequest) -> None:
-        await self._post("/workers/leave", Nothing, request, patience_s=ASK_S)
+        await self._call(endpoints.LEAVE, {}, request, patience_s=ASK_S)
 
     async def visibility(self, public: bool) -> None:
-        """Whether others see the nickname from now on."""
+        """Show the nickname to others from now on, or hide it."""
         request = VisibilityRequest(public=public)
-        await self._post("/workers/visibility", Nothing, request, patience_s=ASK_S)
+        await self._call(endpoints.VISIBILITY, {}, request, patience_s=ASK_S)
 
     async def link(self) -> LinkCode:
-        return await self._post("/links", LinkCode, patience_s=ASK_S)
+        return await self._call(endpoints.LINK, {}, patience_s=ASK_S)
 
     async def consent(self, run: str) -> None:
-        await self._post(f"/runs/{_part(run)}/consent", Nothing)
+        await self._call(endpoints.CONSENT, {"run": run})
 
     # Tasks.
 
     async def claim(self, request: ClaimRequest) -> ClaimReply:
-        call = Call(
-            method="POST",
-            path="/claims",
-            reply=ClaimReply,
-            body=request,
-            timeout_s=request.wait_s + 20.0,
-        )
-        return await self.client.call(call)
+        return await self._call(endpoints.CLAIM, {}, request, timeout_s=request.wait_s + HELD_S)
 
     async def begin(
         self,
@@ -118,139 +132,52 @@ class Api:
         base: int | None = None,
         patience_s: float = FOREVER,
     ) -> BeginReply:
-        """Held open while the merge that this worker waits for is not done.
+        """Begin a task; held open while the merge that this worker waits for is not done.
 
-        With the version `known` here, work that has begun goes on from the newest one. `base` is told late: see early.py.
+        With the version `known` here, work that has begun goes on from the newest one. `base` is
+        the version that work began from while the coordinator did not answer (see
+        `volunteer.agent.offline_begin`).
         """
         request = BeginRequest(attempt=attempt, newest=known is not None, known=known, base=base)
-        call = Call(
-            method="POST",
-            path=f"/tasks/{task}/begin",
-            reply=BeginReply,
-            body=request,
-            timeout_s=LONG_POLL_S_MAX + 20.0,
-            patience_s=patience_s,
+        timeout_s = LONG_POLL_S_MAX + HELD_S
+        return await self._call(
+            endpoints.BEGIN, {"task": task}, request, timeout_s=timeout_s, patience_s=patience_s
         )
-        return await self.client.call(call)
 
     async def release(
         self, task: int, request: ReleaseRequest, patience_s: float = SHORT_S
     ) -> None:
-        await self._post(f"/tasks/{task}/release", Nothing, request, patience_s=patience_s)
+        await self._call(endpoints.RELEASE, {"task": task}, request, patience_s=patience_s)
 
     async def upload(self, request: UploadRequest) -> UploadInfo:
-        """Open an upload, or find the one that was opened before; not retried, see transfer.py."""
-        return await self._post("/uploads", UploadInfo, request, patience_s=0)
+        """Open an upload, or find the one that was opened before; not retried here: `Transfers`
+        does.
+        """
+        return await self._call(endpoints.UPLOAD, {}, request, patience_s=0)
 
     async def submit(self, task: int, request: SubmitRequest) -> Verdict:
-        """Not retried: the outbox keeps the result and knows when to come back."""
-        return await self._post(f"/tasks/{task}/submit", Verdict, request, patience_s=0)
+        """Submit a result; not retried here: the outbox keeps it and schedules the next try."""
+        return await self._call(endpoints.SUBMIT, {"task": task}, request, patience_s=0)
 
-    # Reading.
+    # Reading, as the loops of the agent need it; a front end calls `query`.
 
     async def me(self) -> Me:
-        return await self._get("/workers/me", Me)
+        return await self.query(endpoints.ME)
 
     async def runs(self) -> tuple[RunInfo, ...]:
-        return await self._get("/runs", tuple[RunInfo, ...], bytes_max=LISTING_BYTES_MAX)
+        return await self.query(endpoints.RUNS)
 
     async def run(self, name: str) -> RunInfo:
-        return await self._get(f"/runs/{_part(name)}", RunInfo)
+        return await self.query(endpoints.RUN, run=name)
 
     async def versions(self, run: str, cursor: str = "") -> tuple[VersionInfo, ...]:
-        return await self._list(f"/runs/{_part(run)}/versions", VersionInfo, cursor)
+        return await self.query(endpoints.VERSIONS, run=run, cursor=cursor)
 
     async def latest(self, run: str) -> SignedManifest:
-        return await self._get(f"/runs/{_part(run)}/versions/latest", SignedManifest)
+        return await self.query(endpoints.LATEST, run=run)
 
     async def version(self, run: str, version: int) -> SignedManifest:
-        return await self._get(f"/runs/{_part(run)}/versions/{version}", SignedManifest)
-
-    async def summary(self, run: str) -> Summary:
-        return await self._get(f"/runs/{_part(run)}/summary", Summary)
-
-    async def loss(self, run: str) -> tuple[LossPoint, ...]:
-        return await self._list(f"/runs/{_part(run)}/loss", LossPoint)
-
-    async def workers(self, run: str) -> tuple[WorkerInfo, ...]:
-        return await self._list(f"/runs/{_part(run)}/workers", WorkerInfo)
+        return await self.query(endpoints.VERSION, run=run, version=version)
 
     async def dataset(self, name: str) -> DatasetManifest:
-        path = f"/datasets/{_part(name)}"
-        return await self._get(
-            path, DatasetManifest, bytes_max=MANIFEST_BYTES_MAX, patience_s=FOREVER
-        )
-
-    async def contributions(self, cursor: str = "") -> History:
-        """Verdicts, the newest first, and the cursor of those before."""
-        next_cursor = ""
-
-        def read(headers: Mapping[str, str]) -> None:
-            nonlocal next_cursor
-            next_cursor = headers.get("next-cursor", "")[:CURSOR_CHARS_MAX]
-
-        call = Call(
-            method="GET",
-            path="/contributions",
-            reply=tuple[Verdict, ...],
-            bytes_max=LISTING_BYTES_MAX,
-            patience_s=ASK_S,
-            query={"cursor": cursor} if cursor else {},
-            headers=read,
-        )
-        verdicts = await self.client.call(call)
-        return History(verdicts=verdicts, cursor=next_cursor)
-
-    async def contribution(self, number: int) -> Verdict:
-        return await self._get(f"/contributions/{number}", Verdict)
-
-    async def ledger(self, cursor: str = "") -> tuple[LedgerRow, ...]:
-        return await self._list("/me/ledger", LedgerRow, cursor)
-
-    async def leaderboard(self, run: str = "", days: int = 0) -> tuple[LeaderRow, ...]:
-        query = {"run": run} if run else {}
-        if days:
-            query["days"] = str(days)
-        return await self._get(
-            "/leaderboard", tuple[LeaderRow, ...], bytes_max=LISTING_BYTES_MAX, query=query
-        )
-
-    async def _list(self, path: str, row: type[T], cursor: str = "") -> tuple[T, ...]:
-        query = {"cursor": cursor} if cursor else {}
-        rows: type[tuple[T, ...]] = tuple[row, ...]  # type: ignore[valid-type] # only known here
-        return await self._get(path, rows, bytes_max=LISTING_BYTES_MAX, query=query)
-
-    async def _get(
-        self,
-        path: str,
-        reply: type[T],
-        *,
-        bytes_max: int = 1 << 20,
-        patience_s: float = ASK_S,
-        query: Mapping[str, str] | None = None,
-    ) -> T:
-        call = Call(
-            method="GET",
-            path=path,
-            reply=reply,
-            bytes_max=bytes_max,
-            patience_s=patience_s,
-            query=query or {},
-        )
-        return await self.client.call(call)
-
-    async def _post(
-        self,
-        path: str,
-        reply: type[T],
-        body: msgspec.Struct | Callable[[], msgspec.Struct] | None = None,
-        *,
-        patience_s: float = FOREVER,
-    ) -> T:
-        call = Call(method="POST", path=path, reply=reply, body=body, patience_s=patience_s)
-        return await self.client.call(call)
-
-
-def _part(name: str) -> str:
-    """A name as one part of a path: it comes from the other side."""
-    return quote(name, safe="")
+        return await self._call(endpoints.DATASET, {"dataset": name}, patience_s=FOREVER)

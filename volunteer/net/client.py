@@ -151,7 +151,9 @@ class Client:
                     body = self._pieces(answer.body, limit)
                     yield Reply(answer.status, answer.headers, body)
                     return
-        request = self._http.build_request("GET", path, headers=headers, timeout=_timeout(self.read_s))
+        request = self._http.build_request(
+            "GET", path, headers=headers, timeout=_timeout(self.read_s)
+        )
         async with self._answer(request, limit) as response:
             body = self._pieces(response.aiter_raw(), limit)
             yield Reply(response.status_code, response.headers, body)

@@ -10,8 +10,9 @@ from typing import BinaryIO, TypeAlias
 
 from shared.cancel_safe_open import opened
 from shared.errors import BadRequest, Internal, InvalidFrame, OffsetMismatch, Unreachable
+from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.protocol.limits import UPLOAD_PIECE_BYTES
-from shared.protocol.work import BlobRef, UploadInfo, UploadRequest
+from shared.protocol.versions import BlobRef
 from volunteer.net.api import Api
 from volunteer.net.client import Reply
 from volunteer.storage.blob_cache import Cache, Partial

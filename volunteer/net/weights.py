@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from shared.download_plan import Route, routes
 from shared.errors import BadRequest, InvalidFrame, NotFound
-from shared.protocol.work import VersionManifest
+from shared.protocol.versions import VersionManifest
 from shared.tensors.downlink import Following, follow_link, schema_of_link
 from shared.tensors.frame import Written
 from shared.tensors.quantize import codec

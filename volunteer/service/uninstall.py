@@ -11,7 +11,7 @@ import msgspec
 from shared.clock import Clock
 from shared.errors import Configuration, Unreachable, VolunteerError
 from shared.protocol.accounts import LeaveRequest
-from shared.protocol.work import ReleaseRequest
+from shared.protocol.leases import ReleaseRequest
 from volunteer.account.join import Connect
 from volunteer.account.profile import Identity, Profile
 from volunteer.control.local_socket import attach

@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape, quoteattr
 import msgspec
 
 from shared.protocol.accounts import Me, RunInfo
-from shared.protocol.work import VersionInfo
+from shared.protocol.versions import VersionInfo
 from volunteer.text import printable
 
 WIDTH, HEIGHT = 1200, 630

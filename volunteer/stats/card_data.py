@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from shared.errors import NotFound
+from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
-from shared.protocol.work import VersionInfo
+from shared.protocol.endpoints import Endpoint
+from shared.protocol.versions import VersionInfo
+
+T = TypeVar("T")
 
 VERSIONS_MAX = 20_000
 
@@ -14,14 +18,12 @@ VERSIONS_MAX = 20_000
 class Source(Protocol):
     """Who knows: the coordinator itself, or a running volunteer that asks it."""
 
-    async def runs(self) -> tuple[RunInfo, ...]: ...
-
-    async def versions(self, run: str, cursor: str = "") -> tuple[VersionInfo, ...]: ...
+    async def query(self, endpoint: Endpoint[T], **args: str | int) -> T: ...
 
 
 async def deeds(source: Source, name: str = "") -> tuple[RunInfo, tuple[VersionInfo, ...]]:
     """A run and all its versions; without a name the one with most work of mine. Raises NotFound."""
-    infos = [info for info in await source.runs() if name in ("", info.name)]
+    infos = [info for info in await source.query(endpoints.RUNS) if name in ("", info.name)]
     if not infos:
         raise NotFound(
             f'there is no run "{name}" here' if name else "this coordinator has no run yet"
@@ -35,7 +37,7 @@ async def _versions(source: Source, run: str) -> tuple[VersionInfo, ...]:
     found: list[VersionInfo] = []
     while len(found) < VERSIONS_MAX:
         cursor = str(found[-1].version) if found else ""
-        page = await source.versions(run, cursor)
+        page = await source.query(endpoints.VERSIONS, run=run, cursor=cursor)
         fresh = [v for v in page if not found or v.version > found[-1].version]
         if not fresh:
             break

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from shared.protocol.heartbeat import LedgerRow
+from shared.protocol import endpoints
+from shared.protocol.endpoints import Endpoint
+from shared.protocol.listings import LedgerRow
+
+T = TypeVar("T")
 
 PAGES_MAX = 10_000  # answers in a row; a hundred lines each
 
@@ -13,7 +17,7 @@ PAGES_MAX = 10_000  # answers in a row; a hundred lines each
 class Asks(Protocol):
     """What is needed of a control."""
 
-    async def ledger(self, cursor: str = "") -> tuple[LedgerRow, ...]: ...
+    async def query(self, endpoint: Endpoint[T], **args: str | int) -> T: ...
 
 
 async def ledger(
@@ -27,7 +31,7 @@ async def ledger(
     found: list[LedgerRow] = []
     below: int | None = None
     for _ in range(PAGES_MAX):
-        told = await control.ledger("" if below is None else str(below))
+        told = await control.query(endpoints.LEDGER, cursor="" if below is None else str(below))
         rows = [row for row in told if below is None or row.id < below]
         found += [row for row in rows if row.id > newest and row.at >= since]
         if not rows or rows[-1].id <= newest or rows[-1].at < since:

@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime, timedelta
 import msgspec
 
 from shared.protocol.accounts import Me
-from shared.protocol.heartbeat import LedgerRow
+from shared.protocol.listings import LedgerRow
 
 DAYS = 7
 _STEPS = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 1_000_000)

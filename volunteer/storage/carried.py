@@ -19,7 +19,7 @@ import msgspec
 
 from shared.errors import Configuration, InvalidFrame, StorageFull
 from shared.protocol.base import Reason
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 from shared.signing import digest
 from shared.tensors.frame import open_frame
 from shared.tensors.spec import Schema

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import InvalidFrame, NotFound
-from shared.protocol.work import BlobRef, Lease
+from shared.protocol.leases import Lease
+from shared.protocol.versions import BlobRef
 from shared.workloads.base import ChunkRef, DatasetManifest
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import Configuration
-from shared.protocol.work import BeginReply, Lease
+from shared.protocol.leases import BeginReply, Lease
 from volunteer.files import private_directory, read_record, set_aside, write_record
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from shared.decoding import decode
 from shared.errors import BadSignature, InvalidFrame
-from shared.protocol.work import SignedManifest, VersionManifest
+from shared.protocol.versions import SignedManifest, VersionManifest
 from shared.signing import verify
 
 

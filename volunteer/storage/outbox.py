@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import Configuration
-from shared.protocol.work import SubmitRequest
+from shared.protocol.contributions import SubmitRequest
 from volunteer.files import PARTIAL_SUFFIX, private_directory, read_record, set_aside, write_record
 
 ENTRIES_MAX = 256

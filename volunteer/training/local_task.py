@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shared.errors import InvalidFrame, NotFound, StorageFull, TooLarge, VolunteerError
-from shared.protocol.work import SubmitRequest, VersionManifest
+from shared.protocol.contributions import SubmitRequest
+from shared.protocol.versions import VersionManifest
 from shared.signing import canonical, digest
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import EXACT_CODECS, EncodedUpdate, codec, residual_schema

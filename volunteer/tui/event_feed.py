@@ -9,6 +9,7 @@ import msgspec
 
 from shared.clock import Clock
 from shared.errors import VolunteerError
+from shared.protocol import endpoints
 from volunteer.control import events
 from volunteer.control.control import Control
 from volunteer.tui.view import begin, measured, recalled, reduce
@@ -71,7 +72,7 @@ class Feed:
     async def _recall(self, run: str) -> None:
         """Add the versions made before we looked; without an answer the curve begins with what comes now."""
         try:
-            versions = await self.control.versions(run)
+            versions = await self.control.query(endpoints.VERSIONS, run=run)
         except VolunteerError:
             return
         for row in versions:

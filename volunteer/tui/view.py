@@ -10,8 +10,9 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from shared.protocol.accounts import RunInfo
+from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import RunBeat
-from shared.protocol.work import Verdict, VersionInfo
+from shared.protocol.versions import VersionInfo
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status, TaskStatus, fold

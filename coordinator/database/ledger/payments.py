@@ -36,7 +36,7 @@ from coordinator.database.ledger.postings import (
 from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.database.tables.runs import runs
 from shared.errors import BadRequest, Conflict
-from shared.protocol.heartbeat import LedgerRow
+from shared.protocol.listings import LedgerRow
 
 __all__ = [
     "Balances",

@@ -14,9 +14,10 @@ _RANGE = re.compile(rf"bytes=([0-9]{{0,{INTEGER_DIGITS_MAX}}})-([0-9]{{0,{INTEGE
 
 
 def byte_range(text: str, size: int) -> tuple[int, int] | None:
-    """[start, stop) of a Range header (RFC 9110, 14.1.2); None = everything. Raises ValueError when none of it exists.
+    """Return [start, stop) of a Range header (RFC 9110, 14.1.2); None = everything.
 
-    What we do not serve (several ranges, other units, nonsense) is as if it had not been said, as the RFC allows.
+    Ranges that are not served (several, other units, nonsense) are ignored, as the RFC allows.
+    Raises ValueError when none of it exists.
     """
     match = _RANGE.fullmatch(text.strip())
     if match is None or match.groups() == ("", ""):

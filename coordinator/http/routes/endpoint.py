@@ -1,17 +1,19 @@
-"""What a route is: data. Starlette's routes and the OpenAPI document are both made from it, so they cannot differ.
+"""An endpoint as an ASGI application: authentication, limits, decoding, encoding and counting, once
+for all routes.
 
-A handler gets a `Call`, makes one call of a service and returns what goes out; reading, checking, signing in, encoding
-and counting happen here, once for all routes.
+Most endpoints name the method of a service that answers them; a handler gets a `Call` and returns
+the reply.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -31,13 +33,13 @@ from coordinator.http.sendfile import of_scope
 from coordinator.storage.blobs import FileStream, Pieces
 from shared.errors import BadRequest, NotFound, Unauthorized, VolunteerError
 from shared.protocol.base import ErrorBody
+from shared.protocol.endpoints import NUMBERS, Endpoint
 
 if TYPE_CHECKING:
     from coordinator.accounts.accounts import Principal
     from coordinator.services import Coordinator
 
 Body = TypeVar("Body")
-Auth = Literal["none", "worker", "admin"]
 ADMIN = "admin"
 
 _NUMBER = re.compile(rf"[0-9]{{1,{INTEGER_DIGITS_MAX}}}")
@@ -45,17 +47,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """One query parameter."""
-
-    name: str
-    kind: type[int] | type[str]
-    help: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer that is not just a struct: other status, headers, bytes, or a stream of `size` bytes."""
+    """A reply that is more than a struct: status, headers, bytes, or a stream of `size` bytes."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
@@ -87,7 +80,7 @@ class Call(Generic[Body]):
 
     @property
     def principal(self) -> Principal:
-        """Who asks. Only for routes of workers."""
+        """The worker that calls. Only for endpoints of workers."""
         if self._principal is None:
             raise Unauthorized("this needs the token of a worker")
         return self._principal
@@ -97,7 +90,7 @@ class Call(Generic[Body]):
         return self._params[name]
 
     def number(self, name: str) -> int:
-        """A part of the path that is a number. Raises NotFound for anything else: no such thing has a name like that."""
+        """A part of the path that is a number. Raises NotFound for anything else."""
         text = self._params[name]
         if not _NUMBER.fullmatch(text):
             raise NotFound(f'there is no {name} "{text[:40]}"')
@@ -132,35 +125,49 @@ class Call(Generic[Body]):
 Handler = Callable[[Call[Any]], Awaitable[Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """One route."""
+def service_handler(endpoint: Endpoint[Any], coordinator: Coordinator) -> Handler:
+    """Return a handler that calls the service method that `operation` names.
 
-    method: Literal["GET", "POST", "PUT"]
-    path: str
-    handler: Handler
-    summary: str
-    auth: Auth = "worker"
-    request: type | None = None
-    reply: Any = None  # type of the JSON answer; None = 204, no content
-    query: tuple[Query, ...] = ()
-    sends: str = ""  # media type of a streamed request body
-    gives: str = ""  # media type of an answer that is not JSON
-    strict: bool = False  # counted against the rate of registrations
-    writes: bool = False  # refused with 507 while the disk is full
-    headers: tuple[str, ...] = field(default=())  # request headers that the handler reads
+    The method gets the principal if its first parameter is called so, then the parameters of the
+    path, the body, and the query parameters by name. Raises AttributeError or ValueError, at the
+    start, for one that does not exist.
+    """
+    subject, method = endpoint.operation.split(".")
+    service = getattr(coordinator, subject)
+    signed = next(iter(inspect.signature(getattr(service, method)).parameters), "") == "principal"
+    takes_body = endpoint.request is not None
+
+    async def handle(call: Call[Any]) -> Any:
+        args: list[Any] = [call.principal] if signed else []
+        for name in endpoint.parameters:
+            args += [call.number(name) if name in NUMBERS else call.text(name)]
+        if takes_body:
+            args.append(call.body)
+        options: dict[str, Any] = {
+            query.name: call.query_number(query.name)
+            if query.kind is int
+            else call.query(query.name)
+            for query in endpoint.query
+        }
+        return await getattr(service, method)(*args, **options)
+
+    return handle
 
 
 class Served:
-    """An endpoint as an ASGI application."""
+    """An endpoint as an ASGI application; without a handler the service that it names answers."""
 
-    def __init__(self, endpoint: Endpoint, coordinator: Coordinator) -> None:
+    def __init__(
+        self, endpoint: Endpoint[Any], coordinator: Coordinator, handler: Handler | None = None
+    ) -> None:
         self._endpoint = endpoint
         self._coordinator = coordinator
+        self._path = endpoint.full_path
+        self._handler = handler or service_handler(endpoint, coordinator)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint, coordinator = self._endpoint, self._coordinator
-        scope["endpoint_path"] = endpoint.path
+        scope["endpoint_path"] = self._path
         principal = None
         if endpoint.auth == "worker":
             principal = await sign_in(scope, coordinator)
@@ -173,7 +180,7 @@ class Served:
         body: Any = None
         if endpoint.request is not None:
             body = read_json(await read_body(scope, receive), endpoint.request)
-        result = await endpoint.handler(Call(coordinator, scope, receive, principal, body))
+        result = await self._handler(Call(coordinator, scope, receive, principal, body))
         if result is None:
             await respond(scope, receive, send, Reply(status=204))
         elif type(result) is Reply:
@@ -189,7 +196,7 @@ def json_reply(value: Any, status: int = 200, headers: tuple[tuple[str, str], ..
 
 
 def error_reply(error: VolunteerError, request_id: str) -> Reply:
-    """The one form of every refusal."""
+    """Return the one form of every refusal."""
     body = ErrorBody(
         code=error.code,
         message=error.message,
@@ -234,11 +241,10 @@ async def respond(scope: Scope, receive: Receive, send: Send, reply: Reply) -> N
 
 
 async def _send_stream(scope: Scope, receive: Receive, send: Send, stream: Pieces) -> None:
-    """Piece by piece. Raises ClientGone."""
+    """Send piece by piece. Raises ClientGone."""
     scope["sent"] = 0
-    gone = asyncio.ensure_future(
-        _until_gone(receive)
-    )  # the server drops what is sent to nobody without a word
+    # The server silently drops what is sent to a closed connection.
+    gone = asyncio.ensure_future(_until_gone(receive))
     send_file = of_scope(scope)
     try:
         while True:
@@ -263,7 +269,7 @@ def client_address(scope: Scope) -> str:
 
 
 def _bearer(scope: Scope) -> tuple[str, str]:
-    """Who the token says it is, and the secret."""
+    """Return the id and the secret of the token. Raises Unauthorized."""
     kind, _, token = header(scope, b"authorization").partition(" ")
     who, _, secret = token.strip().partition(".")
     if kind.lower() != "bearer" or not who or not secret:
@@ -272,7 +278,7 @@ def _bearer(scope: Scope) -> tuple[str, str]:
 
 
 async def sign_in(scope: Scope, coordinator: Coordinator) -> Principal:
-    """The worker behind a request. Raises Unauthorized, Banned, TooManyRequests."""
+    """Return the worker behind a request. Raises Unauthorized, Banned, TooManyRequests."""
     principal = coordinator.volunteers.recall(raw_header(scope, b"authorization"))
     if principal is None:
         principal = await coordinator.volunteers.authenticate(*_bearer(scope))
@@ -281,9 +287,9 @@ async def sign_in(scope: Scope, coordinator: Coordinator) -> Principal:
 
 
 def check_admin(scope: Scope, coordinator: Coordinator) -> None:
-    """Raises Unauthorized unless the organiser's token was sent."""
+    """Check the organiser's token. Raises Unauthorized."""
     who, secret = _bearer(scope)
-    if who != ADMIN or not coordinator.is_admin(secret):
+    if who != ADMIN or not coordinator.server.is_admin(secret):
         raise Unauthorized(
             "this needs the organiser's token: the file admin.token of the data directory"
         )

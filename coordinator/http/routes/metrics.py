@@ -8,13 +8,34 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from coordinator.services import Coordinator
     from coordinator.traffic import Traffic
 
-Gauges = Mapping[str, Mapping[str, float]]  # name -> run ("" where it is of no run) -> value
+# name -> run ("" where it is of no run) -> value
+Gauges = Mapping[str, Mapping[str, float]]
+
+
+async def gauges(coordinator: Coordinator) -> Gauges:
+    """Return the figures of the moment, by name and run ("" = of no run)."""
+    found: dict[str, dict[str, float]] = {
+        "read_only": {"": float(coordinator.space.read_only)},
+        "disk_free_bytes": {"": float(coordinator.space.free_bytes())},
+        "run_version": {},
+        "run_workers": {},
+        "run_loss": {},
+        "run_global_steps": {},
+    }
+    for run in await coordinator.server.runs():
+        found["run_version"][run.name] = run.version
+        found["run_workers"][run.name] = run.workers
+        found["run_global_steps"][run.name] = run.steps
+        if run.loss is not None:
+            found["run_loss"][run.name] = run.loss
+    return found
 
 
 class _Collector:
-    """Turns plain numbers into metric families when they are asked for."""
+    """Turns plain numbers into metric families when Prometheus polls."""
 
     def __init__(self, traffic: Traffic, gauges: Gauges) -> None:
         self._traffic = traffic
@@ -48,7 +69,7 @@ class _Collector:
 
 
 def exposition(traffic: Traffic, gauges: Gauges) -> tuple[str, bytes]:
-    """Content type and body of GET /metrics."""
+    """Return content type and body of GET /metrics."""
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()

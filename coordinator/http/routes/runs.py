@@ -1,25 +1,11 @@
-"""Runs, their versions and figures, and who is how far."""
+"""Versions, figures and rankings of runs; verdicts and credits of a volunteer."""
 
 from __future__ import annotations
 
 from coordinator.http.routes.endpoint import Call, Reply, json_reply
 from shared.decoding import decode
-from shared.protocol.accounts import RunInfo, WorkerInfo
-from shared.protocol.heartbeat import LeaderRow, LossPoint, Summary
-from shared.protocol.work import SignedManifest, VersionInfo, VersionManifest
-from shared.workloads.base import DatasetManifest
-
-
-async def listing(call: Call[None]) -> tuple[RunInfo, ...]:
-    return await call.coordinator.runs.listing()
-
-
-async def info(call: Call[None]) -> RunInfo:
-    return await call.coordinator.runs.info(call.text("run"))
-
-
-async def consent(call: Call[None]) -> None:
-    await call.coordinator.volunteers.consent(call.principal, call.text("run"))
+from shared.protocol.listings import LeaderRow, LedgerRow, Summary
+from shared.protocol.versions import SignedManifest, VersionInfo, VersionManifest
 
 
 async def versions(call: Call[None]) -> tuple[VersionInfo, ...]:
@@ -41,7 +27,7 @@ async def version(call: Call[None]) -> Reply:
 
 
 def _signed(call: Call[None], signed: SignedManifest) -> Reply:
-    """With the hash of the published weights as ETag: who has them need not hear of them again."""
+    """Return it with the hash of the published weights as ETag; 304 for a client that has them."""
     weights = decode(signed.payload, VersionManifest).weights
     tag = f'"{weights.sha256}"'
     headers = (("etag", tag), ("cache-control", "no-cache"))
@@ -57,19 +43,19 @@ async def summary(call: Call[None]) -> Summary:
     )
 
 
-async def loss(call: Call[None]) -> tuple[LossPoint, ...]:
-    return await call.coordinator.runs.loss_history(call.text("run"))
-
-
-async def workers(call: Call[None]) -> tuple[WorkerInfo, ...]:
-    return await call.coordinator.runs.workers(call.text("run"))
-
-
 async def leaderboard(call: Call[None]) -> tuple[LeaderRow, ...]:
     return await call.coordinator.volunteers.leaderboard(
         call.query("run") or None, call.query_number("days"), call.principal.volunteer_id
     )
 
 
-async def dataset(call: Call[None]) -> DatasetManifest:
-    return await call.coordinator.datasets.manifest(call.text("dataset"))
+async def history(call: Call[None]) -> Reply:
+    rows = await call.coordinator.intake.history(call.principal, call.query_number("cursor"))
+    headers = (("next-cursor", str(rows[-1][0])),) if rows else ()
+    return json_reply([verdict for _, verdict in rows], headers=headers)
+
+
+async def ledger(call: Call[None]) -> tuple[LedgerRow, ...]:
+    return await call.coordinator.ledger.history(
+        call.principal.volunteer_id, call.query_number("cursor")
+    )

@@ -1,11 +1,10 @@
-"""What the versions of a run drew or wrote, at addresses that a browser may open."""
+"""Samples of the versions of a run, pictures or text, at addresses that a browser may open."""
 
 from __future__ import annotations
 
-from coordinator.http.routes.endpoint import Call, Endpoint, Query, Reply
+from coordinator.http.routes.endpoint import Call, Reply
 from coordinator.runs.samples import Kind
 from shared.errors import NotFound
-from shared.protocol.limits import API
 
 _SAFE = (("x-content-type-options", "nosniff"), ("cache-control", "no-cache"))
 
@@ -41,33 +40,3 @@ async def gif(call: Call[None]) -> Reply:
 
 async def webp(call: Call[None]) -> Reply:
     return await _film(call, "webp")
-
-
-ENDPOINTS = (
-    Endpoint(
-        method="GET",
-        path=f"{API}/runs/{{run}}/sample",
-        handler=sample,
-        summary="What the newest version drew (PNG) or wrote (text)",
-        auth="none",
-        gives="image/png",
-        query=(Query(name="version", kind=int, help="Of this version instead."),),
-        headers=("If-None-Match",),
-    ),
-    Endpoint(
-        method="GET",
-        path=f"{API}/runs/{{run}}/timelapse.gif",
-        handler=gif,
-        summary="The pictures of all versions, one after the other",
-        auth="none",
-        gives="image/gif",
-    ),
-    Endpoint(
-        method="GET",
-        path=f"{API}/runs/{{run}}/timelapse.webp",
-        handler=webp,
-        summary="The pictures of all versions, one after the other, in fewer bytes",
-        auth="none",
-        gives="image/webp",
-    ),
-)

@@ -1,19 +1,29 @@
-"""Coming, staying, going: what a worker says of itself."""
+"""Workers: registration, visibility, link codes; claims, the begin of work, bytes of uploads."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from coordinator.http.request import INTEGER_DIGITS_MAX, ClientGone, Receive, body_stream
 from coordinator.http.routes.endpoint import Call
+from coordinator.storage.disk_space import RETRY_S
+from shared.errors import BadRequest, Unavailable
 from shared.links import format_link
 from shared.protocol.accounts import (
-    BenchmarkRequest,
-    LeaveRequest,
     LinkCode,
-    Me,
     RegisterReply,
     RegisterRequest,
     VisibilityRequest,
 )
-from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
+from shared.protocol.base import Reason
+from shared.protocol.contributions import UploadInfo
+from shared.protocol.leases import BeginReply, BeginRequest, ClaimReply, ClaimRequest, Idle
+
+T = TypeVar("T")
+
+STOPPING_S = 3.0  # a restart takes about this long
 
 
 async def register(call: Call[RegisterRequest]) -> RegisterReply:
@@ -24,24 +34,8 @@ async def register(call: Call[RegisterRequest]) -> RegisterReply:
         worker_id=registered.worker_id,
         nickname=registered.nickname,
         created=registered.created,
-        server=await coordinator.server_info(),
+        server=await coordinator.server.info(),
     )
-
-
-async def heartbeat(call: Call[HeartbeatRequest]) -> HeartbeatReply:
-    return await call.coordinator.pulse.beat(call.principal, call.body)
-
-
-async def benchmark(call: Call[BenchmarkRequest]) -> None:
-    await call.coordinator.volunteers.set_benchmark(call.principal, call.body)
-
-
-async def me(call: Call[None]) -> Me:
-    return await call.coordinator.volunteers.me(call.principal)
-
-
-async def leave(call: Call[LeaveRequest]) -> None:
-    await call.coordinator.volunteers.leave(call.principal, call.body)
 
 
 async def visibility(call: Call[VisibilityRequest]) -> None:
@@ -50,5 +44,69 @@ async def visibility(call: Call[VisibilityRequest]) -> None:
 
 async def link(call: Call[None]) -> LinkCode:
     made = await call.coordinator.volunteers.link_code(call.principal)
-    link = format_link(call.coordinator.link(made.code))
+    link = format_link(call.coordinator.server.link(made.code))
     return LinkCode(code=made.code, link=link, expires_at=made.expires_at or 0.0)
+
+
+async def claim(call: Call[ClaimRequest]) -> ClaimReply:
+    coordinator = call.coordinator
+    if coordinator.space.read_only:
+        message = "the coordinator's disk is full; it goes on by itself when there is space again"
+        return ClaimReply(
+            idle=Idle(reason=Reason.READ_ONLY, message=message, retry_after_s=RETRY_S)
+        )
+    claiming = coordinator.claims.claim(call.principal, call.body)
+    return await _while_wanted(claiming, call.receive, coordinator.stopping)
+
+
+async def _while_wanted(work: Awaitable[T], receive: Receive, stopping: asyncio.Event) -> T:
+    """Return the result of a long wait; cancel it when the client hangs up or the server stops.
+
+    Otherwise a lease could be left without a worker. Raises ClientGone, Unavailable.
+    """
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_hung_up(receive))
+    stop = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait((working, gone, stop), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        if gone.done():
+            raise ClientGone
+        raise Unavailable("the coordinator is restarting", retry_after_s=STOPPING_S)
+    finally:
+        for task in (working, gone, stop):
+            task.cancel()
+        await asyncio.gather(working, gone, stop, return_exceptions=True)
+
+
+async def _hung_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def begin(call: Call[BeginRequest]) -> BeginReply:
+    coordinator, body = call.coordinator, call.body
+    task = call.number("task")
+    begun = await coordinator.queue.begin(
+        call.principal, task, body.attempt, newest=body.newest, base=body.base
+    )
+    known = begun.version in (body.known, body.base)
+    return BeginReply(
+        version=begun.version,
+        global_step=begun.global_step,
+        finish_by=begun.finish_by,
+        manifest=None if known else await coordinator.runs.manifest(begun.run, begun.version),
+        part=begun.part,
+        tries=begun.tries,
+    )
+
+
+async def upload(call: Call[None]) -> UploadInfo:
+    offset = call.header("upload-offset")
+    if not (offset.isascii() and offset.isdigit() and len(offset) <= INTEGER_DIGITS_MAX):
+        raise BadRequest("the header Upload-Offset must say at which byte this body begins")
+    stream = body_stream(call.scope, call.receive)
+    return await call.coordinator.uploads.write(
+        call.principal, call.text("upload"), int(offset), stream
+    )

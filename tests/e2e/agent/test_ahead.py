@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.decoding import decode
-from shared.protocol.work import VersionManifest
+from shared.protocol.versions import VersionManifest
 from tests.support.local_volunteer import LONG, LocalMachine, Process, local_machine
 from volunteer.control import events
 

@@ -47,7 +47,7 @@ async def until(process: Process, holds: Callable[[], Awaitable[bool]]) -> None:
 async def sound(home: LocalCoordinator) -> bool:
     report = await home.coordinator.checks.run()
     assert report.breaches == ()
-    return await home.coordinator.check_ledger() == []
+    return await home.coordinator.ledger.check() == ()
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.runs.definition import CREDIT_FLOPS, MICRO
-from shared.protocol.work import Lease
+from shared.protocol.leases import Lease
 from shared.workloads.data.documents import Document
 from shared.workloads.data.text_dataset import build_text
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
@@ -153,4 +153,4 @@ async def test_all_workloads_run_side_by_side_and_each_has_its_share(
     ranks = await home.coordinator.volunteers.leaderboard()
     assert [row.nickname for row in ranks] == list(MACHINES)  # who did most has most
     assert (await home.coordinator.checks.run()).breaches == ()
-    assert await home.coordinator.check_ledger() == []
+    assert await home.coordinator.ledger.check() == ()

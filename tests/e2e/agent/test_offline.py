@@ -106,7 +106,7 @@ async def test_the_next_task_begins_offline_and_both_results_are_credited(
         assert len({verdict.contribution for _, verdict in rows}) == 2
         assert {verdict.state for _, verdict in rows} <= {"accepted", "merged"}
         assert all(verdict.credits_micro > 0 for _, verdict in rows)
-        assert await there.machine.home.coordinator.check_ledger() == []
+        assert await there.machine.home.coordinator.ledger.check() == ()
 
 
 def volunteer(process: Process) -> str:

@@ -11,8 +11,9 @@ import pytest
 from coordinator.database import contributions, runs
 from coordinator.runs.definition import definition
 from shared.protocol.accounts import Me, RunInfo
+from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import HeartbeatReply
-from shared.protocol.work import ClaimReply, Verdict
+from shared.protocol.leases import ClaimReply
 from tests.support.failpoints import fail, faults
 from tests.support.local_coordinator import (
     RUN,
@@ -48,7 +49,7 @@ async def test_those_who_train_and_those_who_check_follow_one_schedule(
 
 async def sound(home: LocalCoordinator) -> bool:
     report = await home.coordinator.checks.run()
-    return report.breaches == () and await home.coordinator.check_ledger() == []
+    return report.breaches == () and await home.coordinator.ledger.check() == ()
 
 
 async def ask(worker: Worker, claim_id: str = "one-claim") -> ClaimReply:

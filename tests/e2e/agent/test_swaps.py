@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from coordinator.scheduling.heartbeat import SHARED_S
 from shared import decoding
-from shared.protocol.work import BeginReply, Lease, VersionManifest
+from shared.protocol.leases import BeginReply, Lease
+from shared.protocol.versions import VersionManifest
 from tests.support.local_volunteer import LocalMachine, Process
 from tests.support.scripted_worker import Player
 from tests.support.selfplay_run import RUN, harvested, history, player, selfplay_machine
@@ -22,7 +21,6 @@ LONG = (
 )
 
 
-@pytest.mark.slow
 async def test_versions_that_heartbeats_announce_play_the_games_that_begin_after_them(
     tmp_path: Path,
 ) -> None:

@@ -21,7 +21,7 @@ from coordinator.runs.definition import definition, of_file
 from shared.clock import SystemClock
 from shared.decoding import decode
 from shared.protocol.accounts import RunInfo
-from shared.protocol.work import BlobRef, SignedManifest, VersionManifest
+from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest
 from shared.signing import digest
 from shared.tensors.frame import parse_frame
 from shared.tensors.slices import Array

@@ -10,8 +10,8 @@ import pytest
 from coordinator.database import runs
 from coordinator.runs.definition import definition
 from shared.protocol.accounts import Me, RunInfo
+from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import HeartbeatReply
-from shared.protocol.work import Verdict
 from tests.support.local_coordinator import (
     RUN,
     LocalCoordinator,
@@ -39,7 +39,7 @@ async def orders(worker: Worker, task: int, attempt: int) -> list[str]:
 
 async def balanced(home: LocalCoordinator) -> bool:
     found = await home.coordinator.checks.run()
-    return found.breaches == () and await home.coordinator.check_ledger() == []
+    return found.breaches == () and await home.coordinator.ledger.check() == ()
 
 
 async def test_a_lease_says_what_is_wanted_and_a_merge_steps_by_the_mean(
@@ -68,9 +68,9 @@ async def test_whoever_works_on_an_overtaken_version_is_told_to_stop(
     await bob.work(2)
     assert await orders(eve, begun.task, begun.attempt) == ["continue"]
     assert await home.coordinator.merger.merge_if_due(1)
-    await home.coordinator.queue.flush()
+    await home.coordinator.renewals.flush()
     await home.clock.advance(6)
-    await home.coordinator.queue.flush()
+    await home.coordinator.renewals.flush()
     assert await orders(eve, begun.task, begun.attempt) == ["gone"]
     data = await eve.update("tiny", 3)
     refused(await eve.announce(begun, data), 410)

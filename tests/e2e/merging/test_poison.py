@@ -16,7 +16,7 @@ from coordinator.database import contributions, runs, versions
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.runs.definition import definition
 from shared.protocol.accounts import Me
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema, TensorSpec
 from tests.support.failpoints import fail, faults
@@ -80,7 +80,7 @@ async def merged(home: LocalCoordinator) -> bool:
         assert (await worker.work(seed)).state == "accepted"
     done = await home.coordinator.merger.merge_if_due(1)
     report = await home.coordinator.checks.run()
-    return done and report.breaches == () and await home.coordinator.check_ledger() == []
+    return done and report.breaches == () and await home.coordinator.ledger.check() == ()
 
 
 def wrong_shape(tensors: Tensors, schema: Schema) -> Schema:
@@ -272,7 +272,7 @@ async def test_what_makes_merges_fail_is_set_aside_after_two_and_the_rest_is_mer
     assert (after.state, after.reason, after.credits_micro) == ("rejected", "merge_failed", 0)
     states = await home.coordinator.db.read(lambda conn: contributions.counts(conn, 1))
     assert states == {"merged": 2, "rejected": 1}
-    assert await home.coordinator.check_ledger() == []
+    assert await home.coordinator.ledger.check() == ()
     assert (await home.coordinator.checks.run()).breaches == ()
 
 

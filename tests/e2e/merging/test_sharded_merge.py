@@ -398,7 +398,7 @@ async def test_two_coordinators_with_pauses_and_kills_never_merge_a_step_twice(
 async def merged_once(home: LocalCoordinator) -> None:
     """Every step was committed by exactly one merge, of contributions of its own, and can be made again."""
     assert (await home.coordinator.checks.run()).breaches == ()
-    assert await home.coordinator.check_ledger() == []
+    assert await home.coordinator.ledger.check() == ()
     rows = await home.coordinator.db.read(
         lambda conn: list(conn.execute(merges_table.select()).mappings())
     )

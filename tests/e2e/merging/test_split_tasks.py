@@ -46,7 +46,7 @@ async def rows(home: LocalCoordinator, *columns: Any) -> list[Any]:
 async def sound(home: LocalCoordinator) -> bool:
     report = await home.coordinator.checks.run()
     assert report.breaches == ()
-    return await home.coordinator.check_ledger() == []
+    return await home.coordinator.ledger.check() == ()
 
 
 async def me(worker: Worker) -> Me:

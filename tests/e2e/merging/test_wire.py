@@ -11,7 +11,8 @@ import pytest
 
 from coordinator.database import runs
 from coordinator.runs.definition import definition
-from shared.protocol.work import ClaimReply, Verdict
+from shared.protocol.contributions import Verdict
+from shared.protocol.leases import ClaimReply
 from shared.tensors.blocks import SCALE
 from shared.tensors.frame import frame_bytes, open_frame
 from shared.tensors.packed import MAGIC

@@ -1,4 +1,6 @@
-"""Coordinators killed at random moments under load, and at named points: nothing that was acknowledged is lost or doubled."""
+"""Coordinators killed at random moments under load, and at named points: nothing that was
+acknowledged is lost or doubled.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ CHAOS = RUN.replace('preset = "fedavg"', 'preset = "diloco"\nmax_staleness = 100
 async def load(
     served: ServedCoordinator, tmp_path: Path, *others: ServedCoordinator
 ) -> AsyncIterator[tuple[Diary, list[Numbers]]]:
-    """Volunteers at work on a coordinator that is there already; at the end all of them have ended their task."""
+    """Volunteers at work on a coordinator that is there already; at the end all of them have
+    ended their task.
+    """
     async with served.opened() as coordinator:
         schema = definition(
             await coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
@@ -71,7 +75,6 @@ async def found_wrong(served: ServedCoordinator, diary: Diary, crowd: list[Numbe
     return wrong if await check.ended() == 0 else [*wrong, check.said()[-2000:]]
 
 
-@pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.timeout(300 + 5 * KILLS)
 async def test_nothing_is_lost_when_the_coordinator_is_killed_at_random_moments(
@@ -85,7 +88,7 @@ async def test_nothing_is_lost_when_the_coordinator_is_killed_at_random_moments(
         for _ in range(KILLS):
             began = time.monotonic()
             await diary.more(1)  # it is up and works
-            # The moment; where starting takes long, a submission does too, and some must get through.
+            # The moment; where starting takes long, a submission does too, and some must succeed.
             slowness = time.monotonic() - began
             await asyncio.sleep(moments.uniform(0.0, max(0.25, slowness / 4)))
             served.child.kill()
@@ -109,7 +112,6 @@ POINTS = [
 ]
 
 
-@pytest.mark.slow
 async def test_nothing_is_lost_when_the_coordinator_dies_at_each_named_point(
     served: ServedCoordinator, tmp_path: Path
 ) -> None:
@@ -124,7 +126,6 @@ async def test_nothing_is_lost_when_the_coordinator_dies_at_each_named_point(
     assert await found_wrong(served, diary, crowd) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 async def test_two_coordinators_on_one_database_merge_each_step_once(
     served: ServedCoordinator, twin: ServedCoordinator, tmp_path: Path

@@ -1,4 +1,4 @@
-"""What a full disk does to the organiser's commands: a sentence, exit code 75, and nothing half done."""
+"""Organiser's commands on a full disk: a sentence, exit code 75, and nothing half done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hostile client sends to a real server: it is refused with a sentence, memory stays flat, and others are served."""
+"""Hostile clients of a real server: refused with a sentence, memory flat, others served."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import httpx
 import msgspec
 import pytest
 
-from coordinator.http.routes.table import ENDPOINTS
 from shared.protocol.base import ErrorBody
+from shared.protocol.endpoints import ENDPOINTS
 from shared.protocol.limits import API
 from tests.e2e.conftest import ServedCoordinator
 from tests.support.local_coordinator import local_coordinator
@@ -23,7 +23,7 @@ DRIPPING = 700
 
 
 def resident_bytes(pid: int) -> int:
-    """What a process holds in memory now."""
+    """Return the resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) << 10
@@ -89,7 +89,9 @@ class TestOnASocket:
                 if endpoint.request is None or "{" in endpoint.path:
                     continue
                 try:
-                    reply = await client.request(endpoint.method, endpoint.path, content=endless())
+                    reply = await client.request(
+                        endpoint.method, endpoint.full_path, content=endless()
+                    )
                 except httpx.TransportError:
                     continue  # it hung up before we had read the answer
                 assert 400 <= reply.status_code < 500, endpoint.path

@@ -21,9 +21,11 @@ from shared.protocol.accounts import (
     ServerInfo,
     WorkerInfo,
 )
-from shared.protocol.heartbeat import HeartbeatReply, LedgerRow
+from shared.protocol.contributions import UploadInfo, Verdict
+from shared.protocol.heartbeat import HeartbeatReply
 from shared.protocol.limits import API
-from shared.protocol.work import SignedManifest, UploadInfo, Verdict, VersionInfo, VersionManifest
+from shared.protocol.listings import LedgerRow
+from shared.protocol.versions import SignedManifest, VersionInfo, VersionManifest
 from shared.signing import fingerprint, verify
 from tests.support.local_coordinator import LocalCoordinator, decode, local_coordinator, refused
 
@@ -62,7 +64,7 @@ async def test_two_volunteers_make_a_version(home: LocalCoordinator) -> None:
     assert (me.pending_micro, me.merged) == (0, 1)
     rows = decode(await ann.get("/me/ledger"), tuple[LedgerRow, ...])
     assert {row.kind for row in rows} == {"pending", "earned"}
-    assert await home.coordinator.check_ledger() == []
+    assert await home.coordinator.ledger.check() == ()
     report = await home.coordinator.checks.run()
     assert report.breaches == ()
     assert report.looked_at["versions"] == 2
@@ -73,7 +75,7 @@ async def test_what_the_coordinator_says_is_signed(home: LocalCoordinator) -> No
     ann = await home.join("Ann")
     server = decode(await home.client().get(f"{API}/server"), ServerInfo)
     key = bytes.fromhex(server.public_key)
-    assert fingerprint(key) == server.fingerprint == home.coordinator.link().fingerprint
+    assert fingerprint(key) == server.fingerprint == home.coordinator.server.link().fingerprint
     signed = decode(await ann.get(f"/runs/{name}/versions/latest"), SignedManifest)
     verify(key, signed.payload.encode(), bytes.fromhex(signed.signature))
     weights = msgspec.json.decode(signed.payload, type=VersionManifest).weights
@@ -210,11 +212,11 @@ async def test_a_link_code_adds_a_machine(home: LocalCoordinator) -> None:
 
 
 async def test_the_openapi_document_is_the_route_table(home: LocalCoordinator) -> None:
-    from coordinator.http.routes.table import ENDPOINTS
+    from shared.protocol.endpoints import ENDPOINTS
 
     document = (await home.client().get(f"{API}/openapi.json")).json()
     said = {(m.upper(), path) for path, methods in document["paths"].items() for m in methods}
-    assert said == {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS}
+    assert said == {(endpoint.method, endpoint.full_path) for endpoint in ENDPOINTS}
     routes: Any = create_app(home.coordinator).routes
     routed = {(method, route.path) for route in routes for method in route.methods - {"HEAD"}}
     assert said == routed

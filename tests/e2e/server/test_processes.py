@@ -1,4 +1,6 @@
-"""Real processes, real sockets, real training of a tiny GPT; and volunteers that are killed at named points."""
+"""Real processes, real sockets, real training of a tiny GPT; and volunteers that are killed at
+named points.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ async def lend(served: ServedCoordinator, name: str, *faults: object, tasks: int
     home = served.log.parent / name
     home.mkdir(exist_ok=True)
     async with served.opened() as coordinator:
-        link = f"{served.url}/join#key={coordinator.link().fingerprint}"
+        link = f"{served.url}/join#key={coordinator.server.link().fingerprint}"
     environment = {f"XDG_{kind}_HOME": str(home) for kind in ("CONFIG", "DATA", "STATE", "CACHE")}
     argv = ["volunteer", "--no-ui", "--json", "--device", "cpu", "--max-tasks", str(tasks)]
     return await served.fork_server.run(
@@ -47,10 +49,9 @@ async def contributions(served: ServedCoordinator) -> list[Any]:
 async def is_sound(served: ServedCoordinator) -> list[str]:
     async with served.opened() as coordinator:
         report = await coordinator.checks.run()
-        return [*report.breaches, *await coordinator.check_ledger()]
+        return [*report.breaches, *await coordinator.ledger.check()]
 
 
-@pytest.mark.slow
 async def test_two_volunteers_train_one_model(served: ServedCoordinator) -> None:
     await served.start_run()
     await served.serve()
@@ -69,7 +70,6 @@ async def test_two_volunteers_train_one_model(served: ServedCoordinator) -> None
     assert await is_sound(served) == []
 
 
-@pytest.mark.slow
 async def test_a_volunteer_killed_at_any_point_hands_in_every_result_once(
     served: ServedCoordinator,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 from tests.support.local_coordinator import decode, local_coordinator
 
 
@@ -26,4 +26,4 @@ async def test_one_result_sent_many_times_at_once_is_one_contribution(
         verdicts = [decode(reply, Verdict) for reply in replies]
         assert len({verdict.contribution for verdict in verdicts}) == 1
         assert {verdict.state for verdict in verdicts} == {"accepted"}
-        assert await home.coordinator.check_ledger() == []
+        assert await home.coordinator.ledger.check() == ()

@@ -1,4 +1,4 @@
-"""What is refused over HTTP, and what ends early: each with a sentence of the same form."""
+"""Refusals over HTTP and early ends: each with a sentence of the same form."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.protocol.heartbeat import LedgerRow
+from shared.protocol.contributions import Verdict
 from shared.protocol.limits import API
-from shared.protocol.work import Verdict
+from shared.protocol.listings import LedgerRow
 from tests.support.local_coordinator import LocalCoordinator, decode, local_coordinator, refused
 
 
@@ -44,14 +44,14 @@ async def test_nobody_sees_what_is_not_theirs(home: LocalCoordinator) -> None:
 
 
 async def test_every_route_wants_the_right_token(home: LocalCoordinator) -> None:
-    from coordinator.http.routes.table import ENDPOINTS
+    from shared.protocol.endpoints import ENDPOINTS
 
     ann = await home.join("Ann")
     stranger = home.client()
     wrong = home.client(f"{ann.worker_id}.{'x' * 43}")
     admin = home.admin
     for endpoint in ENDPOINTS:
-        path = endpoint.path.replace("{", "").replace("}", "")
+        path = endpoint.full_path.replace("{", "").replace("}", "")
         if endpoint.auth == "none":
             continue
         for client in (stranger, wrong, ann.http if endpoint.auth == "admin" else admin):
@@ -95,13 +95,13 @@ async def test_the_organisers_files_stay_in_their_boxes(home: LocalCoordinator) 
     ids=["empty", "utf8", "cut", "deep", "deep-object", "long-unknown", "long", "nan", "large"],
 )
 async def test_hostile_bodies_get_a_sentence(home: LocalCoordinator, body: bytes) -> None:
-    from coordinator.http.routes.table import ENDPOINTS
+    from shared.protocol.endpoints import ENDPOINTS
 
     ann = await home.join("Ann")
     for endpoint in ENDPOINTS:
         if endpoint.request is None or endpoint.auth == "admin":
             continue
-        path = endpoint.path.replace("{task}", "1")
+        path = endpoint.full_path.replace("{task}", "1")
         reply = await ann.http.request(endpoint.method, path, content=body)
         assert 400 <= reply.status_code < 500, (endpoint.path, reply.text)
         refused(reply, reply.status_code)
@@ -188,7 +188,7 @@ async def test_an_unforeseen_error_tells_nothing_but_its_number(
     async def fails() -> None:
         raise RuntimeError("the password is swordfish")
 
-    monkeypatch.setattr(type(home.coordinator), "server_info", lambda self: fails())
+    monkeypatch.setattr(type(home.coordinator.server), "info", lambda self: fails())
     reply = await home.client().get(f"{API}/server")
     body = refused(reply, 500)
     assert "swordfish" not in reply.text

@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.accounts.server_identity import Address
 from coordinator.admin.client import Remote
 from coordinator.admin.command import Nothing
 from coordinator.admin.registry import COMMANDS
 from coordinator.cli.main import main
 from coordinator.config import Settings
 from coordinator.http.server import welcome
-from coordinator.services import Address, opened
+from coordinator.services import opened
 from shared.errors import Configuration, Unauthorized
 from shared.links import parse_link
 from shared.workloads.data.documents import Document
@@ -52,7 +53,7 @@ def health(port: int) -> int:
 
 
 def until_closed(connection: socket.socket) -> bytes:
-    """What the server still says before it closes."""
+    """Read the rest of the reply until the server closes."""
     connection.settimeout(SOON_S)
     said = b""
     try:
@@ -102,7 +103,7 @@ async def test_it_names_the_command_that_brings_the_newest_run_on(tmp_path: Path
     folder = tmp_path / "my data"
     documents = [Document(str(n), f"{n} plus {n} is {n + n};\n" * 40) for n in range(40)]
     async with opened(Settings(data_dir=str(folder))) as coordinator:
-        await coordinator.set_address(Address(url="http://127.0.0.1:1"))
+        await coordinator.server.set_address(Address(url="http://127.0.0.1:1"))
         there = f"--data-dir '{folder}'"
         assert (await welcome(coordinator))[-1].endswith(
             f"coordinator run create --example {there}"
@@ -146,7 +147,8 @@ def test_a_giant_chunked_body_is_refused_and_memory_stays_flat(server: Process) 
     before, sent = resident(), 0
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(
-            b"POST /api/v1/workers/register HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"POST /api/v1/workers/register HTTP/1.1\r\nhost: x\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
         )
         piece = b"10000\r\n" + b"x" * 65536 + b"\r\n"
         try:

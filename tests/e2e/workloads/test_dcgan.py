@@ -18,7 +18,7 @@ from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from shared.protocol.accounts import RunInfo
 from shared.protocol.limits import API
-from shared.protocol.work import SignedManifest, VersionInfo, VersionManifest
+from shared.protocol.versions import SignedManifest, VersionInfo, VersionManifest
 from shared.workloads.base import DatasetManifest
 from shared.workloads.data.image_dataset import build_images
 from shared.workloads.data.image_sources import digit_pictures
@@ -119,7 +119,7 @@ async def test_a_volunteer_trains_it_and_its_statistics_travel(tmp_path: Path, p
         assert float(tensors["generator.norm0.running_mean"].abs().max()) > 0
         assert float(tensors["generator.norm0.running_var"].min()) > 0
         assert (await coordinator.checks.run()).breaches == ()
-        assert await coordinator.check_ledger() == []
+        assert await coordinator.ledger.check() == ()
 
 
 async def test_what_it_draws_is_shown_to_everybody(tmp_path: Path) -> None:

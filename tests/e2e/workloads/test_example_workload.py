@@ -68,7 +68,7 @@ async def test_it_is_trained_measured_and_shown(tmp_path: Path) -> None:
         info = await home.coordinator.runs.info("again")
         assert (info.items, info.measure) == ("images", "squared error")
         assert (await home.coordinator.checks.run()).breaches == ()
-        assert await home.coordinator.check_ledger() == []
+        assert await home.coordinator.ledger.check() == ()
 
 
 async def test_who_has_not_installed_it_is_told_its_name(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from sqlalchemy import Connection, select
 from coordinator.database import games, runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.demo.report import strength
-from shared.protocol.work import Verdict, VersionInfo
+from shared.protocol.contributions import Verdict
+from shared.protocol.versions import VersionInfo
 from shared.workloads.gomoku.records import GameRecord
 from shared.workloads.gomoku.workload import GomokuWorkload
 from tests.support.failpoints import fail, faults
@@ -28,7 +29,7 @@ Change = Callable[[list[GameRecord]], list[GameRecord]]
 async def sound(home: LocalCoordinator) -> bool:
     report = await home.coordinator.checks.run()
     assert report.breaches == ()
-    return await home.coordinator.check_ledger() == []
+    return await home.coordinator.ledger.check() == ()
 
 
 async def kinds_done(home: LocalCoordinator) -> set[str]:

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from shared.protocol.accounts import Benchmark, Device, Me
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 from tests.tui.engine import FakeEngine
 from volunteer.control import commands, events
 from volunteer.control.events import AnyEvent

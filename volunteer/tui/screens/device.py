@@ -10,6 +10,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
+from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, Device, RunInfo, WorkerInfo
 from volunteer.text import printable, size
 from volunteer.tui import keys
@@ -102,7 +103,7 @@ class DevicePage(AskingPage):
         run = self.volunteer.view.run()
         asked: dict[str, Question] = {"measured": lambda control: control.measured()}
         if run:
-            asked["workers"] = lambda control: control.workers(run)
+            asked["workers"] = lambda control: control.query(endpoints.WORKERS, run=run)
         return asked
 
     # What is seen.

@@ -15,9 +15,9 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input
 
 from shared.errors import VolunteerError
-from shared.protocol.heartbeat import LedgerRow
-from shared.protocol.work import Verdict
-from volunteer.control.commands import History as Page
+from shared.protocol import endpoints
+from shared.protocol.contributions import Verdict
+from shared.protocol.listings import LedgerRow
 from volunteer.control.control import Control
 from volunteer.files import write_whole
 from volunteer.stats.ledger_pages import ledger
@@ -51,6 +51,10 @@ COLUMNS = (
     Column(title="credits", cells=8, align="right"),
     Column(title="why", least=40),
 )
+
+
+# Verdicts, the newest first, and the cursor of those before.
+Page = tuple[tuple[Verdict, ...], str]
 
 
 class History(AskingPage):
@@ -128,7 +132,7 @@ class History(AskingPage):
 
     def questions(self) -> dict[str, Question]:
         return {
-            "history": lambda control: control.history(),
+            "history": lambda control: control.page(endpoints.CONTRIBUTIONS),
             "ledger": self._recent,
         }
 
@@ -145,7 +149,7 @@ class History(AskingPage):
         found: dict[int, Verdict] = {}
         for verdict in (
             *reversed(self.volunteer.view.status.verdicts),
-            *(answer.value.verdicts if answer.value else ()),
+            *(answer.value[0] if answer.value else ()),
             *self._older,
         ):
             known = found.get(verdict.contribution)
@@ -193,16 +197,16 @@ class History(AskingPage):
     def _more(self) -> None:
         if self._cursor and self._pages < PAGES_MAX and not self.answer("older").asking:
             cursor = self._cursor
-            self.ask("older", lambda control: control.history(cursor))
+            self.ask("older", lambda control: control.page(endpoints.CONTRIBUTIONS, cursor=cursor))
 
     def answered(self, name: str) -> None:
         page: Page | None = self.answer(name).value
         if name == "older" and page is not None:
             self._pages += 1
-            self._older += page.verdicts
-            self._cursor = page.cursor
+            self._older += page[0]
+            self._cursor = page[1]
         elif name == "history" and page is not None and not self._pages:
-            self._cursor = page.cursor
+            self._cursor = page[1]
 
     @on(Listing.Moved)
     def _moved(self) -> None:

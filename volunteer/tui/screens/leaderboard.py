@@ -11,7 +11,8 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
 from shared.errors import VolunteerError
-from shared.protocol.heartbeat import LeaderRow, LedgerRow
+from shared.protocol import endpoints
+from shared.protocol.listings import LeaderRow, LedgerRow
 from volunteer.control.control import Control
 from volunteer.files import write_whole
 from volunteer.stats.card import card, card_facts
@@ -123,7 +124,9 @@ class Leaderboard(AskingPage):
     def questions(self) -> dict[str, Question]:
         days = int(self.window)
         return {
-            f"leaders {self.window}": lambda control: control.leaders(days=days),
+            f"leaders {self.window}": lambda control: control.query(
+                endpoints.LEADERBOARD, days=days
+            ),
             "ledger": self._recent,
         }
 

@@ -9,8 +9,9 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
+from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
-from shared.protocol.heartbeat import LossPoint
+from shared.protocol.listings import LossPoint
 from shared.workloads.base import installed
 from volunteer.control.commands import SettingRow
 from volunteer.text import loss, measure_word, measured, printable, size
@@ -114,12 +115,12 @@ class Runs(AskingPage):
 
     def questions(self) -> dict[str, Question]:
         asked: dict[str, Question] = {
-            "runs": lambda control: control.runs(),
+            "runs": lambda control: control.query(endpoints.RUNS),
             "settings": lambda control: control.settings(),
         }
         name = self.query_one("#list", Listing).key
         if name and self.query_one("#curve").display:
-            asked[f"loss {name}"] = lambda control: control.loss(name)
+            asked[f"loss {name}"] = lambda control: control.query(endpoints.LOSS, run=name)
         return asked
 
     # What is known.

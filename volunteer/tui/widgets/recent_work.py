@@ -8,7 +8,7 @@ from itertools import zip_longest
 from msgspec.structs import replace
 from rich.cells import cell_len
 
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 from volunteer.text import credit
 from volunteer.tui.text import (
     ASCII,

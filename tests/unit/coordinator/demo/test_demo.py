@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from coordinator.demo.report import Report, Strength, traffic_of
 from coordinator.demo.view import hints, record, summary, table
-from shared.protocol.work import VersionInfo
+from shared.protocol.versions import VersionInfo
 
 STRENGTH = Strength(
     version=9, wins=34, draws=2, losses=4, elo=361.4, error=118.7, matches=3, game="1. a1 b2\n\n X"

@@ -1,4 +1,7 @@
-"""Receipt deadlines: who drips is closed, who is slow but honest lives. Time is given to the guard, nothing sleeps."""
+"""Receipt deadlines: who drips is closed, who is slow but honest lives.
+
+Time is given to the guard, nothing sleeps.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,8 @@ async def lines(request: pytest.FixtureRequest) -> Any:
     opened: list[tuple[Any, Wire]] = []
 
     def connect(address: str = "10.0.0.1") -> tuple[Any, Wire]:
-        connection: Any = kind(config=config, server_state=state, app_state={})  # type: ignore[call-arg]
+        connect: Any = kind
+        connection = connect(config=config, server_state=state, app_state={})
         wire = Wire(address)
         connection.connection_made(wire)
         opened.append((connection, wire))

@@ -1,4 +1,4 @@
-"""What is refused at the door: each kind of hostile body, and too many requests."""
+"""Refusals of requests: each kind of hostile body, and too many requests."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from coordinator.rate_limit import KEYS_MAX, Rates
 from coordinator.storage.disk_space import Space
 from shared.clock import VirtualClock
 from shared.errors import BadRequest, Configuration, StorageFull, TooLarge, TooManyRequests
+from shared.protocol.contributions import SubmitRequest
 from shared.protocol.heartbeat import HeartbeatRequest
 from shared.protocol.limits import JSON_BYTES_MAX, JSON_DEPTH_MAX
-from shared.protocol.work import SubmitRequest
 
 
 class Request:

@@ -1,4 +1,6 @@
-"""Files that the kernel sends: real sockets, the server's own protocol, and every way back to ordinary pieces."""
+"""Files that the kernel sends: real sockets, the server's own protocol, and every way back to
+ordinary pieces.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from coordinator.rules.validation import (
     judge,
     reach,
 )
-from shared.protocol.work import SubmitRequest
+from shared.protocol.contributions import SubmitRequest
 from shared.workloads.base import TrainSettings
 
 SETTINGS = ValidationSettings()

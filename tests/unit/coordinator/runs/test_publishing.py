@@ -11,7 +11,7 @@ import pytest
 from coordinator.plan.plan import plan
 from coordinator.runs.publishing import ways
 from shared.errors import InvalidFrame, InvalidPlan
-from shared.protocol.work import BlobRef, Downlink, Link, Snapshot
+from shared.protocol.versions import BlobRef, Downlink, Link, Snapshot
 from shared.tensors.frame import parse_frame
 from tests.support.published_versions import SCHEMA, Versions
 

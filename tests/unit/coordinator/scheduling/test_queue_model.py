@@ -1,7 +1,8 @@
 """The queue beside a small pure model of it, through random histories, on both databases.
 
-The model knows every task, who holds it, and what the next claim must give. After each step the database must say the same;
-at the end everything is worked off, and every sample of every pass must have ended in exactly one task.
+The model knows every task, who holds it, and what the next claim must give. After each step the
+database must say the same; at the end everything is worked off, and every sample of every pass must
+have ended in exactly one task.
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ from coordinator.database.tables.tasks import tasks as tasks_table
 from shared.clock import VirtualClock
 from shared.errors import Gone
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
+from shared.protocol.leases import Lease, ReleaseRequest
 from shared.protocol.limits import RENEW_S
-from shared.protocol.work import Lease, ReleaseRequest
-from tests.support.examples import examples
 from tests.support.queue_model import SETTINGS, TOTAL, Model, Task
 from tests.support.run_rows import add_run, add_worker, claim, queue_of
 
@@ -193,9 +193,9 @@ class QueueMachine(RuleBasedStateMachine):
         who = self.workers[worker]
         held = self.model.held(who.worker_id)
         beats = tuple(TaskBeat(task=n, attempt=self.model.tasks[n].attempt) for n in held)
-        orders = self.world.run(self.queue.beat(who, HeartbeatRequest(tasks=beats)))
+        orders = self.world.run(self.queue.renewals.beat(who, HeartbeatRequest(tasks=beats)))
         assert {order.order for order in orders} <= {"continue"}
-        self.world.run(self.queue.flush())
+        self.world.run(self.queue.renewals.flush())
         for number in held:
             self.model.tasks[number].renew_by = self.clock.now() + RENEW_S
 
@@ -317,12 +317,11 @@ def world(database_url: str) -> Iterator[World]:
     world.close()
 
 
-@pytest.mark.hypothesis
 def test_the_queue_does_what_the_model_says(world: World) -> None:
     run_state_machine_as_test(
         type("WorldlyQueueMachine", (QueueMachine,), {"world": world}),
         settings=settings(
-            max_examples=examples(40),
+            max_examples=40,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -13,16 +13,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.protocol import accounts, base, heartbeat, work
+from shared.protocol import (
+    accounts,
+    base,
+    contributions,
+    heartbeat,
+    leases,
+    listings,
+    versions,
+)
 from shared.protocol.base import Message
 from tests.support.sources import ROOT
 
+PARTS = (accounts, base, contributions, heartbeat, leases, listings, versions)
 GOLDEN = ROOT / "tests" / "golden" / "messages.json"
 
 
 def messages() -> dict[str, type[Message]]:
     """Every message that the two sides exchange, by name."""
-    found = {n: m for part in (accounts, base, heartbeat, work) for n, m in vars(part).items()}
+    found = {n: m for part in PARTS for n, m in vars(part).items()}
     return {
         name: message
         for name, message in sorted(found.items())

@@ -12,7 +12,7 @@ import pytest
 
 from shared.errors import BadRequest, BadSignature, Configuration, Forbidden, InvalidName
 from shared.protocol.accounts import ServerInfo
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 from tests.support.local_coordinator import local_coordinator
 from tests.support.local_volunteer import LocalMachine, Network
 from tests.support.sources import ROOT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.protocol.base import ContributionState
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 from volunteer.account.profile import is_news
 
 

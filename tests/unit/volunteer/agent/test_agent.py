@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.tasks import tasks as tasks_table
 from shared.errors import Unreachable
+from shared.protocol import endpoints
 from shared.workloads.gpt.workload import GptWorkload
 from tests.support.local_coordinator import local_coordinator
 from tests.support.local_volunteer import LONG, LocalMachine, Network, Process, local_machine
@@ -50,7 +51,7 @@ async def test_tasks_are_done_and_paid(tmp_path: Path) -> None:
         last = process.all(events.Stopped)[-1]
         assert (last.code, last.tasks) == (0, 2)
         assert last.sent_bytes > 0
-        assert await machine.home.coordinator.check_ledger() == []
+        assert await machine.home.coordinator.ledger.check() == ()
 
 
 async def test_the_licence_is_told_and_the_yes_recorded(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ async def test_pause_frees_the_device_and_keeps_the_task(tmp_path: Path) -> None
         before = await training(process)
         await process.control.pause()
         async with process.eventually():
-            while (await process.control.workers("tiny"))[0].state != "paused":
+            while (await process.control.query(endpoints.WORKERS, run="tiny"))[0].state != "paused":
                 await machine.home.clock.advance(1)
         await process.control.resume()
         assert await process.ended() == 0
@@ -143,7 +144,7 @@ async def test_a_lost_reply_to_a_submission_pays_once(tmp_path: Path) -> None:
         assert await process.ended() == 0
         assert sum("/submit" in seen for seen in process.network.seen) == 2
         assert len(await contributions(machine)) == 1
-        assert await machine.home.coordinator.check_ledger() == []
+        assert await machine.home.coordinator.ledger.check() == ()
 
 
 async def test_a_result_outlives_the_process_that_could_not_send_it(tmp_path: Path) -> None:

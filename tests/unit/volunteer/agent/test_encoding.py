@@ -46,7 +46,7 @@ async def test_the_device_trains_while_the_last_result_is_encoded(tmp_path: Path
         assert await process.ended() == 0
         assert [event.task for event in process.all(events.Trained)] == [first, second]
         assert [event.task for event in process.all(events.Submitted)] == [first, second]
-        assert await machine.home.coordinator.check_ledger() == []
+        assert await machine.home.coordinator.ledger.check() == ()
 
 
 async def test_in_step_the_next_task_waits_until_the_last_result_is_handed_in(
@@ -87,4 +87,4 @@ async def test_a_result_whose_encoding_was_cut_short_is_made_again_and_handed_in
             async with machine.working(max_tasks=2) as process:
                 assert await process.ended() == 0
         assert sorted(event.task for event in process.all(events.Submitted)) == sorted(both)
-        assert await machine.home.coordinator.check_ledger() == []
+        assert await machine.home.coordinator.ledger.check() == ()

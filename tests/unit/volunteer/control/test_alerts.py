@@ -15,7 +15,7 @@ import pytest
 
 from shared.clock import VirtualClock
 from shared.errors import BadRequest, Configuration, Unreachable
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from volunteer.control import events
@@ -24,10 +24,10 @@ from volunteer.control.alerts import (
     CHARS_MAX,
     QUIET_S,
     Alert,
+    AlertRules,
     Alerts,
-    Told,
-    Watch,
     Ways,
+    WebhookBody,
     notification,
     run_quietly,
 )
@@ -46,15 +46,21 @@ from volunteer.tui.app import Look
 NOW = 1_700_000_000.0
 
 
-def heard(told: Iterable[AnyEvent], watch: Watch | None = None) -> list[Alert]:
-    watch = watch or Watch()
+def heard(told: Iterable[AnyEvent], watch: AlertRules | None = None) -> list[Alert]:
+    watch = watch or AlertRules()
     return [alert for event in told if (alert := watch.hear(event)) is not None]
 
 
 def verdict(state: str, message: str = "", at: float = NOW) -> events.Judged:
     return events.Judged(
         at=at,
-        verdict=Verdict(contribution=1, task=1, run="r", state=state, message=message),  # type: ignore[arg-type]
+        verdict=Verdict(
+            contribution=1,
+            task=1,
+            run="r",
+            state=state,  # type: ignore[arg-type]
+            message=message,
+        ),
     )
 
 
@@ -123,15 +129,15 @@ class World:
 
     def __init__(self, trouble: str = "", **looks: object) -> None:
         self.hub = Hub(VirtualClock())
-        self.posted: list[tuple[str, Told]] = []
+        self.posted: list[tuple[str, WebhookBody]] = []
         self.run: list[Sequence[str]] = []
         self.trouble = trouble
         settings = msgspec.convert(looks, Looks)
         self.alerts = Alerts(
-            self.hub, lambda: settings, Ways(post=self.post, run=self._run, system="linux")
+            self.hub, lambda: settings, Ways(post=self._post, run=self._run, system="linux")
         )
 
-    async def post(self, url: str, told: Told) -> None:
+    async def _post(self, url: str, told: WebhookBody) -> None:
         self.posted.append((url, told))
         if self.trouble:
             raise Unreachable(self.trouble)
@@ -213,9 +219,9 @@ async def test_on_the_screen_the_bell_rings_and_the_log_keeps_the_alert() -> Non
 
 
 async def test_a_new_way_is_tried_when_it_is_set(tmp_path: Path) -> None:
-    posted: list[Told] = []
+    posted: list[WebhookBody] = []
 
-    async def post(url: str, told: Told) -> None:
+    async def post(url: str, told: WebhookBody) -> None:
         posted.append(told)
 
     places = directories({"VOLUNTEER_HOME": str(tmp_path)})
@@ -231,9 +237,9 @@ async def test_a_new_way_is_tried_when_it_is_set(tmp_path: Path) -> None:
 
 
 async def test_a_volunteer_that_cannot_begin_tells_its_owner(tmp_path: Path) -> None:
-    posted: list[Told] = []
+    posted: list[WebhookBody] = []
 
-    async def post(url: str, told: Told) -> None:
+    async def post(url: str, told: WebhookBody) -> None:
         posted.append(told)
 
     places = directories({"VOLUNTEER_HOME": str(tmp_path)})
@@ -280,7 +286,7 @@ async def test_a_webhook_gets_a_small_document() -> None:
         seen.append(request)
         return httpx.Response(404 if "gone" in str(request.url) else 204)
 
-    told = Told(
+    told = WebhookBody(
         kind="test", message="m", at=1.0, coordinator="c", nickname="n", text="t", content="t"
     )
     transport = httpx.MockTransport(answer)
@@ -309,15 +315,15 @@ def test_an_address_of_this_machine_may_be_plain() -> None:
 
 
 async def test_what_is_under_way_at_the_end_is_waited_for() -> None:
+    world = World(alerts=["webhook"], webhook="https://k/key")
     begun = asyncio.Event()
 
-    class Slow(World):
-        async def post(self, url: str, told: Told) -> None:
-            begun.set()
-            await asyncio.sleep(0)
-            await super().post(url, told)
+    async def slow(url: str, told: WebhookBody) -> None:
+        begun.set()
+        await asyncio.sleep(0)
+        world.posted.append((url, told))
 
-    world = Slow(alerts=["webhook"], webhook="https://k/key")
+    world.alerts._ways = Ways(post=slow, run=run_quietly)
     await world.hear(ended(1))
     assert begun.is_set()
     assert len(world.posted) == 1

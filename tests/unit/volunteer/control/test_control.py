@@ -14,15 +14,17 @@ import msgspec
 import pytest
 
 from shared.clock import VirtualClock
-from shared.errors import Configuration, Unreachable
-from shared.protocol.heartbeat import LossPoint, RunBeat
-from shared.protocol.work import Verdict
+from shared.errors import BadRequest, Configuration, Unreachable
+from shared.protocol import endpoints
+from shared.protocol.contributions import Verdict
+from shared.protocol.heartbeat import RunBeat
+from shared.protocol.listings import LossPoint
 from tests.tui.engine import FakeEngine
 from volunteer.control import commands, events
-from volunteer.control.commands import REPLIES, AnyCommand, Ask, Command, Snapshot
+from volunteer.control.commands import REPLIES, AnyCommand, Ask, Command, Query, Snapshot
 from volunteer.control.control import Control
 from volunteer.control.event_bus import PENDING_MAX, Hub, Subscription
-from volunteer.control.local_socket import ControlServer, Endpoint, attach
+from volunteer.control.local_socket import ControlServer, SocketAddress, attach
 from volunteer.control.status import Status, fold
 
 
@@ -193,8 +195,10 @@ async def test_commands_and_their_errors_cross_the_socket(tmp_path: Path) -> Non
     async with served(tmp_path) as (engine, record), attach(record, engine.clock) as control:
         await control.pause("cpu", message="a film", until="it ends")
         assert engine.asked[-1] == commands.Pause(device="cpu", message="a film", until="it ends")
-        engine.answers[commands.GetLoss] = (LossPoint(version=2, loss=3.5, at=1.0),)
-        assert (await control.loss("r"))[0].version == 2
+        engine.answers[endpoints.LOSS] = (LossPoint(version=2, loss=3.5, at=1.0),)
+        assert (await control.query(endpoints.LOSS, run="r"))[0].version == 2
+        with pytest.raises(BadRequest, match="no query"):
+            await control.query(endpoints.LINK)
         engine.refuses = Configuration("threads must be a number")
         with pytest.raises(Configuration, match="threads"):
             await control.set_settings({"threads": "x"})
@@ -225,7 +229,7 @@ async def test_the_end_of_the_volunteer_ends_the_watching(tmp_path: Path) -> Non
 async def test_only_this_user_may_connect(tmp_path: Path) -> None:
     async with served(tmp_path) as (engine, record):
         assert stat.S_IMODE(record.stat().st_mode) == 0o600
-        endpoint = msgspec.json.decode(record.read_bytes(), type=Endpoint)
+        endpoint = msgspec.json.decode(record.read_bytes(), type=SocketAddress)
         if endpoint.path:
             assert stat.S_IMODE(os.stat(endpoint.path).st_mode) == 0o600
         forged = msgspec.structs.replace(endpoint, token="0" * 32)
@@ -238,7 +242,7 @@ async def test_only_this_user_may_connect(tmp_path: Path) -> None:
 
 async def test_nonsense_on_the_socket_ends_that_connection_only(tmp_path: Path) -> None:
     async with served(tmp_path) as (engine, record):
-        endpoint = msgspec.json.decode(record.read_bytes(), type=Endpoint)
+        endpoint = msgspec.json.decode(record.read_bytes(), type=SocketAddress)
         for line in (b"\xff\n", b"[" * 5000 + b"\n", b"{}\n", b""):
             reader, writer = await asyncio.open_unix_connection(endpoint.path)
             writer.write(line)
@@ -255,7 +259,7 @@ async def test_without_a_volunteer_there_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match="no volunteer is running"):
         async with attach(record, VirtualClock()):
             pass
-    record.write_bytes(msgspec.json.encode(Endpoint(path=str(tmp_path / "gone.sock"))))
+    record.write_bytes(msgspec.json.encode(SocketAddress(path=str(tmp_path / "gone.sock"))))
     with pytest.raises(Unreachable, match="no volunteer is running"):
         async with attach(record, VirtualClock()):
             pass
@@ -273,7 +277,7 @@ async def test_a_command_to_a_volunteer_that_has_said_its_last_is_answered(tmp_p
 
     met = asyncio.Event()
     record, place = tmp_path / "control.json", tmp_path / "s"
-    record.write_bytes(msgspec.json.encode(Endpoint(path=str(place))))
+    record.write_bytes(msgspec.json.encode(SocketAddress(path=str(place))))
     async with await asyncio.start_unix_server(meet, place), attach(record, VirtualClock()) as to:
         with to.subscribe() as events_:
             assert await drain(events_) == []  # to their end
@@ -292,4 +296,4 @@ async def test_a_long_path_does_not_keep_the_socket_away(tmp_path: Path) -> None
 
 def test_every_command_that_is_answered_says_with_what() -> None:
     kinds: set[type[Command]] = set(AnyCommand.__args__)
-    assert {kind for kind in kinds if issubclass(kind, Ask)} == set(REPLIES)
+    assert {kind for kind in kinds if issubclass(kind, Ask)} == {*REPLIES, Query}

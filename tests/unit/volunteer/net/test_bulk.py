@@ -16,7 +16,7 @@ import pytest
 
 from shared import errors
 from shared.clock import Clock, SystemClock, VirtualClock
-from shared.protocol.work import BlobRef
+from shared.protocol.versions import BlobRef
 from tests.support.certificates import certificate
 from volunteer.net import bulk
 from volunteer.net.api import Api

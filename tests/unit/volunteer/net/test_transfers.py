@@ -17,7 +17,8 @@ import pytest
 
 from shared import errors
 from shared.clock import VirtualClock
-from shared.protocol.work import BlobRef, UploadInfo, UploadRequest
+from shared.protocol.contributions import UploadInfo, UploadRequest
+from shared.protocol.versions import BlobRef
 from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.tls import Address

@@ -13,7 +13,7 @@ import pytest
 from shared.clock import VirtualClock
 from shared.errors import InvalidFrame
 from shared.protocol.base import ErrorBody
-from shared.protocol.work import BlobRef, VersionManifest
+from shared.protocol.versions import BlobRef, VersionManifest
 from shared.signing import digest
 from tests.support.published_versions import Versions
 from volunteer.net.api import Api

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 from xml.etree import ElementTree
 
 import pytest
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from shared.errors import NotFound
-from shared.protocol.accounts import RunInfo
-from shared.protocol.work import VersionInfo
+from shared.protocol import endpoints
+from shared.protocol.endpoints import Endpoint
+from shared.protocol.versions import VersionInfo
 from tests.tui.scenes import AFTER, BEFORE, ME, RUN
 from volunteer.stats.card import CardFacts, card, card_facts, share_words
 from volunteer.stats.card_data import deeds
@@ -106,12 +107,12 @@ class Lab:
         "digits": tuple(version(n, 1.0, mine=1) for n in range(5)),
     }
 
-    async def runs(self) -> tuple[RunInfo, ...]:
-        return tuple(replace(RUN, name=name) for name in self.versions_of)
-
-    async def versions(self, run: str, cursor: str = "") -> tuple[VersionInfo, ...]:
-        after = int(cursor or -1)
-        return tuple(v for v in self.versions_of[run] if v.version > after)[:3]
+    async def query(self, endpoint: Endpoint[Any], **args: str | int) -> Any:
+        if endpoint is endpoints.RUNS:
+            return tuple(replace(RUN, name=name) for name in self.versions_of)
+        assert endpoint is endpoints.VERSIONS
+        after = int(args["cursor"] or -1)
+        return tuple(v for v in self.versions_of[str(args["run"])] if v.version > after)[:3]
 
 
 async def test_without_a_name_it_is_the_run_with_most_of_my_work() -> None:

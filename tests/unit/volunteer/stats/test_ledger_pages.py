@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shared.clock import VirtualClock
-from shared.protocol.heartbeat import LedgerRow
+from shared.protocol.listings import LedgerRow
 from volunteer.control import commands
 from volunteer.control.commands import Command
 from volunteer.control.control import Control
@@ -26,11 +26,11 @@ class Books:
         self.asked = 0
         self.control = Control(Hub(VirtualClock()), self._answer)
 
-    async def _answer(self, command: Command) -> tuple[LedgerRow, ...]:
-        assert isinstance(command, commands.GetLedger)
+    async def _answer(self, command: Command) -> tuple[tuple[LedgerRow, ...], str]:
+        assert isinstance(command, commands.Query)
         self.asked += 1
-        below = int(command.cursor or len(self.rows))
-        return tuple(reversed(self.rows[max(0, below - PAGE) : below]))
+        below = int(command.args["cursor"] or len(self.rows))
+        return tuple(reversed(self.rows[max(0, below - PAGE) : below])), ""
 
     def grow(self, by: int) -> None:
         last = len(self.rows)

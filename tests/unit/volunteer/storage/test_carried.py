@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from shared.protocol.base import ContributionState
-from shared.protocol.work import Verdict
+from shared.protocol.contributions import Verdict
 from shared.tensors.frame import frame_bytes
 from shared.tensors.spec import TensorSpec
 from volunteer.storage.carried import Carried, Residuals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shared.protocol.work import Grant, Lease
+from shared.protocol.leases import Grant, Lease
 from shared.workloads.base import Job, TrainSettings
 from volunteer.storage.leases import HeldLease, Leases
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import Configuration
-from shared.protocol.work import SubmitRequest
+from shared.protocol.contributions import SubmitRequest
 from volunteer.storage.outbox import Entry, Outbox
 
 

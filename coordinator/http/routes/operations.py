@@ -1,13 +1,15 @@
-"""What anybody may ask: who this coordinator is, and whether it is well."""
+"""Organiser's commands and files; health, metrics, and the page behind a join link."""
 
 from __future__ import annotations
 
-import msgspec
-
-from coordinator.http.routes.endpoint import Call, Reply
-from coordinator.http.routes.metrics import exposition
+from coordinator.admin.registry import COMMANDS
+from coordinator.http.request import body_stream, read_body, read_json
+from coordinator.http.routes.endpoint import Call, Reply, json_reply
+from coordinator.http.routes.metrics import exposition, gauges
 from shared.errors import NotFound, Unavailable
-from shared.protocol.accounts import ServerInfo
+from shared.protocol.endpoints import BYTES, Health, StoredFile
+
+ADMIN_BYTES_MAX = 16 << 20  # a run file, a class list
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Join</title><body style="font:1.1rem/1.6 system-ui;max-width:44rem;margin:3rem auto;padding:0 1rem">
@@ -19,15 +21,26 @@ volunteer join '<b>the whole address of this page</b>'</pre>
 coordinator's key, so that nobody can pretend to be it.</p></body></html>"""
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the process answers, and whether it takes in new things."""
+async def run_command(call: Call[None]) -> Reply:
+    name = call.text("command")
+    command = COMMANDS.get(name)
+    if command is None or not command.remote:
+        raise NotFound(f'there is no command "{name[:64]}" that works on a running server')
+    body = await read_body(call.scope, call.receive, ADMIN_BYTES_MAX)
+    request = read_json(body or b"{}", command.request)
+    return json_reply(await command.run(call.coordinator, request))
 
-    status: str
-    read_only: bool = False
+
+async def put_file(call: Call[None]) -> StoredFile:
+    stream = body_stream(call.scope, call.receive)
+    size = await call.coordinator.depot.put(call.text("box"), call.text("name"), stream)
+    return StoredFile(size=size)
 
 
-async def server(call: Call[None]) -> ServerInfo:
-    return await call.coordinator.server_info()
+async def get_file(call: Call[None]) -> Reply:
+    size, stream = await call.coordinator.depot.get(call.text("box"), call.text("name"))
+    headers = (("content-type", BYTES),)
+    return Reply(headers=headers, stream=stream, size=size)
 
 
 async def health(call: Call[None]) -> Health:
@@ -38,7 +51,7 @@ async def ready(call: Call[None]) -> Health:
     coordinator = call.coordinator
     if coordinator.stopping.is_set():
         raise Unavailable("the coordinator is stopping", retry_after_s=5.0)
-    await coordinator.ping()
+    await coordinator.server.ping()
     return Health(status="ready", read_only=coordinator.space.read_only)
 
 
@@ -46,7 +59,7 @@ async def metrics(call: Call[None]) -> Reply:
     coordinator = call.coordinator
     if not coordinator.settings.metrics:
         raise NotFound("metrics are switched off here")
-    kind, body = exposition(coordinator.traffic, await coordinator.gauges())
+    kind, body = exposition(coordinator.traffic, await gauges(coordinator))
     return Reply(headers=(("content-type", kind),), body=body)
 
 

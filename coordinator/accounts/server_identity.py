@@ -1,0 +1,133 @@
+"""Identity of a coordinator: name, key, address, the organiser's token, and the runs that anyone
+may know of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.certificates import write_private
+from coordinator.database import key_values
+from coordinator.ttl_cache import Fresh
+from shared.decoding import decode
+from shared.errors import Configuration
+from shared.links import JoinLink
+from shared.protocol.accounts import RunInfo, ServerInfo
+from shared.protocol.limits import PROTOCOL, PROTOCOL_MIN
+from shared.signing import SigningKey, fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from coordinator.config import Settings
+    from coordinator.database.engine.open import Database
+    from shared.clock import Clock
+
+RUNS_S = 1.0  # how long a listing of the runs is served again
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """Address of the server as volunteers reach it: join links are made of it."""
+
+    url: str
+    tls_pin: str = ""
+
+
+class ServerIdentity:
+    """Answers requests for the identity of this coordinator; makes its join links."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        db: Database,
+        key: SigningKey,
+        listing: Callable[[], Awaitable[tuple[RunInfo, ...]]],
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._db = db
+        self._key = key
+        self._listing = Fresh(listing, RUNS_S, clock)
+        self._admin_hash = _admin_hash(settings)
+        self.address = Address(url=settings.url or f"http://127.0.0.1:{settings.port}")
+
+    async def load(self) -> None:
+        """Read the address of the last server of this database."""
+        if stored := await self._db.read(lambda conn: key_values.get(conn, key_values.ADDRESS)):
+            self.address = decode(stored, Address)
+
+    async def set_address(self, address: Address) -> None:
+        """Store the address of the server, for join links that other processes print."""
+        self.address = address
+        stored = msgspec.json.encode(address).decode()
+        await self._db.write(lambda conn: key_values.put(conn, key_values.ADDRESS, stored))
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the key that signs manifests."""
+        return fingerprint(self._key.public_key)
+
+    def link(self, code: str = "") -> JoinLink:
+        """Return a join link to this coordinator."""
+        address = self.address
+        return JoinLink(
+            url=address.url, fingerprint=self.fingerprint, tls_pin=address.tls_pin, code=code
+        )
+
+    def is_admin(self, token: str) -> bool:
+        """Return True if this is the organiser's token."""
+        return secrets.compare_digest(hashlib.sha256(token.encode()).digest(), self._admin_hash)
+
+    async def runs(self) -> tuple[RunInfo, ...]:
+        """Return every run; the listing may be a second old."""
+        return await self._listing.get()
+
+    async def info(self) -> ServerInfo:
+        """Return the public description of this coordinator; the runs may be a second old."""
+        return ServerInfo(
+            name=self._settings.name,
+            software=software(),
+            protocol=PROTOCOL,
+            protocol_min=PROTOCOL_MIN,
+            protocol_min_next=PROTOCOL_MIN,
+            public_key=self._key.public_key.hex(),
+            fingerprint=self.fingerprint,
+            invite_only=self._settings.invite_only,
+            contact=self._settings.contact,
+            now=self._clock.now(),
+            runs=await self._listing.get(),
+        )
+
+    async def ping(self) -> None:
+        """Query the database. Raises Unavailable when it does not answer."""
+        await self._db.read(lambda conn: key_values.get(conn, key_values.ADDRESS))
+
+
+@lru_cache(maxsize=1)
+def software() -> str:
+    """Return the version of the installed package; "0" in a tree that was never installed."""
+    try:
+        return version("volunteer")
+    except PackageNotFoundError:
+        return "0"
+
+
+def _admin_hash(settings: Settings) -> bytes:
+    """Return the SHA-256 of the organiser's token, which is made on first use."""
+    path = settings.admin_token_file
+    if not path.exists():
+        write_private(path, secrets.token_urlsafe(32).encode() + b"\n")
+    try:
+        token = path.read_bytes().strip()
+    except OSError as error:
+        raise Configuration(f"{path} cannot be read: {error.strerror}") from error
+    if len(token) < 20:
+        raise Configuration(f"{path} holds no token: delete it and a new one is made")
+    return hashlib.sha256(token).digest()

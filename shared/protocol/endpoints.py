@@ -1,0 +1,479 @@
+"""Every endpoint of the coordinator, written once: method, path, request, reply, who may call it.
+
+The coordinator pairs each with a service or a handler, the client calls it, the control socket
+names it in a query, and the OpenAPI document and docs/http-api.md come from it. The order is that
+of matching: the busiest stand first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar, get_origin
+from urllib.parse import quote
+
+import msgspec
+
+from shared.errors import BadRequest
+from shared.protocol.accounts import (
+    BenchmarkRequest,
+    LeaveRequest,
+    LinkCode,
+    Me,
+    RegisterReply,
+    RegisterRequest,
+    RunInfo,
+    ServerInfo,
+    VisibilityRequest,
+    WorkerInfo,
+)
+from shared.protocol.contributions import SubmitRequest, UploadInfo, UploadRequest, Verdict
+from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
+from shared.protocol.leases import (
+    BeginReply,
+    BeginRequest,
+    ClaimReply,
+    ClaimRequest,
+    ReleaseRequest,
+)
+from shared.protocol.limits import API, JSON_BYTES_MAX
+from shared.protocol.listings import LeaderRow, LedgerRow, LossPoint, Summary
+from shared.protocol.versions import SignedManifest, VersionInfo
+from shared.workloads.base import DatasetManifest
+
+Auth = Literal["none", "worker", "admin"]
+R = TypeVar("R")
+
+LISTING_BYTES_MAX = 16 << 20
+MANIFEST_BYTES_MAX = 64 << 20  # of a dataset: about 120 bytes a chunk
+NUMBERS = frozenset({"task", "version", "contribution"})  # parameters of a path that are numbers
+NOTHING = type(None)
+BYTES = "application/octet-stream"
+
+_PARAMETER = re.compile(r"\{(\w+)\}")
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """State of the process, and if it takes in new things."""
+
+    status: str
+    read_only: bool = False
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that arrived."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One query parameter."""
+
+    name: str
+    kind: type[int] | type[str]
+    help: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Endpoint(Generic[R]):
+    """One endpoint. `path` is below /api/v1, unless it stands at the `root`.
+
+    `operation` names the service of the coordinator and its method, as "runs.workers": it gets the
+    principal if its first parameter is called so, then the parameters of the path, the request, and
+    the query parameters by name. Where it is empty, a handler of `coordinator.http.routes` answers.
+    """
+
+    method: Literal["GET", "POST", "PUT"]
+    path: str
+    summary: str
+    reply: type[R]  # of the JSON reply; NoneType: 204, no content, unless it `gives` bytes
+    request: type[msgspec.Struct] | None = None
+    operation: str = ""
+    auth: Auth = "worker"
+    query: tuple[Parameter, ...] = ()
+    headers: tuple[str, ...] = ()  # request headers that are read
+    sends: str = ""  # media type of a streamed request body
+    gives: str = ""  # media type of a reply that is not JSON
+    strict: bool = False  # counted against the rate of registrations
+    writes: bool = False  # refused with 507 while the disk is full
+    bytes_max: int = JSON_BYTES_MAX  # of the reply
+    root: bool = False
+
+    @property
+    def full_path(self) -> str:
+        return self.path if self.root else API + self.path
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters of the path, in order."""
+        return tuple(_PARAMETER.findall(self.path))
+
+    @property
+    def reply_name(self) -> str:
+        """Name of the reply's type as documents print it."""
+        if get_origin(self.reply) is tuple:
+            return f"list of {self.reply.__args__[0].__name__}"  # type: ignore[attr-defined]
+        return "" if self.reply is NOTHING else getattr(self.reply, "__name__", str(self.reply))
+
+    def address(self, args: Mapping[str, str | int]) -> tuple[str, dict[str, str]]:
+        """Return the path and the query for these arguments; query parameters that are "" or 0 are
+        left out.
+
+        Names come from the other side, so each is quoted as one part of the path. Raises
+        BadRequest.
+        """
+        names = self.parameters
+        known = {*names, *(parameter.name for parameter in self.query)}
+        if wrong := sorted((set(names) - set(args)) | (set(args) - known)):
+            raise BadRequest(f"{self.method} {self.path} needs {sorted(known)}, not {wrong}")
+        path = _PARAMETER.sub(lambda found: quote(str(args[found[1]]), safe=""), self.path)
+        return path, {name: str(args[name]) for name in args if name not in names and args[name]}
+
+
+_CURSOR = (Parameter(name="cursor", kind=int, help="Where the last page ended."),)
+_TAGGED = ("If-None-Match",)
+
+# What a worker reports of itself.
+
+HEARTBEAT = Endpoint(
+    method="POST",
+    path="/workers/heartbeat",
+    operation="heartbeats.answer",
+    summary="Renew leases and report progress; the reply has orders, runs and new verdicts",
+    request=HeartbeatRequest,
+    reply=HeartbeatReply,
+)
+REGISTER = Endpoint(
+    method="POST",
+    path="/workers/register",
+    summary="Register a worker; the same ids and secret get the same account",
+    auth="none",
+    request=RegisterRequest,
+    reply=RegisterReply,
+    strict=True,
+    writes=True,
+)
+BENCHMARK = Endpoint(
+    method="POST",
+    path="/workers/benchmark",
+    operation="volunteers.set_benchmark",
+    summary="Store what a worker measured of itself",
+    request=BenchmarkRequest,
+    reply=NOTHING,
+)
+ME = Endpoint(
+    method="GET",
+    path="/workers/me",
+    operation="volunteers.me",
+    summary="My account, credits, rank and machines",
+    reply=Me,
+)
+LEAVE = Endpoint(
+    method="POST",
+    path="/workers/leave",
+    operation="volunteers.leave",
+    summary="Remove this machine; with `forget` the whole account is wiped",
+    request=LeaveRequest,
+    reply=NOTHING,
+)
+VISIBILITY = Endpoint(
+    method="POST",
+    path="/workers/visibility",
+    summary="Show my nickname to others, or hide it",
+    request=VisibilityRequest,
+    reply=NOTHING,
+)
+LINK = Endpoint(
+    method="POST",
+    path="/links",
+    summary="A ten-minute code that adds a machine to my account",
+    reply=LinkCode,
+)
+
+# From claim to verdict.
+
+CLAIM = Endpoint(
+    method="POST",
+    path="/claims",
+    summary="Take a task; waits up to `wait_s` for one, then says why there is none",
+    request=ClaimRequest,
+    reply=ClaimReply,
+)
+BEGIN = Endpoint(
+    method="POST",
+    path="/tasks/{task}/begin",
+    summary="Begin a task: its base version is bound now",
+    request=BeginRequest,
+    reply=BeginReply,
+)
+RELEASE = Endpoint(
+    method="POST",
+    path="/tasks/{task}/release",
+    operation="queue.release",
+    summary="Give a task back",
+    request=ReleaseRequest,
+    reply=NOTHING,
+)
+SUBMIT = Endpoint(
+    method="POST",
+    path="/tasks/{task}/submit",
+    operation="intake.submit",
+    summary="Submit a result; the same one again gets the same verdict",
+    request=SubmitRequest,
+    reply=Verdict,
+)
+UPLOAD = Endpoint(
+    method="POST",
+    path="/uploads",
+    operation="uploads.create",
+    summary="Begin an upload for a lease; the same again finds the same upload",
+    request=UploadRequest,
+    reply=UploadInfo,
+    writes=True,
+)
+UPLOAD_STATE = Endpoint(
+    method="GET",
+    path="/uploads/{upload}",
+    operation="uploads.info",
+    summary="Progress of an upload",
+    reply=UploadInfo,
+)
+UPLOAD_BYTES = Endpoint(
+    method="PUT",
+    path="/uploads/{upload}",
+    summary="Send bytes from `Upload-Offset` on; with the last byte the hash is checked",
+    reply=UploadInfo,
+    sends=BYTES,
+    headers=("Upload-Offset",),
+    writes=True,
+)
+BLOB = Endpoint(
+    method="GET",
+    path="/blobs/{sha256}",
+    summary="The bytes of a blob, whole or in ranges",
+    reply=NOTHING,
+    gives=BYTES,
+    headers=("Range", "If-Range", "If-None-Match"),
+)
+
+# Read-only queries.
+
+RUNS = Endpoint(
+    method="GET",
+    path="/runs",
+    operation="runs.listing",
+    summary="Every run",
+    reply=tuple[RunInfo, ...],
+    bytes_max=LISTING_BYTES_MAX,
+)
+RUN = Endpoint(
+    method="GET", path="/runs/{run}", operation="runs.info", summary="One run", reply=RunInfo
+)
+CONSENT = Endpoint(
+    method="POST",
+    path="/runs/{run}/consent",
+    operation="volunteers.consent",
+    summary="I have seen the licence of this run and agree",
+    reply=NOTHING,
+)
+VERSIONS = Endpoint(
+    method="GET",
+    path="/runs/{run}/versions",
+    summary="The history of a run, oldest first; `cursor` is the last version seen",
+    reply=tuple[VersionInfo, ...],
+    query=_CURSOR,
+    bytes_max=LISTING_BYTES_MAX,
+)
+LATEST = Endpoint(
+    method="GET",
+    path="/runs/{run}/versions/latest",
+    summary="The signed manifest of the newest version; its ETag names the weights",
+    reply=SignedManifest,
+    headers=_TAGGED,
+)
+VERSION = Endpoint(
+    method="GET",
+    path="/runs/{run}/versions/{version}",
+    summary="The signed manifest of one version",
+    reply=SignedManifest,
+    headers=_TAGGED,
+)
+SUMMARY = Endpoint(
+    method="GET", path="/runs/{run}/summary", summary="The figures of a run", reply=Summary
+)
+LOSS = Endpoint(
+    method="GET",
+    path="/runs/{run}/loss",
+    operation="runs.loss_history",
+    summary="Measured losses, oldest first; of more than 2,000 about so many, evenly spread",
+    reply=tuple[LossPoint, ...],
+    bytes_max=LISTING_BYTES_MAX,
+)
+WORKERS = Endpoint(
+    method="GET",
+    path="/runs/{run}/workers",
+    operation="runs.workers",
+    summary="Machines at work on a run, without names",
+    reply=tuple[WorkerInfo, ...],
+    bytes_max=LISTING_BYTES_MAX,
+)
+DATASET = Endpoint(
+    method="GET",
+    path="/datasets/{dataset}",
+    operation="datasets.manifest",
+    summary="The manifest of a dataset, without its held-out split",
+    reply=DatasetManifest,
+    bytes_max=MANIFEST_BYTES_MAX,
+)
+LEADERBOARD = Endpoint(
+    method="GET",
+    path="/leaderboard",
+    summary="Volunteers by credits earned",
+    reply=tuple[LeaderRow, ...],
+    query=(
+        Parameter(name="run", kind=str, help="Of one run."),
+        Parameter(name="days", kind=int, help="Of the last days."),
+    ),
+    bytes_max=LISTING_BYTES_MAX,
+)
+CONTRIBUTIONS = Endpoint(
+    method="GET",
+    path="/contributions",
+    summary="My verdicts, newest first; the header `Next-Cursor` continues",
+    reply=tuple[Verdict, ...],
+    query=_CURSOR,
+    bytes_max=LISTING_BYTES_MAX,
+)
+CONTRIBUTION = Endpoint(
+    method="GET",
+    path="/contributions/{contribution}",
+    operation="intake.verdict",
+    summary="The newest verdict on one contribution of mine",
+    reply=Verdict,
+)
+LEDGER = Endpoint(
+    method="GET",
+    path="/me/ledger",
+    summary="My credits line by line, newest first; `cursor` is the id of the last line seen",
+    reply=tuple[LedgerRow, ...],
+    query=_CURSOR,
+    bytes_max=LISTING_BYTES_MAX,
+)
+
+# For browsers and for monitoring.
+
+SAMPLE = Endpoint(
+    method="GET",
+    path="/runs/{run}/sample",
+    summary="The picture (PNG) or text that a version made, newest by default",
+    auth="none",
+    reply=NOTHING,
+    gives="image/png",
+    query=(Parameter(name="version", kind=int, help="Of this version instead."),),
+    headers=_TAGGED,
+)
+TIMELAPSE_GIF = Endpoint(
+    method="GET",
+    path="/runs/{run}/timelapse.gif",
+    summary="The pictures of all versions, one after the other",
+    auth="none",
+    reply=NOTHING,
+    gives="image/gif",
+)
+TIMELAPSE_WEBP = Endpoint(
+    method="GET",
+    path="/runs/{run}/timelapse.webp",
+    summary="The pictures of all versions, one after the other, in fewer bytes",
+    auth="none",
+    reply=NOTHING,
+    gives="image/webp",
+)
+SERVER = Endpoint(
+    method="GET",
+    path="/server",
+    operation="server.info",
+    summary="Name, protocol, public key and runs of this coordinator",
+    auth="none",
+    reply=ServerInfo,
+)
+OPENAPI = Endpoint(
+    method="GET",
+    path="/openapi.json",
+    summary="This interface, machine-readable",
+    auth="none",
+    reply=dict[str, Any],
+)
+HEALTH = Endpoint(
+    method="GET",
+    path="/health",
+    root=True,
+    summary="The process answers; says if the disk is full",
+    auth="none",
+    reply=Health,
+)
+READY = Endpoint(
+    method="GET",
+    path="/ready",
+    root=True,
+    summary="The database answers and work is taken in; 503 while starting or stopping",
+    auth="none",
+    reply=Health,
+)
+METRICS = Endpoint(
+    method="GET",
+    path="/metrics",
+    root=True,
+    summary="Counts and gauges for Prometheus, unless the setting `metrics` is off",
+    auth="none",
+    reply=NOTHING,
+    gives="text/plain",
+)
+JOIN = Endpoint(
+    method="GET",
+    path="/join",
+    root=True,
+    summary="How to join, for a browser that opened a join link",
+    auth="none",
+    reply=NOTHING,
+    gives="text/html",
+)
+
+# For the organiser.
+
+ADMIN_COMMAND = Endpoint(
+    method="POST",
+    path="/admin/{command}",
+    summary="Run a command of the organiser; see the commands of the command line",
+    auth="admin",
+    reply=dict[str, Any],
+)
+ADMIN_PUT = Endpoint(
+    method="PUT",
+    path="/admin/files/{box}/{name}",
+    summary="Put a file into a box, for a command to read",
+    auth="admin",
+    reply=StoredFile,
+    sends=BYTES,
+    writes=True,
+)
+ADMIN_GET = Endpoint(
+    method="GET",
+    path="/admin/files/{box}/{name}",
+    summary="Fetch a file that a command has left in a box",
+    auth="admin",
+    reply=NOTHING,
+    gives=BYTES,
+)
+
+ENDPOINTS: tuple[Endpoint[Any], ...] = tuple(
+    value for value in globals().copy().values() if isinstance(value, Endpoint)
+)
+
+# Read-only queries that a front end may have its volunteer forward, by path.
+QUERIES: dict[str, Endpoint[Any]] = {
+    endpoint.path: endpoint
+    for endpoint in ENDPOINTS
+    if endpoint.method == "GET" and endpoint.auth == "worker" and not endpoint.gives
+}

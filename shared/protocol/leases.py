@@ -1,0 +1,94 @@
+"""Claims and leases: from the request for a task to its begin or its release."""
+
+from __future__ import annotations
+
+from shared.protocol.base import Message, Reason
+from shared.protocol.versions import SignedManifest
+from shared.workloads.base import DatasetManifest, Job
+
+
+class ClaimRequest(Message):
+    """Request for a lease.
+
+    `claim_id` is made and stored first: after a lost reply the same id gets the same live lease.
+    """
+
+    claim_id: str
+    device: str = "cpu"
+    step_flops: float = 0.0  # speed of a real training step on this device; 0 = unknown
+    memory_bytes: int = 0
+    runs: tuple[str, ...] = ()  # empty = any
+    kinds: tuple[str, ...] = ()
+    codecs: tuple[str, ...] = ("float32", "bf16")
+    wait_s: float = 30.0
+
+
+class Grant(Message):
+    """Permission to upload for this lease: codec, size, number of parts."""
+
+    codec: str
+    bytes_max: int
+    parts: int = 1
+
+
+class Lease(Message):
+    task: int
+    attempt: int  # fencing token, only grows
+    run: str
+    job: Job
+    dataset: str  # its manifest: GET /datasets/{name}
+    chunks: tuple[int, ...]  # of the manifest that this task touches
+    renew_by: float
+    finish_by: float
+    grant: Grant
+    price_micro: int  # what an accepted contribution of this task earns
+    now: float
+    in_step: bool = False  # begin only after this worker's last contribution is submitted
+    part_steps: int = 0  # submit after every so many steps; 0 = once, at the end
+    pull_every: int = 0  # look for a newer version after so many steps; 0 = only when work begins
+    # Wait for the verdict on each part: one that came too late is computed again.
+    redo: bool = False
+    # Data of this task alone (games, an opponent), in place of a dataset.
+    data: DatasetManifest | None = None
+
+
+class Idle(Message):
+    reason: Reason
+    message: str
+    retry_after_s: float
+    version: int | None = None
+
+
+class ClaimReply(Message):
+    lease: Lease | None = None
+    idle: Idle | None = None
+
+
+class BeginRequest(Message):
+    """Work on a lease begins. With `newest`, work that has begun goes on from the newest version.
+
+    With `base` it began from that version before the coordinator could be reached: refused where
+    the plan does not let it.
+    """
+
+    attempt: int
+    newest: bool = False
+    known: int | None = None  # the version whose manifest is here: it is not sent again
+    base: int | None = None
+
+
+class BeginReply(Message):
+    """Work begins, or goes on: the base version is bound now."""
+
+    version: int
+    global_step: int
+    finish_by: float
+    manifest: SignedManifest | None = None  # None where the version is the one that is known
+    part: int = 0  # the next one that is wanted of this lease
+    tries: int = 0  # how often that one came too late
+
+
+class ReleaseRequest(Message):
+    attempt: int
+    reason: str = ""  # given back: nothing is counted
+    failed: bool = False  # the task itself failed: counted against it

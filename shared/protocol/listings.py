@@ -1,0 +1,64 @@
+"""Rows of read-only listings: leaderboard, losses, figures of a run, ledger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from shared.protocol.base import Message
+from shared.workloads.base import DatasetManifest
+
+
+class LeaderRow(Message):
+    rank: int
+    nickname: str
+    earned_micro: int
+    accepted: int
+    device_s: float
+    workers: int
+    me: bool = False
+
+
+class LossPoint(Message):
+    version: int
+    loss: float
+    at: float
+
+
+class Summary(Message):
+    run: str
+    version: int
+    workers: int
+    accepted: int
+    rejected: int
+    tokens: int
+    tokens_per_s: float
+    bytes_in: int
+    bytes_out: int
+    loss_first: float | None
+    loss_last: float | None
+
+
+class LedgerRow(Message):
+    """One line of a volunteer's history."""
+
+    id: int
+    at: float
+    run: str
+    kind: str  # "pending", "earned", "reversed", "spent"
+    amount_micro: int
+    contribution: int | None
+    memo: str
+
+
+class Page(Message):
+    """A slice of a listing; `cursor` continues it."""
+
+    rows: tuple[dict[str, Any], ...]
+    cursor: str = ""
+
+
+def dataset_view(manifest: DatasetManifest) -> DatasetManifest:
+    """A manifest as volunteers may see it: without its held-out split."""
+    return msgspec.structs.replace(manifest, heldout=())

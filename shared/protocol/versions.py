@@ -1,0 +1,88 @@
+"""Versions of a run: their signed manifests, the ways to their weights, the history."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from shared.protocol.base import Message
+
+
+class BlobRef(Message):
+    sha256: str
+    size: int
+
+
+class Link(Message):
+    """Step from older published weights to newer ones: a blob, and the codec it is written in."""
+
+    base: str  # SHA-256 of published weights
+    weights: str  # SHA-256 of what comes out
+    blob: BlobRef
+    codec: str
+    rounded: bool  # what comes out is rounded to bfloat16
+
+
+class Snapshot(Message):
+    """Published weights, packed."""
+
+    weights: str  # SHA-256 of what comes out
+    blob: BlobRef
+
+
+class Downlink(Message):
+    """Ways to a version's published weights that are shorter than the whole file, if there are any.
+
+    What comes out of links and snapshots has the size of the whole file, which can always be had
+    instead.
+    """
+
+    links: tuple[Link, ...] = ()  # the newest first
+    snapshots: tuple[Snapshot, ...] = ()
+
+
+class VersionManifest(Message):
+    """Description of a version. Signed; the bytes signed are the canonical JSON of this struct."""
+
+    run: str
+    version: int
+    workload: str
+    workload_version: int
+    config: dict[str, Any]
+    weights: BlobRef  # published weights, a safetensors file of the run's schema
+    master_sha256: str
+    schema_sha256: str
+    dataset: str
+    dataset_sha256: str
+    tokenizer_sha256: str
+    global_step: int
+    tokens: int
+    created_at: float
+    expires_at: float  # a frozen head is noticed
+    downlink: Downlink = Downlink()
+
+
+class SignedManifest(Message):
+    payload: str  # canonical JSON of a VersionManifest
+    signature: str  # hex
+
+
+class VersionInfo(Message):
+    """One row of the history."""
+
+    version: int
+    kind: Literal["initial", "merge", "rollback"]
+    created_at: float
+    contributions: int
+    global_step: int
+    tokens: int
+    published_sha256: str
+    loss: float | None = None
+    evaluation: Literal["waiting", "running", "done", "skipped", "failed"] = "waiting"
+    best: bool = False
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    sample: str = ""
+    picture: BlobRef | None = None  # a PNG, where the sample is one
+    update_norm: float | None = None
+    mine: int = 0  # contributions of the volunteer who asks
