@@ -1,6 +1,7 @@
 """Failures ordered by name at named points.
 
-Examples: `kill().after("write _commit")`, `fail(OSError()).before("put_file").twice()`. Points are the seams between the house and the world:
+Examples: `kill().after("write _commit")`, `fail(OSError()).before("put_file").twice()`. Points are
+the seams between the house and the world:
 
     write <function>            a transaction that calls this store or service function
     put_file, put_bytes         a blob

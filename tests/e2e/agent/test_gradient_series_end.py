@@ -53,6 +53,7 @@ async def test_the_end_of_a_refused_lease_is_told_once_and_none_of_it_stays(
         assert len(uploads) <= 1
 
 
+@pytest.mark.slow
 async def test_over_a_kill_no_part_is_lost_and_none_handed_in_twice(tmp_path: Path) -> None:
     run = PARTS.replace("local_steps = 2", "local_steps = 48")
     async with local_machine(tmp_path, run) as machine:

@@ -128,6 +128,7 @@ async def test_the_coordinator_is_told_of_the_base_while_the_task_trains(
         assert process.all(events.TaskEnded) == []
 
 
+@pytest.mark.slow
 async def test_a_task_begun_offline_goes_on_after_a_restart_from_the_same_base(
     tmp_path: Path, database_url: str
 ) -> None:
@@ -154,6 +155,7 @@ async def publish(home: LocalCoordinator, count: int) -> None:
                 await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_a_base_that_is_too_old_by_then_is_refused_and_said(
     tmp_path: Path, database_url: str
 ) -> None:

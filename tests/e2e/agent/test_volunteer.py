@@ -212,6 +212,7 @@ def test_training_goes_on_while_the_coordinator_is_away(server: Process, tmp_pat
 # What needs no coordinator.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [

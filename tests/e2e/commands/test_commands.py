@@ -132,6 +132,7 @@ def test_a_command_that_is_named_works_as_printed(run: Run, here: Run) -> None:
     assert run(*the_next(here("run", "list").out)).code == 0
 
 
+@pytest.mark.slow
 def test_the_example_is_one_command(run: Run, here: Run) -> None:
     assert "running" in run(*the_next(here("run", "create", "--example").out)).out
     assert here("task", "list", "--failed").out == "No task has failed for good.\n"

@@ -51,6 +51,7 @@ def test_a_dataset_name_that_fits_no_path_is_refused(run: Run, tmp_path: Path, n
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 def test_images_keep_their_classes_on_the_way_to_a_server(run: Run, tmp_path: Path) -> None:
     for number, picture in enumerate(digit_pictures()):
         if number < 200:

@@ -82,6 +82,7 @@ async def remade(home: LocalCoordinator, shards: int) -> tuple[int, int | None]:
     return found.merges, found.wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
 async def test_a_run_in_shards_has_the_heads_of_a_whole_one_and_its_log_makes_them_again(
     tmp_path: Path, database_url: str, threads: int

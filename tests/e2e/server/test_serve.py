@@ -32,9 +32,8 @@ from tests.support.local_coordinator import RUN
 from tests.support.server_process import Process, command
 
 SOON_S = 20.0
-pytestmark = pytest.mark.usefixtures(
-    "logging_as_it_was"
-)  # commands that run in this process set it up
+# commands that run in this process set up the log
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("logging_as_it_was")]
 
 
 @pytest.fixture(scope="module")

@@ -115,6 +115,7 @@ def _sleeper(honest: int, work: float, rng: random.Random) -> float:
     return accepted - spent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", [0.0, 0.1, 0.5])
 def test_a_sleeper_gains_nothing_however_long_it_was_honest(work: float) -> None:
     rng = random.Random(7)

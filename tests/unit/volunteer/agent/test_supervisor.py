@@ -39,7 +39,9 @@ async def test_a_part_that_fails_ends_the_volunteer_and_keeps_its_task(
         stopped = process.all(events.Stopped)[-1]
         assert stopped.message == "your rules failed (RuntimeError: the bus is gone)"
         assert "Traceback" in caplog.text  # for whoever has to find out why
-        assert [event.how for event in process.all(events.TaskEnded)] == ["saved"]
+        ended = {event.task: event.how for event in process.all(events.TaskEnded)}
+        assert ended[doing.task] == "saved"
+        assert set(ended.values()) == {"saved"}  # the next task may have been claimed ahead
         failing.broken = False
         async with machine.working(max_tasks=1) as process:
             assert await process.ended() == 0

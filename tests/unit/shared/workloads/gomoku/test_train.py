@@ -46,6 +46,7 @@ def same(one: Weights, other: Weights) -> bool:
 # --------------------------------------------------------------------------------------- self-play
 
 
+@pytest.mark.slow
 def test_the_same_task_plays_the_same_games_whatever_shares_the_batch(tmp_path: Path) -> None:
     weights = lively()
     first = play(weights, 8, tmp_path)
@@ -75,6 +76,7 @@ def test_a_restart_goes_on_with_every_game(tmp_path: Path) -> None:
     assert timeless(decode(finish(work)[0].games)) == timeless(straight)
 
 
+@pytest.mark.slow
 def test_a_newer_version_plays_the_games_that_begin_after_it(tmp_path: Path) -> None:
     task = job("selfplay", config(), 12, options=options(slots=4, simulations=100))
     old, new = lively(1), lively(2)
