@@ -1,6 +1,8 @@
-"""A TLS certificate of our own: made once, self-signed, pinned by the SHA-256 that the join link carries.
+"""A TLS certificate of our own: made once, self-signed, pinned by the SHA-256 that the join link
+carries.
 
-Nobody but the join link has to trust it, so it names no authority and lives long; a new one needs new join links.
+Nobody but the join link has to trust it, so it names no authority and lives long; a new one needs
+new join links.
 """
 
 from __future__ import annotations
@@ -49,7 +51,10 @@ def _first(pem: str) -> str:
 
 
 def given(cert: Path, key: Path) -> Certificate:
-    """A certificate of the organiser's own. Raises Configuration when the files do not belong together."""
+    """A certificate of the organiser's own.
+
+    Raises Configuration when the files do not belong together.
+    """
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(cert, key)

@@ -1,7 +1,9 @@
-"""Settings of the coordinator: one frozen struct; flag over environment (`COORDINATOR_*`) over file over default.
+"""Settings of the coordinator: one frozen struct; flag over environment (`COORDINATOR_*`) over file
+over default.
 
-What a setting means is written once, here, as its metadata: the command line, `docs/settings.md` and the error messages
-are made from it. No secret is a setting: keys and tokens are private files in the data directory.
+What a setting means is written once, here, as its metadata: the command line, `docs/settings.md`
+and the error messages are made from it. No secret is a setting: keys and tokens are private files
+in the data directory.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ _Bytes = {"unit": "bytes"}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How this coordinator runs. Paths are texts as given; use the properties for what they mean."""
+    """Settings of this coordinator.
+
+    Paths are texts as given; use the properties for what they mean.
+    """
 
     data_dir: Annotated[
         str, Meta(description="Where everything is kept (default: the user's data directory).")
@@ -41,13 +46,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     database: Annotated[
         str,
         Meta(
-            description="Database URL, e.g. postgresql+asyncpg://user@host/name (default: SQLite in the data directory)."
+            description="Database URL, e.g. postgresql+asyncpg://user@host/name (default: SQLite "
+            "in the data directory)."
         ),
     ] = ""
     blobs: Annotated[
         str,
         Meta(
-            description="Blob store: a directory, or s3://bucket/prefix (default: blobs/ in the data directory)."
+            description="Blob store: a directory, or s3://bucket/prefix (default: blobs/ in the "
+            "data directory)."
         ),
     ] = ""
     name: Annotated[
@@ -60,13 +67,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     url: Annotated[
         str,
         Meta(
-            description="Public address when a proxy stands in front, e.g. https://train.example.org."
+            description="Public address when a proxy stands in front, e.g. "
+            "https://train.example.org."
         ),
     ] = ""
     trusted_proxies: Annotated[
         str,
         Meta(
-            description="Addresses whose X-Forwarded-For is believed, separated by commas; only used with url."
+            description="Addresses whose X-Forwarded-For is believed, separated by commas; only "
+            "used with url."
         ),
     ] = "127.0.0.1,::1"
     tls_cert: Annotated[
@@ -95,7 +104,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     space_floor_bytes: Annotated[
         int,
         Meta(
-            description="With less free disk than this nothing new is accepted until space returns.",
+            description="With less free disk than this nothing new is accepted until space "
+            "returns.",
             ge=0,
             extra=_Bytes,
         ),
@@ -131,7 +141,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rate_register: Annotated[
         str,
         Meta(
-            description='Registrations, with or without a code, one address may make; "off" = no limit.'
+            description='Registrations, with or without a code, one address may make; "off" = no '
+            "limit."
         ),
     ] = "120/minute"
     connections_per_ip: Annotated[
@@ -240,7 +251,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     known = {PREFIX + name.upper(): name for name in _known()}
     for variable in environ:
         if variable.startswith(PREFIX) and variable not in known:
-            # Only what looks like a slip is refused: orchestrators set variables of their own under our prefix.
+            # Only what looks like a slip is refused: orchestrators set variables of their own under
+            # our prefix.
             near = difflib.get_close_matches(
                 variable[len(PREFIX) :].lower(), _known(), n=1, cutoff=0.85
             )

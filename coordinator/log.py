@@ -24,7 +24,9 @@ _CONTROL = re.compile(
 
 
 def hide(value: Any) -> Any:
-    """A value as it may be logged: bearer tokens, codes of join links and passwords of URLs are gone."""
+    """A value as it may be logged: bearer tokens, codes of join links and passwords of URLs are
+    gone.
+    """
     if isinstance(value, str):
         value = _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", value)
         return _SECRET_TEXT.sub(lambda m: (m[1] or m[2] or m[3]) + HIDDEN, value)
@@ -45,7 +47,9 @@ def _redact(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[
 
 
 class Unfailing:
-    """A file for lines that may get lost: a full disk or a closed pipe behind the log is no reason to fail a request."""
+    """A file for lines that may get lost: a full disk or a closed pipe behind the log is no reason
+    to fail a request.
+    """
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

@@ -20,7 +20,10 @@ _RATE = re.compile(r"([1-9][0-9]{0,8}) ?/ ?(second|minute|hour|day)")
 
 
 class _Bucket:
-    """A token bucket: `capacity` at once, filled again at `per_s`. Remembers at most `KEYS_MAX` keys."""
+    """A token bucket: `capacity` at once, filled again at `per_s`.
+
+    Remembers at most `KEYS_MAX` keys.
+    """
 
     def __init__(self, capacity: int, window_s: int) -> None:
         self.capacity = capacity
@@ -51,8 +54,8 @@ class _Bucket:
 class Rates:
     """Limit requests per worker and per address, in this process only: each replica counts its own.
 
-    A token bucket of our own: the in-memory storage of the `limits` package starts a thread every 10 ms, which doubled the
-    time of a heartbeat (measured: 25 to 50 us).
+    A token bucket of our own: the in-memory storage of the `limits` package starts a thread every
+    10 ms, which doubled the time of a heartbeat (measured: 25 to 50 us).
     """
 
     def __init__(self, settings: Settings, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -83,6 +86,7 @@ class Rates:
         wait_s = bucket.take(key, self._monotonic())
         if wait_s:
             raise TooManyRequests(
-                f"more than {bucket.capacity} requests in {bucket.window_s} s; come back in {math.ceil(wait_s)} s",
+                f"more than {bucket.capacity} requests in {bucket.window_s} s; come back in "
+                f"{math.ceil(wait_s)} s",
                 retry_after_s=wait_s,
             )

@@ -17,7 +17,9 @@ _TAIL = ("device_seconds", "credits", "credits_pending")
 
 
 def table(people: Sequence[Person]) -> list[list[str]]:
-    """A header and a row for each person; one column for each reason that anything was rejected for. Instants are UTC."""
+    """A header and a row for each person; one column for each reason that anything was rejected
+    for. Instants are UTC.
+    """
     reasons = sorted({reason for person in people for reason in person.work.rejected})
     header = [*_HEAD, *(f"rejected_{reason}" for reason in reasons), *_TAIL]
     return [header, *(_row(person, reasons) for person in people)]

@@ -1,7 +1,8 @@
-"""Waking those who wait: topics in this process, bridged to the other processes of the same database.
+"""Waking those who wait: topics in this process, bridged to the other processes of the same
+database.
 
-Topics: "run:<id>" (its head or state moved), "runs" (the state of any did), "versions", "contributions", "queue" (there may be
-work), "volunteers".
+Topics: "run:<id>" (its head or state moved), "runs" (the state of any did), "versions",
+"contributions", "queue" (there may be work), "volunteers".
 """
 
 from __future__ import annotations
@@ -24,16 +25,22 @@ class Signals:
         self._moment = 0  # how often something was notified
         self._everything = 0  # the moment when anything may have changed
         self._last: dict[str, int] = {}  # topic -> the moment when it was notified last
-        # In the order in which they came, so that a simulation wakes them in the same order every time.
+        # In the order in which they came, so that a simulation wakes them in the same order every
+        # time.
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
         self._send: Callable[[str], None] = lambda topic: None
 
     async def connect(self, db: Database) -> None:
-        """Hear and tell the other processes that use the database; what they do is known within a second."""
+        """Hear and tell the other processes that use the database; what they do is known within a
+        second.
+        """
         self._send = await db.bridge(self.deliver)
 
     def notify(self, topic: str) -> None:
-        """Wake everyone who watches `topic`, here and elsewhere. Call it on the loop, after the commit."""
+        """Wake everyone who watches `topic`, here and elsewhere.
+
+        Call it on the loop, after the commit.
+        """
         self.deliver(topic)
         self._send(topic)
 
@@ -53,7 +60,8 @@ class Signals:
     def watch(self, *topics: str) -> Watch:
         """Begin to watch: what is notified from now on is not missed, even before `wait` is called.
 
-        Who has to look first to know what to watch names the topics later (`Watch.topics`), and misses nothing either.
+        Who has to look first to know what to watch names the topics later (`Watch.topics`), and
+        misses nothing either.
         """
         return Watch(self, topics)
 
@@ -87,7 +95,9 @@ class Watch:
         self._since = signals._moment
 
     async def wait(self, timeout_s: float) -> bool:
-        """True as soon as something was notified since `watch` or the last `wait`; False when time is up."""
+        """True as soon as something was notified since `watch` or the last `wait`; False when time
+        is up.
+        """
         if not self._news() and timeout_s > 0:
             await self._signals._sleep(self.topics, timeout_s)
         news = self._news()

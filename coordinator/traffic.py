@@ -1,4 +1,6 @@
-"""Counts of what goes over the wire, for the summary and for Prometheus; of this process, since it started."""
+"""Counts of what goes over the wire, for the summary and for Prometheus; of this process, since it
+started.
+"""
 
 from __future__ import annotations
 

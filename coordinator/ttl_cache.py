@@ -1,4 +1,6 @@
-"""A value that may be a moment old: loaded by whoever asks first, shared by all who ask meanwhile."""
+"""A value that may be a moment old: loaded by whoever asks first, shared by all who ask
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ AHEAD = 0.75  # of its age: from then on the next value is loaded while this one
 
 
 class Fresh(Generic[T]):
-    """What `load` gave at most `age_s` ago, or `rest` times as long ago as loading took: what grows slow is then asked for less.
+    """Cached value of `load`, at most `age_s` old, or `rest` times as old as loading took: what
+    grows slow is then loaded less often.
 
     A failed load is told to all who waited for it, and not kept.
     """

@@ -1,1 +1,1 @@
-"""What both sides share: wire messages, errors, tensors, workloads. No database, no HTTP, no UI."""
+"""Code of both sides: wire messages, errors, tensors, workloads. No database, no HTTP, no UI."""

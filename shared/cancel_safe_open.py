@@ -1,7 +1,7 @@
 """Resources that are made in a thread for somebody who may be cancelled before they are there.
 
-`asyncio.to_thread` and `run_in_executor` drop the result when their caller is cancelled: a file that the thread opens
-meanwhile would stay open until it is collected.
+`asyncio.to_thread` and `run_in_executor` drop the result when their caller is cancelled: a file
+that the thread opens meanwhile would stay open until it is collected.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class _Opening(Generic[R]):
 
 
 async def opened(make: Callable[..., R], *args: Any, pool: Executor | None = None) -> R:
-    """What `make(*args)` opens in a thread of `pool` (None: the loop's own). Closed again if the caller is cancelled."""
+    """Return what `make(*args)` opens in a thread of `pool` (None: the loop's own).
+
+    Closed again if the caller is cancelled.
+    """
     opening = _Opening(lambda: make(*args))
     try:
         return await asyncio.get_running_loop().run_in_executor(pool, opening.run)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where services get the time from. `now` is UTC epoch seconds, `monotonic` only for durations."""
+    """Source of time for services. `now` is UTC epoch seconds, `monotonic` only for durations."""
 
     def now(self) -> float: ...
 
@@ -36,7 +36,9 @@ class SystemClock:
 
 
 class VirtualClock:
-    """Stands still until `advance` is called, which wakes sleepers in the order of their instants."""
+    """Stands still until `advance` is called, which wakes sleepers in the order of their
+    instants.
+    """
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = start
@@ -59,7 +61,7 @@ class VirtualClock:
 
     @property
     def next_at(self) -> float | None:
-        """When the earliest sleeper wants to wake."""
+        """Return when the earliest sleeper wants to wake."""
         while self._sleepers and self._sleepers[0][2].done():
             heapq.heappop(self._sleepers)
         return self._sleepers[0][0] if self._sleepers else None

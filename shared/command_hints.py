@@ -1,7 +1,7 @@
 """Commands that a sentence names, in backticks, so that they work as they are printed.
 
-Who wrote the sentence, a service or the other side, does not know with which options the reader asked; the command line
-that prints it does, and adds them.
+Who wrote the sentence, a service or the other side, does not know with which options the reader
+asked; the command line that prints it does, and adds them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from collections.abc import Mapping
 
 
 def options(given: Mapping[str, object]) -> str:
-    """Options as one types them, those without a value left out: " --data-dir '/srv/my data'" or ""."""
+    """Options as one types them, those without a value left out: " --data-dir '/srv/my data'" or
+    "".
+    """
     found = ((name, str(value)) for name, value in given.items() if value not in (None, ""))
     return "".join(f" --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in found)
 
 
 def completed(text: str, program: str, more: str) -> str:
-    """The text with `more` (from `options`) behind each command of `program` that stands in backticks."""
+    """The text with `more` (from `options`) behind each command of `program` that stands in
+    backticks.
+    """
     return re.sub(rf"`({program}(?=[ `])[^`\n]*)`", lambda found: f"`{found[1]}{more}`", text)

@@ -1,9 +1,10 @@
 """Decoding into types: the only way to msgspec's typed decoding in this house.
 
-msgspec describes a type to itself when the type is first decoded, and remembers the description before it is complete. A
-second thread that decodes the same type at that moment reads the half of it and the process dies of a segmentation fault
-(measured with 0.22: 4 threads and a new type, within the first hundred types; a busy coordinator that was killed and started
-again and again, in 1 of 15 starts). Here a type is described once, under a lock, before anybody decodes it.
+msgspec describes a type to itself when the type is first decoded, and remembers the description
+before it is complete. A second thread that decodes the same type at that moment reads the half of
+it and the process dies of a segmentation fault (measured with 0.22: 4 threads and a new type,
+within the first hundred types; a busy coordinator that was killed and started again and again, in 1
+of 15 starts). Here a type is described once, under a lock, before anybody decodes it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ def decode(data: bytes | str, kind: type[T]) -> T: ...
 @overload
 def decode(data: bytes | str, kind: Any = Any) -> Any: ...
 def decode(data: bytes | str, kind: Any = Any) -> Any:
-    """JSON as a value of this type. Raises msgspec.DecodeError, and UnicodeDecodeError and RecursionError of bad bytes."""
+    """JSON as a value of this type.
+
+    Raises msgspec.DecodeError, and UnicodeDecodeError and RecursionError of bad bytes.
+    """
     return decoder(kind).decode(data)
 
 
@@ -58,13 +62,18 @@ def convert(value: Any, kind: type[T], *, strict: bool = True) -> T: ...
 @overload
 def convert(value: Any, kind: Any, *, strict: bool = True) -> Any: ...
 def convert(value: Any, kind: Any, *, strict: bool = True) -> Any:
-    """A value of plain Python (dicts, lists, numbers) as one of this type. Raises msgspec.ValidationError."""
+    """A value of plain Python (dicts, lists, numbers) as one of this type.
+
+    Raises msgspec.ValidationError.
+    """
     decoder(kind)
     return msgspec.convert(value, kind, strict=strict)
 
 
 def complaint(error: msgspec.ValidationError, table: str) -> str:
-    """msgspec says "Expected `int` >= 1 - at `$.quorum`"; a person wants "[plan] quorum: expected a whole number of at least 1"."""
+    """msgspec says "Expected `int` >= 1 - at `$.quorum`"; a person wants "[plan] quorum: expected a
+    whole number of at least 1".
+    """
     key, what = _parted(error)
     return f"{table} {key}: {what[:1].lower()}{what[1:]}" if key else f"{table}: {what}"
 
@@ -84,7 +93,7 @@ def _parted(error: msgspec.ValidationError) -> tuple[str, str]:
 
 
 def in_words(what: str) -> str:
-    """What a value must be, as people say it, from the words of msgspec."""
+    """Return what a value must be, as people say it, from the words of msgspec."""
     for kind, words in _KINDS.items():
         what = what.replace(f"`{kind}`", words)
     what = re.sub(r"^Invalid enum value (.+)$", r"\1 is none of its values", what)

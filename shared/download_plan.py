@@ -1,4 +1,4 @@
-"""Which ways lead to the published weights of a version, and how many bytes travel on each."""
+"""Ways to the published weights of a version, and the bytes that travel on each."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ class Route:
 
 
 def routes(manifest: VersionManifest, held: Collection[str]) -> list[Route]:
-    """Every way that is fewer bytes than the whole file, the fewest first. `held` are the hashes of weights that are here."""
+    """Every way that is fewer bytes than the whole file, the fewest first.
+
+    `held` are the hashes of weights that are here.
+    """
     links = {link.weights: link for link in manifest.downlink.links}
     packed = {each.weights: each for each in manifest.downlink.snapshots}
     size, at = manifest.weights.size, manifest.weights.sha256

@@ -24,8 +24,8 @@
     │   └── StorageFull            507  no space left
     └── Configuration              78   local settings or directories are wrong (never sent)
 
-The docstring of a class is its default message. `code` is the stable wire code; `status` the HTTP status; `exit_code` what a
-command ends with. `retry_after_s` tells a client when to come back.
+The docstring of a class is its default message. `code` is the stable wire code; `status` the HTTP
+status; `exit_code` what a command ends with. `retry_after_s` tells a client when to come back.
 """
 
 from __future__ import annotations
@@ -179,7 +179,9 @@ class Configuration(VolunteerError):
 
 
 def why(error: Exception) -> str:
-    """What went wrong with a file or a connection, as a sentence ends: without numbers and Python's words."""
+    """Return what went wrong with a file or a connection, as a sentence ends: without numbers and
+    Python's words.
+    """
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8 text"
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)

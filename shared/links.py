@@ -3,10 +3,10 @@
     https://host:port/join#key=FINGERPRINT+pin=SHA256+code=CODE      what we print: also opens in a browser
     volunteer://host:port/#key=FINGERPRINT&pin=SHA256&code=CODE      the same for a registered scheme
 
-`key` is the fingerprint of the key that signs manifests, `pin` the SHA-256 of the TLS certificate in hex (only where the
-coordinator made its own), `code` an invite or link code. All of it travels behind the "#", which no browser, proxy or
-log ever sends on. The separator we print is "+", because a shell leaves it alone when somebody forgets the quotes; "&",
-";" and "/" are read as well.
+`key` is the fingerprint of the key that signs manifests, `pin` the SHA-256 of the TLS certificate
+in hex (only where the coordinator made its own), `code` an invite or link code. All of it travels
+behind the "#", which no browser, proxy or log ever sends on. The separator we print is "+", because
+a shell leaves it alone when somebody forgets the quotes; "&", ";" and "/" are read as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _PART = re.compile(r"[A-Za-z0-9_:.~-]{1,256}")
 
 
 class JoinLink(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a coordinator is (`https://host:port`, no path) and how to know it. Empty = not said by the link."""
+    """Address of a coordinator (`https://host:port`, no path) and its key.
+
+    Empty = not said by the link.
+    """
 
     url: str
     fingerprint: str = ""
@@ -35,7 +38,7 @@ class JoinLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` can only mean this machine."""
+    """Return True if `host` can only mean this machine."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -51,7 +54,8 @@ def _origin(text: str) -> tuple[str, str, str]:
         raise BadRequest(f"this is not a join link: {error}") from error
     if parts.scheme not in ("https", "http", "volunteer") or not host:
         raise BadRequest(
-            "a join link begins with https:// (or volunteer://) and an address; copy it whole from your organiser"
+            "a join link begins with https:// (or volunteer://) and an address; copy it whole "
+            "from your organiser"
         )
     if parts.username is not None or parts.password is not None:
         raise BadRequest("a join link never carries a user name or password before the address")
@@ -76,7 +80,10 @@ def _fields(fragment: str) -> dict[str, str]:
 
 
 def parse_link(text: str) -> JoinLink:
-    """Read a join link, or the bare address of a coordinator. Raises BadRequest with what to do instead."""
+    """Read a join link, or the bare address of a coordinator.
+
+    Raises BadRequest with what to do instead.
+    """
     text = text.strip().strip("'\"<>")
     if (
         not text
@@ -89,7 +96,8 @@ def parse_link(text: str) -> JoinLink:
         local = is_loopback(bare.hostname or "")
         if not (local or "." in bare.netloc or ":" in bare.netloc):
             raise BadRequest(
-                f'"{text}" is no address: a join link begins with https:// and comes from your organiser'
+                f'"{text}" is no address: a join link begins with https:// and comes from your '
+                "organiser"
             )
         text = f"{'http' if local else 'https'}://{text}"
     scheme, netloc, fragment = _origin(text)
@@ -102,7 +110,8 @@ def parse_link(text: str) -> JoinLink:
         scheme = "http" if is_loopback(host) and not pin else "https"
     if scheme == "http" and not is_loopback(host):
         raise BadRequest(
-            f"{netloc} would be reached without encryption; ask for a link that begins with https://"
+            f"{netloc} would be reached without encryption; ask for a link that begins with "
+            "https://"
         )
     return JoinLink(
         url=f"{scheme}://{netloc}",

@@ -1,9 +1,11 @@
-"""A Merkle tree over an append-only log: roots, inclusion and consistency proofs (RFC 9162, section 2.1).
+"""A Merkle tree over an append-only log: roots, inclusion and consistency proofs (RFC 9162, section
+2.1).
 
-Leaves are hashed as SHA-256(0x00 || entry), inner nodes as SHA-256(0x01 || left || right), so that no
-entry can pass for a node. Everything that computes reads complete subtrees through a `Nodes` function:
-`nodes(level, index)` is the hash over entries [index * 2^level, (index + 1) * 2^level). A server keeps
-these in a table (each is final once it exists), so a proof over n entries costs O(log n) reads.
+Leaves are hashed as SHA-256(0x00 || entry), inner nodes as SHA-256(0x01 || left || right), so that
+no entry can pass for a node. Everything that computes reads complete subtrees through a `Nodes`
+function: `nodes(level, index)` is the hash over entries [index * 2^level, (index + 1) * 2^level). A
+server keeps these in a table (each is final once it exists), so a proof over n entries costs O(log
+n) reads.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class Tree:
 
 
 def finished(size: int) -> list[tuple[int, int]]:
-    """Return (level, index) of the subtrees that the last of `size` entries completes, leaf first."""
+    """Return (level, index) of the subtrees that the last of `size` entries completes, leaf
+    first.
+    """
     found, level, count = [], 0, size
     while True:
         found.append((level, count - 1))
@@ -139,7 +143,9 @@ def proves_inclusion(
 def proves_consistency(
     old: int, new: int, proof: Sequence[bytes], old_root: bytes, new_root: bytes
 ) -> bool:
-    """Return True if the proof shows that nothing of the old tree was changed (RFC 9162, 2.1.4.2)."""
+    """Return True if the proof shows that nothing of the old tree was changed (RFC 9162,
+    2.1.4.2).
+    """
     if not 0 < old <= new or any(len(node) != HASH_BYTES for node in proof):
         return False
     if old == new:

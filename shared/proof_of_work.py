@@ -1,8 +1,8 @@
 """Proof of work: a puzzle that costs the sender seconds and the server one hash.
 
-A solution is a nonce so that SHA-256(challenge || nonce) begins with `bits` zero bits. The challenge
-carries its own expiry and the server's MAC, so that nothing is stored until it is solved; a solved
-challenge is used once, which the caller sees to.
+A solution is a nonce so that SHA-256(challenge || nonce) begins with `bits` zero bits. The
+challenge carries its own expiry and the server's MAC, so that nothing is stored until it is solved;
+a solved challenge is used once, which the caller sees to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Ed25519 signatures: the coordinator signs what volunteers act on, and they check it against a pinned fingerprint.
+"""Ed25519 signatures: the coordinator signs what volunteers act on, and they check it against a
+pinned fingerprint.
 
 `cryptography` is imported when it is first needed, because command lines import this module.
 """
@@ -33,7 +34,8 @@ class SigningKey:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Self:
-        """The key in `path` (PEM, PKCS #8), made there if it is missing; two callers at once end with the same key.
+        """The key in `path` (PEM, PKCS #8), made there if it is missing; two callers at once end
+        with the same key.
 
         Raises Configuration when the file is no such key or others may read it.
         """
@@ -65,7 +67,9 @@ class SigningKey:
 
 
 def verify(public_key: bytes, payload: bytes, signature: bytes) -> None:
-    """Raises BadSignature unless `signature` was made over exactly `payload` with the key of `public_key`."""
+    """Raises BadSignature unless `signature` was made over exactly `payload` with the key of
+    `public_key`.
+    """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -76,14 +80,19 @@ def verify(public_key: bytes, payload: bytes, signature: bytes) -> None:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """A public key as people compare and paste it: 24 letters in groups of four, e.g. `mzxw-6ytb-...`."""
+    """A public key as people compare and paste it: 24 letters in groups of four, e.g.
+
+    `mzxw-6ytb-...`.
+    """
     short = hashlib.sha256(public_key).digest()[:_FINGERPRINT_BYTES]
     letters = base64.b32encode(short).decode().lower()
     return "-".join(letters[start : start + 4] for start in range(0, len(letters), 4))
 
 
 def fits(public_key: bytes, expected: str) -> bool:
-    """Whether `expected` is the fingerprint of the key, however it was typed (case, spaces, hyphens)."""
+    """Return True if `expected` is the fingerprint of the key, however it was typed (case, spaces,
+    hyphens).
+    """
     typed = "".join(expected.split()).replace("-", "").lower()
     return secrets.compare_digest(fingerprint(public_key).replace("-", "").encode(), typed.encode())
 
@@ -91,7 +100,8 @@ def fits(public_key: bytes, expected: str) -> bool:
 def canonical(document: Any) -> bytes:
     """The one JSON form of a value: sorted keys, no spaces.
 
-    Sign what this gives and send those very bytes: a receiver of another version may not write them the same way.
+    Sign what this gives and send those very bytes: a receiver of another version may not write them
+    the same way.
     """
     return msgspec.json.encode(document, order="sorted")
 
@@ -102,7 +112,9 @@ def digest(payload: bytes) -> str:
 
 
 def _create_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, complete or not at all; one that is already there wins."""
+    """Write a file that only its owner can read, complete or not at all; one that is already there
+    wins.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """Small files of the volunteer's own: written whole or not at all, read back with a limit.
 
-Private by default (0600). `durable` also survives a power cut; without it a file still survives the end of the process.
+Private by default (0600). `durable` also survives a power cut; without it a file still survives the
+end of the process.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ def write_record(path: Path, record: msgspec.Struct, *, durable: bool = False) -
 
 
 def read_record(path: Path, kind: type[T]) -> T | None:
-    """The struct stored in `path`; None when there is no such file. Raises Configuration for a damaged one."""
+    """The struct stored in `path`; None when there is no such file.
+
+    Raises Configuration for a damaged one.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(RECORD_BYTES_MAX + 1)

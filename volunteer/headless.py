@@ -1,4 +1,5 @@
-"""The volunteer without a screen: one line an event on standard output, for people or (`json`) for machines.
+"""The volunteer without a screen: one line an event on standard output, for people or (`json`) for
+machines.
 
 It only draws: what happens is the agent's business, and reaches it as events through `control`.
 """
@@ -32,8 +33,9 @@ def ring() -> None:
 
 
 class Headless:
-    """Writes events as lines. A reader that went away ends the volunteer in good order; one that does not read for a
-    while misses progress and holds nothing up: a pipe that is full blocks a thread of its own, not the heartbeats.
+    """Writes events as lines. A reader that went away ends the volunteer in good order; one that
+    does not read for a while misses progress and holds nothing up: a pipe that is full blocks a
+    thread of its own, not the heartbeats.
     """
 
     def __init__(
@@ -103,11 +105,12 @@ class Headless:
 
 
 def status_lines(status: Status) -> list[str]:
-    """What `volunteer status` says."""
+    """Return what `volunteer status` says."""
     link = "online" if status.online else f"offline: {status.connection or 'not connected yet'}"
     lines = [
         f'"{status.nickname}" at {status.server} ({status.coordinator}), {link}',
-        f"profile {status.profile}, process {status.pid}, {counted(status.done, 'task')} handed in, "
+        f"profile {status.profile}, process {status.pid}, {counted(status.done, 'task')} handed "
+        "in, "
         f"{size(status.sent_bytes)} sent, {size(status.received_bytes)} received",
     ]
     if status.queued:
@@ -128,7 +131,7 @@ def status_lines(status: Status) -> list[str]:
 
 
 def pause_line(pause: PauseStatus) -> str:
-    """Who paused what, and what ends it."""
+    """Return who paused what, and what ends it."""
     said = words(
         events.Paused(device=pause.device, by=pause.by, message=pause.message, until=pause.until)
     )
@@ -136,7 +139,7 @@ def pause_line(pause: PauseStatus) -> str:
 
 
 def task_line(task: TaskStatus) -> str:
-    """Where a task stands."""
+    """Return where a task stands."""
     left = f", {duration(task.eta_s)} left" if task.eta_s is not None else ""
     bytes_ = f" {size(task.done_bytes)} of {size(task.total_bytes)}" if task.total_bytes else ""
     stand = {

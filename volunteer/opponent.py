@@ -1,4 +1,6 @@
-"""Somebody to play against: a version of a run, fetched and checked, asked for its moves on a thread of its own."""
+"""Somebody to play against: a version of a run, fetched and checked, asked for its moves on a
+thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ T = TypeVar("T")
 
 
 class Seated(msgspec.Struct, frozen=True, kw_only=True):
-    """Who sits at the board, and what board it is."""
+    """Player at the board, and the board's rules."""
 
     run: str
     version: int
@@ -36,7 +38,10 @@ class Seated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rival:
-    """The versions of one run. All torch work happens on one thread, so that a screen never waits for it."""
+    """The versions of one run.
+
+    All torch work happens on one thread, so that a screen never waits for it.
+    """
 
     def __init__(
         self,
@@ -58,8 +63,9 @@ class Rival:
         self._opponent: Opponent | None = None
 
     async def sit(self, version: int | None = None) -> Seated:
-        """Let a version take its seat, the newest if none is named. Raises NotFound for one that is not kept, BadRequest
-        for a run that plays no games."""
+        """Let a version take its seat, the newest if none is named. Raises NotFound for one that is
+        not kept, BadRequest for a run that plays no games.
+        """
         newest = checked(await self._api.latest(self._run), self._public_key)
         manifest = newest
         if version is not None and version != newest.version:
@@ -77,11 +83,17 @@ class Rival:
         )
 
     def look(self, moves: Sequence[int]) -> Look:
-        """The position after `moves`. Raises BadRequest for an illegal move, or when nobody sits at the board."""
+        """The position after `moves`.
+
+        Raises BadRequest for an illegal move, or when nobody sits at the board.
+        """
         return self._seated().look(moves)
 
     async def reply(self, moves: Sequence[int], level: int) -> Reply:
-        """What the version thinks of a position, and its move there. Raises BadRequest when the game is over."""
+        """Return what the version thinks of a position, and its move there.
+
+        Raises BadRequest when the game is over.
+        """
         opponent = self._seated()
         return await self._on_thread(lambda: opponent.reply(moves, level))
 

@@ -1,4 +1,6 @@
-"""Numbers and foreign text as people read them: durations, sizes, credits, sentences from the other side."""
+"""Numbers and foreign text as people read them: durations, sizes, credits, sentences from the other
+side.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ TEXT_CHARS_MAX = 2000
 
 
 def printable(text: str, limit: int = TEXT_CHARS_MAX) -> str:
-    """Text of somebody else, safe for a terminal: no control characters, no direction marks, bounded."""
+    """Text of somebody else, safe for a terminal: no control characters, no direction marks,
+    bounded.
+    """
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     return "".join(c if c.isprintable() else " " for c in cut)
 
@@ -25,7 +29,9 @@ CLOCK_S = 300.0  # clocks that differ by less are good enough
 
 
 def clock_words(offset_s: float) -> str:
-    """What is to be said of a clock when the coordinator's is `offset_s` ahead of it; nothing while they nearly agree."""
+    """Return what is to be said of a clock when the coordinator's is `offset_s` ahead of it;
+    nothing while they nearly agree.
+    """
     if abs(offset_s) < CLOCK_S:
         return ""
     seconds = abs(offset_s)
@@ -33,15 +39,19 @@ def clock_words(offset_s: float) -> str:
     far = f"{days} day{'' if days == 1 else 's'}" if seconds >= 43_200 else duration(seconds)
     side = "behind" if offset_s > 0 else "ahead of"
     return (
-        f"the clock of this machine is {far} {side} the coordinator's: set it right, for hours of work, "
+        f"the clock of this machine is {far} {side} the coordinator's: set it right, for hours "
+        "of work, "
         "times and certificates go by it"
     )
 
 
 def nobody_at(url: str) -> str:
-    """What to do when nothing answers at an address that means the very machine it is used on."""
+    """Return what to do when nothing answers at an address that means the very machine it is used
+    on.
+    """
     return (
-        f"Nothing answers at {url.partition('://')[2]}. This address means the very machine it is used on: ask your "
+        f"Nothing answers at {url.partition('://')[2]}. This address means the very machine it "
+        "is used on: ask your "
         "organiser for a link with an address that reaches their machine."
     )
 
@@ -75,7 +85,7 @@ def loss(value: float | None) -> str:
 
 
 def measured(measure: str) -> str:
-    """What the loss of a run is, as a heading begins: Loss, Fréchet distance."""
+    """Return what the loss of a run is, as a heading begins: Loss, Fréchet distance."""
     what = _measure(measure)
     return what[:1].upper() + what[1:]
 

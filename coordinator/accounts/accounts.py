@@ -1,4 +1,6 @@
-"""Volunteers: who may come in, who asks, what they have, and what the organiser may do about them."""
+"""Volunteers: who may come in, who asks, what they have, and what the organiser may do about
+them.
+"""
 
 from __future__ import annotations
 
@@ -76,15 +78,23 @@ class Volunteers:
         )
 
     def recall(self, header: bytes) -> Principal | None:
-        """Who sent this `Bearer <worker id>.<secret>`, if that was asked a moment ago; None otherwise."""
+        """Return who sent this `Bearer <worker id>.<secret>`, if that was asked a moment ago; None
+        otherwise.
+        """
         return self._tokens.recall(header)
 
     async def authenticate(self, worker_id: str, secret: str) -> Principal:
-        """Whose secret this is. Raises Unauthorized or Banned; a ban works within half a second everywhere."""
+        """Return whose secret this is.
+
+        Raises Unauthorized or Banned; a ban works within half a second everywhere.
+        """
         return await self._tokens.principal(worker_id, secret)
 
     async def leave(self, principal: Principal, request: LeaveRequest | None = None) -> None:
-        """This machine goes; with `forget` the whole account is wiped. Coming back takes nothing but a request."""
+        """This machine goes; with `forget` the whole account is wiped.
+
+        Coming back takes nothing but a request.
+        """
         now = self._clock.now()
         if request is not None and request.forget:
             who = principal.volunteer_id
@@ -126,7 +136,9 @@ class Volunteers:
         )
 
     async def link_code(self, principal: Principal) -> NewCode:
-        """A code of ten minutes that adds one machine to this account; an earlier one stops working."""
+        """A code of ten minutes that adds one machine to this account; an earlier one stops
+        working.
+        """
         now = self._clock.now()
         code, until = codes.new_code(codes.LINK_CHARS), now + LINK_S
         volunteer_id, hashed = principal.volunteer_id, codes.code_hash(code)
@@ -138,7 +150,7 @@ class Volunteers:
     # --- reading ---
 
     async def me(self, principal: Principal) -> Me:
-        """What a volunteer sees of itself."""
+        """Return what a volunteer sees of itself."""
         now, who = self._clock.now(), principal.volunteer_id
         rank = await self._board.rank(who)
 
@@ -239,7 +251,9 @@ class Volunteers:
         return await self._write(change)
 
     async def reissue(self, who: str) -> NewCode:
-        """For a lost or leaked secret: all of the account's stop working, and one code of a day lets its owner in again."""
+        """For a lost or leaked secret: all of the account's stop working, and one code of a day
+        lets its owner in again.
+        """
         now = self._clock.now()
         code, until = codes.new_code(codes.INVITE_CHARS), now + REISSUE_S
         hashed = codes.code_hash(code)
@@ -256,14 +270,19 @@ class Volunteers:
         return await self._shut_out(change)
 
     async def forget(self, who: str) -> str:
-        """Wipe who somebody was; the name that stays. Credits and contributions keep adding up. Raises NotFound."""
+        """Wipe who somebody was; the name that stays.
+
+        Credits and contributions keep adding up. Raises NotFound.
+        """
         now = self._clock.now()
         return await self._shut_out(
             lambda conn: _forget(conn, _find(conn, who).id, "organiser", now)
         )
 
     async def _shut_out(self, change: Callable[[Connection], T]) -> T:
-        """Write something after which machines may not have work any more: their claims that wait end now."""
+        """Write something after which machines may not have work any more: their claims that wait
+        end now.
+        """
         done = await self._write(change)
         self._signals.notify("volunteers")
         return done

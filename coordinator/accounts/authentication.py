@@ -1,8 +1,9 @@
-"""Who asks: the tokens of workers, checked against the database and remembered.
+"""Bearer tokens of workers: checked against the database, and cached.
 
-A heartbeat comes every 30 s from every worker: read anew each time, its secret would cost more than all the rest of it. So
-what was right is remembered for a minute, and a stamp in the database, read twice a second for everybody, says whether
-anybody was shut out meanwhile: a ban or a withdrawn secret works within half a second, whichever process wrote it.
+A heartbeat comes every 30 s from every worker: read anew each time, its secret would cost more than
+all the rest of it. So what was right is remembered for a minute, and a stamp in the database, read
+twice a second for everybody, says whether anybody was shut out meanwhile: a ban or a withdrawn
+secret works within half a second, whichever process wrote it.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 CACHE_S = 0.5  # a ban that another process made works after this
-AGAIN_S = 60.0  # ... and the return of a machine that said goodbye to another process is noticed after this
+# ... and the return of a machine that said goodbye to another process is noticed after this
+AGAIN_S = 60.0
 CACHE_MAX = 20_000  # workers remembered
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks: one worker of one volunteer."""
+    """The authenticated caller: one worker of one volunteer."""
 
     volunteer_id: str
     worker_id: str
@@ -53,7 +55,8 @@ class Tokens:
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
         self._clock = clock
-        # By SHA-256 of the header: no secret stays in memory, and how long a look takes tells nothing of one.
+        # By SHA-256 of the header: no secret stays in memory, and how long a look takes tells
+        # nothing of one.
         self._known: dict[bytes, _Remembered] = {}
         self._stamp = Fresh(self._read_stamp, CACHE_S, clock)
 
@@ -61,14 +64,16 @@ class Tokens:
         return await self._db.read(lambda conn: key_values.get(conn, key_values.ACCOUNTS)) or ""
 
     def recall(self, header: bytes) -> Principal | None:
-        """Who sent `Bearer <worker id>.<secret>`, if that was found a moment ago and nobody was shut out since."""
+        """Return who sent `Bearer <worker id>.<secret>`, if that was found a moment ago and nobody
+        was shut out since.
+        """
         hit = self._known.get(sha256(header).digest())
         if hit is None or hit.stamp != self._stamp.peek() or hit.until < self._clock.monotonic():
             return None
         return hit.principal
 
     async def principal(self, worker_id: str, secret: str) -> Principal:
-        """Whose secret this is. Raises Unauthorized or Banned."""
+        """Return whose secret this is. Raises Unauthorized or Banned."""
         codes.check_credentials(worker_id, secret)
         header = f"Bearer {worker_id}.{secret}".encode()
         stamp = (
@@ -106,5 +111,7 @@ class Tokens:
 
 
 def changed(conn: Connection) -> None:
-    """Note, with what shuts somebody out and in its transaction, that all processes must look at the accounts anew."""
+    """Note, with what shuts somebody out and in its transaction, that all processes must look at
+    the accounts anew.
+    """
     key_values.put(conn, key_values.ACCOUNTS, secrets.token_hex(8))

@@ -118,7 +118,9 @@ def _check(labels: Sequence[str], named: bool, uses: int, expires_s: float | Non
 
 
 def _alike(labels: Sequence[str]) -> list[str]:
-    """Names that could not both be had as nicknames, the first few, each with the places it has in the list."""
+    """Names that could not both be had as nicknames, the first few, each with the places it has in
+    the list.
+    """
     places: dict[str, list[int]] = {}
     for place, label in enumerate(labels):
         places.setdefault(nicknames.skeleton(label) or label, []).append(place)

@@ -1,6 +1,9 @@
-"""The leaderboard: who earned how much in a window of days. Spending changes nothing here, a reversal does.
+"""The leaderboard: who earned how much in a window of days.
 
-Who asked not to be shown is neither shown nor counted, except to themselves. Computed at most every five seconds for a window.
+Spending changes nothing here, a reversal does.
+
+Who asked not to be shown is neither shown nor counted, except to themselves. Computed at most every
+five seconds for a window.
 """
 
 from __future__ import annotations
@@ -37,7 +40,10 @@ class Leaderboard:
     async def rows(
         self, run: str | None, window_days: int | None, me: str | None
     ) -> tuple[LeaderRow, ...]:
-        """The first hundred of a run (or all) in a window (or ever), and `me` wherever it stands. Raises NotFound, BadRequest."""
+        """The first hundred of a run (or all) in a window (or ever), and `me` wherever it stands.
+
+        Raises NotFound, BadRequest.
+        """
         shown = _places(await self._standings(run, window_days), me)
         return tuple(
             LeaderRow(

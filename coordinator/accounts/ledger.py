@@ -1,6 +1,7 @@
 """Money as a service: what a volunteer has, and whether the books are right.
 
-Credits are posted by those whose transaction they belong to, with the functions of `coordinator.database.ledger.payments`.
+Credits are posted by those whose transaction they belong to, with the functions of
+`coordinator.database.ledger.payments`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Ledger:
         self._db = db
 
     async def balances(self, volunteer_id: str) -> Balances:
-        """What a volunteer has."""
+        """Return what a volunteer has."""
         return await self._db.read(lambda conn: store.balances(conn, volunteer_id))
 
     async def history(

@@ -1,7 +1,8 @@
 """Letting a volunteer in: one transaction that may be repeated.
 
-The client has made its ids and its secret before it sends, so a lost reply costs nothing: the same worker with the same secret
-is the same worker. With a link code the machine joins the account of the code, whatever account the client had in mind.
+The client has made its ids and its secret before it sends, so a lost reply costs nothing: the same
+worker with the same secret is the same worker. With a link code the machine joins the account of
+the code, whatever account the client had in mind.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ACCEPTS_MAX = 64  # runs agreed to in one request
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """Who the worker is now; `created` is False when it was here before."""
+    """The identity of a worker; `created` is False when it was here before."""
 
     volunteer_id: str
     worker_id: str
@@ -46,7 +47,7 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 def check(request: RegisterRequest) -> None:
-    """What can be refused without a look at the database."""
+    """Refuse what can be refused without reading the database."""
     codes.check_id("volunteer_id", request.volunteer_id)
     codes.check_id("worker_id", request.worker_id)
     codes.check_secret(request.secret)
@@ -59,7 +60,10 @@ def check(request: RegisterRequest) -> None:
 def register(
     conn: Connection, request: RegisterRequest, invite_only: bool, now: float
 ) -> Registered:
-    """The account of this worker, made where there was none. Raises Forbidden, InvalidName, Unauthorized, Banned."""
+    """The account of this worker, made where there was none.
+
+    Raises Forbidden, InvalidName, Unauthorized, Banned.
+    """
     known = store.credentials(conn, request.worker_id)
     if known is None:
         made = _admit(conn, request, invite_only, now)
@@ -68,7 +72,8 @@ def register(
         known = store.credentials(conn, request.worker_id)  # the same request was here a moment ago
         if known is None:
             raise Unauthorized(
-                "this account exists already: add a machine to it with a code that the first one makes (volunteer link)"
+                "this account exists already: add a machine to it with a code that the first one "
+                "makes (volunteer link)"
             )
     return _again(conn, known, request, now)
 
@@ -76,7 +81,10 @@ def register(
 def _admit(
     conn: Connection, request: RegisterRequest, invite_only: bool, now: float
 ) -> Registered | None:
-    """Somebody new, or a new machine of somebody. None when the account or the machine has just appeared."""
+    """Somebody new, or a new machine of somebody.
+
+    None when the account or the machine has just appeared.
+    """
     code = None
     if request.code:
         code = code_rows.usable(conn, codes.code_hash(request.code), now)
@@ -159,7 +167,7 @@ def _machine(request: RegisterRequest, volunteer_id: str, now: float) -> WorkerR
 
 
 def _told(request: RegisterRequest) -> dict[str, Any]:
-    """What a machine says of itself, cut to size."""
+    """Return what a machine says of itself, cut to size."""
     report = reports.hardware(request.hardware)
     return {
         "hostname": report.hostname,
@@ -181,7 +189,9 @@ def _again(
 
 
 def authorise(known: Credentials | None, secret: str) -> Credentials:
-    """Raises Unauthorized or Banned unless this is the worker's secret; an unknown worker takes as long."""
+    """Raises Unauthorized or Banned unless this is the worker's secret; an unknown worker takes as
+    long.
+    """
     stored = known.secret_hash if known else codes.secret_hash("")
     right = codes.same(codes.secret_hash(secret), stored)
     if known is None or not right:

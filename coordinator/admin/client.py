@@ -1,6 +1,7 @@
 """Organiser's commands against a running server: plain HTTP(S) with the organiser's token.
 
-The token is only sent to loopback or over TLS; a server with a certificate of its own is known by the pin of its join link.
+The token is only sent to loopback or over TLS; a server with a certificate of its own is known by
+the pin of its join link.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class Remote:
 
     @classmethod
     def of(cls, server: str, token_file: Path | None) -> Remote:
-        """From `--server` (an address or a whole join link) and `--token-file`. Raises Configuration."""
+        """From `--server` (an address or a whole join link) and `--token-file`.
+
+        Raises Configuration.
+        """
         if token_file is None:
             raise Configuration(
                 "--server needs --token-file: the file admin.token of the server's data directory"
@@ -109,7 +113,10 @@ class Remote:
         return {"Authorization": f"Bearer admin.{self._token}", "Accept-Encoding": "identity"}
 
     def _connect(self) -> http.client.HTTPConnection:
-        """An open connection to the right server. Raises Unreachable, Unauthorized for another certificate."""
+        """An open connection to the right server.
+
+        Raises Unreachable, Unauthorized for another certificate.
+        """
         parts = urlsplit(self._link.url)
         host, port = parts.hostname or "", parts.port
         if parts.scheme == "http":
@@ -152,7 +159,8 @@ class Remote:
     def _unreachable(self, error: Exception) -> VolunteerError:
         if isinstance(error, ssl.SSLCertVerificationError):
             return Configuration(
-                f"the certificate of {self._link.url} is not trusted: give the whole join link to --server"
+                f"the certificate of {self._link.url} is not trusted: give the whole join link "
+                "to --server"
             )
         return Unreachable(f"{self._link.url} cannot be reached: {why(error)}")
 
@@ -175,8 +183,8 @@ def new_box() -> str:
 def flat_names(paths: Iterable[Path]) -> list[tuple[str, Path]]:
     """Each file, folders walked, with a name that is unique in a box and keeps its ending.
 
-    Its second number is that of the folder it lies in, by the folder's own name: 0 for what was named by itself or lies in no
-    folder below. Images of one folder are one class.
+    Its second number is that of the folder it lies in, by the folder's own name: 0 for what was
+    named by itself or lies in no folder below. Images of one folder are one class.
     """
     found: list[tuple[str, Path]] = []
     folders = {"": 0}

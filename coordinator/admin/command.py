@@ -1,4 +1,6 @@
-"""What a command of the organiser is: a name, a request, a reply, and one function, run here or by a server."""
+"""One command of the organiser: a name, a request, a reply, and one function, run here or by a
+server.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ class Named(Ask, frozen=True, kw_only=True):
 class Command:
     """One command. `remote` = it also works on a running server.
 
-    `needs` is what must be there before: nothing (it may be the first command on a data directory and then makes it), the
-    database, or the data directory with its keys.
+    `needs` is what must be there before: nothing (it may be the first command on a data directory
+    and then makes it), the database, or the data directory with its keys.
     """
 
     name: str

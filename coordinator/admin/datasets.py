@@ -29,7 +29,9 @@ _OPTIONS = {"text": (*_COMMON, "vocab_size"), "images": (*_COMMON, "size", "chan
 
 
 class AddDataset(Ask, frozen=True, kw_only=True):
-    """`text` and `images` are paths of the machine that runs the command; from afar the files come in a `box`."""
+    """`text` and `images` are paths of the machine that runs the command; from afar the files come
+    in a `box`.
+    """
 
     name: str
     kind: Literal["text", "images"] = "text"  # what is in the box
@@ -78,7 +80,7 @@ def _shown(manifest: DatasetManifest, skipped: Iterable[str] = ()) -> DatasetSho
 
 
 class _Sent(Skipped):
-    """What could not be used of files that were sent: they are called what their owner calls them."""
+    """Files that were sent and could not be used, under the names their owner gave them."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

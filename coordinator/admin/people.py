@@ -44,7 +44,7 @@ class InviteLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done, to whom."""
+    """Confirmation of an action: the verb, and the volunteer it was applied to."""
 
     done: str
     name: str

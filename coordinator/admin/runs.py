@@ -37,7 +37,9 @@ class Rollback(Ask, frozen=True, kw_only=True):
 
 
 class ExportRun(Ask, frozen=True, kw_only=True):
-    """`to` is a directory of the machine that runs the command; empty = one that the asker fetches from (`box`)."""
+    """`to` is a directory of the machine that runs the command; empty = one that the asker fetches
+    from (`box`).
+    """
 
     name: str
     version: int | None = None
@@ -45,7 +47,7 @@ class ExportRun(Ask, frozen=True, kw_only=True):
 
 
 class ExportedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written, and the box it can be fetched from."""
+    """Files of an export, and the box they can be fetched from."""
 
     exported: Exported
     box: str = ""

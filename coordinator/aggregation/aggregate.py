@@ -1,12 +1,14 @@
-"""From many contributions to one update: the aggregation rules and the walk over a model that applies them.
+"""From many contributions to one update: the aggregation rules and the walk over a model that
+applies them.
 
     recipe = prepare(rule, cohort, pieces(schema))          # distance rules read everything once; the mean reads nothing
     for merged in merge(rule, cohort, recipe, pieces(schema)):
         ...                                                 # server optimiser, write
 
-Given the same contributions in the same order the bytes are the same, whatever the number of threads, and however the pieces
-are spread over shards: a shard surveys its own pieces, the parts are put in canonical order and settled once.
-Memory is one piece and some scratch a thread, never a model and never contributions x piece.
+Given the same contributions in the same order the bytes are the same, whatever the number of
+threads, and however the pieces are spread over shards: a shard surveys its own pieces, the parts
+are put in canonical order and settled once. Memory is one piece and some scratch a thread, never a
+model and never contributions x piece.
 """
 
 from __future__ import annotations
@@ -31,25 +33,37 @@ if TYPE_CHECKING:
 
 
 class Aggregator(Protocol):
-    """How contributions become one update. Stateless: what a merge needs is surveyed, settled and used within it."""
+    """Combines contributions into one update.
+
+    Stateless: what a merge needs is surveyed, settled and used within it.
+    """
 
     surveys: ClassVar[
         bool
     ]  # whether the rule must see the whole model before it can merge any of it
 
     def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
-        """What the rule must know of a piece: an array that adds up over pieces, or None when it needs nothing."""
+        """Return what the rule must know of a piece: an array that adds up over pieces, or None
+        when it needs nothing.
+        """
 
     def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
-        """One factor a contribution, (K,), from the survey added up over the whole model. Raises NotFinite."""
+        """One factor a contribution, (K,), from the survey added up over the whole model.
+
+        Raises NotFinite.
+        """
 
     def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> Doubles | None:
-        """Write the merged piece, (N,) float32; give back what it saw of the squared norms, (K,), if anything."""
+        """Write the merged piece, (N,) float32; give back what it saw of the squared norms, (K,),
+        if anything.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """The weighted mean: sum of w_i x_i in task order, multiply then add; with `norms` it looks at each on the way."""
+    """The weighted mean: sum of w_i x_i in task order, multiply then add; with `norms` it looks at
+    each on the way.
+    """
 
     norms: bool = False
     surveys: ClassVar[bool] = False
@@ -68,7 +82,10 @@ class Mean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """One merged piece. `values` (N,) may be written to, and is reused once the next piece is asked for."""
+    """One merged piece.
+
+    `values` (N,) may be written to, and is reused once the next piece is asked for.
+    """
 
     piece: Piece
     values: Floats
@@ -103,7 +120,10 @@ def prepare(rule: Aggregator, cohort: Cohort, grid: Sequence[Piece], threads: in
 def survey(
     rule: Aggregator, cohort: Cohort, grid: Sequence[Piece], threads: int = 1
 ) -> Iterator[Doubles | None]:
-    """The rule's survey of each piece, parameters only. Raises NotFinite when a contribution is not finite."""
+    """The rule's survey of each piece, parameters only.
+
+    Raises NotFinite when a contribution is not finite.
+    """
 
     def look(piece: Piece) -> Doubles | None:
         if piece.spec.role != "parameter":
@@ -122,7 +142,10 @@ def survey(
 
 
 def settle(rule: Aggregator, cohort: Cohort, parts: Iterable[Doubles | None]) -> Floats:
-    """The factors of a merge from the surveys of all pieces in canonical order (of all shards). Raises NotFinite."""
+    """The factors of a merge from the surveys of all pieces in canonical order (of all shards).
+
+    Raises NotFinite.
+    """
     total: Doubles | None = None
     for part in parts:
         if part is not None:
@@ -135,9 +158,9 @@ def merge(
 ) -> Iterator[Merged]:
     """The merged pieces, in the order of `grid`.
 
-    Parameters go by the rule. Buffers (sent as absolute values) are averaged by weight, because a rule for updates, or an
-    optimiser behind it, may take a variance below zero. Counters are not for here: see `merge_counters`.
-    Raises NotFinite, naming the contributions to leave out.
+    Parameters go by the rule. Buffers (sent as absolute values) are averaged by weight, because a
+    rule for updates, or an optimiser behind it, may take a variance below zero. Counters are not
+    for here: see `merge_counters`. Raises NotFinite, naming the contributions to leave out.
     """
 
     def work(piece: Piece, out: Floats) -> Merged:

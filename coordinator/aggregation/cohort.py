@@ -1,7 +1,8 @@
 """The contributions of one merge, and the fixed grid on which everything walks over them.
 
-Every pass of a merge goes piece by piece: a piece is at most `CHUNK_ELEMENTS` of one tensor, cut at multiples of that (and
-so never within a quantised block). The grid depends on the schema alone, never on threads, shards or memory, so sums over it give the same bits everywhere.
+Every pass of a merge goes piece by piece: a piece is at most `CHUNK_ELEMENTS` of one tensor, cut at
+multiples of that (and so never within a quantised block). The grid depends on the schema alone,
+never on threads, shards or memory, so sums over it give the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class DeltaReader(Protocol):
     """One contribution as decoded float32, read slice by slice from its (memory-mapped) file."""
 
     def read(self, name: str, start: int, stop: int, room: Floats | None = None) -> Floats:
-        """Elements [start, stop) of the flattened tensor `name`; `room` has place for them, and may be used or not."""
+        """Elements [start, stop) of the flattened tensor `name`; `room` has place for them, and may
+        be used or not.
+        """
 
 
 class NotFinite(InvalidFrame):
@@ -35,7 +38,8 @@ class NotFinite(InvalidFrame):
         self.positions = tuple(positions)
         listed = ", ".join(str(position) for position in self.positions)
         super().__init__(
-            f"{where} is not finite because of contribution {listed} (counted from 0 in task order): "
+            f"{where} is not finite because of contribution {listed} (counted from 0 in task "
+            "order): "
             "leave it out and merge again"
         )
 
@@ -54,7 +58,7 @@ class Piece:
 
     @property
     def whole(self) -> bool:
-        """Whether the piece is all of its tensor."""
+        """Return True if the piece is all of its tensor."""
         return self.size == self.spec.count
 
 
@@ -90,7 +94,8 @@ class Cohort:
         # numpy would stretch a single element over the whole block without a word.
         if found.shape != (stop - start,):
             raise InvalidFrame(
-                f"contribution {self.positions[index]} gives {found.shape} elements of {piece.spec.name} "
+                f"contribution {self.positions[index]} gives {found.shape} elements of "
+                f"{piece.spec.name} "
                 f"where {stop - start} belong: hand it in again"
             )
         return found
@@ -105,7 +110,10 @@ class Cohort:
 
 
 def cohort(readers: Sequence[DeltaReader], weights: Sequence[float]) -> Cohort:
-    """Contributions in task order; a weight of zero leaves one out. Raises ValueError when nothing is left to merge."""
+    """Contributions in task order; a weight of zero leaves one out.
+
+    Raises ValueError when nothing is left to merge.
+    """
     if len(readers) != len(weights):
         raise ValueError(f"{len(readers)} contributions, but {len(weights)} weights")
     if not all(math.isfinite(weight) and weight >= 0 for weight in weights):

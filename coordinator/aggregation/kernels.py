@@ -1,9 +1,10 @@
 """The loops of a merge over one piece: weighted sum, rank mean, squared norms, inner products.
 
-All of them work in blocks that fit the cache, on one thread, with a result that does not depend on threads or on the
-machine's vector width: elementwise arithmetic is rounded the same everywhere as long as multiply and add stay two steps
-(a fused one differs in 4 % of elements), and sums over elements run in float64 along fixed lanes. The one exception is
-`inner_products`, which goes through BLAS and may differ in the last bit of a double; what is made of it is rounded to float32.
+All of them work in blocks that fit the cache, on one thread, with a result that does not depend on
+threads or on the machine's vector width: elementwise arithmetic is rounded the same everywhere as
+long as multiply and add stay two steps (a fused one differs in 4 % of elements), and sums over
+elements run in float64 along fixed lanes. The one exception is `inner_products`, which goes through
+BLAS and may differ in the last bit of a double; what is made of it is rounded to float32.
 
 Legend: K contributions, N elements of a piece, B elements of a block.
 """
@@ -44,7 +45,8 @@ def weighted_sum(
 ) -> None:
     """out (N,) = sum of factors[i] * x_i in task order, each product rounded before it is added.
 
-    `squares` (K,) receives each contribution's squared norm on the way: good for checks, not for coefficients.
+    `squares` (K,) receives each contribution's squared norm on the way: good for checks, not for
+    coefficients.
     """
     product = aligned(min(BLOCK, piece.size))
     chosen = [(index, factors[index]) for index in range(len(cohort)) if factors[index] != 0]
@@ -66,7 +68,9 @@ def weighted_sum(
 
 
 def quick_square(x: Floats) -> float:
-    """Squared norm from float32 rows summed in float64; a value beyond 1e19 overflows it, as a NaN does."""
+    """Squared norm from float32 rows summed in float64; a value beyond 1e19 overflows it, as a NaN
+    does.
+    """
     edge = len(x) // ROW * ROW
     rows = x[:edge].reshape(-1, ROW)
     total = float(np.vecdot(rows, rows).sum(dtype=np.float64))
@@ -117,10 +121,11 @@ def inner_products(cohort: Cohort, piece: Piece) -> Doubles:
 
 
 def _panels(wide: Doubles, tile: int) -> Iterator[tuple[Doubles, Doubles, Doubles, Doubles]]:
-    """For each few columns of the products: the factors as views of `wide` (K + 1, B), tile by tile, their products, and totals.
+    """For each few columns of the products: the factors as views of `wide` (K + 1, B), tile by
+    tile, their products, and totals.
 
-    What would lie above the diagonal is left out. The last panel is a square, and of two equal factors numpy takes a routine
-    half as fast, measured: it has one column more, of zeros.
+    What would lie above the diagonal is left out. The last panel is a square, and of two equal
+    factors numpy takes a routine half as fast, measured: it has one column more, of zeros.
     """
     count = len(wide) - 1
     tiles = wide.reshape(count + 1, -1, tile).transpose(1, 0, 2)  # (tiles, K + 1, T)
@@ -138,10 +143,12 @@ def median(cohort: Cohort, piece: Piece, out: Floats) -> None:
 
 
 def rank_mean(cohort: Cohort, piece: Piece, out: Floats, *, low: int, high: int) -> None:
-    """out (N,) = mean of the values that stand at [low, high) when each coordinate is sorted. A NaN stays a NaN.
+    """out (N,) = mean of the values that stand at [low, high) when each coordinate is sorted.
 
-    Sorting coordinate by coordinate costs 10-30 times the mean; a network of whole-row minima and maxima, cut down to what
-    the wanted ranks depend on, 2-4 times.
+    A NaN stays a NaN.
+
+    Sorting coordinate by coordinate costs 10-30 times the mean; a network of whole-row minima and
+    maxima, cut down to what the wanted ranks depend on, 2-4 times.
     """
     count = len(cohort)
     network = rank_network(count, low, high)
@@ -154,7 +161,8 @@ def rank_mean(cohort: Cohort, piece: Piece, out: Floats, *, low: int, high: int)
     divisor = np.float32(high - low)
     for start, stop, found in blocks(cohort, piece, size, RANK_BYTES):
         merged = out[start:stop]
-        # Adding to zero also makes one zero of -0.0 and 0.0, whose order a minimum does not promise.
+        # Adding to zero also makes one zero of -0.0 and 0.0, whose order a minimum does not
+        # promise.
         merged.fill(0)
         rows = [*found, *scratch[:, : stop - start], merged]
         for combine, left, right, into in network.steps:
@@ -168,8 +176,8 @@ def blocks(
 ) -> Iterator[tuple[int, int, list[Floats]]]:
     """Blocks of `size` elements of a piece, each with the values of every contribution in it.
 
-    They are cut from longer reads, of `room` bytes of all contributions together: a read takes 4 us before it gives its first
-    element, as long as converting 8,000 of them.
+    They are cut from longer reads, of `room` bytes of all contributions together: a read takes 4 us
+    before it gives its first element, as long as converting 8,000 of them.
     """
     count = len(cohort)
     span = max(1, min(BLOCK, room // (4 * count)) // size) * size

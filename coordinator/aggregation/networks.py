@@ -1,8 +1,9 @@
-"""Which minima and maxima of whole rows leave the sum of some ranks: sorting networks, cut down to what that sum depends on.
+"""Sorting networks, cut down to the comparators that the sum of some ranks depends on.
 
-Comparators are pairs of wires: the smaller value goes to the first wire, the larger to the second. Several constructions are cut
-down and the shortest is taken; it depends on the number of rows and the ranks alone, so sums are added in the same order everywhere.
-Ranks are never left out by subtracting them from the sum of all: one hostile number of 1e30 would take every digit with it.
+Comparators are pairs of wires: the smaller value goes to the first wire, the larger to the second.
+Several constructions are cut down and the shortest is taken; it depends on the number of rows and
+the ranks alone, so sums are added in the same order everywhere. Ranks are never left out by
+subtracting them from the sum of all: one hostile number of 1e30 would take every digit with it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 Comparators: TypeAlias = list[tuple[int, int]]
 Needed: TypeAlias = tuple[int, int, bool, bool]  # wires, is the minimum needed, is the maximum
 
-# Green's network of 16 (1969; Knuth, The Art of Computer Programming 3, 5.3.4) behind the layers of `_pairs`.
+# Green's network of 16 (1969; Knuth, The Art of Computer Programming 3, 5.3.4) behind the layers of
+# `_pairs`.
 _GREEN: Comparators = [
     (5, 10), (6, 9), (3, 12), (13, 14), (4, 8), (7, 11), (1, 2), (1, 4), (7, 13), (2, 8), (11, 14), (2, 4), (5, 6), (9, 10),
     (11, 13), (3, 8), (7, 12), (6, 8), (10, 12), (3, 5), (7, 9), (3, 4), (5, 6), (7, 8), (9, 10), (11, 12), (6, 7), (8, 9),
@@ -25,7 +27,9 @@ _GREEN_WIRES = 16
 
 
 class Network(NamedTuple):
-    """Steps between rows: the K contributions, which are read only, then scratch, and last, as row -1, the sum."""
+    """Steps between rows: the K contributions, which are read only, then scratch, and last, as row
+    -1, the sum.
+    """
 
     rows: int  # contributions and scratch, without the sum
     steps: tuple[tuple[np.ufunc, int, int, int], ...]  # minimum, maximum or sum of two, where to
@@ -83,7 +87,9 @@ def _needed(comparators: Comparators, wanted: Sequence[int]) -> list[Needed]:
 
 
 def _depth_first(kept: Sequence[Needed], wanted: Sequence[int]) -> Iterator[Needed | int]:
-    """The comparators so that what was just written is read soon, and each wanted wire once it has its value."""
+    """The comparators so that what was just written is read soon, and each wanted wire once it has
+    its value.
+    """
     last: dict[int, int] = {}  # the latest comparator on a wire
     before: list[tuple[int | None, int | None]] = []
     for index, (left, right, _, _) in enumerate(kept):
@@ -122,10 +128,12 @@ def _constructions(count: int, low: int, high: int) -> Iterator[tuple[Comparator
 def _two_parts(
     sort: Callable[[int], Comparators], first: int, count: int, low: int, high: int
 ) -> tuple[Comparators, Sequence[int]]:
-    """Two parts, x of `first` wires and y, are sorted; then one comparator for each value takes away what is not wanted.
+    """Two parts, x of `first` wires and y, are sorted; then one comparator for each value takes
+    away what is not wanted.
 
-    The smallest `low` of both are the minima of x[i] and y[low - 1 - i]. The others, read along y from its end and then along
-    x, fall and then rise; of such a sequence s the largest n are the maxima of s[i] and s[len(s) - n + i] (Batcher 1968).
+    The smallest `low` of both are the minima of x[i] and y[low - 1 - i]. The others, read along y
+    from its end and then along x, fall and then rise; of such a sequence s the largest n are the
+    maxima of s[i] and s[len(s) - n + i] (Batcher 1968).
     """
     found = sort(first) + [(left + first, right + first) for left, right in sort(count - first)]
     found += [(index, first + low - 1 - index) for index in range(low)]
@@ -149,7 +157,9 @@ def _green(count: int) -> Comparators:
 
 
 def _pairwise(count: int) -> Comparators:
-    """The pairwise sorting network (Parberry 1992): it leaves less than Batcher's when only some ranks are wanted."""
+    """The pairwise sorting network (Parberry 1992): it leaves less than Batcher's when only some
+    ranks are wanted.
+    """
     found = _pairs(count)
     gap = 1
     while gap < count:

@@ -1,13 +1,15 @@
 """Server optimisers: what the aggregated update does to the master weights.
 
-An update is a pseudo-gradient (base - local) or a gradient, so every rule subtracts. Each formula is written out in float32,
-multiply and add as two steps, so that the same state and update give the same bytes on every machine; torch's own kernels fuse
-them where the processor can. The tests hold every rule against torch's.
+An update is a pseudo-gradient (base - local) or a gradient, so every rule subtracts. Each formula
+is written out in float32, multiply and add as two steps, so that the same state and update give the
+same bytes on every machine; torch's own kernels fuse them where the processor can. The tests hold
+every rule against torch's.
 
-Once a merge, `begin` advances the counters and fixes the numbers of the step; then `step` runs on each piece, in place, on
-whatever threads. State is one flat float32 array a slot and parameter, zero at first, which the merger keeps in a memory-mapped
-file beside the weights. A later phase of a plan keeps the slots that it knows by name and starts the others from zero, so slots
-of one name hold the same quantity in every rule.
+Once a merge, `begin` advances the counters and fixes the numbers of the step; then `step` runs on
+each piece, in place, on whatever threads. State is one flat float32 array a slot and parameter,
+zero at first, which the merger keeps in a memory-mapped file beside the weights. A later phase of a
+plan keeps the slots that it knows by name and starts the others from zero, so slots of one name
+hold the same quantity in every rule.
 
 Legend: p weights, g update, m momentum, v second moment, (N,) each.
 """
@@ -33,7 +35,7 @@ BLOCK = 32 * 1024  # elements: weights, update, state and scratch of a block sta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push:
-    """What a merge brings, besides the update itself."""
+    """Inputs of a server-optimiser step beside the update itself."""
 
     scale: float = 1.0  # shortens the step: staleness, share of the workers
     work: float = 1.0  # steps merged / steps of one full contribution
@@ -58,7 +60,9 @@ class ServerOptimizer(Protocol):
         """Advance the counters (a missing one is zero) and fix the numbers of this merge's step."""
 
     def step(self, params: Floats, update: Floats, state: Mapping[str, Floats], tick: Tick) -> None:
-        """Move one piece of the weights and its state (slot -> array), all (N,) float32, in place."""
+        """Move one piece of the weights and its state (slot -> array), all (N,) float32, in
+        place.
+        """
 
 
 def server_optimizer(plan: Plan) -> ServerOptimizer:
@@ -83,7 +87,9 @@ def server_optimizer(plan: Plan) -> ServerOptimizer:
 
 
 def state_schema(optimizer: ServerOptimizer, schema: Schema) -> Schema:
-    """The tensors of the state of a model (or of a shard), all F32: "slot/tensor", flat, and "count/counter" with one element."""
+    """The tensors of the state of a model (or of a shard), all F32: "slot/tensor", flat, and
+    "count/counter" with one element.
+    """
     slots = (
         TensorSpec(name=f"{slot}/{spec.name}", shape=(spec.count,), dtype="F32", role="buffer")
         for slot in optimizer.slots
@@ -118,7 +124,9 @@ class Sgd:
 
 @dataclass(frozen=True, slots=True)
 class Momentum:
-    """m = mu m + g; then p -= lr m (FedAvgM), or with `ahead` p -= lr (g + mu m) (Nesterov, DiLoCo)."""
+    """m = mu m + g; then p -= lr m (FedAvgM), or with `ahead` p -= lr (g + mu m) (Nesterov,
+    DiLoCo).
+    """
 
     lr: float
     momentum: float
@@ -148,12 +156,14 @@ class Momentum:
 
 @dataclass(frozen=True, slots=True)
 class DelayedNesterov:
-    """Nesterov for pushes that arrive one by one: each moves the weights by its part of the mean, momentum once a window.
+    """Nesterov for pushes that arrive one by one: each moves the weights by its part of the mean,
+    momentum once a window.
 
-    Each push: p -= lr a g / W; b += a g. At the end of a window of mass M: m = mu m + b / M; p -= lr mu m; b = 0. So the pushes
-    of a window add up to one Nesterov step on their mean (Liu et al. 2024). A push counts by its work: a window ends when its
-    pushes amount to W full contributions, and the last one mends the difference between W and M, so that the mean is the
-    work-weighted one exactly. (Counting a 6-step push like a 30-step one ended worse than one worker alone.)
+    Each push: p -= lr a g / W; b += a g. At the end of a window of mass M: m = mu m + b / M; p -=
+    lr mu m; b = 0. So the pushes of a window add up to one Nesterov step on their mean (Liu et al.
+    2024). A push counts by its work: a window ends when its pushes amount to W full contributions,
+    and the last one mends the difference between W and M, so that the mean is the work-weighted one
+    exactly. (Counting a 6-step push like a 30-step one ended worse than one worker alone.)
     """
 
     lr: float

@@ -1,8 +1,9 @@
 """Rules that bound what a hostile minority can do. Each takes the place of the mean.
 
-Coordinate rules (trimmed mean, median) count every contribution once, whatever its weight. Distance rules (Krum, multi-Krum,
-centred clip, norm clip) first survey the whole model piece by piece and then are a weighted sum with other factors: they never
-hold more than one piece. Legend: K contributions, x_i the i-th, w_i its weight (they sum to 1).
+Coordinate rules (trimmed mean, median) count every contribution once, whatever its weight. Distance
+rules (Krum, multi-Krum, centred clip, norm clip) first survey the whole model piece by piece and
+then are a weighted sum with other factors: they never hold more than one piece. Legend: K
+contributions, x_i the i-th, w_i its weight (they sum to 1).
 """
 
 from __future__ import annotations
@@ -57,9 +58,11 @@ class Median:
 
 @dataclass(frozen=True, slots=True)
 class Krum:
-    """The contribution nearest to its neighbours (Blanchard et al. 2017); with `several`, the weighted mean of the best K - f.
+    """The contribution nearest to its neighbours (Blanchard et al. 2017); with `several`, the
+    weighted mean of the best K - f.
 
-    f is `byzantine` x K, at most (K - 3) / 2. With fewer than three contributions there is nothing to compare: their mean.
+    f is `byzantine` x K, at most (K - 3) / 2. With fewer than three contributions there is nothing
+    to compare: their mean.
     """
 
     byzantine: float
@@ -80,7 +83,8 @@ class Krum:
             distances, -1.0
         )  # itself comes first in the sorted row, even before a twin
         nearest = np.sort(distances, axis=1)[:, 1 : count - hostile - 1]  # K - f - 2 neighbours
-        # In float32, so that the last bit of a double never decides between two; the earlier one wins a tie.
+        # In float32, so that the last bit of a double never decides between two; the earlier one
+        # wins a tie.
         order = np.argsort(nearest.sum(axis=1).astype(np.float32), kind="stable")
         chosen = order[: count - hostile] if self.several else order[:1]
         factors = np.zeros(count)
@@ -93,12 +97,14 @@ class Krum:
 
 @dataclass(frozen=True, slots=True)
 class CentredClip:
-    """v <- v + sum w_i (x_i - v) min(1, r / |x_i - v|), at most 20 rounds (Karimireddy et al. 2021).
+    """v <- v + sum w_i (x_i - v) min(1, r / |x_i - v|), at most 20 rounds (Karimireddy et al.
+    2021).
 
-    v begins at the contribution with the smallest median distance to all (more than half lie near it), and the radius r is
-    `factor` x the median distance from v in each round, so neither asks for the coordinate median. v is kept as factors of
-    the contributions and all rounds run on their inner products: the data is read twice and not twenty times. The start is
-    derived anew for each merge: a stored one that has once become NaN would poison every later round.
+    v begins at the contribution with the smallest median distance to all (more than half lie near
+    it), and the radius r is `factor` x the median distance from v in each round, so neither asks
+    for the coordinate median. v is kept as factors of the contributions and all rounds run on their
+    inner products: the data is read twice and not twenty times. The start is derived anew for each
+    merge: a stored one that has once become NaN would poison every later round.
     """
 
     factor: float
@@ -163,6 +169,8 @@ def _squared_distances(products: Doubles) -> Doubles:
 
 
 def _dot(left: Doubles, right: Doubles) -> Doubles:
-    """Products summed along the last axis without BLAS: from one survey every replica settles on the same factors."""
+    """Products summed along the last axis without BLAS: from one survey every replica settles on
+    the same factors.
+    """
     found: Doubles = np.asarray((left * right).sum(axis=-1))
     return found

@@ -1,7 +1,9 @@
-"""Splitting a model into shards: each is its own job in a merge, with its own weights file and optimiser state.
+"""Splitting a model into shards: each is its own job in a merge, with its own weights file and
+optimiser state.
 
-A shard is a set of pieces of the fixed grid (never smaller), so the arithmetic, and with it every byte of a version, is the
-same for one shard as for a thousand, and a run can go on with another number of shards.
+A shard is a set of pieces of the fixed grid (never smaller), so the arithmetic, and with it every
+byte of a version, is the same for one shard as for a thousand, and a run can go on with another
+number of shards.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ Shard: TypeAlias = tuple[Piece, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Which pieces a file holds, in which order, and where: a whole model, or one shard of it."""
+    """Order and offsets of the pieces in a file: a whole model, or one shard of it."""
 
     pieces: Shard
     schema: Schema  # of the file
@@ -44,8 +46,9 @@ def layout_of_shard(shard: Shard) -> Layout:
 def split(schema: Schema, shards: int, by: Literal["size", "name"] = "size") -> tuple[Shard, ...]:
     """Spread a model over shards, each in canonical order; the same split on every machine.
 
-    By size: the largest piece first, always to the lightest shard. By name: whole tensors by the hash of their name, which
-    keeps a tensor where it is when others come and go; a shard may stay empty. Raises InvalidPlan for more shards than pieces.
+    By size: the largest piece first, always to the lightest shard. By name: whole tensors by the
+    hash of their name, which keeps a tensor where it is when others come and go; a shard may stay
+    empty. Raises InvalidPlan for more shards than pieces.
     """
     grid = pieces(schema)
     if by == "size":
@@ -64,12 +67,16 @@ def split(schema: Schema, shards: int, by: Literal["size", "name"] = "size") -> 
 
 
 def file_name(piece: Piece) -> str:
-    """What a piece is called in the file of a shard: its tensor's name, or "name[start:stop]" where that is cut."""
+    """Return what a piece is called in the file of a shard: its tensor's name, or
+    "name[start:stop]" where that is cut.
+    """
     return piece.spec.name if piece.whole else f"{piece.spec.name}[{piece.start}:{piece.stop}]"
 
 
 def shard_schema(shard: Shard) -> Schema:
-    """What the file of a shard holds: tensors that are whole in it under their name, others flat as "name[start:stop]"."""
+    """Return what the file of a shard holds: tensors that are whole in it under their name, others
+    flat as "name[start:stop]".
+    """
     return tuple(piece.spec if piece.whole else _slice_spec(piece) for piece in shard)
 
 

@@ -1,7 +1,8 @@
-"""Server-optimiser state in files: one for a whole model, or one a shard, each read back under any other split.
+"""Server-optimiser state in files: one for a whole model, or one a shard, each read back under any
+other split.
 
-Flat float32 arrays "slot/tensor" (or "slot/tensor[start:stop]" where a shard holds only a part of it), and the counters as
-"count/name" with one element, which every shard keeps for itself.
+Flat float32 arrays "slot/tensor" (or "slot/tensor[start:stop]" where a shard holds only a part of
+it), and the counters as "count/name" with one element, which every shard keeps for itself.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from shared.tensors.header import render_header
 
 
 class OldState:
-    """The state that a merge begins from, whatever number of files it lies in. Nothing is there at first."""
+    """The state that a merge begins from, whatever number of files it lies in.
+
+    Nothing is there at first.
+    """
 
     def __init__(self, files: ExitStack, paths: Sequence[Path]) -> None:
         self._arrays: dict[str, Floats] = {}
@@ -38,7 +42,10 @@ class OldState:
         return None if found is None else float(found[0])
 
     def piece(self, slot: str, piece: Piece) -> Floats | None:
-        """One slot of a piece; None when the last merge did not know the slot. Raises InvalidFrame when it is lost."""
+        """One slot of a piece; None when the last merge did not know the slot.
+
+        Raises InvalidFrame when it is lost.
+        """
         if slot not in self._slots:
             return None
         whole = self._arrays.get(f"{slot}/{piece.spec.name}")
@@ -54,10 +61,11 @@ class OldState:
 
 
 class NewState:
-    """The state of the next version: begun from the old one (or zero), changed in place, hashed once.
+    """The state of the next version: begun from the old one (or zero), changed in place, hashed
+    once.
 
-    The file is mapped, so that several slots can be written at once without a model's worth of memory. Unless it was
-    closed, it is gone when `files` end.
+    The file is mapped, so that several slots can be written at once without a model's worth of
+    memory. Unless it was closed, it is gone when `files` end.
     """
 
     def __init__(

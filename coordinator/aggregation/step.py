@@ -3,8 +3,9 @@
     run(order, ...)                                  the whole model at once
     survey_shard ... merge_shard ... assemble        in shards, each anywhere; the same bytes
 
-Streams piece by piece over the fixed grid: aggregate, server optimiser, write. Memory is a few pieces, whatever the number of
-contributions and the size of the model. Nothing but the output files is touched, so a failure leaves no trace.
+Streams piece by piece over the fixed grid: aggregate, server optimiser, write. Memory is a few
+pieces, whatever the number of contributions and the size of the model. Nothing but the output files
+is touched, so a failure leaves no trace.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a merge, or a shard's part of one, wrote."""
+    """Files and figures that a merge, or a shard's part of one, produced."""
 
     weights: Written
     state: Written | None
@@ -84,7 +85,9 @@ class Outcome:
 
 
 def norm_of(squares: Iterable[float]) -> float:
-    """The L2 norm of the update from those of its pieces: rounded once, so their order does not matter."""
+    """The L2 norm of the update from those of its pieces: rounded once, so their order does not
+    matter.
+    """
     return math.sqrt(math.fsum(squares))
 
 
@@ -105,7 +108,10 @@ def run(order: Order, weights: Path, state: Path) -> Outcome:
 
 
 def survey_shard(order: Order, shard: Shard, path: Path) -> Written:
-    """Write what the rule must know of a shard, a float64 tensor for each piece. Raises as `run`."""
+    """Write what the rule must know of a shard, a float64 tensor for each piece.
+
+    Raises as `run`.
+    """
     with ExitStack() as files:
         gathered = _gather(files, order)
         grid = [piece for piece in shard if piece.spec.role == "parameter"]
@@ -130,7 +136,10 @@ def _in_order(schema: Schema, homes: Mapping[str, Frame]) -> Iterator[Doubles | 
 def merge_shard(
     order: Order, shard: Shard, surveys: Sequence[Path], weights: Path, state: Path
 ) -> Outcome:
-    """Write the part of the next version that a shard holds, given the surveys of all. Raises as `run`."""
+    """Write the part of the next version that a shard holds, given the surveys of all.
+
+    Raises as `run`.
+    """
     with ExitStack() as files:
         gathered = _gather(files, order)
         frames = [files.enter_context(open_frame(path, schema_of_file(path))) for path in surveys]
@@ -147,7 +156,10 @@ def assemble(
     path: Path,
     metadata: Mapping[str, str],
 ) -> Written:
-    """Put the weights of all shards together, as `run` would have written them. Raises InvalidFrame."""
+    """Put the weights of all shards together, as `run` would have written them.
+
+    Raises InvalidFrame.
+    """
     with ExitStack() as files:
         frames = {
             index: files.enter_context(open_frame(part, shard_schema(shards[index])))
@@ -177,7 +189,9 @@ class _Clipped:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """An order and its contributions, open as long as `files` are: one that is packed was unpacked to a file for it."""
+    """An order and its contributions, open as long as `files` are: one that is packed was unpacked
+    to a file for it.
+    """
 
     files: ExitStack
     order: Order
@@ -228,7 +242,9 @@ class _Walk:
     tick: Tick
 
     def run(self, factors: Floats) -> tuple[float, ...]:
-        """Write every piece; returns the squared norm of the aggregated update in each piece of a parameter."""
+        """Write every piece; returns the squared norm of the aggregated update in each piece of a
+        parameter.
+        """
         rule = aggregate.aggregator(self.order.plan)
         grid = [piece for piece in self.layout.pieces if piece.spec.role != "counter"]
         merged = aggregate.merge(rule, self.gathered, factors, grid, self.order.threads)
@@ -246,7 +262,9 @@ class _Walk:
         return tuple(squares)
 
     def _step(self, name: str, piece: Piece, update: Floats) -> float:
-        """Write the parameters of a piece, in blocks that stay in the cache; returns the squared norm of the update."""
+        """Write the parameters of a piece, in blocks that stay in the cache; returns the squared
+        norm of the update.
+        """
         flat: Floats = self.base.array(piece.spec.name).reshape(-1)
         slots = self.state.slots(piece) if self.state else {}
         square = 0.0

@@ -24,7 +24,7 @@ app = App(name="dataset", help="Datasets: add and list.")
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOptions:
-    """How a dataset is built."""
+    """Options of `coordinator dataset add`."""
 
     licence: Annotated[str, Parameter(help="Licence of what is added, e.g. CC-BY-4.0.")] = ""
     source: Annotated[str, Parameter(help="Where it comes from.")] = ""
@@ -105,7 +105,8 @@ def _tell(done: DatasetShown, where: Where) -> None:
         print(where.hint(more), file=sys.stderr)
     left_out = f", {count:,} left out" if count else ""
     print(
-        f'The dataset "{done.name}" is stored: {done.items:,} {done.kind} to train on, {done.heldout:,} held out{left_out}.'
+        f'The dataset "{done.name}" is stored: {done.items:,} {done.kind} to train on, '
+        f"{done.heldout:,} held out{left_out}."
     )
 
 

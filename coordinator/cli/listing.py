@@ -1,4 +1,4 @@
-"""What commands print: aligned tables for people, one JSON document for machines."""
+"""Printing of commands: aligned tables for people, one JSON document for machines."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def facts(pairs: Iterable[tuple[str, object]]) -> None:
 
 
 def write_csv(rows: Iterable[Mapping[str, object]], names: Sequence[str]) -> None:
-    """CSV on standard output; a cell that a spreadsheet would take for a formula is quoted with an apostrophe."""
+    """CSV on standard output; a cell that a spreadsheet would take for a formula is quoted with an
+    apostrophe.
+    """
     writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
     writer.writeheader()
     for row in rows:

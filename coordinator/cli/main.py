@@ -32,7 +32,9 @@ for part in (serving, simulate, runs, datasets, tasks, people, upkeep):
 
 
 def main() -> None:
-    """Entry of the console script: 0 done, 1 failed, 2 usage, 75 try again later, 78 configuration."""
+    """Entry of the console script: 0 done, 1 failed, 2 usage, 75 try again later, 78
+    configuration.
+    """
     try:
         result = app(sys.argv[1:])
         sys.stdout.flush()

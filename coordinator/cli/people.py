@@ -189,7 +189,9 @@ def rename(
 
 @volunteers.command
 def reissue(name: Who, *, where: Where = HERE, json: Json = False) -> None:
-    """For a lost or leaked secret: revoke all of the account's and print a link that lets its owner in again."""
+    """For a lost or leaked secret: revoke all of the account's and print a link that lets its owner
+    in again.
+    """
     made = call(where, "volunteer.reissue", name=name)
     if json:
         as_json(made)

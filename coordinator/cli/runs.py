@@ -48,7 +48,8 @@ def create(
         as_json(_plain(done))
         return
     print(
-        f'The run "{done.name}" is stored: {done.parameters:,} parameters on {done.dataset or "no dataset"}.'
+        f'The run "{done.name}" is stored: {done.parameters:,} parameters on '
+        f"{done.dataset or 'no dataset'}."
     )
     print(where.hint(f"Next: `coordinator run start {done.name}`"))
 
@@ -179,7 +180,7 @@ def report(
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Who took part in a run: for a class, a paper, a thank-you."""
+    """List who took part in a run: for a class, a paper, a thank-you."""
     people = call(where, "run.report", name=name)
     if json:
         as_json(people)
@@ -229,7 +230,9 @@ def export(
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Write a version as files that load with torch and safetensors alone; or publish it on a model hub, private at first."""
+    """Write a version as files that load with torch and safetensors alone; or publish it on a model
+    hub, private at first.
+    """
     from coordinator.runs.model_hub import PREFIX
 
     if to.startswith(PREFIX):
@@ -253,7 +256,9 @@ def replay(
     where: Where = HERE,
     json: Json = False,
 ) -> int:
-    """Merge again what is still there of a run's log: the same contributions must give the same hashes."""
+    """Merge again what is still there of a run's log: the same contributions must give the same
+    hashes.
+    """
     done = call(where, "run.replay", name=name, shards=shards)
     if json:
         as_json(done)
@@ -261,7 +266,8 @@ def replay(
         print(f"Version {done.wrong} came out otherwise when it was merged again.")
     elif done.merges:
         print(
-            f'Versions {done.base + 1} to {done.head} of "{name}", merged again, are the same to the last bit.'
+            f'Versions {done.base + 1} to {done.head} of "{name}", merged again, are the same to '
+            "the last bit."
         )
     else:
         print(f'Nothing to merge again: of "{name}" only version {done.base} is still there.')

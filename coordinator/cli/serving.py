@@ -68,7 +68,8 @@ def serve(
 ) -> int:
     """Serve volunteers until a stop signal. No option is needed.
 
-    Prints the join link. Beyond this machine (--host 0.0.0.0) it makes its own TLS certificate, which the link pins.
+    Prints the join link. Beyond this machine (--host 0.0.0.0) it makes its own TLS certificate,
+    which the link pins.
     """
     from coordinator.config import load
     from coordinator.http.server import serve as run

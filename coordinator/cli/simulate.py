@@ -24,8 +24,8 @@ def simulate(
 ) -> int:
     """Try a run with imagined volunteers in virtual time, before you invite people.
 
-    The real queue, checks, codec and merge; machines and links as the file describes them. Predicts versions per hour, MB an
-    hour of a volunteer, how long devices idle, and what limits the run.
+    The real queue, checks, codec and merge; machines and links as the file describes them. Predicts
+    versions per hour, MB an hour of a volunteer, how long devices idle, and what limits the run.
     """
     if example:
         from coordinator.simulate.scenario import EXAMPLE

@@ -1,4 +1,4 @@
-"""Which coordinator a command is about, and running it there: in this process, or on a server."""
+"""Target of a command: the coordinator it is about, reached in this process or on a server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ URLS = ("database", "blobs")  # which may hold a password
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """The coordinator a command is about: a data directory (the default), a database, or a running server."""
+    """The coordinator a command is about: a data directory (the default), a database, or a running
+    server.
+    """
 
     data_dir: Annotated[str | None, Parameter(group=TARGET, help="Its data directory.")] = None
     database: Annotated[str | None, Parameter(group=TARGET, help="Its database URL.")] = None
@@ -116,9 +118,12 @@ def _here(where: Where, command: Command, ask: Any) -> Any:
 
 
 async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[Settings]:
-    """The settings to open. A mistyped place is refused here, because opening would make a new coordinator there.
+    """The settings to open.
 
-    Raises Configuration when there is no database, or no key although the command signs something or checks what was signed.
+    A mistyped place is refused here, because opening would make a new coordinator there.
+
+    Raises Configuration when there is no database, or no key although the command signs something
+    or checks what was signed.
     """
     from coordinator.config import without_password
     from coordinator.database.engine.open import is_new
@@ -136,7 +141,8 @@ async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[Set
         return nullcontext(settings)
     if needs == "directory":
         raise Configuration(
-            f"{settings.directory} holds no signing.key: name the data directory of a server of this"
+            f"{settings.directory} holds no signing.key: name the data directory of a server of "
+            "this"
             " database with --data-dir"
         )
     return _without_directory(settings)
@@ -144,7 +150,9 @@ async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[Set
 
 @contextmanager
 def _without_directory(settings: Settings) -> Iterator[Settings]:
-    """For a command that needs the database alone: what opening makes goes into a folder that is thrown away."""
+    """For a command that needs the database alone: what opening makes goes into a folder that is
+    thrown away.
+    """
     import tempfile
 
     import msgspec

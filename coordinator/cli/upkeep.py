@@ -13,7 +13,10 @@ from coordinator.cli.target import HERE, Where, call
 
 
 def check(*, where: Where = HERE, json: Json = False) -> int:
-    """Look at every invariant: ledger, queue, blobs byte by byte, versions. Exit code 1 on any breach."""
+    """Look at every invariant: ledger, queue, blobs byte by byte, versions.
+
+    Exit code 1 on any breach.
+    """
     report = call(where, "check")
     if json:
         as_json(report)
@@ -32,13 +35,17 @@ def backup(
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Save database, blobs and keys, while the server works. The folder holds secrets: keep it private."""
+    """Save database, blobs and keys, while the server works.
+
+    The folder holds secrets: keep it private.
+    """
     done = call(where, "backup", to=str(folder.expanduser().absolute()))
     if json:
         as_json(done)
     else:
         print(
-            f"Saved to {done.path}: {done.rows:,} rows, {done.blobs:,} blobs, {bytes_of(done.bytes)}."
+            f"Saved to {done.path}: {done.rows:,} rows, {done.blobs:,} blobs, "
+            f"{bytes_of(done.bytes)}."
         )
 
 
@@ -61,7 +68,8 @@ def restore(
         as_json(done)
     else:
         print(
-            f"Restored to {done.path} what was saved on {when(done.created_at)}: {done.rows:,} rows, {done.blobs:,} blobs. Key {done.fingerprint}."
+            f"Restored to {done.path} what was saved on {when(done.created_at)}: {done.rows:,} "
+            f"rows, {done.blobs:,} blobs. Key {done.fingerprint}."
         )
 
 

@@ -38,7 +38,10 @@ def append(
     detail: str | Mapping[str, Any],
     now: float,
 ) -> None:
-    """Write a line in the transaction of what it tells of. Too long a detail is cut, never refused."""
+    """Write a line in the transaction of what it tells of.
+
+    Too long a detail is cut, never refused.
+    """
     said = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
     conn.execute(
         insert(audit).values(

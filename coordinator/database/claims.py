@@ -1,7 +1,8 @@
 """Claims of many waiters in one transaction: look, decide (the caller does, by rules), take.
 
-`view` locks the rows that `take` changes: the running runs, whose cursors move, and as many waiting tasks as may be given out.
-Two coordinators therefore never hand out one range, and wait for each other only as long as a claim takes.
+`view` locks the rows that `take` changes: the running runs, whose cursors move, and as many waiting
+tasks as may be given out. Two coordinators therefore never hand out one range, and wait for each
+other only as long as a claim takes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from shared.decoding import decode
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What moves of a running run."""
+    """The changing part of a running run."""
 
     id: int
     head: int
@@ -81,7 +82,9 @@ _LIVE = select(tasks).where(among(tasks.c.id, "ids"))
 
 
 def view(conn: Connection, waiters: Sequence[Waiter], todo_max: int) -> View:
-    """What there is, locked where it may be given out: at most `todo_max` waiting tasks a run."""
+    """Return what there is, locked where it may be given out: at most `todo_max` waiting tasks a
+    run.
+    """
     lines = tuple(RunLine(**row) for row in conn.execute(_RUNS).mappings())
     asking = sorted({waiter.volunteer_id for waiter in waiters})
     mine = conn.execute(_MINE, {"volunteers": asking}).all()
@@ -127,13 +130,15 @@ _SHUT_OUT = (
 
 
 def workloads(conn: Connection, worker_ids: Iterable[str]) -> dict[str, frozenset[str]]:
-    """What the machines of some workers can train, as they said when they registered."""
+    """Return what the machines of some workers can train, as they said when they registered."""
     able = conn.execute(_ABLE, {"workers": sorted(set(worker_ids))})
     return {worker: _names(stored) for worker, stored in able}
 
 
 def shut_out(conn: Connection, worker_ids: Iterable[str]) -> dict[str, bool]:
-    """Those of some workers that may have no work any more, and whether the account is banned (else the secret withdrawn)."""
+    """Those of some workers that may have no work any more, and whether the account is banned (else
+    the secret withdrawn).
+    """
     found = conn.execute(_SHUT_OUT, {"workers": sorted(set(worker_ids))})
     return {worker: bool(unrevoked) for worker, unrevoked in found}
 
@@ -177,7 +182,7 @@ def _todo(conn: Connection, run_ids: Sequence[int], limit: int) -> tuple[Todo, .
 
 
 def line(conn: Connection, run_id: int) -> RunLine:
-    """What moves of any run."""
+    """Return what moves of any run."""
     return RunLine(**conn.execute(_LINE.where(runs.c.id == run_id)).mappings().one())
 
 

@@ -95,7 +95,9 @@ _LEFT_BEHIND = (
 
 
 def add(conn: Connection, values: dict[str, Any], *, last: bool = True) -> ContributionRow:
-    """Insert as `checking`; with the last part its task no longer expires, it waits for the verdict."""
+    """Insert as `checking`; with the last part its task no longer expires, it waits for the
+    verdict.
+    """
     row = conn.execute(_ADD, values).mappings().one()
     if last:
         conn.execute(_KEEP, {"its_id": values["task_id"]})
@@ -145,13 +147,15 @@ def mergeable(conn: Connection, run_id: int, limit: int = 1000) -> list[Contribu
 
 
 def left_behind(conn: Connection, run_id: int, base: int, kind: str) -> list[ContributionRow]:
-    """Updates that wait for a merge though they began below version `base`, or are not of the kind that is merged now."""
+    """Updates that wait for a merge though they began below version `base`, or are not of the kind
+    that is merged now.
+    """
     given = {"its_run_id": run_id, "base": base, "kind": kind}
     return [_row(row) for row in conn.execute(_LEFT_BEHIND, given).mappings()]
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits for the next merge of a run."""
+    """Contributions that wait for the next merge of a run."""
 
     count: int
     steps: int
@@ -164,7 +168,7 @@ _ANY = select(_C.id).where(_TO_MERGE).limit(1)
 
 
 def any_to_merge(conn: Connection, run_id: int) -> bool:
-    """Whether anything at all waits for the next merge of a run."""
+    """Return True if anything waits for the next merge of a run."""
     return conn.execute(_ANY, {"its_run_id": run_id}).first() is not None
 
 
@@ -186,7 +190,7 @@ def pending(conn: Connection, run_id: int) -> Pending:
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """What others are compared with of one accepted contribution."""
+    """One accepted contribution as others are compared with it."""
 
     norm: float
     steps: int
@@ -219,7 +223,7 @@ _IS_WAITING = (
 
 
 def is_waiting(conn: Connection, run_id: int, worker_id: str) -> bool:
-    """Whether something of a worker waits to be merged into a run."""
+    """Return True if something of a worker waits to be merged into a run."""
     given = {"its_run_id": run_id, "its_worker_id": worker_id}
     return conn.execute(_IS_WAITING, given).first() is not None
 
@@ -231,7 +235,7 @@ _SEEN_BEFORE = select(_C.id).where(its(_C.sha256), its(_C.run_id), _ELSEWHERE).l
 
 
 def seen_before(conn: Connection, row: ContributionRow) -> bool:
-    """Whether the same bytes were handed in for another task, or for another part of it."""
+    """Return True if the same bytes were handed in for another task, or for another part of it."""
     given = {"its_sha256": row.sha256, "its_run_id": row.run_id}
     given |= {"task": row.task_id, "attempt": row.attempt, "part": row.part}
     return conn.execute(_SEEN_BEFORE, given).first() is not None
@@ -243,7 +247,10 @@ _DECIDE = update(contributions).where(its(_C.id), its(_C.state))
 def decide(
     conn: Connection, row: ContributionRow, state: ContributionState, *, now: float, **values: Any
 ) -> None:
-    """Change the state and record the verdict. Raises Conflict when it is no longer where `row` says."""
+    """Change the state and record the verdict.
+
+    Raises Conflict when it is no longer where `row` says.
+    """
     if (row.state, state) not in TRANSITIONS:
         raise Conflict(f"contribution {row.id} is {row.state}, so it cannot become {state}")
     where = {"its_id": row.id, "its_state": row.state}
@@ -278,7 +285,7 @@ def merge_all(conn: Connection, rows: Sequence[ContributionRow], version: int, n
 
 
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):
-    """What a verdict says."""
+    """A verdict to be recorded."""
 
     state: ContributionState
     reason: str = ""
@@ -351,8 +358,8 @@ def news(
 ) -> tuple[list[Verdict], int]:
     """Verdicts a worker has not seen, and the number to ask from next time.
 
-    Numbers are given before a transaction commits, so one may appear below `since`: what is younger than `recent_at` is sent
-    again and the client drops what it knows.
+    Numbers are given before a transaction commits, so one may appear below `since`: what is younger
+    than `recent_at` is sent again and the client drops what it knows.
     """
     query = _VERDICT.where(verdicts.c.worker_id == worker_id)
     query = (
@@ -395,7 +402,9 @@ def counts(conn: Connection, run_id: int) -> dict[str, int]:
 def merged_by(
     conn: Connection, run_id: int, volunteer_id: str, first: int, last: int
 ) -> dict[int, int]:
-    """How many of a volunteer's contributions went into each of the versions [first, last]."""
+    """Return how many of a volunteer's contributions went into each of the versions [first,
+    last].
+    """
     c = contributions.c
     mine = (c.volunteer_id == volunteer_id) & (c.run_id == run_id)
     query = select(c.version, func.count()).where(mine, c.version.between(first, last))

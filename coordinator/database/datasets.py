@@ -22,7 +22,9 @@ _SKIPPED = "dataset.skipped."  # and the number of the dataset: a key of `meta`
 
 
 class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of `datasets`, its manifest decoded (with the held-out split: never send it as it is)."""
+    """One row of `datasets`, its manifest decoded (with the held-out split: never send it as it
+    is).
+    """
 
     id: int
     name: str
@@ -38,7 +40,10 @@ def _row(mapping: dict[str, Any]) -> DatasetRow:
 
 
 def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str, now: float) -> int:
-    """Insert a dataset and what it keeps alive. Raises Conflict when the name stands for other content."""
+    """Insert a dataset and what it keeps alive.
+
+    Raises Conflict when the name stands for other content.
+    """
     row = conn.execute(select(datasets).where(datasets.c.name == manifest.name)).mappings().first()
     if row is not None:
         if row["manifest_sha256"] == manifest_sha256:
@@ -71,7 +76,7 @@ def note_skipped(conn: Connection, dataset_id: int, sentences: Sequence[str]) ->
 
 
 def skipped(conn: Connection, dataset_id: int) -> tuple[str, ...]:
-    """What could not be used when a dataset was built, and why."""
+    """Return what could not be used when a dataset was built, and why."""
     stored = key_values.get(conn, f"{_SKIPPED}{dataset_id}")
     return () if stored is None else decode(stored, tuple[str, ...])
 
@@ -84,7 +89,8 @@ def by_name(conn: Connection, name: str) -> DatasetRow:
             conn.execute(select(datasets.c.name).order_by(datasets.c.name).limit(8)).scalars().all()
         )
         raise NotFound(
-            f'there is no dataset "{name}"; datasets: {", ".join(known) or "none yet: `coordinator dataset add`"}'
+            f'there is no dataset "{name}"; datasets: '
+            f"{', '.join(known) or 'none yet: `coordinator dataset add`'}"
         )
     return _row(dict(row))
 
@@ -108,7 +114,7 @@ _SERVED = select(_D.sha256).where(its(_D.sha256), _D.served).limit(1)
 
 
 def is_served(conn: Connection, sha256: str) -> bool:
-    """Whether a volunteer may fetch this blob as part of a dataset."""
+    """Return True if a volunteer may fetch this blob as part of a dataset."""
     return conn.execute(_SERVED, {"its_sha256": sha256}).first() is not None
 
 
@@ -120,7 +126,9 @@ _REGISTER = insert(blobs)
 
 
 def register(conn: Connection, rows: Iterable[tuple[str, int, str]], now: float) -> None:
-    """Note blobs (sha256, size, kind) that lie in the store; those already noted stay as they are."""
+    """Note blobs (sha256, size, kind) that lie in the store; those already noted stay as they
+    are.
+    """
     wanted = {sha: (size, kind) for sha, size, kind in rows}
     if not wanted:
         return

@@ -1,4 +1,6 @@
-"""Games, the chunks they are sealed into, the tasks of learners and matches, and what matches said."""
+"""Games, the chunks they are sealed into, the tasks of learners and matches, and what matches
+said.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ class MatchRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """How many games of a run are where."""
+    """Counts of a run's games by stage."""
 
     open: int  # accepted, not sealed yet
     oldest_at: float | None  # of those
@@ -92,7 +94,9 @@ def unsealed(conn: Connection, run_id: int, limit: int) -> list[HarvestRow]:
 
 
 def seal(conn: Connection, row: ChunkRow, contribution_ids: Sequence[int]) -> bool:
-    """Add a chunk and mark what went into it: all of it, or False when some of it was sealed elsewhere meanwhile."""
+    """Add a chunk and mark what went into it: all of it, or False when some of it was sealed
+    elsewhere meanwhile.
+    """
     h = harvests.c
     mine = h.contribution_id.in_(contribution_ids) & h.chunk.is_(None)
     marked = conn.execute(update(harvests).where(mine).values(chunk=row.number)).rowcount
@@ -173,7 +177,9 @@ def _unfinished(conn: Connection, run_id: int, kind: str) -> int:
 
 
 def _beside(run_id: int, kind: str) -> ColumnElement[bool]:
-    """Tasks of a kind that are of no pass: they have an index of their own, for games are many more."""
+    """Tasks of a kind that are of no pass: they have an index of their own, for games are many
+    more.
+    """
     t = tasks.c
     of_no_pass = t.pass_no == literal_column("0")  # SQLite must see it to use that index
     return (t.run_id == run_id) & (t.kind == kind) & of_no_pass
@@ -196,13 +202,13 @@ def add_task(conn: Connection, values: dict[str, Any], now: float) -> int:
 
 
 def next_start(conn: Connection, run_id: int, kind: str) -> int:
-    """Where the next task of a kind begins to count."""
+    """Return where the next task of a kind begins to count."""
     query = select(func.coalesce(func.max(tasks.c.stop), 0)).where(_beside(run_id, kind))
     return int(conn.execute(query).scalar_one())
 
 
 def open_options(conn: Connection, run_id: int, kind: str) -> list[str]:
-    """What the tasks of a kind that have not ended were made with."""
+    """Return what the tasks of a kind that have not ended were made with."""
     t = tasks.c
     query = select(t.options).where(
         t.run_id == run_id, t.kind == kind, t.state.in_(("todo", "doing"))
@@ -224,7 +230,9 @@ def matches_of(conn: Connection, run_id: int) -> list[MatchRow]:
 
 
 def count_matches(conn: Connection, run_id: int) -> tuple[int, int]:
-    """How many there were, and the newest version that played one; (0, 0) before the first."""
+    """Return how many there were, and the newest version that played one; (0, 0) before the
+    first.
+    """
     newest = func.coalesce(func.max(matches.c.version), 0)
     count, version = conn.execute(
         select(func.count(), newest).where(matches.c.run_id == run_id)

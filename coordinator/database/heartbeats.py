@@ -1,4 +1,4 @@
-"""What heartbeats leave in the database: renewed leases and living workers, many a statement."""
+"""Writes of heartbeats: renewed leases and living workers, many a statement."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ _RENEW = Lines(
 
 
 def renew(conn: Connection, renewals: Sequence[Renewal]) -> list[TaskRow]:
-    """Write renewals of leases that are still held. Gives those; what is missing is held no longer."""
+    """Write renewals of leases that are still held.
+
+    Gives those; what is missing is held no longer.
+    """
     if not renewals:
         return []
     lines = [(r.task, r.attempt, r.renew_by, r.extra_s) for r in renewals]

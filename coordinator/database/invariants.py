@@ -1,4 +1,4 @@
-"""What must always hold between the rows of queue, contributions and versions: a sentence for each breach."""
+"""Invariants between the rows of queue, contributions and versions: a sentence for each breach."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def breaches(conn: Connection) -> list[str]:
 
 
 def counted(conn: Connection) -> dict[str, int]:
-    """How many rows were looked at."""
+    """Return how many rows were looked at."""
     tables = {"tasks": tasks, "contributions": contributions, "versions": versions}
     return {
         name: int(conn.execute(select(func.count()).select_from(table)).scalar_one())
@@ -50,7 +50,9 @@ def _passes(conn: Connection) -> Iterator[str]:
         at = reached.get((run_id, pass_no), 0)
         if start != at:
             word = "repeats" if start < at else "leaves out"
-            yield f"task {task_id} {word} samples of pass {pass_no} of run {run_id}: {at} to {start}"
+            yield (
+                f"task {task_id} {word} samples of pass {pass_no} of run {run_id}: {at} to {start}"
+            )
         reached[run_id, pass_no] = max(stop, at)
     for run_id, row in about.items():
         for pass_no in range(1, row.pass_no + 1):
@@ -61,7 +63,7 @@ def _passes(conn: Connection) -> Iterator[str]:
 
 
 def _holders(conn: Connection) -> Iterator[str]:
-    """What is being done is held by somebody."""
+    """Yield a sentence for each task in `doing` that no worker holds."""
     t = tasks.c
     query = select(t.id).where(t.state == "doing", t.worker_id.is_(None) | (t.attempt < 1))
     for task_id in conn.execute(query).scalars():
@@ -69,7 +71,7 @@ def _holders(conn: Connection) -> Iterator[str]:
 
 
 def _done(conn: Connection) -> Iterator[str]:
-    """What is done has a contribution that was found good."""
+    """Yield a sentence for each task in `done` without an accepted contribution."""
     c, t = contributions.c, tasks.c
     its = or_(and_(t.contribution_id.is_(None), c.task_id == t.id), and_(c.id == t.contribution_id))
     good = select(c.id).where(its, c.state.in_(("accepted", "merged", "superseded")))
@@ -90,7 +92,9 @@ def _versions(conn: Connection) -> Iterator[str]:
 
 
 def _merged(conn: Connection) -> Iterator[str]:
-    """A contribution says it is merged exactly when one version lists it, and no task is merged twice."""
+    """A contribution says it is merged exactly when one version lists it, and no task is merged
+    twice.
+    """
     said: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     per_task: defaultdict[int, int] = defaultdict(int)
     c, t = contributions.c, tasks.c
@@ -112,4 +116,7 @@ def _merged(conn: Connection) -> Iterator[str]:
         if set(listed) != said.pop((run_id, version), set()):
             yield f"version {version} of run {run_id} lists other contributions than say so"
     for (run_id, version), numbers in said.items():
-        yield f"contributions {sorted(numbers)[:5]} are merged into version {version} of run {run_id}, which is not there"
+        yield (
+            f"contributions {sorted(numbers)[:5]} are merged into version {version} of run "
+            f"{run_id}, which is not there"
+        )

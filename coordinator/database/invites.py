@@ -54,7 +54,9 @@ def add_invites(
 def add_link(
     conn: Connection, volunteer_id: str, code_hash: str, expires_at: float, now: float
 ) -> None:
-    """Insert a link code; an account has one at a time, so an earlier one is worthless from here on."""
+    """Insert a link code; an account has one at a time, so an earlier one is worthless from here
+    on.
+    """
     conn.execute(delete(codes).where(codes.c.kind == "link", codes.c.volunteer_id == volunteer_id))
     conn.execute(
         insert(codes).values(

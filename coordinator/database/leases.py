@@ -1,4 +1,6 @@
-"""Leases: assignments become tasks in hand, with one statement for those that came back and one for the new."""
+"""Leases: assignments become tasks in hand, with one statement for those that came back and one for
+the new.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ from shared.protocol.limits import RENEW_S
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """What `take` needs to know beside the assignment."""
+    """One lease to be written, beside its assignment."""
 
     assignment: Assignment
     waiter: Waiter
@@ -47,7 +49,9 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take(conn: Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
-    """Turn assignments into leases, in their order, with one statement for the reissued and one for the new."""
+    """Turn assignments into leases, in their order, with one statement for the reissued and one for
+    the new.
+    """
     again = [item for item in wanted if item.assignment.task_id is not None]
     fresh = [item for item in wanted if item.assignment.task_id is None]
     made = {row.claim_id: row for row in _reissue(conn, again, now) + _insert(conn, fresh, now)}
@@ -243,7 +247,9 @@ _TAKEN_BACK = (
 def tell(
     conn: Connection, task_id: int, worker_id: str, attempt: int, base: int, now: float
 ) -> Begun:
-    """Bind this version, perhaps after the lease ran out. When work began nobody knows better than: after the claim.
+    """Bind this version, perhaps after the lease ran out.
+
+    When work began nobody knows better than: after the claim.
 
     Raises NotFound, Gone, Cancelled.
     """
@@ -258,5 +264,7 @@ def tell(
 
 
 def taken_back(conn: Connection, run_id: int, base: int) -> bool:
-    """Whether the run was rolled back since a version, which may be one of those that this took back."""
+    """Return True if the run was rolled back since a version, which may be one of those that this
+    took back.
+    """
     return conn.execute(_TAKEN_BACK, {"its_run_id": run_id, "base": base}).first() is not None

@@ -1,4 +1,6 @@
-"""Parts of a merge: the jobs of its shards, each leased and fenced, taken by whoever has a thread to spare."""
+"""Parts of a merge: the jobs of its shards, each leased and fenced, taken by whoever has a thread
+to spare.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ class PartRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """What a part made: files in the blob store."""
+    """Files in the blob store that one part of a merge produced."""
 
     sha256: str  # weights, or a survey
     size: int
@@ -81,9 +83,12 @@ def of_merge(conn: Connection, merge_id: int) -> list[PartRow]:
 def take(
     conn: Connection, owner: str, now: float, lease_s: float, merge_id: int | None = None
 ) -> PartRow | None:
-    """Lease the next part, of one merge or of any that is under way. None when there is nothing to do just now.
+    """Lease the next part, of one merge or of any that is under way.
 
-    A part whose owner was silent for too long may be taken over; no merging begins before every survey is in.
+    None when there is nothing to do just now.
+
+    A part whose owner was silent for too long may be taken over; no merging begins before every
+    survey is in.
     """
     p, other = merge_parts.c, merge_parts.alias("other")
     surveying = (
@@ -128,7 +133,9 @@ def finish(conn: Connection, part: PartRow, made: Made) -> bool:
 
 
 def fail(conn: Connection, part: PartRow, message: str, *, content: bool) -> None:
-    """Content that cannot be merged fails the merge; a disk or a network gets a second try, by whoever takes it."""
+    """Content that cannot be merged fails the merge; a disk or a network gets a second try, by
+    whoever takes it.
+    """
     over = content or part.failures + 1 >= FAILURES_MAX
     values = {"state": "failed" if over else "todo", "failures": part.failures + 1}
     conn.execute(update(merge_parts).where(_ours(part)).values(message=message, **values))

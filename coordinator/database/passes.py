@@ -20,7 +20,7 @@ PACE_MIN = 3  # fewer say nothing
 
 
 class PassState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the current pass stands."""
+    """Position of the current pass."""
 
     pass_no: int
     todo: int  # tasks that wait
@@ -30,7 +30,10 @@ class PassState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_pass(conn: Connection, run_id: int, now: float) -> int:
-    """Begin the next pass at its first sample, in an order of its own. Gives its number, 1 for the first."""
+    """Begin the next pass at its first sample, in an order of its own.
+
+    Gives its number, 1 for the first.
+    """
     row = conn.execute(select(runs.c.pass_no, runs.c.seed).where(runs.c.id == run_id)).first()
     if row is None:
         raise NotFound(f"there is no run {run_id}")
@@ -48,7 +51,7 @@ def move(conn: Connection, run_id: int, seed: int, pass_no: int, cursor: int) ->
 
 
 def pass_state(conn: Connection, run_id: int) -> PassState:
-    """Where the pass of a run stands. Raises NotFound."""
+    """Return where the pass of a run stands. Raises NotFound."""
     r, t = runs.c, tasks.c
     query = select(r.pass_no, r.cursor, r.samples_total).where(r.id == run_id)
     row = conn.execute(query).first()
@@ -66,7 +69,8 @@ def pass_state(conn: Connection, run_id: int) -> PassState:
 
 
 def measure(conn: Connection, run_id: int) -> Pace | None:
-    """How fast the last tasks of a run were done, and by how fast workers; None while too few are.
+    """Return how fast the last tasks of a run were done, and by how fast workers; None while too
+    few are.
 
     Their median time is kept with the run, for those who look.
     """
@@ -87,6 +91,7 @@ def measure(conn: Connection, run_id: int) -> Pace | None:
     speeds = [float(flops) for _, _, flops in rows]
     if min(speeds) <= 0:
         return Pace(step_s=median(paces), flops=0.0)
-    # Of each step what it took of its own machine: the median of the times of unequal machines is nobody's time.
+    # Of each step what it took of its own machine: the median of the times of unequal machines is
+    # nobody's time.
     work = median(pace * speed for pace, speed in zip(paces, speeds, strict=True))
     return Pace(step_s=work / median(speeds), flops=median(speeds))

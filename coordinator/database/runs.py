@@ -155,7 +155,9 @@ _LIVE_WORKERS = _live_workers()
 
 
 def live_workers(conn: Connection, run_id: int, since: float) -> int:
-    """Workers that were heard of since an instant and hold a task of the run or wait for its next merge."""
+    """Workers that were heard of since an instant and hold a task of the run or wait for its next
+    merge.
+    """
     given = {"its_run_id": run_id, "since": since}
     return int(conn.execute(_LIVE_WORKERS, given).scalar_one())
 

@@ -1,4 +1,7 @@
-"""What people read about people: a volunteer's totals, the leaderboard, the report of a class. Reads only."""
+"""Statistics about people: a volunteer's totals, the leaderboard, the report of a class.
+
+Reads only.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ LISTING_MAX = 100_000
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a volunteer's contributions."""
+    """Totals of a volunteer's contributions."""
 
     accepted: int = 0  # found good: waiting, merged or not needed
     merged: int = 0
@@ -113,7 +116,7 @@ def _posted(kind: str, *also: ColumnElement[bool]) -> Select[str, int]:
 def earned(
     conn: Connection, run_id: int | None = None, since: float | None = None
 ) -> dict[str, int]:
-    """What each volunteer earned, less what was taken back; spending does not count."""
+    """Return what each volunteer earned, less what was taken back; spending does not count."""
     also: list[ColumnElement[bool]] = [events.c.kind.in_(("earn", "reverse"))]
     if run_id is not None:
         also.append(events.c.run_id == run_id)
@@ -123,7 +126,7 @@ def earned(
 
 
 def pending(conn: Connection, run_id: int) -> dict[str, int]:
-    """What each volunteer was promised by a run and has not got yet."""
+    """Return what each volunteer was promised by a run and has not got yet."""
     found = conn.execute(_posted("pending", events.c.run_id == run_id))
     return {owner: int(total) for owner, total in found}
 
@@ -131,7 +134,9 @@ def pending(conn: Connection, run_id: int) -> dict[str, int]:
 def standings(
     conn: Connection, run_id: int | None = None, since: float | None = None
 ) -> list[Standing]:
-    """Everybody who earned something, the most first; forgotten and banned accounts are left out."""
+    """Everybody who earned something, the most first; forgotten and banned accounts are left
+    out.
+    """
     totals = {who: micro for who, micro in earned(conn, run_id, since).items() if micro > 0}
     done = work(conn, run_id=run_id, since=since)
     machines = _machines(conn)
@@ -203,7 +208,9 @@ def summed(conn: Connection, found: Iterable[Person]) -> list[Person]:
 
 
 def of_run(conn: Connection, run_id: int) -> list[Person]:
-    """The report of a run: who worked for it, agreed to it or came by a named invite, and who was invited and did not come."""
+    """The report of a run: who worked for it, agreed to it or came by a named invite, and who was
+    invited and did not come.
+    """
     totals, waiting, done = earned(conn, run_id), pending(conn, run_id), work(conn, run_id=run_id)
     agreed = select(consents.c.volunteer_id).where(consents.c.run_id == run_id)
     part = {*totals, *waiting, *done, *conn.execute(agreed).scalars()}

@@ -1,5 +1,5 @@
-"""How a lease is handed in, part by part. What is accepted is split off its task, so that whatever becomes of the rest, no
-sample is handed in twice.
+"""Submissions of a lease, part by part. What is accepted is split off its task, so that whatever
+becomes of the rest, no sample is handed in twice.
 
     task [start, stop) ──part accepted──> a done task [start, start + n), of this contribution   +   the task [start + n, stop)
 """
@@ -24,7 +24,7 @@ WAITING = ("received", "checking")
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What is handed in next: fixed by the task, never by the client."""
+    """The next part to be submitted: fixed by the task, never by the client."""
 
     steps: int
     samples: int
@@ -40,14 +40,19 @@ _CHECKED = select(_C.id).where(_MINE, _C.state.in_(WAITING)).limit(1)
 
 
 def wanted(conn: Connection, task: TaskRow) -> tuple[int, int]:
-    """The number of the part that the current attempt hands in next, and how often that part was refused as too late."""
+    """The number of the part that the current attempt hands in next, and how often that part was
+    refused as too late.
+    """
     mine = {"its_task_id": task.id, "its_attempt": task.attempt}
     number = int(conn.execute(_PARTS, mine).scalar_one())
     return number, int(conn.execute(_LATE, mine | {"its_part": number}).scalar_one())
 
 
 def expect(conn: Connection, task: TaskRow, request: SubmitRequest) -> Part:
-    """What this submission has to be. Raises Conflict for a part, or a recomputation, whose turn it is not."""
+    """Return what this submission has to be.
+
+    Raises Conflict for a part, or a recomputation, whose turn it is not.
+    """
     number, tries = wanted(conn, task)
     mine = {"its_task_id": task.id, "its_attempt": task.attempt}
     if conn.execute(_CHECKED, mine).first() is not None:
@@ -69,7 +74,10 @@ def expect(conn: Connection, task: TaskRow, request: SubmitRequest) -> Part:
 
 
 def is_held(conn: Connection, row: ContributionRow) -> bool:
-    """Whether the task of a contribution is still that of the attempt which handed it in. Locks it."""
+    """Return True if the task of a contribution is still that of the attempt which handed it in.
+
+    Locks it.
+    """
     task = holder(conn, row.task_id)
     return task.attempt == row.attempt and task.state in ("doing", "todo", "cancelled")
 
@@ -103,21 +111,25 @@ def through(conn: Connection, row: ContributionRow, now: float) -> None:
 
 
 def once_more(conn: Connection, row: ContributionRow, now: float) -> None:
-    """The lease goes on after a part that came too late, and may take all the time it may ever have."""
+    """The lease goes on after a part that came too late, and may take all the time it may ever
+    have.
+    """
     again = {"renew_by": now + RENEW_S, "finish_by": tasks.c.finish_limit}
     live = (tasks.c.id == row.task_id) & (tasks.c.state == "doing")
     conn.execute(update(tasks).where(live, tasks.c.attempt == row.attempt).values(**again))
 
 
 def goes_on(conn: Connection, row: ContributionRow) -> bool:
-    """Whether a refused part is wanted again from the same lease."""
+    """Return True if a refused part is wanted again from the same lease."""
     task = holder(conn, row.task_id, for_update=False)
     held = (task.state, task.attempt, task.worker_id) == ("doing", row.attempt, row.worker_id)
     return held and wanted(conn, task) == (row.part, row.tries + 1)
 
 
 def task_of(conn: Connection, row: ContributionRow) -> int:
-    """The task that a good contribution has done: the part that was split off with it, or its lease's own."""
+    """The task that a good contribution has done: the part that was split off with it, or its
+    lease's own.
+    """
     query = select(tasks.c.id).where(tasks.c.contribution_id == row.id)
     found = conn.execute(query).scalar()
     return row.task_id if found is None else int(found)

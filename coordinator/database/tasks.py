@@ -5,8 +5,9 @@
      ├──rejected, given back, overtaken, time ran out
      └──(requeue)── discarded <── failed by several workers, or timed out too often          cancelled: the run ended
 
-The attempt grows with every claim. A task whose time ran out is `returned`: its last holder may still hand in, until
-somebody else claims it. A task that waits for its verdict has no `renew_by`: it does not expire.
+The attempt grows with every claim. A task whose time ran out is `returned`: its last holder may
+still hand in, until somebody else claims it. A task that waits for its verdict has no `renew_by`:
+it does not expire.
 """
 
 from __future__ import annotations
@@ -122,7 +123,9 @@ def holder(conn: Connection, task_id: int, *, for_update: bool = True) -> TaskRo
 
 
 def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:
-    """Raises NotFound for a task that was never this worker's, Gone when it is somebody else's by now, Cancelled."""
+    """Raises NotFound for a task that was never this worker's, Gone when it is somebody else's by
+    now, Cancelled.
+    """
     if row.worker_id != worker_id:
         if 0 < attempt < row.attempt:
             raise Gone(f"task {row.id} is done by somebody else now")
@@ -171,7 +174,8 @@ def begin(
     *,
     newest: bool = False,
 ) -> Begun:
-    """Bind the newest version as the base; the same again for the same attempt, unless `newest` is asked for.
+    """Bind the newest version as the base; the same again for the same attempt, unless `newest` is
+    asked for.
 
     Raises NotFound, Gone, Cancelled.
     """
@@ -204,7 +208,10 @@ _DONE: dict[str, Any] = {"state": "done", "returned": False, **FREE}
 
 
 def finish(conn: Connection, task_id: int, now: float) -> bool:
-    """doing (or returned) -> done: its contribution was accepted. False when the task had ended already."""
+    """doing (or returned) -> done: its contribution was accepted.
+
+    False when the task had ended already.
+    """
     return conn.execute(_FINISH, {"its_id": task_id, "ended_at": now} | _DONE).rowcount == 1
 
 
@@ -218,9 +225,11 @@ def put_back(  # noqa: PLR0913 - each is a word of the verdict
     now: float,
     settings: TaskSettings,
 ) -> TaskState:
-    """Back to todo, or to discarded after failures by several distinct workers; `kind` None counts nothing.
+    """Back to todo, or to discarded after failures by several distinct workers; `kind` None counts
+    nothing.
 
-    A task that others hold by now only has the failure noted. Gives the state it ends in. Raises NotFound.
+    A task that others hold by now only has the failure noted. Gives the state it ends in. Raises
+    NotFound.
     """
     row = holder(conn, task_id)
     values: dict[str, Any] = {}
@@ -249,7 +258,7 @@ def put_back(  # noqa: PLR0913 - each is a word of the verdict
 def _is_hopeless(
     conn: Connection, row: TaskRow, counts: dict[str, Any], settings: TaskSettings
 ) -> bool:
-    """Whether enough different workers have failed it, or it timed out too often."""
+    """Return True if enough different workers have failed it, or it timed out too often."""
     failed = counts.get("failures", row.failures)
     if counts.get("timeouts", row.timeouts) >= settings.max_timeouts:
         return True
@@ -263,7 +272,9 @@ def _is_hopeless(
 
 
 def expire(conn: Connection, now: float, limit: int) -> list[TaskRow]:
-    """Put back the tasks whose time ran out, counting a timeout each; their holders may hand in late."""
+    """Put back the tasks whose time ran out, counting a timeout each; their holders may hand in
+    late.
+    """
     late = and_(tasks.c.state == "doing", (tasks.c.renew_by < now) | (tasks.c.finish_by < now))
     picked = select(tasks.c.id).where(late).order_by(tasks.c.id).limit(limit)
     ids = conn.execute(picked.with_for_update(skip_locked=True)).scalars().all()
@@ -296,7 +307,9 @@ def cancel_run(conn: Connection, run_id: int, now: float) -> int:
 
 
 def recall(conn: Connection, run_id: int, *, above: int, now: float) -> int:
-    """Take back the leases on versions above `above`, which a rollback reverts; nothing is counted. Gives how many.
+    """Take back the leases on versions above `above`, which a rollback reverts; nothing is counted.
+
+    Gives how many.
 
     What waits for its verdict keeps its place: the verdict decides.
     """
@@ -304,7 +317,9 @@ def recall(conn: Connection, run_id: int, *, above: int, now: float) -> int:
 
 
 def overtake(conn: Connection, run_id: int, *, head: int) -> int:
-    """Take back the leases on versions below `head`, which a merge has left behind, as `recall` does."""
+    """Take back the leases on versions below `head`, which a merge has left behind, as `recall`
+    does.
+    """
     return _take_back(conn, run_id, tasks.c.base_version < head)
 
 
@@ -323,7 +338,7 @@ def _unsubmitted() -> ColumnElement[bool]:
 
 
 def awaits_verdict() -> ColumnElement[bool]:
-    """Whether the current attempt has handed in and nobody has decided yet."""
+    """Return the condition that the current attempt has handed in and nobody has decided yet."""
     c = contributions.c
     waiting = select(c.id).where(
         c.task_id == tasks.c.id, c.attempt == tasks.c.attempt, c.state.in_(("received", "checking"))
@@ -359,7 +374,10 @@ def failed(conn: Connection, run_id: int | None = None, limit: int = 1000) -> li
 
 
 def requeue(conn: Connection, ids: Sequence[int] | None, run_id: int | None = None) -> list[int]:
-    """discarded -> todo with a clean slate: the given tasks, or all of a run. Gives those that went back."""
+    """discarded -> todo with a clean slate: the given tasks, or all of a run.
+
+    Gives those that went back.
+    """
     wanted = [tasks.c.state == "discarded", runs.c.state.in_(("running", "paused"))]
     if ids is not None:
         wanted.append(tasks.c.id.in_(ids))

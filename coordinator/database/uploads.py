@@ -1,4 +1,7 @@
-"""Uploads: what a lease may send, and what has arrived. How many bytes are there is told by the file, not by a row."""
+"""Uploads: what a lease may send, and what has arrived.
+
+How many bytes are there is told by the file, not by a row.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class UploadRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _handed_in() -> ColumnElement[bool]:
-    """Whether a contribution of the worker refers to an upload."""
+    """Return the condition that a contribution of the worker refers to an upload."""
     c = contributions.c
     return exists().where(c.sha256 == uploads.c.sha256, c.worker_id == uploads.c.worker_id)
 
@@ -76,20 +79,22 @@ def finish(conn: Connection, upload_id: str) -> None:
 def is_complete(
     conn: Connection, task_id: int, attempt: int, worker_id: str, sha256: str, size: int
 ) -> bool:
-    """Whether these bytes arrived for this lease from its holder."""
+    """Return True if these bytes arrived for this lease from its holder."""
     given = {"its_task_id": task_id, "its_attempt": attempt, "its_worker_id": worker_id}
     given |= {"its_sha256": sha256, "its_size": size}
     return conn.execute(_COMPLETE, given).first() is not None
 
 
 def waiting(conn: Connection, worker_id: str) -> tuple[int, int]:
-    """How many uploads, and how many bytes, of a worker no contribution refers to yet."""
+    """Return how many uploads, and how many bytes, of a worker no contribution refers to yet."""
     row = conn.execute(_WAITING, {"its_worker_id": worker_id}).one()
     return int(row[0]), int(row[1])
 
 
 def arrived(conn: Connection) -> set[str]:
-    """Blobs that have arrived and may still be handed in: no orphans, though nothing else refers to them."""
+    """Blobs that have arrived and may still be handed in: no orphans, though nothing else refers to
+    them.
+    """
     query = select(uploads.c.sha256).where(uploads.c.complete, ~_handed_in())
     return set(conn.execute(query).scalars())
 

@@ -85,7 +85,9 @@ _ADD_EVALUATION = insert(evaluations)
 def add(
     conn: Connection, values: dict[str, Any], *, evaluate: bool = True, ways: Sequence[str] = ()
 ) -> None:
-    """Insert a version, the blobs of shorter ways to its weights, and the place for its evaluation."""
+    """Insert a version, the blobs of shorter ways to its weights, and the place for its
+    evaluation.
+    """
     conn.execute(_ADD, values)
     if ways:
         key = {"run_id": values["run_id"], "version": values["version"]}
@@ -157,7 +159,9 @@ _FIRST_LOSS = _MEASURED.order_by(_E.version).limit(1)
 
 
 def next_evaluation(conn: Connection) -> EvaluationRow | None:
-    """The newest waiting version of the run that waits longest; version 0 goes before all others of its run."""
+    """The newest waiting version of the run that waits longest; version 0 goes before all others of
+    its run.
+    """
     row = conn.execute(_NEXT_EVALUATION).mappings().first()
     return None if row is None else EvaluationRow(**row)
 
@@ -203,7 +207,9 @@ class Measured(NamedTuple):
 
 
 def measured(conn: Connection, run_id: int, most: int) -> list[Measured]:
-    """Versions with a loss, oldest first: about `most` of them, evenly spread, when there are more; always the newest."""
+    """Versions with a loss, oldest first: about `most` of them, evenly spread, when there are more;
+    always the newest.
+    """
     e = evaluations.c
     found = (e.run_id == run_id) & (e.state == "done") & e.loss.is_not(None)
     count = conn.execute(select(func.count()).select_from(evaluations).where(found)).scalar_one()
@@ -267,7 +273,9 @@ def waiting(conn: Connection, run_id: int) -> int:
 def prunable(
     conn: Connection, run_id: int, keep: Sequence[int], newest: int, every: int
 ) -> list[VersionRow]:
-    """Versions whose files may go: below `newest`, not among `keep`, not an `every`-th, not waiting for evaluation."""
+    """Versions whose files may go: below `newest`, not among `keep`, not an `every`-th, not waiting
+    for evaluation.
+    """
     join = versions.join(
         evaluations,
         (evaluations.c.run_id == versions.c.run_id) & (evaluations.c.version == versions.c.version),
@@ -314,7 +322,9 @@ _PUBLIC = tuple(
 
 
 def is_published(conn: Connection, sha256: str) -> bool:
-    """Whether volunteers may have this blob: published weights, a shorter way to them, or what a version drew."""
+    """Return True if volunteers may have this blob: published weights, a shorter way to them, or
+    what a version drew.
+    """
     given = {"sha256": sha256}
     return any(conn.execute(statement, given).first() is not None for statement in _PUBLIC)
 
@@ -323,7 +333,7 @@ def is_published(conn: Connection, sha256: str) -> bool:
 
 
 class Bid(msgspec.Struct, frozen=True, kw_only=True):
-    """Who wants to merge what, and for how long they may."""
+    """A request for the lease of a merge."""
 
     run_id: int
     base: int
@@ -343,7 +353,10 @@ _END_MERGE = update(merges).where(its(_M.id), its(_M.fence), _M.state == "leased
 
 
 def take_merge(conn: Connection, bid: Bid, now: float) -> MergeRow | None:
-    """Lease the merge of `base`, or take it over when its owner is gone. None when somebody else is at it."""
+    """Lease the merge of `base`, or take it over when its owner is gone.
+
+    None when somebody else is at it.
+    """
     key = {"its_run_id": bid.run_id, "its_base": bid.base, "its_shard": bid.shard}
     row = conn.execute(_MERGE_LOCKED, key).mappings().first()
     values = msgspec.structs.asdict(bid) | {"state": "leased", "ended_at": None}

@@ -55,7 +55,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    """What is needed to know who asks."""
+    """A worker's credentials as they are stored."""
 
     worker_id: str
     secret_hash: str
@@ -68,7 +68,9 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worker_state(stored: str, last_seen_at: float, now: float) -> WorkerState:
-    """What a worker is doing: what its last beat said, unless there was none for too long."""
+    """Return what a worker is doing: what its last beat said, unless there was none for too
+    long.
+    """
     if stored == "left":
         return "left"
     if now - last_seen_at > OFFLINE_S:
@@ -125,7 +127,7 @@ def find(conn: Connection, who: str, key: str) -> VolunteerRow:
 
 
 def taken(conn: Connection, key: str) -> bool:
-    """Whether somebody has a nickname with this skeleton."""
+    """Return True if somebody has a nickname with this skeleton."""
     return bool(conn.execute(select(exists().where(volunteers.c.nickname_key == key))).scalar())
 
 
@@ -152,7 +154,7 @@ def add_worker(conn: Connection, row: WorkerRow) -> bool:
 
 
 def live_machines(conn: Connection, volunteer_id: str) -> int:
-    """How many machines of an account may still ask for work."""
+    """Return how many machines of an account may still ask for work."""
     query = select(func.count()).where(workers.c.volunteer_id == volunteer_id)
     return int(conn.execute(query.where(workers.c.revoked_at.is_(None))).scalar_one())
 
@@ -189,7 +191,10 @@ def revoke(conn: Connection, volunteer_id: str, now: float) -> int:
 
 
 def forget(conn: Connection, volunteer_id: str, nickname: str, key: str, now: float) -> None:
-    """Wipe what tells who somebody was. Contributions and ledger keep the id, which says nothing, and stay true."""
+    """Wipe what tells who somebody was.
+
+    Contributions and ledger keep the id, which says nothing, and stay true.
+    """
     revoke(conn, volunteer_id, now)
     invite = select(volunteers.c.invite_id).where(volunteers.c.id == volunteer_id).scalar_subquery()
     conn.execute(update(codes).where(codes.c.id == invite).values(label=""))
@@ -212,7 +217,9 @@ def forget(conn: Connection, volunteer_id: str, nickname: str, key: str, now: fl
 
 
 def consent(conn: Connection, volunteer_id: str, run_id: int, licence: str, now: float) -> None:
-    """Record that somebody saw a run's licence and agreed; another licence later is recorded anew."""
+    """Record that somebody saw a run's licence and agreed; another licence later is recorded
+    anew.
+    """
     c = consents.c
     mine = (c.volunteer_id == volunteer_id) & (c.run_id == run_id)
     if conn.execute(select(c.licence).where(mine)).scalar() == licence:
@@ -246,9 +253,11 @@ def set_trust(
     move: Callable[[float, int], tuple[float, int]],
     worker_id: str = "",
 ) -> float:
-    """Move the trust of a volunteer and, where one is named, the streak of its worker; the new trust.
+    """Move the trust of a volunteer and, where one is named, the streak of its worker; the new
+    trust.
 
-    `move` is a rule of trust.py. Both rows are locked, so that of two verdicts at one moment none is lost.
+    `move` is a rule of trust.py. Both rows are locked, so that of two verdicts at one moment none
+    is lost.
     """
     before = conn.execute(_TRUST, {"its_id": volunteer_id}).scalar_one()
     streak = conn.execute(_STREAK, {"its_id": worker_id}).scalar() or 0

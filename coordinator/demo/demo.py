@@ -1,7 +1,8 @@
-"""The demo: a real coordinator and real volunteers on this machine, for two minutes, then what came out of it.
+"""The demo: a real coordinator and real volunteers on this machine, for two minutes, then what came
+out of it.
 
-It starts the same server and the same `volunteer --no-ui` processes that people run, in a directory of its own, and only
-watches them: through the database, as the organiser's commands do.
+It starts the same server and the same `volunteer --no-ui` processes that people run, in a directory
+of its own, and only watches them: through the database, as the organiser's commands do.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ TICK_S = 0.5
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says."""
+    """Options of `coordinator demo`."""
 
     workload: str = "gpt"
     volunteers: int = 2
@@ -45,7 +46,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Glance(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the run stands at a moment."""
+    """Progress of the run at a moment."""
 
     run: RunInfo
     versions: tuple[VersionInfo, ...]
@@ -145,7 +146,9 @@ def _command(name: str) -> list[str]:
 async def _process(
     command: Sequence[str], log: Path, **environment: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A child that never outlives us; its standard output goes to `log`, its complaints beside it."""
+    """A child that never outlives us; its standard output goes to `log`, its complaints beside
+    it.
+    """
     env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **environment}
     with log.open("wb") as out, log.with_suffix(".err").open("wb") as err:
         child = await asyncio.create_subprocess_exec(

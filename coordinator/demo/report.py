@@ -1,4 +1,6 @@
-"""What came out of a demo: figures, samples, pictures, and how well the last version plays where versions play."""
+"""Report of a demo: figures, samples, pictures, and the strength of the last version where versions
+play.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ GAMES = 40  # of the last match
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What one volunteer process said when it ended."""
+    """Bytes that one volunteer process reported when it ended."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -32,7 +34,9 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Strength(msgspec.Struct, frozen=True, kw_only=True):
-    """The last version against version 0, both colours of fixed openings; ratings by these and all checked matches."""
+    """The last version against version 0, both colours of fixed openings; ratings by these and all
+    checked matches.
+    """
 
     version: int
     wins: int
@@ -77,7 +81,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def improved(self) -> bool:
-        """Whether the last version is better than the first: it won, where versions play; else its loss is lower."""
+        """Return True if the last version is better than the first: it won, where versions play;
+        else its loss is lower.
+        """
         if self.strength is not None:
             return self.strength.wins > self.strength.losses
         return (
@@ -88,14 +94,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
-    """What the first and the last version drew, as PNG."""
+    """Samples of the first and the last version, as PNG."""
 
     first: bytes
     last: bytes
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """What a report says beside what the coordinator knows."""
+    """Figures of a report that the coordinator does not know."""
 
     workload: str
     prompt: str
@@ -136,7 +142,9 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Traffic
 
 
 async def strength(services: Any, name: str) -> Strength | None:
-    """How the newest version of a run plays; None where versions do not play, or there is only one."""
+    """Return how the newest version of a run plays; None where versions do not play, or there is
+    only one.
+    """
     run = await services.db.read(lambda conn: runs.by_name(conn, name))
     if definition(run).workload.games is None or run.head == ANCHOR:
         return None

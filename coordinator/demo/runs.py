@@ -46,8 +46,9 @@ prompt = "{prompt}"
 
 GPT_PROMPT = "def "
 
-# The digits were drawn on 8 x 8 pixels, so 16 x 16 loses nothing. A discriminator as wide as the generator tells every fake from
-# the beginning, and for the first five hundred steps the generator learns nothing (measured: 28 x 28, 16 channels each).
+# The digits were drawn on 8 x 8 pixels, so 16 x 16 loses nothing. A discriminator as wide as the
+# generator tells every fake from the beginning, and for the first five hundred steps the generator
+# learns nothing (measured: 28 x 28, 16 channels each).
 DCGAN = """
 name = "demo-dcgan"
 workload = "dcgan"
@@ -114,7 +115,7 @@ match_every = 2
 
 
 class DemoRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What the demo sets up."""
+    """Run of the demo."""
 
     name: str
     toml: str

@@ -1,4 +1,4 @@
-"""How the demo looks: a panel that is redrawn on a terminal, a line now and then elsewhere, and the summary."""
+"""Display of the demo: a panel redrawn on a terminal, lines elsewhere, and the summary."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def size(count: float) -> str:
 
 
 class View:
-    """Draws to standard output; with `json`, progress goes to standard error and only the summary to standard output."""
+    """Draws to standard output; with `json`, progress goes to standard error and only the summary
+    to standard output.
+    """
 
     def __init__(self, *, json: bool) -> None:
         self._json = json
@@ -128,7 +130,8 @@ def panel(glance: Glance) -> list[str]:
         "",
         f"  {glance.run.name}   {bar} {glance.elapsed_s:3.0f} of {glance.total_s:.0f} s",
         "",
-        f"  version {glance.run.version:<4d} {glance.run.steps:,} steps, {glance.run.tokens:,} {glance.run.items}   {glance.run.merging}",
+        f"  version {glance.run.version:<4d} {glance.run.steps:,} steps, {glance.run.tokens:,} "
+        f"{glance.run.items}   {glance.run.merging}",
     ]
     measure = f"  {glance.run.measure:<16}"
     if losses:
@@ -137,7 +140,8 @@ def panel(glance: Glance) -> list[str]:
         lines.append(f"{measure} version 0 is being measured")
     lines.append("")
     lines += [
-        f"  {row.nickname:<24} {row.earned_micro / 1e6:10.1f} credits   {row.accepted:3d} contributions"
+        f"  {row.nickname:<24} {row.earned_micro / 1e6:10.1f} credits   {row.accepted:3d} "
+        "contributions"
         for row in glance.leaders[:8]
     ]
     lines.append("")
@@ -150,15 +154,17 @@ def _quoted(text: str) -> list[str]:
 
 
 def summary(report: Report) -> list[str]:
-    """What came out of it."""
+    """Return what came out of it."""
     lines = ["", f"  {report.run}: {report.versions} versions merged in {report.seconds:.0f} s", ""]
     if report.loss_first is not None and report.loss_last is not None:
         fall = 100 * (1 - report.loss_last / report.loss_first)
         lines.append(
-            f"  {report.measure:<16} {report.loss_first:.3f} -> {report.loss_last:.3f}  ({fall:.0f} % lower; measured by the coordinator)"
+            f"  {report.measure:<16} {report.loss_first:.3f} -> {report.loss_last:.3f}  "
+            f"({fall:.0f} % lower; measured by the coordinator)"
         )
         lines.append(
-            f"                   {sparkline([v.loss for v in report.history if v.loss is not None])}"
+            "                   "
+            f"{sparkline([v.loss for v in report.history if v.loss is not None])}"
         )
     if report.strength is not None:
         lines += [*played(report.strength), "", *table(report.history), ""]
@@ -170,7 +176,8 @@ def summary(report: Report) -> list[str]:
     lines.append(f"  trained          {report.tokens:,} {report.items}")
     lines.append(f"  contributions    {report.accepted} accepted, {report.rejected} rejected")
     lines.append(
-        f"  traffic          {size(report.sent_bytes)} sent, {size(report.received_bytes)} received by the volunteers"
+        f"  traffic          {size(report.sent_bytes)} sent, {size(report.received_bytes)} "
+        "received by the volunteers"
     )
     for nickname, earned in report.credits.items():
         lines.append(f"  credits          {nickname}: {earned:,.1f}")
@@ -179,10 +186,11 @@ def summary(report: Report) -> list[str]:
 
 
 def played(strength: Strength) -> list[str]:
-    """How well the last version plays."""
+    """Return how well the last version plays."""
     one = f"version {strength.version}"
     return [
-        f"  against first    {one} beat version 0 by {strength.wins} : {strength.losses}, {strength.draws} drawn:"
+        f"  against first    {one} beat version 0 by {strength.wins} : {strength.losses}, "
+        f"{strength.draws} drawn:"
         f" {100 * strength.points:.0f} % of the points (both colours of fixed openings)",
         f"  strength         {one}: {strength.elo:+.0f} ± {strength.error:.0f} Elo above version 0"
         f" (95 %; with {strength.matches} matches that were checked)",
@@ -228,7 +236,7 @@ def record(strength: Strength) -> list[str]:
 
 
 def samples(report: Report) -> list[str]:
-    """What the first and the last version wrote."""
+    """Return what the first and the last version wrote."""
     what = f"continues “{report.sample_prompt}”:" if report.sample_prompt else "gives:"
     lines = ["", f"  version 0 {what}", *_quoted(report.sample_first)]
     return [*lines, "", f"  version {report.versions} {what}", *_quoted(report.sample_last), ""]
@@ -256,12 +264,13 @@ def _cell(colours: Sequence[Sequence[int]]) -> str:
 
 
 def hints(report: Report) -> list[str]:
-    """What to do next."""
+    """Return what to do next."""
     lines = []
     if report.data_dir:
         there = shlex.quote(f"{report.data_dir}/coordinator")
         lines.append(
-            f"  kept in {report.data_dir}: coordinator run export {report.run} --data-dir {there} --to model"
+            f"  kept in {report.data_dir}: coordinator run export {report.run} --data-dir "
+            f"{there} --to model"
         )
     elif any(version.picture for version in report.history):
         lines.append("  --data-dir DIR keeps these pictures, and a time-lapse of all versions")

@@ -1,12 +1,15 @@
-"""Deadlines for what comes in on a connection: uvicorn has none (measured: 700 of 700 dripping connections stayed open).
+"""Deadlines for what comes in on a connection: uvicorn has none (measured: 700 of 700 dripping
+connections stayed open).
 
-All headers must be in within a few seconds, a body must come at a least rate over every window, and a reader must take
-what it asked for; a slow but honest upload lives. One address may hold so many connections and no more. It takes a
-subclass of uvicorn's protocol, because a middleware sees a request only when its headers are complete.
+All headers must be in within a few seconds, a body must come at a least rate over every window, and
+a reader must take what it asked for; a slow but honest upload lives. One address may hold so many
+connections and no more. It takes a subclass of uvicorn's protocol, because a middleware sees a
+request only when its headers are complete.
 
 What frames a message is bounded too: chunk headers and trailers may not outweigh the body that they
 frame, bytes between requests start the deadline of headers, and a connection may not send far ahead
-of its answers. A sweep once a second checks every connection, so a request costs no timer of its own.
+of its answers. A sweep once a second checks every connection, so a request costs no timer of its
+own.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ Phase = Literal["idle", "headers", "body", "reply"]
 
 
 class Watch:
-    """What the guard knows of one connection."""
+    """Progress of one connection, as the guard tracks it."""
 
     def __init__(self, address: str, now: float) -> None:
         self.address = address
@@ -151,7 +154,10 @@ def raw_reply(status: int, message: str) -> bytes:
     """A whole HTTP reply, for connections that have no request to answer."""
     code = "unavailable" if status == 503 else "bad_request"
     body = msgspec.json.encode(ErrorBody(code=code, message=message))
-    head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head = (
+        f"HTTP/1.1 {status} {_PHRASES[status]}\r\nconnection: close\r\ncontent-type: "
+        "application/json\r\n"
+    )
     if status == 503:
         head += "retry-after: 5\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
@@ -200,7 +206,7 @@ def _on_h11(guard: Guard) -> type[asyncio.Protocol]:
 
 
 class _Watched:
-    """What both protocols share; stands before uvicorn's class in the order of inheritance."""
+    """Base of both protocols; stands before uvicorn's class in the order of inheritance."""
 
     _guard: Guard
     _framing = 0  # bytes behind the headers of a message that are no body of it
@@ -235,7 +241,9 @@ class _Watched:
         super().resume_writing()  # type: ignore[misc]
 
     def _while(self, receiving: Phase) -> Phase:
-        """The phase to judge by: the client is not to blame while we have stopped reading, or have not asked yet."""
+        """The phase to judge by: the client is not to blame while we have stopped reading, or have
+        not asked yet.
+        """
         if self.flow.write_paused or (self.wire is not None and self.wire.busy):
             return "reply"
         if receiving == "body":
@@ -265,7 +273,8 @@ class _Watched:
         if self.transport.is_closing():
             return
         cycle, silent = self.cycle, self.watch is not None and not self.watch.received
-        # A request of its own has a cycle only while its body comes; before, the last one is another's.
+        # A request of its own has a cycle only while its body comes; before, the last one is
+        # another's.
         waiting = cycle is not None and not cycle.response_complete
         begun = waiting and (cycle.response_started or self.phase() != "body" or self._queued())
         if not begun and not silent:

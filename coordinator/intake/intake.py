@@ -1,9 +1,11 @@
-"""Taking in contributions: durable first, then checked off the event loop, then decided, each step in one transaction.
+"""Taking in contributions: durable first, then checked off the event loop, then decided, each step
+in one transaction.
 
     submit ── received durably (checking) ──> measured in a thread ──> accepted: pending credit, task done
                                                                   └──> rejected: reason, task back in the queue
 
-A coordinator that dies in between finds the contribution in `checking` when it starts again and decides it then.
+A coordinator that dies in between finds the contribution in `checking` when it starts again and
+decides it then.
 """
 
 from __future__ import annotations
@@ -75,9 +77,9 @@ class Intake:
     async def submit(self, principal: Principal, task_id: int, request: SubmitRequest) -> Verdict:
         """Take in one contribution and answer with its verdict.
 
-        The same key and content gets the same answer however often it is sent. Raises NotFound for a task or upload of
-        somebody else, Gone when another worker holds the task by now, Conflict for the same key with other content, BadRequest for
-        a codec that there is not.
+        The same key and content gets the same answer however often it is sent. Raises NotFound for
+        a task or upload of somebody else, Gone when another worker holds the task by now, Conflict
+        for the same key with other content, BadRequest for a codec that there is not.
         """
         if not (0 <= request.part < PARTS_MAX and 0 <= request.tries < TRIES_MAX):
             raise BadRequest("part or tries is out of range")
@@ -223,14 +225,17 @@ class Intake:
         return judgement
 
     def _too_late(self, conn: Connection, row: ContributionRow, run: RunRow, plan: Plan) -> None:
-        """A newer version was there first: computed again from it, so many times; then the task fails."""
+        """A newer version was there first: computed again from it, so many times; then the task
+        fails.
+        """
         now, limit = self._clock.now(), plan.redo_limit
         again = row.tries < limit
         message = (
             f"version {run.head} was merged meanwhile: compute it once more from there, "
             f"{row.tries + 1} of {limit}: nothing is counted against you"
             if again
-            else f"it came {limit + 1} times after the next version, and redo_limit = {limit}: the task has failed here"
+            else f"it came {limit + 1} times after the next version, and redo_limit = {limit}: "
+            "the task has failed here"
         )
         stale = Reason.STALE.value
         contributions.decide(conn, row, "rejected", now=now, reason=stale, message=message)
@@ -292,7 +297,7 @@ class Intake:
         return len(left)
 
     async def verdict(self, principal: Principal, contribution_id: int) -> Verdict:
-        """Where a contribution of this volunteer stands. Raises NotFound."""
+        """Return where a contribution of this volunteer stands. Raises NotFound."""
 
         def read(conn: Connection) -> Verdict:
             row = contributions.by_id(conn, contribution_id, principal.volunteer_id)
@@ -324,7 +329,7 @@ class Intake:
 def _values(
     principal: Principal, task: TaskRow, request: SubmitRequest, part: Part, now: float
 ) -> dict[str, Any]:
-    """What is stored of a submission beside its kind and its base."""
+    """Return what is stored of a submission beside its kind and its base."""
     return {
         "run_id": task.run_id,
         "task_id": task.id,
@@ -358,7 +363,9 @@ def _values(
 
 
 def _is_late(row: ContributionRow, run: RunRow, plan: Plan) -> bool:
-    """Whether a gradient has to be computed again: its version is too old where the plan merges one version at a time."""
+    """Return True if a gradient has to be computed again: its version is too old where the plan
+    merges one version at a time.
+    """
     gap = run.head - row.base_version
     return row.kind == "gradient" and plan.in_flight == "redo" and gap > plan.max_staleness
 

@@ -1,9 +1,11 @@
-"""Uploads that go on where they broke off: streamed to disk, counted against their grant, hashed and synced on the way, then a blob.
+"""Uploads that go on where they broke off: streamed to disk, counted against their grant, hashed
+and synced on the way, then a blob.
 
-Memory stays flat whatever the size: at most two batches of an upload are in memory, the one being received and the one
-being hashed and written in a thread. There is one writer at a time; a newer request ends the older one, because its
-client has given that one up. An upload in progress is a file of this replica: behind a load balancer its requests must
-stay on one replica, or it starts over.
+Memory stays flat whatever the size: at most two batches of an upload are in memory, the one being
+received and the one being hashed and written in a thread. There is one writer at a time; a newer
+request ends the older one, because its client has given that one up. An upload in progress is a
+file of this replica: behind a load balancer its requests must stay on one replica, or it starts
+over.
 """
 
 from __future__ import annotations
@@ -47,9 +49,8 @@ if TYPE_CHECKING:
 BATCH_BYTES = 2 << 20
 SMALL_BYTES = 256 << 10  # an upload, or the rest of one, that is received before it is written
 WAITING_MAX = 256  # uploads of one worker that were not handed in yet
-HASHES_MAX = (
-    512  # hash states kept between two requests; an older one is computed again from the file
-)
+# hash states kept between two requests; an older one is computed again from the file
+HASHES_MAX = 512
 EXPIRE_MAX = 500
 
 
@@ -88,7 +89,9 @@ class _Part:
         self._syncing = Syncing(self._file.fileno())
 
     def append(self, data: memoryview) -> None:
-        """Write and hash in one piece each: every return from such a call waits for the interpreter lock."""
+        """Write and hash in one piece each: every return from such a call waits for the interpreter
+        lock.
+        """
         size, left = len(data), data
         with storage_errors():
             while left:
@@ -100,7 +103,9 @@ class _Part:
 
     @contextmanager
     def _safe(self) -> Iterator[None]:
-        """A sync that failed is told once, and a later one would say nothing: everything has to come again."""
+        """A sync that failed is told once, and a later one would say nothing: everything has to
+        come again.
+        """
         try:
             with storage_errors():
                 yield
@@ -139,7 +144,8 @@ class Uploads:
     async def create(self, principal: Principal, request: UploadRequest) -> UploadInfo:
         """Grant an upload to the holder of a lease; the same request again finds the same upload.
 
-        Raises Gone when somebody else holds the task, TooLarge beyond the grant, TooManyRequests beyond the quota.
+        Raises Gone when somebody else holds the task, TooLarge beyond the grant, TooManyRequests
+        beyond the quota.
         """
         check_name(request.sha256)
         if not (0 <= request.part < PARTS_MAX and 0 <= request.tries < TRIES_MAX):
@@ -201,7 +207,7 @@ class Uploads:
     # --- go on ---
 
     async def info(self, principal: Principal, upload_id: str) -> UploadInfo:
-        """How far an upload is. Raises NotFound for one of somebody else."""
+        """Return how far an upload is. Raises NotFound for one of somebody else."""
         return await self._info(await self._row(principal, upload_id))
 
     async def _row(self, principal: Principal, upload_id: str) -> UploadRow:
@@ -237,10 +243,13 @@ class Uploads:
     async def write(
         self, principal: Principal, upload_id: str, offset: int, stream: AsyncIterator[bytes]
     ) -> UploadInfo:
-        """Append what the stream brings. With the last byte the hash is checked and the blob stored, durably.
+        """Append what the stream brings.
 
-        Raises OffsetMismatch when the file is not at `offset`, TooLarge beyond the announced size, InvalidFrame when the
-        bytes are not those announced (the upload is then gone), Conflict when a newer request has taken over.
+        With the last byte the hash is checked and the blob stored, durably.
+
+        Raises OffsetMismatch when the file is not at `offset`, TooLarge beyond the announced size,
+        InvalidFrame when the bytes are not those announced (the upload is then gone), Conflict when
+        a newer request has taken over.
         """
         async with self._alone(upload_id) as writer:
             row = await self._row(principal, upload_id)
@@ -255,7 +264,10 @@ class Uploads:
 
     @asynccontextmanager
     async def _alone(self, upload_id: str) -> AsyncIterator[_Writer]:
-        """Be the only writer of this upload, ending an older one. Raises Conflict when ended by a newer one."""
+        """Be the only writer of this upload, ending an older one.
+
+        Raises Conflict when ended by a newer one.
+        """
         while (older := self._writers.get(upload_id)) is not None:
             older.end()
             await older.done.wait()
@@ -292,7 +304,9 @@ class Uploads:
     async def _receive_small(
         self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]
     ) -> int:
-        """The same with one change of threads, not three, which of a small upload is most of the work."""
+        """The same with one change of threads, not three, which of a small upload is most of the
+        work.
+        """
         received = bytearray()
         try:
             async for data in stream:
@@ -315,7 +329,8 @@ class Uploads:
     async def _fill(self, row: UploadRow, part: _Part, stream: AsyncIterator[bytes]) -> None:
         """Fill one buffer while the other is written. What came before a broken connection is kept.
 
-        The buffers are made once: megabytes allocated anew for each batch cost more system time than the disk.
+        The buffers are made once: megabytes allocated anew for each batch cost more system time
+        than the disk.
         """
         pending: asyncio.Future[None] | None = None
         filled, room = 0, row.size - part.offset
@@ -375,7 +390,10 @@ class Uploads:
             await in_pool(lambda path: path.unlink(missing_ok=True), self._path(upload_id))
 
     async def expire(self) -> int:
-        """Forget uploads past their time, and files that no row knows. Returns how many rows went."""
+        """Forget uploads past their time, and files that no row knows.
+
+        Returns how many rows went.
+        """
         now = self._clock.now()
         gone = await self._db.read(lambda conn: uploads.expired(conn, now, EXPIRE_MAX))
         gone = [upload_id for upload_id in gone if upload_id not in self._writers]

@@ -1,6 +1,8 @@
-"""Evaluating versions on held-out data: after the merge, one at a time, always the newest; it moves `best`.
+"""Evaluating versions on held-out data: after the merge, one at a time, always the newest; it moves
+`best`.
 
-Runs in a thread of its own with few torch threads. Version 0 is always measured, so that every run has a beginning.
+Runs in a thread of its own with few torch threads. Version 0 is always measured, so that every run
+has a beginning.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ log = structlog.get_logger("evaluation")
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found out about a version."""
+    """Metrics and sample of one evaluated version."""
 
     metrics: dict[str, float]
     sample: Sample
@@ -112,7 +114,9 @@ class Evaluation:
         return await self.measure(run, path, sample=version.version % every == 0)
 
     async def measure(self, run: RunRow, path: Path, *, sample: bool) -> Measured | None:
-        """Metrics of a weights file on the held-out data; None when the server is stopping meanwhile."""
+        """Metrics of a weights file on the held-out data; None when the server is stopping
+        meanwhile.
+        """
         data = None
         if run.dataset_id is not None:
             dataset_id = run.dataset_id

@@ -1,4 +1,5 @@
-"""Merging: turning accepted contributions into the next version, each merge a leased and fenced job.
+"""Merging: turning accepted contributions into the next version, each merge a leased and fenced
+job.
 
     due? ── lease: base head, contributions ──> files, in a thread ──> one transaction: version + head + merged + credits
                                            │    or in shards, each a job of its own (parts.py)
@@ -95,7 +96,7 @@ class Merger:
         self.configure(threads=1, lease_s=LEASE_S)
 
     def configure(self, *, threads: int, lease_s: float) -> None:
-        """How many threads a merge may have, and how long its owner may be silent."""
+        """Set the number of threads of a merge, and how long its owner may be silent."""
         self._threads = self._parts.threads = threads
         self.lease_s = self._parts.lease_s = lease_s
 
@@ -182,7 +183,9 @@ class Merger:
         )
 
     def _look(self, conn: Connection) -> tuple[list[RunRow], list[RunRow]]:
-        """The running runs, and those with a merge that is due: without locks, so that waiting costs next to nothing."""
+        """The running runs, and those with a merge that is due: without locks, so that waiting
+        costs next to nothing.
+        """
         running = runs.every(conn, ("running",))
         some = [run for run in running if contributions.any_to_merge(conn, run.id)]
         return running, [run for run in some if self._runs.readiness(conn, run)[0].now]
@@ -226,7 +229,9 @@ class Merger:
         )
 
     def _left_behind(self, conn: Connection, run: RunRow) -> Recipe | None:
-        """A merge in shards whose leader is gone, to go on with what is done of it: only with the same contributions."""
+        """A merge in shards whose leader is gone, to go on with what is done of it: only with the
+        same contributions.
+        """
         merge = versions.merge_of(conn, run.id, run.head)
         if merge is None or merge.state not in ("leased", "abandoned"):
             return None
@@ -237,7 +242,9 @@ class Merger:
         return found if same and all(row.state == "accepted" for row in found.rows) else None
 
     async def _build(self, job: Job) -> tuple[Content, Draft]:
-        """Aggregate, step and write; the files end up in the blob store, where nothing refers to them yet."""
+        """Aggregate, step and write; the files end up in the blob store, where nothing refers to
+        them yet.
+        """
         recipe, about = job.recipe, job.recipe.about
         path = self._blobs.scratch() / f"merge-{secrets.token_hex(8)}"
         try:
@@ -273,7 +280,10 @@ class Merger:
         return Draft(weights=outcome.weights, norm=outcome.update_norm, state=outcome.state)
 
     async def _gate(self, run: RunRow, weights: Path) -> None:
-        """`gate = true`: measure before anything is published. Raises InvalidFrame when the model got much worse."""
+        """`gate = true`: measure before anything is published.
+
+        Raises InvalidFrame when the model got much worse.
+        """
         before = await self._db.read(lambda conn: versions.newest_loss(conn, run.id))
         measured = await self._evaluation.measure(run, weights, sample=False)
         if measured is None:
@@ -287,7 +297,10 @@ class Merger:
     def _commit(
         self, conn: Connection, job: Job, content: Content, draft: Draft, took: float
     ) -> None:
-        """Version, head, contributions, credits: all of it or nothing. Raises Conflict when somebody else was faster."""
+        """Version, head, contributions, credits: all of it or nothing.
+
+        Raises Conflict when somebody else was faster.
+        """
         now = self._clock.now()
         if not versions.end_merge(conn, job.merge, "committed", now):
             raise Conflict("the merge was taken over")
@@ -367,7 +380,10 @@ class Merger:
         self._signals.notify("queue")
 
     async def _culprits(self, job: Job) -> list[tuple[ContributionRow, str]]:
-        """Whose content it is. What disk, network or a stop did is no contribution's fault."""
+        """Return whose content it is.
+
+        What disk, network or a stop did is no contribution's fault.
+        """
         found = []
         for row in job.rows:
             try:
@@ -393,7 +409,7 @@ class Merger:
 
 
 def _state_of(weights: Path) -> Path:
-    """Where the server-optimiser state is made."""
+    """Return where the server-optimiser state is made."""
     return weights.with_name(f"{weights.name}-state")
 
 

@@ -1,4 +1,6 @@
-"""What a merge is made of: all of it stored, nothing of it changed by time, so that any replica makes the same of it."""
+"""Recipe of a merge: all of it stored, nothing of it changed by time, so that any replica makes the
+same of it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """What is settled when a merge begins, beside its contributions."""
+    """Terms that are settled when a merge begins, beside its contributions."""
 
     workers: int = 1  # live ones
     shards: int = 1
@@ -61,7 +63,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def progress(self) -> Progress:
-        """How far training has come then. Global steps go on by the mean of the local ones: they ran side by side."""
+        """Return how far training has come then.
+
+        Global steps go on by the mean of the local ones: they ran side by side.
+        """
         steps = max(1, round(sum(row.steps for row in self.rows) / len(self.rows)))
         samples = sum(row.samples for row in self.rows)
         return Progress(
@@ -72,7 +77,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """The model in shards; some may be empty. Raises InvalidPlan for more shards than pieces."""
+        """The model in shards; some may be empty.
+
+        Raises InvalidPlan for more shards than pieces.
+        """
         return split(self.about.schema, self.terms.shards, self.terms.shard_by)
 
     def alone(self, row: ContributionRow) -> Recipe:
@@ -80,11 +88,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, rows=(row,))
 
     def metadata(self, **more: str) -> dict[str, str]:
-        """What the files of the version say of themselves."""
+        """Return what the files of the version say of themselves."""
         return {"run": self.run.name, "version": str(self.version)} | more
 
     async def order(self, blobs: BlobStore, threads: int, part: str = "") -> step.Order:
-        """The files to work on. `part` marks files that are not a whole version. Raises NotFound."""
+        """The files to work on.
+
+        `part` marks files that are not a whole version. Raises NotFound.
+        """
         return await self.order_on(
             blobs,
             base=await blobs.local(self.base.master_sha256),
@@ -119,7 +130,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _push(self, plan: Plan) -> Push:
-        """How far this merge may step: staleness and few arrivals shorten it where the plan says so."""
+        """Return how far this merge may step: staleness and few arrivals shorten it where the plan
+        says so.
+        """
         terms = [
             Term(
                 work=_work(row, plan.update),
@@ -159,5 +172,7 @@ def of_contributions(
 
 
 def _work(row: ContributionRow, update: str) -> float:
-    """What a contribution weighs before staleness and trust: its samples or its steps, both fixed by the task."""
+    """Return what a contribution weighs before staleness and trust: its samples or its steps, both
+    fixed by the task.
+    """
     return float(row.samples if update == "gradient" else row.steps)

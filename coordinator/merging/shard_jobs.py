@@ -1,10 +1,12 @@
-"""The shards of a merge as jobs: opened by whoever leads the merge, done by every thread and replica that has time.
+"""The shards of a merge as jobs: opened by whoever leads the merge, done by every thread and
+replica that has time.
 
     leader    begin ── take, make, finish ──┬── all in: put together ──> the merger commits
     others            take, make, finish ───┘
 
-A part is leased and fenced like the merge itself. What it makes is a file in the blob store that bears the part's fence in its
-name-giving bytes, so that two who did the same part, one of them too late, never share a file.
+A part is leased and fenced like the merge itself. What it makes is a file in the blob store that
+bears the part's fence in its name-giving bytes, so that two who did the same part, one of them too
+late, never share a file.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class Draft:
     spent: tuple[str, ...] = ()  # blobs that nobody needs once the version is there
 
     async def store_state(self, blobs: BlobStore, path: Path) -> Written | None:
-        """What a version refers to as its state, now in the store: the file itself, or the list of its files."""
+        """Return what a version refers to as its state, now in the store: the file itself, or the
+        list of its files.
+        """
         if self.states:
             listed = msgspec.json.encode([file._asdict() for file in self.states])
             return Written(sha256=await blobs.put_bytes(listed), size=len(listed))
@@ -96,9 +100,11 @@ class Parts:
         merge_jobs.begin(conn, merge.id, phases, shards)
 
     async def build(self, merge: MergeRow, recipe: Recipe, weights: Path) -> Draft:
-        """See to it that every part is made, by us or by others, and put the weights together in a file.
+        """See to it that every part is made, by us or by others, and put the weights together in a
+        file.
 
-        Raises Failed with what a part could not bear, StorageFull, Conflict when the merge is somebody else's by now.
+        Raises Failed with what a part could not bear, StorageFull, Conflict when the merge is
+        somebody else's by now.
         """
         self._signals.notify(TOPIC)
         slots = range(min(self.threads, recipe.terms.shards))
@@ -131,7 +137,10 @@ class Parts:
             await watch.wait(POLL_S)
 
     async def help(self) -> bool:
-        """Make parts of other replicas' merges, as many at once as there are threads. True when there were any."""
+        """Make parts of other replicas' merges, as many at once as there are threads.
+
+        True when there were any.
+        """
         found = await asyncio.gather(*(self._lend_a_hand() for _ in range(self.threads)))
         return any(found)
 

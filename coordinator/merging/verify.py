@@ -1,6 +1,7 @@
 """Merging a run's log once more: the stored lists of contributions must give the stored hashes.
 
-It begins at the oldest version from which on everything is still there; contributions go an hour after their merge.
+It begins at the oldest version from which on everything is still there; contributions go an hour
+after their merge.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ VERSIONS_MAX = 1_000_000
 
 
 class Remade(msgspec.Struct, frozen=True, kw_only=True):
-    """What merging once more has shown."""
+    """Result of merging once more."""
 
     run: str
     base: int  # the version it began from

@@ -1,1 +1,1 @@
-"""How the updates of a run are merged: presets, phases and their checks. Pure."""
+"""Plans: how the updates of a run are merged, with presets, phases and their checks. Pure."""

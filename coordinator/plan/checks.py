@@ -1,4 +1,4 @@
-"""What is wrong with a plan, said in a sentence that also says what to write instead."""
+"""Checks of a plan: each error says what is wrong and what to write instead."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def known_preset(name: object, presets: Mapping[str, object]) -> str:
 
 
 def convert(table: Mapping[str, Any], kind: type[T], where: str) -> T:
-    """A table as a struct. Raises InvalidPlan for an unknown key, a wrong type, a value out of range, a NaN."""
+    """A table as a struct.
+
+    Raises InvalidPlan for an unknown key, a wrong type, a value out of range, a NaN.
+    """
     _known_keys(table, kind, where)
     for index, phase in enumerate(_tables(table.get("phases"))):
         _known_keys(phase, _phase_of(kind), f"phase {index + 1} of {where}")
@@ -51,14 +54,18 @@ def convert(table: Mapping[str, Any], kind: type[T], where: str) -> T:
 
 
 def check(plan: Plan, where: str = "") -> None:
-    """Raise InvalidPlan for keys that cannot work together. What only wastes work is refused too."""
+    """Raise InvalidPlan for keys that cannot work together.
+
+    What only wastes work is refused too.
+    """
     for applies, sentence in (*_timing_rules(plan), *_update_rules(plan), *_robust_rules(plan)):
         if applies:
             raise InvalidPlan(where + sentence)
 
 
 def check_steps(plan: Plan, local_steps: int, max_steps: int, where: str = "") -> None:
-    """Raise InvalidPlan when tasks of so many steps do not come out even in gradients, or in too many of them.
+    """Raise InvalidPlan when tasks of so many steps do not come out even in gradients, or in too
+    many of them.
 
     `max_steps` is 0 where every task has `local_steps`.
     """
@@ -71,18 +78,23 @@ def check_steps(plan: Plan, local_steps: int, max_steps: int, where: str = "") -
     rules = (
         (
             not max_steps and steps % every > 0,
-            f"local_steps = {steps} is no multiple of gradient_every = {every}, so the last gradient of a task would "
-            f"hold fewer mini-batches: set local_steps = {-(-steps // every) * every}, or another gradient_every",
+            f"local_steps = {steps} is no multiple of gradient_every = {every}, so the last "
+            "gradient of a task would "
+            f"hold fewer mini-batches: set local_steps = {-(-steps // every) * every}, or "
+            "another gradient_every",
         ),
         (
             max(steps, max_steps) > PARTS_MAX * every,
-            f"a task of {max(steps, max_steps)} steps with gradient_every = {every} would hand in more than "
+            f"a task of {max(steps, max_steps)} steps with gradient_every = {every} would hand "
+            "in more than "
             f"{PARTS_MAX} gradients: raise gradient_every, or lower local_steps (max_steps)",
         ),
         (
             own > plan.max_staleness,
-            f"with pull_every = {pull} and gradient_every = {every} a volunteer's own gradients make a gradient up to "
-            f"{own} versions old, more than max_staleness = {plan.max_staleness}: lower pull_every to "
+            f"with pull_every = {pull} and gradient_every = {every} a volunteer's own gradients "
+            "make a gradient up to "
+            f"{own} versions old, more than max_staleness = {plan.max_staleness}: lower "
+            "pull_every to "
             f"{(plan.max_staleness + 1) * every} or less, or raise max_staleness",
         ),
     )
@@ -102,8 +114,10 @@ def _timing_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
         ),
         (
             plan.quorum > BATCH_MAX * (plan.max_staleness + 1),
-            f"quorum = {plan.quorum} is above what the allowed staleness lets wait: a merge takes {BATCH_MAX} contributions, "
-            f"and with max_staleness = {plan.max_staleness} the rest would be too old before its turn: set quorum to "
+            f"quorum = {plan.quorum} is above what the allowed staleness lets wait: a merge "
+            f"takes {BATCH_MAX} contributions, "
+            f"and with max_staleness = {plan.max_staleness} the rest would be too old before its "
+            "turn: set quorum to "
             f"{BATCH_MAX * (plan.max_staleness + 1)} or less, or raise max_staleness",
         ),
         (
@@ -150,7 +164,8 @@ def _update_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
         ),
         (
             not gradient and (plan.gradient_every > 0 or plan.pull_every > 0),
-            "gradient_every and pull_every are for gradients; with deltas leave both at 0 and set [task] "
+            "gradient_every and pull_every are for gradients; with deltas leave both at 0 and "
+            "set [task] "
             'local_steps instead, or update = "gradient"',
         ),
         (

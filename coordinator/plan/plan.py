@@ -1,4 +1,6 @@
-"""A run's plan: how contributions become versions, as data. Presets, overrides, phases, and the questions a plan answers.
+"""A run's plan: how contributions become versions, as data.
+
+Presets, overrides, phases, and the questions a plan answers.
 
 plan({"preset": "diloco", "quorum": 4})      the whole plan, checked
 phase_index(plan, version, tokens, losses)   which phase holds
@@ -32,45 +34,55 @@ Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A stretch of the run at its beginning with other keys. It ends at the first of the conditions that are given."""
+    """A stretch of the run at its beginning with other keys.
+
+    It ends at the first of the conditions that are given.
+    """
 
     until_versions: Annotated[int, Meta(ge=1)] | None = None  # from this version on it is over
     until_tokens: Annotated[int, Meta(ge=1)] | None = None  # merged since the run began
-    # The held-out loss has fallen by less than this share over the last `slope_window` evaluations of this phase.
+    # The held-out loss has fallen by less than this share over the last `slope_window` evaluations
+    # of this phase.
     until_slope: NotNegative | None = None
     slope_window: Annotated[int, Meta(ge=2, le=1000)] = 5
     overrides: dict[str, Any] = {}
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `[plan]` table of a run file with every default written out. Made and checked by `plan`."""
+    """The `[plan]` table of a run file with every default written out.
+
+    Made and checked by `plan`.
+    """
 
     preset: str = "fedavg"
     update: Literal["delta", "gradient"] = "delta"
     local_steps: CountOrOff = 0  # 0 = as `[task]` says
-    gradient_every: CountOrOff = (
-        0  # mini-batches in one gradient (async-sgd's n); 0 = all of a task
-    )
-    # Mini-batches between two looks for a newer version (async-sgd's m); 0 = only when a task begins.
+    # mini-batches in one gradient (async-sgd's n); 0 = all of a task
+    gradient_every: CountOrOff = 0
+    # Mini-batches between two looks for a newer version (async-sgd's m); 0 = only when a task
+    # begins.
     pull_every: CountOrOff = 0
     codec: Literal["float32", "bf16", "int8", "int4", "topk-int4"] = "int8"
-    # What volunteers get of a version: the exact weights, or a chain of quantised differences with a bfloat16 snapshot of
-    # every so many versions. The server keeps the exact weights either way.
+    # What volunteers get of a version: the exact weights, or a chain of quantised differences with
+    # a bfloat16 snapshot of every so many versions. The server keeps the exact weights either way.
     downlink: Literal["float32", "chain"] = "float32"
     snapshot_every: Count = 1  # versions
     prox_mu: NotNegative = 0.0  # FedProx: pull towards the base
 
-    # When to merge: whichever comes first. Live workers cap the count, so two laptops never wait for a third.
+    # When to merge: whichever comes first. Live workers cap the count, so two laptops never wait
+    # for a third.
     quorum: Annotated[int, Meta(ge=1, le=10_000)] = 3
     quorum_share: Share = 0.0  # or this share of the live workers, if that is more
     deadline_seconds: NotNegative = 300.0  # since the oldest waiting contribution; 0 = off
     min_contributions: Annotated[int, Meta(ge=1, le=10_000)] = 1  # for the deadline and the work
     work_target: CountOrOff = 0  # steps (deltas) or samples (gradients); 0 = off
     in_flight: Literal["continue", "cancel", "redo"] = "continue"  # leases at a merge
-    # Whether a worker may begin its next task before its last contribution is merged. Without it every task begins from a
-    # model that its own last work is part of; with it no device waits, and all work is a version late.
+    # Whether a worker may begin its next task before its last contribution is merged. Without it
+    # every task begins from a model that its own last work is part of; with it no device waits, and
+    # all work is a version late.
     overlap: bool = False
-    # Recomputations of one gradient that came too late for its version, where in_flight = "redo"; then its task fails.
+    # Recomputations of one gradient that came too late for its version, where in_flight = "redo";
+    # then its task fails.
     redo_limit: Annotated[int, Meta(ge=0, lt=TRIES_MAX)] = 3
 
     # What a late contribution counts. Staleness is in versions.
@@ -80,8 +92,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     hinge_from: NotNegative = 4.0
     hinge_slope: NotNegative = 10.0
     damping: bool = False  # staleness shortens the step too, not only the share in the mean
-    # A merge of n of K live workers moves the model by n / K of a step, by (n / K)^1/2 or by a whole one. Of eight who began at
-    # one version three merge, then three, then two: with whole steps that goes nearly three times as far as one merge of all.
+    # A merge of n of K live workers moves the model by n / K of a step, by (n / K)^1/2 or by a
+    # whole one. Of eight who began at one version three merge, then three, then two: with whole
+    # steps that goes nearly three times as far as one merge of all.
     arrival_scale: Literal["share", "sqrt", "one"] = "share"
 
     # How they become one update.
@@ -143,7 +156,8 @@ def _overridden(whole: Plan, phase: Phase, where: str) -> Plan:
 
 
 def improvement(losses: Sequence[float], window: int) -> float | None:
-    """By which share the loss fell from the first to the last of its last `window` evaluations; None while there are fewer.
+    """By which share the loss fell from the first to the last of its last `window` evaluations;
+    None while there are fewer.
 
     Below zero where it rose.
     """
@@ -156,9 +170,11 @@ def improvement(losses: Sequence[float], window: int) -> float | None:
 def phase_index(
     whole: Plan, version: int, tokens: int, losses: Sequence[float] = (), reached: int = 0
 ) -> int:
-    """Which phase holds (`len(phases)` = the plan itself), never before the one already reached.
+    """Return which phase holds (`len(phases)` = the plan itself), never before the one already
+    reached.
 
-    `losses` are the held-out losses measured since phase `reached` began, the oldest first: of a later phase there are none.
+    `losses` are the held-out losses measured since phase `reached` began, the oldest first: of a
+    later phase there are none.
     """
     for index in range(reached, len(whole.phases)):
         phase = whole.phases[index]
@@ -182,7 +198,10 @@ def in_phase(whole: Plan, index: int) -> Plan:
 
 @lru_cache(maxsize=256)
 def _phase(encoded: bytes, index: int) -> Plan:
-    """The plan of one phase. Kept: every claim and every verdict asks, and checking a table takes milliseconds."""
+    """The plan of one phase.
+
+    Kept: every claim and every verdict asks, and checking a table takes milliseconds.
+    """
     whole = decode(encoded, Plan)
     if index >= len(whole.phases):
         return msgspec.structs.replace(whole, phases=())
@@ -199,7 +218,9 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether to merge now, and if not: "merging after `needs` more contributions or in `deadline_in_s`"."""
+    """State of the merge trigger; if not due: "merging after `needs` more contributions or in
+    `deadline_in_s`".
+    """
 
     now: bool
     needs: int
@@ -213,7 +234,7 @@ def quorum_of(plan: Plan, live_workers: int) -> int:
 
 
 def ready(plan: Plan, pending: Pending) -> Ready:
-    """Whether the plan (of the phase that holds) merges now."""
+    """Return whether the plan (of the phase that holds) merges now."""
     quorum = quorum_of(plan, pending.live_workers)
     least = min(plan.min_contributions, quorum)
     needs = max(0, quorum - pending.count)
@@ -225,19 +246,27 @@ def ready(plan: Plan, pending: Pending) -> Ready:
 
 
 def no_base(plan: Plan, head: int, base: int) -> str:
-    """Why work may not have begun from a version without asking, while `head` is the newest; empty where it may."""
+    """Return why work may not have begun from a version without asking, while `head` is the newest;
+    empty where it may.
+    """
     gap = head - base
     if not 0 <= base <= head:
         return f"there is no version {base}"
     if not plan.overlap or plan.in_flight == "redo":
         return "every task of this run begins with the newest version"
     if (gap and plan.in_flight == "cancel") or staleness_weight(plan, gap) <= 0:
-        return f"{gap} {'version was' if gap == 1 else 'versions were'} merged since version {base}, from which it began"
+        return (
+            f"{gap} {'version was' if gap == 1 else 'versions were'} merged since version "
+            f"{base}, from which it began"
+        )
     return ""
 
 
 def staleness_weight(plan: Plan, gap: int) -> float:
-    """What a contribution counts whose base is `gap` versions old; 0 = too old. Raises ValueError for a base to come."""
+    """Return what a contribution counts whose base is `gap` versions old; 0 = too old.
+
+    Raises ValueError for a base to come.
+    """
     if gap < 0:
         raise ValueError(f"the base version lies {-gap} versions in the future")
     if gap > plan.max_staleness:
@@ -259,7 +288,7 @@ def staleness_weight(plan: Plan, gap: int) -> float:
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server knows of one contribution: never the client's own word."""
+    """One contribution as the server knows it: never the client's own word."""
 
     work: float  # steps or samples, fixed by the task
     gap: int = 0  # versions
@@ -275,9 +304,12 @@ class Weighing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def weigh(plan: Plan, terms: Sequence[Term], live_workers: int = 1) -> Weighing:
-    """Work x staleness x trust for each contribution. Raises ValueError for work or trust that is no finite number >= 0.
+    """Work x staleness x trust for each contribution.
 
-    A single late arrival has the whole mean to itself whatever it counts, so with `damping` staleness shortens the step too.
+    Raises ValueError for work or trust that is no finite number >= 0.
+
+    A single late arrival has the whole mean to itself whatever it counts, so with `damping`
+    staleness shortens the step too.
     """
     plain = [term.work * term.trust for term in terms]
     if not all(math.isfinite(value) and value >= 0 for value in plain):

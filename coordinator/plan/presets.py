@@ -1,8 +1,11 @@
-"""The named strategies: what each sets differently from the defaults of `Plan`. Plain data, checked like a run file.
+"""The named strategies: what each sets differently from the defaults of `Plan`.
 
-Server momentum from scratch ended worse than one worker alone over 20-60 merges, and after a warm start it is nearly the whole
-gain, so presets that have it begin with plain averaging at few local steps (`WARM_UP`). Versions are the switch because they
-are at hand in every workload; a run may switch by tokens or by loss slope instead.
+Plain data, checked like a run file.
+
+Server momentum from scratch ended worse than one worker alone over 20-60 merges, and after a warm
+start it is nearly the whole gain, so presets that have it begin with plain averaging at few local
+steps (`WARM_UP`). Versions are the switch because they are at hand in every workload; a run may
+switch by tokens or by loss slope instead.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ WARM_UP: dict[str, Any] = {
     "until_versions": 60,
     "overrides": {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0, "window": 0, "local_steps": 10},
 }
-# From nothing, merging arrivals as they come was no better than one worker alone (docs/experiments.md): begin in step.
+# From nothing, merging arrivals as they come was no better than one worker alone
+# (docs/experiments.md): begin in step.
 ASYNC_WARM_UP: dict[str, Any] = {
     "until_versions": 60,
     "overrides": WARM_UP["overrides"]
@@ -28,7 +32,8 @@ ASYNC_WARM_UP: dict[str, Any] = {
 }
 
 _AVERAGING: dict[str, Any] = {"update": "delta", "optimizer": "sgd", "lr": 1.0}
-# Adam's step on deltas has the size of lr in every coordinate, so lr is about what a coordinate moves in one task.
+# Adam's step on deltas has the size of lr in every coordinate, so lr is about what a coordinate
+# moves in one task.
 _ADAPTIVE: dict[str, Any] = {
     "update": "delta",
     "lr": 0.003,
@@ -112,6 +117,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-# What `[task]` says unless the run file or the workload does. A task's gradient is one step of the model, of however many
-# mini-batches it is the mean: with 50 the loss ended far above one worker alone's, with 5 a little below (docs/experiments.md).
+# What `[task]` says unless the run file or the workload does. A task's gradient is one step of the
+# model, of however many mini-batches it is the mean: with 50 the loss ended far above one worker
+# alone's, with 5 a little below (docs/experiments.md).
 TASKS: dict[str, dict[str, Any]] = {"gradient-average": {"local_steps": 1}}

@@ -1,1 +1,3 @@
-"""Pure rules of dispatch, sizing, trust, validation and run files: no database, no storage, no asyncio."""
+"""Pure rules of dispatch, sizing, trust, validation and run files: no database, no storage, no
+asyncio.
+"""

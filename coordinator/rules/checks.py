@@ -5,8 +5,8 @@
     recompute       the task done again from the committed inner state: the only thing that punishes
 
 Which are drawn is a keyed hash of the contribution with a secret of the server: nobody can know
-before submitting, and a coordinator that starts again draws the same. New accounts are checked always;
-after that a share falls with the streak of passed checks down to a floor, never to zero.
+before submitting, and a coordinator that starts again draws the same. New accounts are checked
+always; after that a share falls with the streak of passed checks down to a floor, never to zero.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forward(msgspec.Struct, frozen=True, kw_only=True):
-    """What a forward check measured.
+    """Measurement of a forward check.
 
-    `drop`: loss of the base minus loss after the update on samples of the task; `gap`: that minus the
-    same on foreign samples. `noise`: standard error of the gap.
+    `drop`: loss of the base minus loss after the update on samples of the task; `gap`: that minus
+    the same on foreign samples. `noise`: standard error of the gap.
     """
 
     drop: float
@@ -108,8 +108,8 @@ def judge_recompute(
 ) -> Result:
     """Judge a recompute: direction and length of the update beside ours.
 
-    `comparable` is False where the worker's arithmetic is not ours (another device class or precision
-    for which no tolerance was measured): then nothing is proved, and nobody is punished.
+    `comparable` is False where the worker's arithmetic is not ours (another device class or
+    precision for which no tolerance was measured): then nothing is proved, and nobody is punished.
     `tolerance` widens both bounds for what the codec and the arithmetic lose.
     """
     if not comparable:

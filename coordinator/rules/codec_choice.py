@@ -1,4 +1,4 @@
-"""Which codec an update travels in, where a worker does not speak the one that its run wants."""
+"""Negotiation of the codec, where a worker does not speak the one that its run wants."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ log = structlog.get_logger("codecs")
 
 
 def agreed(wanted: str, spoken: Collection[str]) -> str:
-    """The codec for an update: the run's own, or the next best that the worker speaks; "" when there is none.
+    """The codec for an update: the run's own, or the next best that the worker speaks; "" when
+    there is none.
 
-    Floats travel packed where the worker can. One that names no codec is believed to speak all that were there at first.
+    Floats travel packed where the worker can. One that names no codec is believed to speak all that
+    were there at first.
     """
     if not spoken:
         return wanted
@@ -29,9 +31,11 @@ def agreed(wanted: str, spoken: Collection[str]) -> str:
 
 
 def grantable(plan: Plan) -> frozenset[str]:
-    """Every codec that a lease of this run may name: a lease of one phase may be handed in in the next.
+    """Every codec that a lease of this run may name: a lease of one phase may be handed in in the
+    next.
 
-    Which of them a lease did name is not kept: all of them say what was trained well enough for the plan.
+    Which of them a lease did name is not kept: all of them say what was trained well enough for the
+    plan.
     """
     wanted = {phase.overrides.get("codec", plan.codec) for phase in plan.phases} | {plan.codec}
     plain = wanted | set(FALLBACKS)

@@ -1,7 +1,10 @@
-"""Codes and secrets: how they are made, read and compared. Pure; the database only ever sees their SHA-256.
+"""Codes and secrets: how they are made, read and compared.
 
-An **invite** lets somebody in, a **link code** adds a machine to an account. Both are written in Crockford's base 32 in groups of
-four, so that they can be read aloud and typed: case, blanks and dashes do not matter, O is 0, I and L are 1.
+Pure; the database only ever sees their SHA-256.
+
+An **invite** lets somebody in, a **link code** adds a machine to an account. Both are written in
+Crockford's base 32 in groups of four, so that they can be read aloud and typed: case, blanks and
+dashes do not matter, O is 0, I and L are 1.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ INVITE_CHARS = 16  # 80 bits: it may lie in a chat for weeks
 CODE_CHARS_MAX = 64  # as typed
 
 WRONG_SECRET = (
-    "unknown worker or wrong secret: ask your organiser for a link of your own (coordinator volunteer reissue NAME) "
+    "unknown worker or wrong secret: ask your organiser for a link of your own (coordinator "
+    "volunteer reissue NAME) "
     "and join with that"
 )
 REVOKED = "this machine's secret was withdrawn: join again with a code from your organiser"
@@ -41,7 +45,10 @@ def new_code(chars: int, random: Random = secrets.randbelow) -> str:
 
 
 def code_hash(typed: str) -> str:
-    """What is stored of a code, however it was typed. Raises BadRequest for what cannot be one."""
+    """Return what is stored of a code, however it was typed.
+
+    Raises BadRequest for what cannot be one.
+    """
     text = "".join(c for c in typed[:CODE_CHARS_MAX].upper() if not c.isspace() and c not in "-_.")
     text = text.translate(_READ_AS)
     if len(typed) > CODE_CHARS_MAX or not text or any(char not in ALPHABET for char in text):
@@ -50,7 +57,7 @@ def code_hash(typed: str) -> str:
 
 
 def secret_hash(secret: str) -> str:
-    """What is stored of a worker's secret."""
+    """Return what is stored of a worker's secret."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -70,12 +77,15 @@ def check_secret(secret: str) -> str:
     """Raises BadRequest unless the secret can hold 128 bits."""
     if not _SECRET.fullmatch(secret) or len(set(secret)) < 8:
         raise BadRequest(
-            f"the secret must be {SECRET_CHARS_MIN} to {SECRET_CHARS_MAX} random letters, digits, '-' or '_'"
+            f"the secret must be {SECRET_CHARS_MIN} to {SECRET_CHARS_MAX} random letters, "
+            "digits, '-' or '_'"
         )
     return secret
 
 
 def check_credentials(worker_id: str, secret: str) -> None:
-    """Raises Unauthorized for what cannot be the credentials of a worker, before anything is looked up."""
+    """Raises Unauthorized for what cannot be the credentials of a worker, before anything is looked
+    up.
+    """
     if not _ID.fullmatch(worker_id) or not _SECRET.fullmatch(secret):
         raise Unauthorized("these credentials are damaged: join again with your link")

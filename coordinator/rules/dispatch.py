@@ -1,8 +1,9 @@
-"""Who gets which work: pure rules over what the database says, so that they can be tested without one.
+"""Dispatch of work to waiting workers: pure rules over rows of the database.
 
-For each waiting worker, those of volunteers with the least in hand first: the run that was given the least device time lately
-for its weight, of those that fit; in it a reissued task before a new range of the pass. A task that a worker has failed before
-goes to somebody else while there is somebody else.
+For each waiting worker, those of volunteers with the least in hand first: the run that was given
+the least device time lately for its weight, of those that fit; in it a reissued task before a new
+range of the pass. A task that a worker has failed before goes to somebody else while there is
+somebody else.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Todo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a run is open."""
+    """Open tasks of a run."""
 
     run_id: int
     open: int  # tasks that have not ended
@@ -66,7 +67,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tasks a device of a worker holds."""
+    """Number of tasks that a device of a worker holds."""
 
     volunteer_id: str
     worker_id: str
@@ -75,7 +76,10 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease to be made. `task_id` is None for a new range; `rest_stop` > stop when a task is split."""
+    """A lease to be made.
+
+    `task_id` is None for a new range; `rest_stop` > stop when a task is split.
+    """
 
     waiter: int  # position among the waiters
     run_id: int
@@ -91,7 +95,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """Why there is nothing for a waiter now."""
+    """Reason why there is no task for a waiter now."""
 
     reason: Reason
     message: str
@@ -99,7 +103,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done for a batch of waiters, by their position."""
+    """Assignments and refusals of a batch of waiters, by their position."""
 
     assignments: tuple[Assignment, ...]
     moved: dict[int, tuple[int, int]]  # run -> its pass and cursor, where they changed
@@ -111,9 +115,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def misfit(run: Run, waiter: Waiter) -> str:
-    """Why a worker cannot take part in a run, in words; "" when it can."""
+    """Return why a worker cannot take part in a run, in words; "" when it can."""
     if run.workload not in waiter.workloads:
-        return f'"{run.name}" needs the workload "{run.workload}", which is not enabled on this machine'
+        return (
+            f'"{run.name}" needs the workload "{run.workload}", which is not enabled on this '
+            "machine"
+        )
     if waiter.kinds and not waiter.kinds.intersection(run.kinds):
         kinds = " and ".join(f'"{kind}"' for kind in run.kinds)
         return f'"{run.name}" has tasks of the kind {kinds} only'
@@ -134,15 +141,14 @@ class _Share:
         self.cursor = run.cursor
         self.todo: list[Todo] = []
         self.open = 0  # tasks that have not ended
-        self.work = (
-            0.0  # in flight: device time, told in operations so that all runs can be compared
-        )
+        # in flight: device time, told in operations so that all runs can be compared
+        self.work = 0.0
         self.lately = run.lately
         self.near: set[str] = set()  # workers that hold or want its work
 
     @property
     def given(self) -> tuple[float, int]:
-        """What it got for its weight: the least goes first."""
+        """Return what it got for its weight: the least goes first."""
         return max(self.work, self.lately) / self.run.weight, self.run.id
 
     @property
@@ -222,7 +228,8 @@ class _Batch:
         if self._by_volunteer[waiter.volunteer_id] >= self._leases_max:
             return Refusal(
                 reason=Reason.IN_FLIGHT,
-                message=f"your machines hold {self._leases_max} tasks together, as many as they may",
+                message=f"your machines hold {self._leases_max} tasks together, as many as they "
+                "may",
             )
         mine = self._by_device[waiter.worker_id, waiter.device]
         free = [share for share in fits if mine < share.run.settings.in_flight]
@@ -288,7 +295,9 @@ class _Batch:
 
 
 def work_of(run: Run, price_micro: int) -> float:
-    """Operations that a task of this price needs, whatever its kind: all work of a run has one price for an operation."""
+    """Operations that a task of this price needs, whatever its kind: all work of a run has one
+    price for an operation.
+    """
     return price_micro / max(1, run.price_micro) * run.step_flops
 
 
@@ -360,7 +369,10 @@ def dispatch(
     *,
     leases_max: int,
 ) -> Outcome:
-    """Decide for every waiter: a lease, or why there is none. `todo` in the order in which it should be taken."""
+    """Decide for every waiter: a lease, or why there is none.
+
+    `todo` in the order in which it should be taken.
+    """
     batch = _Batch(waiters, runs, leases_max)
     batch.see(todo, loads, holdings)
     return batch.run()

@@ -1,7 +1,9 @@
-"""How much work each run was given lately, so that a run is made up for what others got before it.
+"""Fair share: the work each run was given lately, so that a run is made up for what others got
+before it.
 
-What is in flight alone is no fair share: of a few machines the fastest would stay with one run, because those of the others are
-held, for long, by the slow ones. Kept in memory: after a restart everybody begins anew, and each of several replicas is fair.
+What is in flight alone is no fair share: of a few machines the fastest would stay with one run,
+because those of the others are held, for long, by the slow ones. Kept in memory: after a restart
+everybody begins anew, and each of several replicas is fair.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ class Shares:
         self._at = 0.0
 
     def lately(self, weights: Mapping[int, float], now: float) -> dict[int, float]:
-        """Of the runs that are running. One that has just come owes nothing, and is owed nothing: it begins with the least share."""
+        """Of the runs that are running.
+
+        One that has just come owes nothing, and is owed nothing: it begins with the least share.
+        """
         self._fade(now)
         known = {run: self._given[run] for run in weights if run in self._given}
         least = min((given / weights[run] for run, given in known.items()), default=0.0)

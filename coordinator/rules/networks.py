@@ -1,7 +1,8 @@
 """Addresses as identities: what one person gets many of counts once.
 
-A home or a rented machine is given a whole IPv6 /64 and often a /48, and neighbours in an IPv4 /24 are
-cheap to rent together. Rates count an address (IPv6: its /64), shares of a merge count its network.
+A home or a rented machine is given a whole IPv6 /64 and often a /48, and neighbours in an IPv4 /24
+are cheap to rent together. Rates count an address (IPv6: its /64), shares of a merge count its
+network.
 """
 
 from __future__ import annotations

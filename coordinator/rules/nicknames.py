@@ -1,9 +1,12 @@
-"""Nicknames: which are acceptable, and which look alike. Pure; nothing here knows who has which name.
+"""Nicknames: which are acceptable, and which look alike.
 
-A nickname is stored as it is written, after NFKC, and a second time as its **skeleton**: what remains of it for an eye that
-skims a leaderboard. Two names with one skeleton cannot both be had. The idea is that of Unicode Technical Standard 39
-(confusables), with a small table of our own for the scripts that lend themselves to it: letters of Latin, Greek, Cyrillic,
-Armenian and Cherokee that look like Latin ones. A name keeps to one script (Chinese, Japanese and Korean may stand beside
+Pure; nothing here knows who has which name.
+
+A nickname is stored as it is written, after NFKC, and a second time as its **skeleton**: what
+remains of it for an eye that skims a leaderboard. Two names with one skeleton cannot both be had.
+The idea is that of Unicode Technical Standard 39 (confusables), with a small table of our own for
+the scripts that lend themselves to it: letters of Latin, Greek, Cyrillic, Armenian and Cherokee
+that look like Latin ones. A name keeps to one script (Chinese, Japanese and Korean may stand beside
 Latin), so the table need not be complete.
 """
 
@@ -38,7 +41,8 @@ _KINDS = frozenset(
 )  # letters, accents, decimal digits
 _BESIDE_LATIN = frozenset({"CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO"})
 
-# Every character on the left looks like the one on the right, in lower or upper case, in some common typeface.
+# Every character on the left looks like the one on the right, in lower or upper case, in some
+# common typeface.
 _ALIKE_ROWS = {
     "a": "аαɑⲁᎪ", "b": "ЬьвΒβƅʙᏏ", "c": "сϲⲥᏟ", "d": "ԁժᎠ", "e": "еєεҽɛᎬ", "f": "ғƒꞙϝ",
     "g": "ɡցԍᏀ", "h": "һհнηʜᎻ", "j": "јϳյᎫ", "k": "кκĸᏦ", "l": "1i|ıіιӏΙІɩɪӀᎥӀլⲓǀ!", "m": "мμʍᎷⲙ",
@@ -64,7 +68,10 @@ _PAIRS = (("rn", "m"), ("vv", "w"))  # drawn like one letter
 
 
 def normal(raw: str) -> str:
-    """The nickname as it is stored: NFKC, inner blanks single. Raises InvalidName with what to change."""
+    """The nickname as it is stored: NFKC, inner blanks single.
+
+    Raises InvalidName with what to change.
+    """
     if len(raw) > RAW_MAX:
         raise InvalidName(f"a nickname has at most {NICKNAME_MAX} characters")
     name = " ".join(unicodedata.normalize("NFKC", raw).split(" ")).strip()
@@ -124,7 +131,9 @@ def _check_scripts(name: str) -> None:
 
 
 def _seen(char: str) -> str:
-    """The character as a skimming eye keeps it: digits of any script by value, no signs, no raised letters."""
+    """The character as a skimming eye keeps it: digits of any script by value, no signs, no raised
+    letters.
+    """
     kind = unicodedata.category(char)
     if kind == "Nd":
         return str(unicodedata.decimal(char)).translate(_TABLE)
@@ -132,7 +141,9 @@ def _seen(char: str) -> str:
 
 
 def skeleton(name: str) -> str:
-    """What two lookalikes have in common: no case, accents, blanks or signs, lookalike letters made one."""
+    """Return what two lookalikes have in common: no case, accents, blanks or signs, lookalike
+    letters made one.
+    """
     text = unicodedata.normalize("NFKC", name).translate(_TABLE)
     text = unicodedata.normalize("NFKC", text.casefold())
     text = "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))

@@ -1,4 +1,7 @@
-"""What a worker tells of itself, cut to size before it is stored. Nothing in it is believed; some of it is shown to people."""
+"""Reports of a worker about itself, cut to size before they are stored.
+
+Nothing in it is believed; some of it is shown to people.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ RATE_MAX = 1e24  # operations or bytes a second: more than all machines there ar
 
 
 def line(text: str, chars: int = TEXT_CHARS_MAX) -> str:
-    """One printable line: no control, format or unassigned characters, so nothing that moves a terminal's cursor."""
+    """One printable line: no control, format or unassigned characters, so nothing that moves a
+    terminal's cursor.
+    """
     kept = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in text[: chars * 4])
     return " ".join(kept.split())[:chars].rstrip()
 

@@ -1,6 +1,9 @@
-"""The run file: one TOML table that says all about a run. Every key that is not given has a default that works.
+"""The run file: one TOML table that says all about a run.
 
-Parsing is strict: an unknown key is refused with the nearest known one, a wrong type with the sentence that msgspec gives.
+Every key that is not given has a default that works.
+
+Parsing is strict: an unknown key is refused with the nearest known one, a wrong type with the
+sentence that msgspec gives.
 """
 
 from __future__ import annotations
@@ -31,9 +34,8 @@ class TaskSettings(Settings):
 
     local_steps: int = 50  # optimiser steps of one task
     by_speed: bool = True  # a worker much slower than the median gets as many as take the same time
-    target_seconds: float = (
-        0.0  # if > 0, every task is sized to its worker's measured speed instead
-    )
+    # if > 0, every task is sized to its worker's measured speed instead
+    target_seconds: float = 0.0
     batch_size: int = 16
     min_steps: int = 5
     max_steps: int = 5000
@@ -58,9 +60,8 @@ class StopSettings(Settings):
 class ValidationSettings(Settings):
     """`[validation]`"""
 
-    norm_limit: float = (
-        6.0  # refuse above median + max(norm_limit x 1.4826 MAD, 2 x median) of the cohort
-    )
+    # refuse above median + max(norm_limit x 1.4826 MAD, 2 x median) of the cohort
+    norm_limit: float = 6.0
     clip_until: float = 1.0  # ... but up to this many times that limit, scale down to it instead
     loss_limit: float = 3.0  # refuse a reported loss above this many times the global one
     cohort: int = 32
@@ -113,7 +114,9 @@ class RunFile(Settings):
 
 
 def fits_a_path(name: str) -> bool:
-    """Whether a run or dataset may have this name: it stands in paths, addresses and command lines."""
+    """Return True if a run or dataset may have this name: it stands in paths, addresses and command
+    lines.
+    """
     plain = all(c.isalnum() or c in "-_." for c in name)
     return 0 < len(name) <= NAME_CHARS_MAX and plain and name[0].isalnum()
 
@@ -177,7 +180,10 @@ def _check_ranges(run: RunFile) -> None:
 
 
 def parse(text: str, defaults: Mapping[str, Mapping[str, Any]] | None = None) -> RunFile:
-    """Read a run file; `defaults` are tables for keys that it does not give. Raises InvalidRunFile with what is wrong."""
+    """Read a run file; `defaults` are tables for keys that it does not give.
+
+    Raises InvalidRunFile with what is wrong.
+    """
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -1,4 +1,4 @@
-"""How much work a worker gets, how long it may take, what it earns: pure numbers, all from the server's own figures."""
+"""Sizing of work: samples, deadline and price of a task, all from the server's own figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ LEASE_MAX_S = 86_400.0
 UNKNOWN_FACTOR = 10  # x the floor, while nobody knows how long a task takes
 OPTIMISM = 2.0  # a benchmark knows nothing of downloads, evaluation, other programs
 LATE_FACTOR = 3.0  # x the expected time, then the lease ends
-SLOWER = 0.75  # of the median speed: only below it is a task made smaller, for a benchmark is no better than that
+# of the median speed: only below it is a task made smaller, for a benchmark is no better than that
+SLOWER = 0.75
 SPLIT_FACTOR = 2.0  # a range that came back and would take longer than this many targets is split
 MEMORY_FACTOR = 18  # bytes a parameter: weights, gradients, two Adam moments, the base, activations
 UPLOAD_SLACK_BYTES = 1 << 20
@@ -22,7 +23,7 @@ GAME_BYTES_MAX = 1 << 18  # of one game, compressed
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast a run's tasks have been done lately, as medians."""
+    """Speed of a run's latest tasks, as medians."""
 
     step_s: float  # seconds a step
     flops: float  # measured speed of the workers that did them; 0 = unknown
@@ -89,7 +90,9 @@ def _derived(text: str) -> int:
 
 
 def estimate_s(run: Run, steps: int, flops: float) -> float | None:
-    """How long a worker of this speed should take, from what others took or else its benchmark; None = nobody knows."""
+    """Return how long a worker of this speed should take, from what others took or else its
+    benchmark; None = nobody knows.
+    """
     if run.pace is not None:
         known = flops > 0 and run.pace.flops > 0
         return steps * run.pace.step_s * (run.pace.flops / flops if known else 1.0)
@@ -99,7 +102,7 @@ def estimate_s(run: Run, steps: int, flops: float) -> float | None:
 
 
 def allowance_s(run: Run, steps: int, flops: float) -> float:
-    """How long a lease lasts, however often it is renewed."""
+    """Return how long a lease lasts, however often it is renewed."""
     expected = estimate_s(run, steps, flops)
     floor = run.settings.lease_floor_seconds
     if expected is None:
@@ -110,7 +113,9 @@ def allowance_s(run: Run, steps: int, flops: float) -> float:
 
 
 def allowance_beside_s(run: Run, price: int, flops: float) -> float:
-    """How long the lease of a task beside the pass lasts, whose price says how much work it is."""
+    """Return how long the lease of a task beside the pass lasts, whose price says how much work it
+    is.
+    """
     floor = run.settings.lease_floor_seconds
     if flops <= 0 or run.step_flops <= 0:
         return min(LEASE_MAX_S, UNKNOWN_FACTOR * floor)
@@ -119,7 +124,9 @@ def allowance_beside_s(run: Run, price: int, flops: float) -> float:
 
 
 def target_s(run: Run) -> float:
-    """How long a task should take: as `[task]` says, or as long as the median worker needs for `local_steps`; 0 = unknown."""
+    """Return how long a task should take: as `[task]` says, or as long as the median worker needs
+    for `local_steps`; 0 = unknown.
+    """
     settings = run.settings
     if settings.target_seconds > 0 or not settings.by_speed:
         return settings.target_seconds
@@ -128,10 +135,11 @@ def target_s(run: Run) -> float:
 
 
 def steps_for(run: Run, flops: float) -> int:
-    """How many steps a new task for a worker of this speed has.
+    """Return how many steps a new task for a worker of this speed has.
 
-    Without `target_seconds` nobody gets more than `local_steps`, and who is much slower than the median gets as many as take
-    the same time: a merge that waits for all is then not kept by one of them.
+    Without `target_seconds` nobody gets more than `local_steps`, and who is much slower than the
+    median gets as many as take the same time: a merge that waits for all is then not kept by one of
+    them.
     """
     settings, wanted_s = run.settings, target_s(run)
     one = estimate_s(run, 1, flops) if wanted_s > 0 else None
@@ -155,7 +163,8 @@ def steps_of_update(plan: Plan, local_steps: int) -> int:
 def total_steps(file: RunFile, plan: Plan, samples: int, sample_size: int = 1) -> int:
     """Global steps that a run will make as far as `[stop]` tells, phase by phase; 0 = unknown.
 
-    A pass has so many samples (0 = no end), each of `sample_size` items. A phase that only its loss ends is left out.
+    A pass has so many samples (0 = no end), each of `sample_size` items. A phase that only its loss
+    ends is left out.
     """
     if file.train.decay_steps:
         return file.train.decay_steps
@@ -186,12 +195,16 @@ def steps_in(samples: int, batch_size: int) -> int:
 
 
 def parts_of(steps: int, part_steps: int) -> int:
-    """How many updates a task hands in, one after every `part_steps` (0 = one at its end); the last may be shorter."""
+    """Return how many updates a task hands in, one after every `part_steps` (0 = one at its end);
+    the last may be shorter.
+    """
     return -(-steps // part_steps) if part_steps else 1
 
 
 def first_part(steps: int, price: int, part_steps: int) -> tuple[int, int]:
-    """Steps and micro-credits of the next part of what is left of a task; all that is left goes to the last."""
+    """Steps and micro-credits of the next part of what is left of a task; all that is left goes to
+    the last.
+    """
     if not part_steps or steps <= part_steps:
         return steps, price
     return part_steps, price * part_steps // steps
@@ -202,7 +215,9 @@ def price_micro(run: Run, samples: int) -> int:
 
 
 def split_at(run: Run, start: int, stop: int, flops: float) -> int:
-    """Where a range that came back ends for a worker of this speed: at `stop`, or sooner when it is far too much."""
+    """Return where a range that came back ends for a worker of this speed: at `stop`, or sooner
+    when it is far too much.
+    """
     settings = run.settings
     steps = steps_in(stop - start, settings.batch_size)
     fitting = steps_for(run, flops)

@@ -6,9 +6,10 @@
 
 Pay waits in escrow until so many later contributions of the account were accepted, or so many days
 passed with a check passed since. An invited account is vouched for by the organiser and is paid at
-once. An account that vetted itself by honest work still waits: paid at once, honest for ten tasks and
-idle afterwards, it would keep what it earns until a check finds it; behind an escrow of `VEST_AFTER`
-the mean gain of that is below zero however long it was honest (tests/unit/coordinator/rules).
+once. An account that vetted itself by honest work still waits: paid at once, honest for ten tasks
+and idle afterwards, it would keep what it earns until a check finds it; behind an escrow of
+`VEST_AFTER` the mean gain of that is below zero however long it was honest
+(tests/unit/coordinator/rules).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ DAY_S = 86_400.0
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """What standing is decided by."""
+    """Standing of an account, and the figures it is decided by."""
 
     state: State
     invited: bool

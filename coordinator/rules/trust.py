@@ -1,12 +1,12 @@
-"""How far a volunteer's work counts, moved by every verdict. Pure rules; the rows are in the store.
+"""Trust in a volunteer, moved by every verdict. Pure rules; the rows are in the store.
 
     trust    0..1 of a volunteer: multiplies the weight of a contribution in a merge. Begins at 1, +0.01 for accepted work,
              -0.1 for work refused for what was in it. One bad result takes ten good ones to mend.
     streak   of a worker: accepted results in a row, 0 after a bad one. A machine that overheats is found by its streak while
              its owner's other machines keep theirs. Spot checks are meant to follow it.
 
-What a volunteer cannot help moves nothing, so there is no rule for it: work that came too late, that was overtaken by a merge,
-that was cancelled, or that was set aside with a merge that failed.
+What a volunteer cannot help moves nothing, so there is no rule for it: work that came too late,
+that was overtaken by a merge, that was cancelled, or that was set aside with a merge that failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def accepted(trust: float, streak: int) -> tuple[float, int]:
 
 
 def rejected(trust: float, streak: int) -> tuple[float, int]:
-    """Trust and streak after work that was refused for its content; the streak is lost whatever it was."""
+    """Trust and streak after work that was refused for its content; the streak is lost whatever it
+    was.
+    """
     return _bounded(trust - LOSS), 0
 
 

@@ -1,7 +1,8 @@
-"""Whether a contribution may be merged: pure rules over what was measured of it.
+"""Validation of a contribution: pure rules over what was measured of it.
 
-Nothing here reads a database or trusts a word of the client. `measure` streams once through the file; `judge` holds the
-figures against the task, the head and the cohort, and gives a verdict with a reason that the volunteer can read.
+Nothing here reads a database or trusts a word of the client. `measure` streams once through the
+file; `judge` holds the figures against the task, the head and the cohort, and gives a verdict with
+a reason that the volunteer can read.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ if TYPE_CHECKING:
     from shared.tensors.spec import Schema
 
 MAD_TO_SIGMA = 1.4826
-ADAM_REACH = (
-    4.0  # an Adam step moves an element by about lr; this many lr a step is beyond honest work
-)
+# an Adam step moves an element by about lr; this many lr a step is beyond honest work
+ADAM_REACH = 4.0
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file itself says. `problem` is set when it cannot be read as what it should be."""
+    """Measurement of an uploaded file.
+
+    `problem` is set when it cannot be read as what it should be.
+    """
 
     norm: float = 0.0
     finite: bool = True
@@ -87,8 +90,8 @@ def measure(path: Path, schema: Schema, codec: str) -> Measurement:
 def reach(train: TrainSettings, steps: int, parameters: int) -> float:
     """The L2 norm that honest local work cannot exceed.
 
-    Adam moves each element by about lr a step, plus the decay; plain SGD at most lr x clip_norm in total. Without a bound on
-    the gradient there is none on the norm.
+    Adam moves each element by about lr a step, plus the decay; plain SGD at most lr x clip_norm in
+    total. Without a bound on the gradient there is none on the norm.
     """
     if train.optimizer == "adamw":
         return ADAM_REACH * train.lr * steps * math.sqrt(parameters)
@@ -96,25 +99,30 @@ def reach(train: TrainSettings, steps: int, parameters: int) -> float:
 
 
 def effort(update: str, train: TrainSettings, first: int, steps: int, total: int) -> float:
-    """What a norm is divided by before it is compared: of a delta its steps, each as much as its learning rate; of a mean
-    gradient 1.
+    """Return what a norm is divided by before it is compared: of a delta its steps, each as much as
+    its learning rate; of a mean gradient 1.
 
-    Without the rates, what is trained while they rise would set a limit that no later work could keep.
+    Without the rates, what is trained while they rise would set a limit that no later work could
+    keep.
     """
     return 1.0 if update == "gradient" else full_steps(train, first, steps, total)
 
 
 def by_effort(norm: float, its: float, ours: float) -> float:
-    """The norm by effort that a contribution of effort `its` lets expect, at most, of one of effort `ours`.
+    """The norm by effort that a contribution of effort `its` lets expect, at most, of one of effort
+    `ours`.
 
-    The steps of a task partly undo each other, so norms grow with something between the root of the steps and the steps
-    themselves. Divided by its steps alone, an honest task of a tenth of the steps stood out by up to a factor of three.
+    The steps of a task partly undo each other, so norms grow with something between the root of the
+    steps and the steps themselves. Divided by its steps alone, an honest task of a tenth of the
+    steps stood out by up to a factor of three.
     """
     return norm / its if ours >= its else norm / math.sqrt(its * ours)
 
 
 def cohort_limit(cohort: Sequence[float], settings: ValidationSettings) -> float:
-    """The norm per step above which a contribution stands out: median + max(limit x 1.4826 MAD, 2 x median)."""
+    """The norm per step above which a contribution stands out: median + max(limit x 1.4826 MAD, 2 x
+    median).
+    """
     middle = median(cohort)
     spread = median(abs(norm - middle) for norm in cohort)
     return middle + max(settings.norm_limit * MAD_TO_SIGMA * spread, 2.0 * middle)
@@ -125,7 +133,7 @@ def _rejected(reason: Reason, message: str) -> Judgement:
 
 
 def _content(evidence: Evidence) -> Judgement | None:
-    """What is wrong with the contribution by itself."""
+    """Return what is wrong with the contribution by itself."""
     submit, measurement = evidence.submit, evidence.measurement
     if submit.steps != evidence.task_steps or submit.samples != evidence.task_samples:
         return _rejected(
@@ -136,7 +144,8 @@ def _content(evidence: Evidence) -> Judgement | None:
     if submit.base_version != evidence.base_version:
         return _rejected(
             Reason.STALE,
-            f"trained from version {submit.base_version}, the lease was bound to {evidence.base_version}",
+            f"trained from version {submit.base_version}, the lease was bound to "
+            f"{evidence.base_version}",
         )
     if measurement.problem:
         return _rejected(Reason.FRAME, measurement.problem)
@@ -165,7 +174,8 @@ def _loss(evidence: Evidence, settings: ValidationSettings) -> Judgement | None:
     ):
         return _rejected(
             Reason.LOSS,
-            f"the loss {last:.3f} is more than {settings.loss_limit:g} times the global one ({evidence.loss:.3f})",
+            f"the loss {last:.3f} is more than {settings.loss_limit:g} times the global one "
+            f"({evidence.loss:.3f})",
         )
     return None
 
@@ -180,7 +190,8 @@ def _norm(
         if norm > most:
             return _rejected(
                 Reason.NORM,
-                f"the update has norm {norm:.3g}; {steps} steps at lr {train.lr:g} cannot pass {most:.3g}",
+                f"the update has norm {norm:.3g}; {steps} steps at lr {train.lr:g} cannot pass "
+                f"{most:.3g}",
             )
     if not evidence.cohort:
         return 1.0
@@ -191,7 +202,8 @@ def _norm(
     if known and per_step > settings.clip_until * limit:
         return _rejected(
             Reason.NORM,
-            f"the norm a step, {per_step:.3g}, is far above that of other volunteers (limit {limit:.3g})",
+            f"the norm a step, {per_step:.3g}, is far above that of other volunteers (limit "
+            f"{limit:.3g})",
         )
     return limit / per_step
 
@@ -216,7 +228,8 @@ def judge(
     if weight <= 0.0:
         return _rejected(
             Reason.STALE,
-            f"{gap} versions were merged since it began, at most {plan.max_staleness} are allowed: nothing is counted against you",
+            f"{gap} versions were merged since it began, at most {plan.max_staleness} are "
+            "allowed: nothing is counted against you",
         )
     message = (
         "accepted"

@@ -50,8 +50,8 @@ def shares(voices: Sequence[Voice]) -> list[float]:
 def level(totals: Sequence[float], share: float, beside: float = 0.0) -> float:
     """Return the highest level at which cutting every total leaves none above `share` of the sum.
 
-    `beside` is the part of the sum that belongs to no total and is never cut. With the k largest cut
-    to a level L, and R the sum of the rest, L = share * (k L + R).
+    `beside` is the part of the sum that belongs to no total and is never cut. With the k largest
+    cut to a level L, and R the sum of the rest, L = share * (k L + R).
     """
     ordered = sorted(totals, reverse=True)
     rest = sum(ordered) + beside

@@ -39,7 +39,9 @@ class Datasets:
         self._threads = threads
 
     async def add(self, build: Build, skipped: Skipped | None = None) -> DatasetManifest:
-        """Run `build(put)` in a thread, store every chunk it puts, then register the manifest. Raises InvalidRunFile.
+        """Run `build(put)` in a thread, store every chunk it puts, then register the manifest.
+
+        Raises InvalidRunFile.
 
         What `skipped` holds in the end is kept for the listing.
         """
@@ -73,13 +75,17 @@ class Datasets:
         return manifest
 
     async def add_text(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
-        """A token dataset from text files, folders, JSONL or a token `.bin`; see `shared.workloads.data.text_dataset.build_text`."""
+        """A token dataset from text files, folders, JSONL or a token `.bin`; see
+        `shared.workloads.data.text_dataset.build_text`.
+        """
         from shared.workloads.data.text_dataset import build_text
 
         return await self._named(name, build_text, paths, options)
 
     async def add_images(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
-        """A dataset of images from folders, zip archives, PNG and JPEG; see `shared.workloads.data.image_dataset.build_images`."""
+        """A dataset of images from folders, zip archives, PNG and JPEG; see
+        `shared.workloads.data.image_dataset.build_images`.
+        """
         from shared.workloads.data.image_dataset import build_images
 
         return await self._named(name, build_images, paths, options)
@@ -91,7 +97,10 @@ class Datasets:
         paths: Iterable[Path],
         options: dict[str, Any],
     ) -> DatasetManifest:
-        """Build under a name that fits into paths and addresses. Raises InvalidName, InvalidRunFile, Conflict."""
+        """Build under a name that fits into paths and addresses.
+
+        Raises InvalidName, InvalidRunFile, Conflict.
+        """
         if not fits_a_path(name):
             raise InvalidName(f"the name of a dataset must be {NAME_RULE}")
         return await self.add(
@@ -102,7 +111,7 @@ class Datasets:
         return await self._db.read(datasets.every)
 
     async def skipped(self, dataset_id: int) -> tuple[str, ...]:
-        """What could not be used when a dataset was built, and why: the first thousand."""
+        """Return what could not be used when a dataset was built, and why: the first thousand."""
         return await self._db.read(lambda conn: datasets.skipped(conn, dataset_id))
 
     async def manifest(self, name: str) -> DatasetManifest:
@@ -111,7 +120,9 @@ class Datasets:
         return dataset_view(row.manifest)
 
     async def may_read(self, sha256: str) -> bool:
-        """Whether a volunteer may fetch this blob: served data, published weights and samples; never the held-out split."""
+        """Return True if a volunteer may fetch this blob: served data, published weights and
+        samples; never the held-out split.
+        """
 
         def read(conn: Connection) -> bool:
             return (
@@ -124,7 +135,9 @@ class Datasets:
 
 
 class LocalData:
-    """A dataset whose chunks lie in the coordinator's own blob store (the held-out ones, for evaluation)."""
+    """A dataset whose chunks lie in the coordinator's own blob store (the held-out ones, for
+    evaluation).
+    """
 
     def __init__(self, manifest: DatasetManifest, files: dict[str, Path]) -> None:
         self.manifest = manifest

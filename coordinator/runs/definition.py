@@ -1,4 +1,6 @@
-"""What a run file means: its workload, schema and plan, worked out once and shared by the services."""
+"""Definition of a run: the workload, schema and plan of its file, worked out once and shared by the
+services.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def play(self) -> SelfPlay | None:
-        """How it paces games, where it learns from games against itself."""
+        """Return how it paces games, where it learns from games against itself."""
         games = self.workload.games
         return games.plan(self.file.model, self.file.task.options) if games else None
 
@@ -60,7 +62,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 def of_file(stored: str) -> Definition:
     """The definition of a stored run file.
 
-    Raises NotFound when its workload is not installed here, InvalidPlan for a plan that cannot work with its model.
+    Raises NotFound when its workload is not installed here, InvalidPlan for a plan that cannot work
+    with its model.
     """
     file = run_file.decode(stored)
     workload = load(file.workload)
@@ -86,22 +89,27 @@ def _check_with_tasks(whole: Plan, file: RunFile) -> None:
         check_steps(in_phase(whole, index), file.task.local_steps, sized, where)
         if (phase.until_versions, phase.until_tokens) == (None, None) and not file.evaluation.every:
             raise InvalidPlan(
-                f"{where}until_slope looks at the held-out loss, and [evaluation] every = 0 measures none: set "
+                f"{where}until_slope looks at the held-out loss, and [evaluation] every = 0 "
+                "measures none: set "
                 "every = 1, or give the phase until_versions or until_tokens"
             )
 
 
 def table_defaults(file: RunFile, workload: Workload) -> dict[str, Mapping[str, Any]]:
-    """What the tables of a run file say where it is silent: its workload's words, then its preset's."""
+    """Return what the tables of a run file say where it is silent: its workload's words, then its
+    preset's.
+    """
     tables = dict(workload.defaults(file.plan))
     preset = TASKS.get(str(file.plan.get("preset")), {})
     return tables | {"task": {**preset, **tables.get("task", {})}}
 
 
 def with_downlink(plan: Mapping[str, Any], model_bytes: int) -> dict[str, Any]:
-    """A `[plan]` table that says how versions travel: "auto", and no word, become what suits a model of so many bytes.
+    """A `[plan]` table that says how versions travel: "auto", and no word, become what suits a
+    model of so many bytes.
 
-    Settled when a run is created and stored with it: one without a word is from before, and goes on with "float32".
+    Settled when a run is created and stored with it: one without a word is from before, and goes on
+    with "float32".
     """
     if plan.get("downlink", "auto") != "auto":
         return dict(plan)
@@ -120,5 +128,7 @@ def step_price_micro(file: RunFile, step_flops: float) -> int:
 
 
 def price_of_flops(price_micro: int, step_flops: float, flops: float) -> int:
-    """Micro-credits of other work of the same run, at the price of its steps: equal device time earns alike."""
+    """Micro-credits of other work of the same run, at the price of its steps: equal device time
+    earns alike.
+    """
     return max(1, round(price_micro * flops / max(1.0, step_flops)))

@@ -1,4 +1,6 @@
-"""The example run: a small GPT on the Python standard library's own source, at hand on every machine."""
+"""The example run: a small GPT on the Python standard library's own source, at hand on every
+machine.
+"""
 
 from __future__ import annotations
 

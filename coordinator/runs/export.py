@@ -39,7 +39,7 @@ HISTORY_MAX = 1_000_000
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written."""
+    """Files that an export wrote."""
 
     run: str
     version: int
@@ -88,7 +88,8 @@ def _read(conn: Connection, name: str, version: int | None) -> _Source:
     measured = versions.evaluation(conn, run.id, chosen)
     if measured.pruned:
         raise NotFound(
-            f"the files of version {chosen} were pruned; the best is {run.best}, the newest {run.head}"
+            f"the files of version {chosen} were pruned; the best is {run.best}, the newest "
+            f"{run.head}"
         )
     dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
     history = tuple(versions.listing(conn, run.id, -1, HISTORY_MAX))
@@ -112,7 +113,9 @@ def _write(source: _Source, weights: Path, tokenizer: Path | None, to: Path) -> 
 
 
 def _no_room(error: BaseException) -> bool:
-    """Whether the disk was full; safetensors tells the number of the system's error in its text only."""
+    """Return True if the disk was full; safetensors tells the number of the system's error in its
+    text only.
+    """
     told = re.search(r"os error (\d+)", str(error))
     number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
     return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -196,7 +199,8 @@ def _card(source: _Source, about: Definition) -> str:
         "",
         about.file.description or "Trained by volunteers.",
         "",
-        f"- workload: {source.run.workload} {source.run.workload_version}, {about.parameters:,} parameters",
+        f"- workload: {source.run.workload} {source.run.workload_version}, {about.parameters:,} "
+        "parameters",
         f"- held-out loss: {loss} (measured by the coordinator)",
         f"- trained on: {f'{data.name} ({data.licence}, {data.source})' if data else 'self-play'}",
         f"- global steps: {source.version.global_step:,}; tokens: {source.version.tokens:,}",
@@ -215,13 +219,17 @@ def _card(source: _Source, about: Definition) -> str:
 
 
 def imported(folder: Path, about: Definition) -> Mapping[str, torch.Tensor]:
-    """Tensors of an exported folder for `[train] init_from`. Raises InvalidRunFile when they do not fit the model."""
+    """Tensors of an exported folder for `[train] init_from`.
+
+    Raises InvalidRunFile when they do not fit the model.
+    """
     from safetensors.torch import load_file
 
     path = folder / "model.safetensors"
     if not path.is_file():
         raise InvalidRunFile(
-            f"[train] init_from: there is no {path}; name a folder written by coordinator run export"
+            f"[train] init_from: there is no {path}; name a folder written by coordinator run "
+            "export"
         )
     found = load_file(path)
     for spec in about.schema:

@@ -1,7 +1,8 @@
-"""Publishing a version on a model hub: the folder that `run export` writes, as one commit of a repository there.
+"""Publishing a version on a model hub: the folder that `run export` writes, as one commit of a
+repository there.
 
-It is sent from the organiser's own machine, with the token that lies there; no coordinator ever sees it. The library is the
-extra `hub`; like its own commands it obeys HF_TOKEN and HF_ENDPOINT.
+It is sent from the organiser's own machine, with the token that lies there; no coordinator ever
+sees it. The library is the extra `hub`; like its own commands it obeys HF_TOKEN and HF_ENDPOINT.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ class Hub:
 
     @classmethod
     def of(cls, target: str) -> Hub:
-        """From `--to hub:OWNER/NAME`. Raises BadRequest for another form, Configuration without library or token."""
+        """From `--to hub:OWNER/NAME`.
+
+        Raises BadRequest for another form, Configuration without library or token.
+        """
         repository = target.removeprefix(PREFIX)
         if not _REPOSITORY.fullmatch(repository):
             raise BadRequest(f'"{target}" names no repository: write --to {PREFIX}OWNER/NAME')
@@ -45,10 +49,12 @@ class Hub:
         return cls(repository, token)
 
     def publish(self, folder: Path, message: str) -> str:
-        """Send a folder as one commit; its address. A repository that is not there is made, private.
+        """Send a folder as one commit; its address.
 
-        Raises Unauthorized when the hub does not take the token, Unavailable when it cannot be reached, VolunteerError when it
-        refuses.
+        A repository that is not there is made, private.
+
+        Raises Unauthorized when the hub does not take the token, Unavailable when it cannot be
+        reached, VolunteerError when it refuses.
         """
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError

@@ -1,4 +1,4 @@
-"""Which phase of its plan a run is in: settled when a version is made and stored with it, so that nobody has to guess later."""
+"""Phase of a run's plan: settled when a version is made and stored with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def at_head(run: RunRow) -> Plan:
 
 
 def following(conn: Connection, run: RunRow, progress: Progress) -> int:
-    """The phase that the next version of a run begins or stays in, by the losses that are measured by now."""
+    """The phase that the next version of a run begins or stays in, by the losses that are measured
+    by now.
+    """
     whole = definition(run).plan
     losses: list[float] = []
     if run.phase < len(whole.phases) and whole.phases[run.phase].until_slope is not None:

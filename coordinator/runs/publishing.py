@@ -1,11 +1,12 @@
-"""From the master weights of a new version to what volunteers get of it, as the plan's `downlink` says.
+"""From the master weights of a new version to what volunteers get of it, as the plan's `downlink`
+says.
 
     float32   the master itself
     chain     published(n) = published(n - 1) - Q(published(n - 1) - master(n)); see shared/tensors/downlink.py
               files: the published weights, the link from the version before, now and then a snapshot
 
-Preparing writes files beside the master and nothing else; storing puts them into the blob store, where nothing refers to
-them before the version is committed.
+Preparing writes files beside the master and nothing else; storing puts them into the blob store,
+where nothing refers to them before the version is committed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """What volunteers hold of the version before."""
+    """Published weights of the version before, as volunteers hold them."""
 
     weights: BlobRef
     downlink: Downlink
@@ -78,7 +79,9 @@ def discard(master: Path) -> None:
 
 
 def prepare(order: Publication) -> Prepared:
-    """Write the files of a version; blocks. Raises InvalidFrame for weights that are not finite, StorageFull.
+    """Write the files of a version; blocks.
+
+    Raises InvalidFrame for weights that are not finite, StorageFull.
 
     The caller discards what is left, whatever happens.
     """
@@ -144,7 +147,9 @@ def with_state(content: Content, state: Written | None) -> Content:
 def ways(
     before: Downlink, weights: BlobRef, link: Link | None, snapshot: Snapshot | None
 ) -> Downlink:
-    """The links and snapshots worth listing for new weights: all that can be fewer bytes than what else there is."""
+    """The links and snapshots worth listing for new weights: all that can be fewer bytes than what
+    else there is.
+    """
     links = {each.weights: each for each in (*before.links, *([link] if link else []))}
     packed = {each.weights: each for each in (*before.snapshots, *([snapshot] if snapshot else []))}
     at, spent, limit = weights.sha256, 0, weights.size
@@ -183,7 +188,7 @@ def content_of(conn: Connection, row: VersionRow) -> Content:
 
 
 async def base_of(blobs: BlobStore, row: VersionRow) -> Base:
-    """What volunteers hold of a version. Raises NotFound when its files are gone."""
+    """Return what volunteers hold of a version. Raises NotFound when its files are gone."""
     return Base(
         weights=BlobRef(sha256=row.published_sha256, size=row.size),
         downlink=downlink_of(row),
@@ -192,7 +197,7 @@ async def base_of(blobs: BlobStore, row: VersionRow) -> Base:
 
 
 def _beside(master: Path) -> tuple[Path, Path, Path]:
-    """Where the published weights, the link and the snapshot of a version are made."""
+    """Return where the published weights, the link and the snapshot of a version are made."""
     published, link, snapshot = (
         master.with_name(f"{master.name}-{what}") for what in ("published", "link", "snapshot")
     )

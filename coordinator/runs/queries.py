@@ -1,4 +1,4 @@
-"""What anybody may know of a run: its state, its history, its figures."""
+"""Queries about a run: its state, its history, its figures."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Reading:
         )
 
     def readiness(self, conn: Connection, run: RunRow) -> tuple[Ready, int]:
-        """Whether the next merge of a run is due, and how many workers are at it."""
+        """Return whether the next merge of a run is due, and how many workers are at it."""
         now = self._clock.now()
         waiting = contributions.pending(conn, run.id)
         live = runs.live_workers(conn, run.id, now - LIVE_S)
@@ -115,7 +115,7 @@ class Reading:
         )
 
     async def beats(self) -> tuple[RunBeat, ...]:
-        """What every heartbeat reply says of the runs that are on."""
+        """Return what every heartbeat reply says of the runs that are on."""
 
         def read(conn: Connection) -> tuple[RunBeat, ...]:
             return tuple(self._beat(conn, run) for run in runs.every(conn, runs.OPEN))
@@ -167,7 +167,7 @@ class Reading:
         return await self._db.read(read)
 
     async def workers(self, name: str) -> tuple[WorkerInfo, ...]:
-        """Who is at work on a run just now."""
+        """Return who is at work on a run just now."""
 
         def read(conn: Connection) -> tuple[WorkerInfo, ...]:
             run, now = runs.by_name(conn, name), self._clock.now()
@@ -187,7 +187,9 @@ class Reading:
         return await self._db.read(read)
 
     async def summary(self, name: str, bytes_in: int = 0, bytes_out: int = 0) -> Summary:
-        """The figures of a run in one struct; its contributions may have been counted a moment ago."""
+        """The figures of a run in one struct; its contributions may have been counted a moment
+        ago.
+        """
 
         def count(conn: Connection) -> dict[str, int]:
             return contributions.counts(conn, runs.by_name(conn, name).id)
@@ -229,7 +231,9 @@ def merging_text(needs: int, merge_in_s: float | None) -> str:
 
 
 def _progress(run: RunRow, about: Definition) -> float | None:
-    """How much of `[stop]` is done, 0..1, by whatever is nearest; None when only a date or a loss ends it."""
+    """Return how much of `[stop]` is done, 0..1, by whatever is nearest; None when only a date or a
+    loss ends it.
+    """
     stop = about.file.stop
     shares = []
     if stop.versions:
@@ -251,7 +255,7 @@ def _rate(worker: Mapping[str, Any], run: RunRow) -> float | None:
 def _pictures(
     conn: Connection, evaluations: Sequence[versions.EvaluationRow]
 ) -> dict[int, BlobRef]:
-    """What versions drew, where they did."""
+    """Return what versions drew, where they did."""
     drawn = {seen.version: seen.sample_sha256 for seen in evaluations if seen.sample_sha256}
     sizes = datasets.blob_sizes(conn, sorted(set(drawn.values()))) if drawn else {}
     return {

@@ -69,7 +69,10 @@ class Runs(Reading):
     # --- the life of a run ---
 
     async def create(self, text: str) -> RunInfo:
-        """Store a run file as a draft, checked as a whole. Raises InvalidRunFile, NotFound, Conflict."""
+        """Store a run file as a draft, checked as a whole.
+
+        Raises InvalidRunFile, NotFound, Conflict.
+        """
         file = run_file.parse(text)
         workload = load(file.workload)
         file = run_file.parse(text, table_defaults(file, workload))
@@ -103,7 +106,8 @@ class Runs(Reading):
             "tokens": 0,
             "phase": 0,
             "parameters": about.parameters,
-            # Of a run that makes its own data: how many games may be begun before anybody learns from them.
+            # Of a run that makes its own data: how many games may be begun before anybody learns
+            # from them.
             "samples_total": about.play.queue if about.play else sum(counts),
             "samples_per_chunk": msgspec.json.encode(counts).decode(),
             "sample_size": workload.items_per_sample(model),
@@ -129,11 +133,15 @@ class Runs(Reading):
         return await self.describe(await self._db.write(store))
 
     async def _dataset_of(self, file: RunFile, workload: Workload) -> DatasetRow | None:
-        """The dataset that a run file names. Raises NotFound, and InvalidRunFile when it does not fit the workload."""
+        """The dataset that a run file names.
+
+        Raises NotFound, and InvalidRunFile when it does not fit the workload.
+        """
         if not file.dataset:
             if workload.dataset_kinds:
                 raise InvalidRunFile(
-                    f'{file.workload} needs a dataset: add a line dataset = "..." (`coordinator dataset list`)'
+                    f'{file.workload} needs a dataset: add a line dataset = "..." (`coordinator '
+                    "dataset list`)"
                 )
             return None
         found = await self._db.read(lambda conn: datasets.by_name(conn, file.dataset))
@@ -263,7 +271,9 @@ class Runs(Reading):
         return await self.describe(row)
 
     async def rollback(self, name: str, to: int) -> RunInfo:
-        """Head + 1 with the content of version `to`; leases on what it reverts are cancelled, credits stay."""
+        """Head + 1 with the content of version `to`; leases on what it reverts are cancelled,
+        credits stay.
+        """
 
         def revert(conn: Connection) -> RunRow:
             now = self._clock.now()
@@ -278,7 +288,8 @@ class Runs(Reading):
             target = versions.get(conn, run.id, to)
             if versions.evaluation(conn, run.id, to).pruned:
                 raise NotFound(
-                    f"the files of version {to} were pruned; kept: see `coordinator run show {name}`"
+                    f"the files of version {to} were pruned; kept: see `coordinator run show "
+                    f"{name}`"
                 )
             back = msgspec.structs.replace(
                 run, global_step=target.global_step, tokens=target.tokens

@@ -1,6 +1,8 @@
-"""What versions drew, for people: the newest picture, any earlier one, and all of them as a time-lapse.
+"""Samples of versions, for people: the newest picture, any earlier one, and all of them as a
+time-lapse.
 
-Pictures are kept as PNG when a version is evaluated, for as long as the run exists, also when the version's weights are pruned.
+Pictures are kept as PNG when a version is evaluated, for as long as the run exists, also when the
+version's weights are pruned.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ KEPT_MAX = 8
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
-    """What one version made: a PNG by its hash, or a text."""
+    """Sample of one version: a PNG by its hash, or a text."""
 
     version: int
     text: str
@@ -61,7 +63,7 @@ class Samples:
         self._making = asyncio.Lock()
 
     async def of(self, name: str, version: int | None = None) -> Drawn:
-        """What a version made, or the newest that was looked at. Raises NotFound."""
+        """Return what a version made, or the newest that was looked at. Raises NotFound."""
 
         def read(conn: Connection) -> Drawn:
             run = runs.by_name(conn, name)
@@ -82,7 +84,10 @@ class Samples:
         return await asyncio.get_running_loop().run_in_executor(self._threads, path.read_bytes)
 
     async def timelapse(self, name: str, kind: Kind) -> bytes:
-        """All pictures of a run as one animation, at most twenty seconds old. Raises NotFound when it draws none."""
+        """All pictures of a run as one animation, at most twenty seconds old.
+
+        Raises NotFound when it draws none.
+        """
         frames = await self._db.read(lambda conn: _frames(conn, name))
         async with self._making:
             known = self._films.get((name, kind))
@@ -110,7 +115,10 @@ def _frames(conn: Connection, name: str) -> tuple[str, ...]:
 
 
 def film(paths: Sequence[Path], kind: Kind) -> bytes:
-    """An animation of PNG files that runs for ever. Raises NotFound where Pillow is not installed."""
+    """An animation of PNG files that runs for ever.
+
+    Raises NotFound where Pillow is not installed.
+    """
     try:
         from PIL import Image
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What becomes of the contributions that a merge was not made of."""
+"""Settlement of the contributions that a merge was not made of."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now
 
 
 def overtake(conn: Connection, run: RunRow, progress: Progress, phase: int, now: float) -> None:
-    """What the new version, in this phase, leaves behind: updates that no later merge can use are paid all the same.
+    """Settle what a new version, in this phase, leaves behind: updates that no later merge can use
+    are paid all the same.
 
     Where the plan cancels, whoever still works on an older version is told to stop.
     """
@@ -58,7 +59,10 @@ def overtake(conn: Connection, run: RunRow, progress: Progress, phase: int, now:
 
 
 def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
-    """A run has ended: what was accepted and will not be merged any more is superseded, and paid. Gives how many."""
+    """A run has ended: what was accepted and will not be merged any more is superseded, and paid.
+
+    Gives how many.
+    """
     count = 0
     while rows := contributions.mergeable(conn, run_id):  # so many at a time
         for row in rows:

@@ -1,4 +1,4 @@
-"""What makes a version: its files in the blob store and the manifest that the coordinator signs."""
+"""Files of a version in the blob store, and the manifest that the coordinator signs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far training has come with a version."""
+    """Training progress at a version."""
 
     version: int
     global_step: int
@@ -71,7 +71,9 @@ def write_weights(
 
 
 def read_weights(path: Path, about: Definition) -> dict[str, torch.Tensor]:
-    """The tensors of a version, memory-mapped: they cost no memory until they are touched, and writes stay private."""
+    """The tensors of a version, memory-mapped: they cost no memory until they are touched, and
+    writes stay private.
+    """
     import torch
 
     frame = open_frame(path, about.schema, copy_on_write=True)

@@ -1,1 +1,1 @@
-"""Which worker does which task: the queue, claims, leases and their renewal."""
+"""Scheduling: the queue, claims, leases and their renewal."""

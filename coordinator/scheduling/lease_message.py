@@ -235,7 +235,7 @@ def own_data(task: TaskRow) -> DatasetManifest | None:
 
 
 def _chunks(spec: Spec, task: TaskRow, seed: int, own: DatasetManifest | None) -> tuple[int, ...]:
-    """Which chunks of its data a task touches."""
+    """Return which chunks of its data a task touches."""
     if own is not None:
         return tuple(range(len(own.chunks)))
     return order_of(spec.counts, seed).reach(task.start, task.stop) if spec.counts else ()

@@ -1,7 +1,9 @@
-"""Taking in games: a file of self-play or of a match is checked by the workload, and what is good of it is kept and paid.
+"""Taking in games: a file of self-play or of a match is checked by the workload, and what is good
+of it is kept and paid.
 
-Games that are in order count even when others of their file are not; a file with too many that are not what they claim is
-refused as a whole. What a player cannot help (a version that was too old when a game began) is nobody's fault.
+Games that are in order count even when others of their file are not; a file with too many that are
+not what they claim is refused as a whole. What a player cannot help (a version that was too old
+when a game began) is nobody's fault.
 """
 
 from __future__ import annotations
@@ -196,7 +198,10 @@ class Harvest:
 
 
 def games_of(run: RunRow) -> Games:
-    """What the workload of a run knows of games. Raises InvalidRunFile for one that has none."""
+    """Return what the workload of a run knows of games.
+
+    Raises InvalidRunFile for one that has none.
+    """
     found = definition(run).workload.games
     if found is None:
         raise InvalidRunFile(f'the workload "{run.workload}" makes no games')
@@ -223,7 +228,9 @@ def judge(case: Case, found: Inspection, run_state: str) -> Judgement:
 
 
 def _known(conn: Connection, run: RunRow, task: TaskRow, base: int) -> tuple[KnownVersion, ...]:
-    """The versions that may have played: from the one that was bound when work began, or the two of a match."""
+    """The versions that may have played: from the one that was bound when work began, or the two of
+    a match.
+    """
     began_at = task.begun_at or task.created_at
     if task.kind == "evaluate":
         data = own_data(task)

@@ -1,4 +1,6 @@
-"""Strength of versions: ratings from all matches that were checked, and which version is the best one. Pure rules."""
+"""Strength of versions: ratings from all matches that were checked, and which version is the best
+one. Pure rules.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,16 @@ ANCHOR = 0  # the version whose rating is zero
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """What all matches of a run say."""
+    """Ratings from all matches of a run."""
 
     ratings: dict[int, Rating]
     best: int
 
 
 def standing(rows: Sequence[MatchRow]) -> Standing:
-    """Ratings with version 0 as their zero; the best is who has beaten the best before, beyond doubt, in order."""
+    """Ratings with version 0 as their zero; the best is who has beaten the best before, beyond
+    doubt, in order.
+    """
     met: dict[tuple[int, int], Score] = {}
     best = ANCHOR
     for row in rows:

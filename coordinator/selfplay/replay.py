@@ -1,10 +1,12 @@
-"""The replay window and its pace: games are sealed into chunks, learners get tasks over them, versions meet.
+"""The replay window and its pace: games are sealed into chunks, learners get tasks over them,
+versions meet.
 
     accepted games ── chunk full, or waiting for long ──> sealed: an immutable blob, listed by hash in every learn task
     learnt too little of what is there ──> a learn task        too many games wait for learners ──> no more are handed out
     a version that nobody measured ──> a match against the best one
 
-Nothing is ever taken out of the window, so a learner that dies costs nothing and several do not get into each other's way.
+Nothing is ever taken out of the window, so a learner that dies costs nothing and several do not get
+into each other's way.
 """
 
 from __future__ import annotations
@@ -75,7 +77,10 @@ class Replay:
             await watch.wait(POLL_S)
 
     async def tend(self, run_id: int) -> bool:
-        """Seal what is due, make the tasks that are due, rate new matches. True when there is something new to do."""
+        """Seal what is due, make the tasks that are due, rate new matches.
+
+        True when there is something new to do.
+        """
         spec = self._specs.get(run_id)
         if spec is None:
             spec = await self._db.read(lambda conn: lease_message.read_spec(conn, run_id))
@@ -146,7 +151,9 @@ class Replay:
         return self._add_match(conn, spec, run, found) or changed
 
     def _allow(self, conn: Connection, run: RunRow, play: SelfPlay, found: Totals) -> bool:
-        """Back-pressure: self-play may be at most `queue` games ahead of what learners have used up."""
+        """Back-pressure: self-play may be at most `queue` games ahead of what learners have used
+        up.
+        """
         each = found.positions / max(1, found.sealed)
         used = found.learnt / (play.reuse * each) if each else 0.0
         allowed = int(used) + play.queue
@@ -195,7 +202,9 @@ class Replay:
         )
 
     def _add_match(self, conn: Connection, spec: Spec, run: RunRow, found: Totals) -> bool:
-        """The newest version meets the best one, when nobody has measured it and no match is under way."""
+        """The newest version meets the best one, when nobody has measured it and no match is under
+        way.
+        """
         play = spec.play
         if play is None or not play.match_every or found.measuring:
             return False
@@ -263,7 +272,7 @@ def opponents(conn: Connection, run_id: int) -> set[int]:
 
 
 def _due(rows: list[HarvestRow], chunk: int, now: float) -> list[HarvestRow]:
-    """Which files of games go into a chunk now."""
+    """Return which files of games go into a chunk now."""
     total = 0
     for count, row in enumerate(rows, 1):
         total += row.games

@@ -1,1 +1,3 @@
-"""`coordinator simulate`: the same services in virtual time, to choose a plan before people are invited."""
+"""`coordinator simulate`: the same services in virtual time, to choose a plan before people are
+invited.
+"""

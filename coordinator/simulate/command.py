@@ -1,4 +1,4 @@
-"""What `coordinator simulate` does: a file in, figures out."""
+"""The command `coordinator simulate`: a file in, figures out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Progress = Callable[[float, int], None]  # share of the time, newest version
 def run(
     file: Path, *, hours: float = 0.0, as_json: bool = False, progress: Progress | None = None
 ) -> str:
-    """The prediction for a scenario file, for a person or as JSON. Raises InvalidRunFile, InvalidPlan."""
+    """The prediction for a scenario file, for a person or as JSON.
+
+    Raises InvalidRunFile, InvalidPlan.
+    """
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,6 @@
-"""What a simulated machine hands in: pseudo-random numbers of the right shape and size, or what training gives for real."""
+"""Work of a simulated machine: pseudo-random numbers of the right shape and size, or real
+training.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,13 @@ class Labour(Protocol):
         """The update of a task whose base lies in `weights`."""
 
     def judged(self, task: int, verdict: Verdict) -> None:
-        """What became of the update of a task."""
+        """Receive the verdict on the update of a task."""
 
 
 class Pretended:
-    """The same noise every time, turned by another amount for each task: as large as honest work, and never the same bytes."""
+    """The same noise every time, turned by another amount for each task: as large as honest work,
+    and never the same bytes.
+    """
 
     def __init__(self, about: Definition, scratch: Path, seed: int) -> None:
         self._about = about
@@ -126,7 +130,9 @@ class Trained:
         return made, path
 
     def judged(self, task: int, verdict: Verdict) -> None:
-        """As volunteers do: the residual stays on acceptance, and goes with content that was refused."""
+        """As volunteers do: the residual stays on acceptance, and goes with content that was
+        refused.
+        """
         before = self._before.pop(task, None)
         if verdict.state in SETTLED or before is None:
             return

@@ -1,7 +1,8 @@
 """An event loop whose time is virtual: it jumps to the next timer instead of waiting for it.
 
-Whatever would go to a thread runs at once on the loop's own thread. So a program that never waits for the outside world does
-the same things in the same order every time, and hours of it pass as fast as its work can be done.
+Whatever would go to a thread runs at once on the loop's own thread. So a program that never waits
+for the outside world does the same things in the same order every time, and hours of it pass as
+fast as its work can be done.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from shared.errors import Internal
 
 T = TypeVar("T")
 
-# Above every time that a file of today has: what is written meanwhile is never "from the future" to the coordinator.
+# Above every time that a file of today has: what is written meanwhile is never "from the future" to
+# the coordinator.
 EPOCH = 4_000_000_000.0
 
 
@@ -62,8 +64,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class LoopClock:
-    """The clock of such a loop. What sleeps for less than `tick_s` sleeps for `tick_s`: a server's chores every second would be
-    most of the work of a long simulation. `nap` sleeps exactly."""
+    """The clock of such a loop. What sleeps for less than `tick_s` sleeps for `tick_s`: a server's
+    chores every second would be most of the work of a long simulation. `nap` sleeps exactly.
+    """
 
     def __init__(self, tick_s: float = 0.0) -> None:
         self.tick_s = tick_s

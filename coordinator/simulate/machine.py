@@ -1,6 +1,8 @@
-"""One volunteer's machine in virtual time: it claims, fetches, trains, uploads and submits as a real one does.
+"""One volunteer's machine in virtual time: it claims, fetches, trains, uploads and submits as a
+real one does.
 
-It calls the coordinator's services directly; what a network and a device would take is slept on the virtual clock.
+It calls the coordinator's services directly; what a network and a device would take is slept on the
+virtual clock.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ GONE = (Gone, Cancelled)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Which update of a lease is handed in."""
+    """One update of a lease to be submitted."""
 
     part: int = 0
     tries: int = 0
@@ -228,7 +230,9 @@ class Machine:
             await asyncio.wait([sending])
 
     async def _parts(self, lease: Lease, begun: Begun, manifest: VersionManifest) -> None:
-        """Several gradients of one lease, each handed in before the next; refused ones are computed again."""
+        """Several gradients of one lease, each handed in before the next; refused ones are computed
+        again.
+        """
         job, every = lease.job, lease.part_steps or lease.job.steps
         part = tries = pulled_at = 0
         while part * every < job.steps:

@@ -1,4 +1,4 @@
-"""What a simulation says about the real thing: figures, the bottleneck, and a picture of who did what when."""
+"""Prediction of a simulation: figures, the bottleneck, and a picture of each machine's time."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ BUSY_ENOUGH = 0.9  # of the time online: then nothing but the devices limits the
 WORST: dict[State, tuple[str, str]] = {
     "wait": (
         "the wait for slower volunteers before each merge",
-        "size tasks by speed ([run.task] by_speed or target_seconds), lower [run.plan] quorum, or set overlap = true",
+        "size tasks by speed ([run.task] by_speed or target_seconds), lower [run.plan] quorum, "
+        "or set overlap = true",
     ),
     "down": (
         "the download of new versions",
-        "raise [run.task] local_steps, so that there are fewer versions, or find a faster link for the server",
+        "raise [run.task] local_steps, so that there are fewer versions, or find a faster link "
+        "for the server",
     ),
     "up": (
         "the upload of updates",
@@ -155,8 +157,8 @@ def told(prediction: Prediction, traces: Sequence[Trace]) -> str:
     """All of it for a person."""
     p = prediction
     lines = [
-        f"simulated {_clock(p.simulated_s)} with seed {p.seed}, a model of {p.parameters:,} parameters"
-        + (f"; the run ended: {p.finished}" if p.finished else ""),
+        f"simulated {_clock(p.simulated_s)} with seed {p.seed}, a model of {p.parameters:,} "
+        "parameters" + (f"; the run ended: {p.finished}" if p.finished else ""),
         "",
         f"  versions per hour        {p.versions_per_hour:10.1f}   ({p.versions} in all, "
         f"{p.contributions_per_version:.1f} contributions each)",
@@ -170,10 +172,12 @@ def told(prediction: Prediction, traces: Sequence[Trace]) -> str:
         "",
         *picture(traces, p.simulated_s),
         "",
-        f"  {'machine':16} {'busy':>5} {'MB up/h':>9} {'MB down/h':>10} {'accepted':>9} {'in vain':>8}",
+        f"  {'machine':16} {'busy':>5} {'MB up/h':>9} {'MB down/h':>10} {'accepted':>9} "
+        f"{'in vain':>8}",
     ]
     lines += [
-        f"  {row.name[:16]:16} {row.busy_share:5.0%} {row.up_mb_per_hour:9.1f} {row.down_mb_per_hour:10.1f} "
+        f"  {row.name[:16]:16} {row.busy_share:5.0%} {row.up_mb_per_hour:9.1f} "
+        f"{row.down_mb_per_hour:10.1f} "
         f"{row.accepted:9} {row.lost:8}"
         for row in p.machines
     ]
@@ -181,7 +185,9 @@ def told(prediction: Prediction, traces: Sequence[Trace]) -> str:
 
 
 def picture(traces: Sequence[Trace], seconds: float) -> list[str]:
-    """A line for each machine, over the first part of the time in which single tasks can be seen."""
+    """A line for each machine, over the first part of the time in which single tasks can be
+    seen.
+    """
     window = min(seconds, _window(traces, seconds))
     lines = [f"  {trace.name[:16]:16} |{_line(trace, window)}|" for trace in traces]
     return [*lines, f"  {'':16}  0 to {_clock(window)}; {LEGEND}"]
@@ -195,7 +201,7 @@ def _window(traces: Sequence[Trace], seconds: float) -> float:
 
 
 def _line(trace: Trace, window: float) -> str:
-    """What took most of each column's time."""
+    """Return what took most of each column's time."""
     columns: list[Counter[State]] = [Counter() for _ in range(COLUMNS)]
     width = window / COLUMNS
     for start, stop, state in trace.segments:

@@ -1,4 +1,7 @@
-"""A scenario: who might come with which machines, for which run. Read from TOML; every key has a default."""
+"""A scenario: who might come with which machines, for which run.
+
+Read from TOML; every key has a default.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +124,10 @@ class Scenario(Table):
 
 
 def parse(text: str, directory: Path = Path()) -> Scenario:
-    """A scenario of TOML; `run.file` is read relative to `directory`. Raises InvalidRunFile with what is wrong."""
+    """A scenario of TOML; `run.file` is read relative to `directory`.
+
+    Raises InvalidRunFile with what is wrong.
+    """
     return from_table(_toml(text, "the scenario"), directory)
 
 

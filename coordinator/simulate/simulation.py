@@ -1,7 +1,7 @@
 """A whole coordinator and its volunteers in one process and in virtual time.
 
-Real: queue, leases, intake, validation, merge, codec, retention. Imagined: machines, links, and the data unless it is given.
-The same scenario and seed give the same versions.
+Real: queue, leases, intake, validation, merge, codec, retention. Imagined: machines, links, and the
+data unless it is given. The same scenario and seed give the same versions.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What happened."""
+    """Result of a simulation."""
 
     scenario: Scenario
     about: Definition
@@ -77,7 +77,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """What a caller may add: real training, real data, a look at every version."""
+    """Hooks for a caller: real training, real data, a callback for every version."""
 
     labour: Callable[[Definition, Path, LocalData | None, int], Labour] | None = None
     dataset: Dataset | None = None
@@ -206,7 +206,7 @@ class _Simulation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _until_over(self) -> str:
-        """Why the run ended; empty when the time was up or everybody has left."""
+        """Return why the run ended; empty when the time was up or everybody has left."""
         until = self._scenario.hours * 3600
         watch = self._coordinator.signals.watch("versions", f"run:{self._run_id}")
         while (left := until - self._clock.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""What every machine of a simulation did when: segments of virtual time, and the bytes it moved."""
+"""Trace of every machine of a simulation: segments of virtual time, and the bytes it moved."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Trace:
         self.state, self.since = state, now
 
     def seconds(self) -> Counter[State]:
-        """How long it was in each state."""
+        """Return how long it was in each state."""
         found: Counter[State] = Counter()
         for start, stop, state in self.segments:
             found[state] += stop - start  # type: ignore[assignment]  # a Counter of seconds

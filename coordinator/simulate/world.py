@@ -1,4 +1,4 @@
-"""What the machines of a simulation share: a coordinator, a clock, its link to the world."""
+"""World of the simulated machines: a coordinator, a clock, its link to the world."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Net:
-    """The coordinator's link: what moves at the same time shares it, by how many there are when a transfer begins."""
+    """The coordinator's link: what moves at the same time shares it, by how many there are when a
+    transfer begins.
+    """
 
     server: Server
     busy: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
@@ -28,7 +30,7 @@ class Net:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What all machines share."""
+    """State that all machines share."""
 
     coordinator: Coordinator
     clock: LoopClock

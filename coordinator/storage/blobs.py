@@ -1,8 +1,10 @@
-"""Blobs: immutable bytes named by their SHA-256, on a disk or in an S3-compatible store, behind one interface.
+"""Blobs: immutable bytes named by their SHA-256, on a disk or in an S3-compatible store, behind one
+interface.
 
-A blob is durable when `put_*` returns: its file and its directory are synced (POSIX says nothing less about a rename).
-A failed sync is never retried: the kernel may have dropped the pages, so the caller must write the bytes again.
-Nothing here knows what a blob means, who may read it, or when it may go: that is for the datasets and the upkeep.
+A blob is durable when `put_*` returns: its file and its directory are synced (POSIX says nothing
+less about a rename). A failed sync is never retried: the kernel may have dropped the pages, so the
+caller must write the bytes again. Nothing here knows what a blob means, who may read it, or when it
+may go: that is for the datasets and the upkeep.
 """
 
 from __future__ import annotations
@@ -58,10 +60,16 @@ class Pieces(Protocol):
 
 
 class BlobStore(Protocol):
-    """Where blobs are. Every method raises NotFound for a blob that is not there, StorageFull when space ran out."""
+    """Interface of a blob store.
+
+    Every method raises NotFound for a blob that is not there, StorageFull when space ran out.
+    """
 
     async def put_file(self, sha256: str, path: Path) -> None:
-        """Take the file at `path` (it is gone afterwards). Durable and idempotent; the caller has hashed it."""
+        """Take the file at `path` (it is gone afterwards).
+
+        Durable and idempotent; the caller has hashed it.
+        """
 
     async def put_bytes(self, data: bytes) -> str:
         """Store and return the SHA-256."""
@@ -85,7 +93,10 @@ class BlobStore(Protocol):
 
 
 def check_name(sha256: str) -> str:
-    """The name itself. Raises BadRequest unless it is a SHA-256 in lower-case hex: no other text becomes a path."""
+    """The name itself.
+
+    Raises BadRequest unless it is a SHA-256 in lower-case hex: no other text becomes a path.
+    """
     if not _NAME.fullmatch(sha256):
         raise BadRequest("a blob is named by its SHA-256: 64 hexadecimal digits in lower case")
     return sha256
@@ -132,7 +143,9 @@ async def open_in_pool(function: Callable[..., R], *args: Any) -> R:
 
 
 def read_cached(file: BinaryIO, size: int) -> bytearray | None:
-    """The next bytes of an unbuffered file as far as the kernel has them in memory; None = a thread must wait for the disk."""
+    """The next bytes of an unbuffered file as far as the kernel has them in memory; None = a thread
+    must wait for the disk.
+    """
     if not hasattr(os, "RWF_NOWAIT"):  # Linux only
         return None
     room = bytearray(size)
@@ -148,8 +161,9 @@ def read_cached(file: BinaryIO, size: int) -> bytearray | None:
 class FileStream:
     """[start, stop) of an unbuffered file in reads of 1 MiB.
 
-    What lies in memory is read at once: a change of threads for each read took a quarter of the rate. Else a thread reads,
-    the next piece while the last one is being sent. `aclose` closes the file, also when nothing was read.
+    What lies in memory is read at once: a change of threads for each read took a quarter of the
+    rate. Else a thread reads, the next piece while the last one is being sent. `aclose` closes the
+    file, also when nothing was read.
     """
 
     def __init__(self, file: BinaryIO, start: int, stop: int) -> None:
@@ -242,7 +256,9 @@ class DiskBlobs:
             sync_directory(target.parent)
 
     def _copy(self, path: Path, target: Path) -> None:
-        """From another filesystem: copied beside the target first, so that the name appears whole or not at all."""
+        """From another filesystem: copied beside the target first, so that the name appears whole
+        or not at all.
+        """
         part = self._scratch / f"{uuid4().hex}.part"
         try:
             shutil.copyfile(path, part)
@@ -313,7 +329,9 @@ class DiskBlobs:
 
 
 async def hash_blob(blobs: BlobStore, sha256: str) -> str:
-    """The SHA-256 of what is stored under a name, read in full: for checks, bit rot is found nowhere else."""
+    """The SHA-256 of what is stored under a name, read in full: for checks, bit rot is found
+    nowhere else.
+    """
     digest = hashlib.sha256()
     async with aclosing(await blobs.open_range(sha256, 0, await blobs.size(sha256))) as stream:
         async for data in stream:

@@ -1,6 +1,8 @@
-"""Files on their way between an organiser's command and the server: boxes of files, gone after a day.
+"""Files on their way between an organiser's command and the server: boxes of files, gone after a
+day.
 
-A dataset's sources come in this way, an exported run goes out; nothing here is reachable by volunteers.
+A dataset's sources come in this way, an exported run goes out; nothing here is reachable by
+volunteers.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Depot:
         self._space = space
 
     def folder(self, box: str) -> Path:
-        """Where the files of a box lie. Raises BadRequest for what is no name of a box."""
+        """Return where the files of a box lie. Raises BadRequest for what is no name of a box."""
         if not _BOX.fullmatch(box):
             raise BadRequest("a box is named by 32 hexadecimal digits")
         return self._directory / box

@@ -1,4 +1,6 @@
-"""Free disk space: below the floor nothing new is accepted; when space returns, everything goes on by itself."""
+"""Free disk space: below the floor nothing new is accepted; when space returns, everything goes on
+by itself.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class Space:
         self.look()
 
     def free_bytes(self) -> int:
-        """What is free now."""
+        """Return what is free now."""
         return self._free(self._path)
 
     def look(self) -> bool:

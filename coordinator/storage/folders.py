@@ -1,4 +1,6 @@
-"""Folders that the organiser names: made when they are missing, or refused with the path and what to do."""
+"""Folders that the organiser names: made when they are missing, or refused with the path and what
+to do.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,24 @@ def data_directory(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise Configuration(
-            f"the data directory {path} cannot be made: {why(error)}; name another one with --data-dir"
+            f"the data directory {path} cannot be made: {why(error)}; name another one with "
+            "--data-dir"
         ) from error
     return path
 
 
 def empty(path: Path, what: str, mode: int = 0o777) -> None:
-    """See that a folder is there with nothing in it. Raises BadRequest where none can be, Conflict where something is."""
+    """See that a folder is there with nothing in it.
+
+    Raises BadRequest where none can be, Conflict where something is.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True, mode=mode)
         filled = any(path.iterdir())
     except OSError as error:
         raise BadRequest(
-            f"the folder {path} cannot be made for {what}: {why(error)}; name one where you may write"
+            f"the folder {path} cannot be made for {what}: {why(error)}; name one where you may "
+            "write"
         ) from error
     if filled:
         raise Conflict(f"{path} is not empty: name a new folder for {what}")

@@ -9,7 +9,10 @@ from shared.errors import Configuration
 
 
 def open_blobs(url: str, cache: Path) -> BlobStore:
-    """The store that a setting names: a directory, or `s3://bucket/prefix`. Raises Configuration."""
+    """The store that a setting names: a directory, or `s3://bucket/prefix`.
+
+    Raises Configuration.
+    """
     if url.startswith("s3://"):
         from coordinator.storage.s3 import S3Blobs  # needs an extra
 

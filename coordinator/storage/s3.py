@@ -1,6 +1,7 @@
 """Blobs in an S3-compatible object store, with a local cache for what has to be memory-mapped.
 
-Address and credentials come from the usual AWS_* variables (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ...); none is a setting.
+Address and credentials come from the usual AWS_* variables (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID,
+...); none is a setting.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ CACHE_BYTES_MAX = 32 << 30
 
 
 class S3Blobs:
-    """Objects `prefix/ab/abcdef...` of a bucket. Raises Unavailable when the store does not answer."""
+    """Objects `prefix/ab/abcdef...` of a bucket.
+
+    Raises Unavailable when the store does not answer.
+    """
 
     def __init__(
         self,
@@ -70,14 +74,16 @@ class S3Blobs:
         await in_pool(self._keep, sha256, path)
 
     def _keep(self, sha256: str, path: Path) -> None:
-        """What was just stored will be read soon (a merge): move it into the cache."""
+        """Move what was just stored into the cache: a merge will read it soon."""
         path.chmod(0o400)
         with storage_errors():
             path.replace(self._cache / sha256)
         self._evict()
 
     def _evict(self) -> None:
-        """Drop the files used longest ago; a file that is memory-mapped lives on until it is unmapped."""
+        """Drop the files used longest ago; a file that is memory-mapped lives on until it is
+        unmapped.
+        """
         files = [
             (p.stat().st_atime, p.stat().st_size, p) for p in self._cache.iterdir() if p.is_file()
         ]
@@ -163,7 +169,7 @@ async def _nothing() -> AsyncGenerator[bytes, None]:
 
 
 async def _pieces(found: Any) -> AsyncGenerator[bytes, None]:
-    """What the store sends, cut so that no piece is larger than a read of the disk store."""
+    """Yield what the store sends, cut so that no piece is larger than a read of the disk store."""
     async for data in found.stream(min_chunk_size=READ_BYTES):
         view = memoryview(data)
         for start in range(0, len(view), READ_BYTES):

@@ -1,1 +1,1 @@
-"""What runs by itself now and then: pruning, backups, checks."""
+"""Periodic maintenance: pruning, backups, checks."""

@@ -1,4 +1,5 @@
-"""Backup and restore: one consistent instant of the database, every blob it names, the keys, and a signed list of hashes.
+"""Backup and restore: one consistent instant of the database, every blob it names, the keys, and a
+signed list of hashes.
 
     DIR/backup.json + backup.sig   what is here, with hashes, signed by the coordinator's key
     DIR/tables/NAME.jsonl          one row a line, the same for both databases
@@ -50,7 +51,7 @@ class TableFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackupList(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backup holds; the bytes signed are the file as it is."""
+    """Manifest of a backup; the bytes signed are the file as it is."""
 
     format: int
     revision: str
@@ -62,7 +63,7 @@ class BackupList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """What was saved or restored."""
+    """Summary of a backup or a restore."""
 
     path: str
     rows: int
@@ -78,7 +79,10 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 async def backup(
     db: Database, blobs: BlobStore, settings: Settings, clock: Clock, to: Path
 ) -> Saved:
-    """Write a backup into a new or empty folder. Raises Conflict when it is not empty, NotFound for a lost blob."""
+    """Write a backup into a new or empty folder.
+
+    Raises Conflict when it is not empty, NotFound for a lost blob.
+    """
     await in_pool(_make_room, to)
     key = SigningKey.load_or_create(settings.signing_key_file)
     wanted, tables = await _consistent(db, blobs, to)
@@ -212,7 +216,10 @@ def _saved(path: Path, listed: BackupList) -> Saved:
 
 
 def read_list(source: Path) -> BackupList:
-    """The list of a backup, its signature checked. Raises BadRequest where there is none, Configuration for a damaged one."""
+    """The list of a backup, its signature checked.
+
+    Raises BadRequest where there is none, Configuration for a damaged one.
+    """
     try:
         payload = (source / LIST).read_bytes()
         signature = bytes.fromhex((source / SIGNATURE).read_text(encoding="ascii").strip())
@@ -221,20 +228,25 @@ def read_list(source: Path) -> BackupList:
     except OSError as error:
         missing = Path(error.filename or source).name
         raise BadRequest(
-            f"{source} holds no complete backup: {missing}: {why(error)}; name a folder that backup has written"
+            f"{source} holds no complete backup: {missing}: {why(error)}; name a folder that "
+            "backup has written"
         ) from error
     except ValueError as error:
         raise Configuration(f"the backup {source} is damaged: {why(error)}") from error
     verify(public_key, payload, signature)
     if listed.format != FORMAT or listed.revision != REVISIONS[-1]:
         raise Configuration(
-            f"the backup is of revision {listed.revision}, this version reads {REVISIONS[-1]}: restore it with the version that made it, then migrate"
+            f"the backup is of revision {listed.revision}, this version reads {REVISIONS[-1]}: "
+            "restore it with the version that made it, then migrate"
         )
     return listed
 
 
 def check_files(source: Path, listed: BackupList) -> None:
-    """Read every file of a backup and compare its hash. Raises Configuration naming the first that is wrong."""
+    """Read every file of a backup and compare its hash.
+
+    Raises Configuration naming the first that is wrong.
+    """
     wanted = {source / "tables" / f"{n}.jsonl": t.sha256 for n, t in listed.tables.items()}
     wanted |= {source / "keys" / name: sha for name, sha in listed.keys.items()}
     wanted |= {source / "blobs" / sha[:2] / sha: sha for sha in listed.blobs}
@@ -251,7 +263,8 @@ def check_files(source: Path, listed: BackupList) -> None:
 async def restore(settings: Settings, source: Path) -> Saved:
     """Check a backup as a whole, then fill a new data directory and an empty database with it.
 
-    Raises Configuration for a damaged backup, Conflict when there is something already. Nothing is changed then.
+    Raises Configuration for a damaged backup, Conflict when there is something already. Nothing is
+    changed then.
     """
     listed = await in_pool(read_list, source)
     await in_pool(check_files, source, listed)

@@ -1,4 +1,6 @@
-"""Every invariant, looked at: books, queue, history, blobs byte by byte, versions that load, signatures."""
+"""Every invariant, looked at: books, queue, history, blobs byte by byte, versions that load,
+signatures.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ VERSIONS_MAX = 1_000_000
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was looked at, and a sentence for each breach."""
+    """Counts of what was checked, and a sentence for each breach."""
 
     looked_at: dict[str, int]
     breaches: tuple[str, ...]
@@ -97,7 +99,10 @@ class Checks:
         return found
 
     def _check_version(self, run: RunRow, row: VersionRow, path: Path) -> None:
-        """Signature, what the manifest says, and the file under the schema of its run. Raises for a breach."""
+        """Signature, what the manifest says, and the file under the schema of its run.
+
+        Raises for a breach.
+        """
         verify(self._key.public_key, row.manifest.encode(), bytes.fromhex(row.signature))
         manifest = decode(row.manifest, VersionManifest)
         if (manifest.version, manifest.weights.sha256) != (row.version, row.published_sha256):

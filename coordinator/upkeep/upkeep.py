@@ -1,4 +1,6 @@
-"""What must happen again and again: ends of runs, retention, orphaned blobs, and what a crash left half done."""
+"""Periodic maintenance: ends runs, prunes versions, deletes orphaned blobs, and cleans up after a
+crash.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,8 @@ if TYPE_CHECKING:
 
 TICK_S = 2.0
 SWEEP_S = 300.0  # retention and orphans
-ORPHAN_AGE_S = (
-    3600.0  # a blob nobody refers to is left alone this long: its transaction may be on the way
-)
+# a blob nobody refers to is left alone this long: its transaction may be on the way
+ORPHAN_AGE_S = 3600.0
 
 log = structlog.get_logger("upkeep")
 
@@ -68,7 +69,10 @@ class Upkeep:
         self._uploads = uploads
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Tick until `stop` is set. One failing chore does not stop the others, or the next tick."""
+        """Tick until `stop` is set.
+
+        One failing chore does not stop the others, or the next tick.
+        """
         swept_at = self._clock.monotonic()
         watch = self._signals.watch("versions")
         await self._try("recheck", self._intake.recheck())
@@ -177,7 +181,8 @@ class Upkeep:
             if entry.modified_at < before and entry.sha256 not in used
         ]
 
-        # Looked at again in the transaction that forgets them: a contribution may have come to refer to one.
+        # Looked at again in the transaction that forgets them: a contribution may have come to
+        # refer to one.
         def forget(conn: Connection) -> list[str]:
             gone = sorted(set(orphans) - candidates(conn))
             datasets.unregister(conn, gone)

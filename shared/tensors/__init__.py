@@ -1,1 +1,3 @@
-"""Tensors as bytes: strict safetensors frames, quantised blocks, updates with their hash and statistics."""
+"""Tensors as bytes: strict safetensors frames, quantised blocks, updates with their hash and
+statistics.
+"""

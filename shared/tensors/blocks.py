@@ -1,6 +1,7 @@
-"""How the numbers of one tensor become bytes and come back: raw float32, bfloat16, and blocks of 8 or 4 bits.
+"""Codecs of one tensor: raw float32, bfloat16, and blocks of 8 or 4 bits.
 
-Everything works on flat slices that begin on a block edge, in spans that stay in the processor's cache.
+Everything works on flat slices that begin on a block edge, in spans that stay in the processor's
+cache.
 
 Scales are bfloat16 and not the usual float16: updates are small (1e-5 and less), a scale of
 absmax / 127 would fall among float16's subnormals (below 6e-5) and lose up to all of its digits;
@@ -26,7 +27,8 @@ from shared.tensors.spec import TensorSpec, grid
 SPAN = 1 << 16  # elements: 256 KiB of float32 fit the second-level cache
 SCALE = "#scale"
 _INFINITE = 0x7F80  # bfloat16 bits from here on are infinite, NaN or negative
-_SMALLEST = 0x0080  # below are subnormals, whose few digits would break the error bound: such blocks become zero
+# below are subnormals, whose few digits would break the error bound: such blocks become zero
+_SMALLEST = 0x0080
 
 I8 = npt.NDArray[np.int8]
 U8 = npt.NDArray[np.uint8]
@@ -39,7 +41,10 @@ class Kernel(Protocol):
         """The tensors of the file that one parameter becomes; the first bears its name."""
 
     def encode(self, numbers: F32) -> tuple[Array, ...]:
-        """The parts of a slice that begins on a chunk edge. Raises InvalidFrame for NaN and infinity."""
+        """The parts of a slice that begins on a chunk edge.
+
+        Raises InvalidFrame for NaN and infinity.
+        """
 
     def decode(
         self, parts: Sequence[Array], count: int, start: int, stop: int, room: F32 | None = None
@@ -50,7 +55,10 @@ class Kernel(Protocol):
         """
 
     def square(self, parts: Sequence[Array], count: int, start: int, stop: int) -> float:
-        """The squared norm of a slice that begins on a chunk edge; finite when every number is. Raises InvalidFrame."""
+        """The squared norm of a slice that begins on a chunk edge; finite when every number is.
+
+        Raises InvalidFrame.
+        """
 
 
 class Decoded:
@@ -104,9 +112,11 @@ class Bfloat16(Decoded):
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Symmetric blocks: one scale (absmax / limit) for each `block` elements, codes in [-limit, limit].
+    """Symmetric blocks: one scale (absmax / limit) for each `block` elements, codes in [-limit,
+    limit].
 
-    Limit 127 stores a byte an element, limit 7 packs two elements a byte. The error is at most half a scale.
+    Limit 127 stores a byte an element, limit 7 packs two elements a byte. The error is at most half
+    a scale.
     """
 
     limit: int
@@ -161,7 +171,8 @@ class Blocks:
             np.copyto(codes[: high - low], self._codes(parts[0], start + low, start + high))
             codes[high - low :] = 0
             rows = codes.reshape(-1, self.block)
-            # Whole numbers below 2^24, in whatever order, and a scale has eight digits: every block's square is exact.
+            # Whole numbers below 2^24, in whatever order, and a scale has eight digits: every
+            # block's square is exact.
             sums = np.vecdot(rows, rows).astype(np.float64)
             sums *= here * here
             total += float(sums.sum())
@@ -174,7 +185,9 @@ class Blocks:
 
 
 def refuse_nonfinite(numbers: Array) -> None:
-    """Raises InvalidFrame for NaN and infinity: such an update would be rejected, so it is not even sent."""
+    """Raises InvalidFrame for NaN and infinity: such an update would be rejected, so it is not even
+    sent.
+    """
     for start, stop in grid(numbers.size, SPAN):
         if not np.isfinite(numbers[start:stop]).all():
             raise InvalidFrame(
@@ -183,7 +196,8 @@ def refuse_nonfinite(numbers: Array) -> None:
 
 
 def sum_squares(numbers: Array) -> float:
-    """In float64, over spans in order, unfused and without BLAS: the same on every machine and thread count.
+    """In float64, over spans in order, unfused and without BLAS: the same on every machine and
+    thread count.
 
     The square of a float32 never overflows here, so the sum is finite exactly when every number is.
     """
@@ -201,7 +215,8 @@ def block_peaks(numbers: F32, block: int) -> F32:
     peaks = np.empty(-(-numbers.size // block), np.int32)
     for start, stop in grid(numbers.size, SPAN):
         bits = _scratch(stop - start).view(np.int32)
-        # Without their sign float32 are in the order of the whole numbers that their bits are, infinity and NaN last.
+        # Without their sign float32 are in the order of the whole numbers that their bits are,
+        # infinity and NaN last.
         np.bitwise_and(numbers[start:stop].view(np.int32), np.int32(0x7FFFFFFF), out=bits)
         edges = np.arange(0, stop - start, block)
         np.maximum.reduceat(bits, edges, out=peaks[start // block : -(-stop // block)])
@@ -209,7 +224,9 @@ def block_peaks(numbers: F32, block: int) -> F32:
 
 
 def scale_blocks(peaks: F32, limit: int) -> tuple[U16, F32]:
-    """bfloat16 scales of blocks with these largest magnitudes, all finite, and what to multiply with (0 for a block of zeros)."""
+    """bfloat16 scales of blocks with these largest magnitudes, all finite, and what to multiply
+    with (0 for a block of zeros).
+    """
     # As `bf16_from_float`, of numbers that are not negative and far from infinity.
     wide = (peaks / np.float32(limit)).view(np.uint32)
     wide += np.uint32(0x7FFF) + ((wide >> 16) & np.uint32(1))
@@ -230,7 +247,10 @@ def read_scales(bits: U16) -> F32:
 
 
 class _Own(threading.local):
-    """Scratch of a thread, made when it first needs some. A fresh array for each span would never be in the cache."""
+    """Scratch of a thread, made when it first needs some.
+
+    A fresh array for each span would never be in the cache.
+    """
 
     def __init__(self) -> None:
         self.floats: F32 = aligned(SPAN)
@@ -253,7 +273,9 @@ def _spread(values: F32, block: int) -> F32:
 
 
 def pack_nibbles(codes: I8) -> U8:
-    """Two codes in [-8, 7] a byte, the first in the lower half, stored plus 8; an odd one is followed by a zero."""
+    """Two codes in [-8, 7] a byte, the first in the lower half, stored plus 8; an odd one is
+    followed by a zero.
+    """
     raised = np.full(codes.size + codes.size % 2, 8, np.uint8)
     raised[: codes.size] += codes.view(np.uint8)  # two's complement: adding 8 wraps into 0..15
     pairs = raised.view("<u2")

@@ -1,11 +1,13 @@
-"""The way of weights down to volunteers: links, each of which turns one version's published weights into the next one's.
+"""The way of weights down to volunteers: links, each of which turns one version's published weights
+into the next one's.
 
     published(n) = published(n - 1) - Q(published(n - 1) - master(n)),   rounded to bfloat16 where n has a snapshot
 
-A link is an update like those that volunteers hand in: Q is a codec, buffers and counters are the master's own. What Q could
-not say needs no residual, for the next difference is taken from the published weights again. The coordinator publishes
-what its own link says, in the walk that writes it, so whoever follows it holds the same bits. Published files have no
-metadata: equal weights have equal hashes.
+A link is an update like those that volunteers hand in: Q is a codec, buffers and counters are the
+master's own. What Q could not say needs no residual, for the next difference is taken from the
+published weights again. The coordinator publishes what its own link says, in the walk that writes
+it, so whoever follows it holds the same bits. Published files have no metadata: equal weights have
+equal hashes.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ LINK_CODEC = "int8"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Following:
-    """How a link is followed."""
+    """Settings for applying a link."""
 
     codec: Codec
     rounded: bool  # to bfloat16
@@ -50,7 +52,8 @@ class Following:
 def write_link(
     base: Path, master: Path, schema: Schema, files: tuple[Path, Path], how: Following
 ) -> tuple[EncodedUpdate, Written]:
-    """Write the link from the published weights `base` towards the master weights, and the published weights it leads to.
+    """Write the link from the published weights `base` towards the master weights, and the
+    published weights it leads to.
 
     `files` are where they go. Raises InvalidFrame, StorageFull.
     """
@@ -90,7 +93,8 @@ def follow_link(base: Path, link: Path, schema: Schema, path: Path, how: Followi
 
 
 def round_weights(master: Path, schema: Schema, path: Path) -> Written:
-    """Write the published weights of a version that has none to begin from: the master's, rounded to bfloat16.
+    """Write the published weights of a version that has none to begin from: the master's, rounded
+    to bfloat16.
 
     Raises InvalidFrame, StorageFull.
     """
@@ -108,7 +112,9 @@ def round_weights(master: Path, schema: Schema, path: Path) -> Written:
 
 
 def schema_of_link(base: Path, link: Path, sha256: str) -> Schema:
-    """The schema of two files of our own cache, held against the hash that a signed manifest gives. Raises InvalidFrame.
+    """The schema of two files of our own cache, held against the hash that a signed manifest gives.
+
+    Raises InvalidFrame.
 
     Only parameters are quantised, which shows in the link; what else is whole numbers are counters.
     """
@@ -135,7 +141,10 @@ class _Published:
         self._rounded = rounded
 
     def carry(self, source: SliceReader, until: str | None = None) -> None:
-        """Write the buffers and counters before the parameter `until`, or before the end. Raises OSError."""
+        """Write the buffers and counters before the parameter `until`, or before the end.
+
+        Raises OSError.
+        """
         while self._left and self._left[0].name != until:
             spec = self._left.popleft()
             if spec.role != "parameter":

@@ -1,6 +1,8 @@
-"""Tensor files: read through memory mapping after strict checks, written once, hashed while they are written.
+"""Tensor files: read through memory mapping after strict checks, written once, hashed while they
+are written.
 
-BF16 tensors appear as uint16 arrays, because numpy has no such type; `slices.to_float32` turns them into numbers.
+BF16 tensors appear as uint16 arrays, because numpy has no such type; `slices.to_float32` turns them
+into numbers.
 """
 
 from __future__ import annotations
@@ -62,7 +64,10 @@ class Frame(Mapping[str, Array]):
         self._specs = by_name(schema)
 
     def array(self, name: str) -> Array:
-        """One tensor with its shape, without a copy. Read-only unless the frame was opened `copy_on_write`."""
+        """One tensor with its shape, without a copy.
+
+        Read-only unless the frame was opened `copy_on_write`.
+        """
         spec = self._specs[name]
         dtype = NUMPY[spec.dtype]
         if spec.count == 0:
@@ -102,7 +107,8 @@ class Frame(Mapping[str, Array]):
 def open_frame(path: Path, schema: Schema, *, copy_on_write: bool = False) -> Frame:
     """Map a tensor file after checking every word of its header. Raises InvalidFrame, OSError.
 
-    `copy_on_write` gives writable arrays whose changes never reach the file (torch warns about read-only ones).
+    `copy_on_write` gives writable arrays whose changes never reach the file (torch warns about
+    read-only ones).
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -121,7 +127,10 @@ def parse_frame(data: bytes, schema: Schema) -> Frame:
 
 
 def read_header(source: Path | bytes, limit: int = HEADER_BYTES_MAX) -> Header:
-    """The header alone, of a file or of bytes that begin one; the tensors are not looked at. Raises InvalidFrame."""
+    """The header alone, of a file or of bytes that begin one; the tensors are not looked at.
+
+    Raises InvalidFrame.
+    """
     if isinstance(source, bytes):
         length = header_length(source[:LENGTH_BYTES], len(source), limit)
         return parse_header(source[LENGTH_BYTES : LENGTH_BYTES + length])
@@ -144,9 +153,9 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 class FrameWriter:
     """Write a tensor file chunk by chunk, tensors in the order of the schema.
 
-    The file appears under its name only when it is complete (hashed, synced, renamed); whatever goes
-    wrong before leaves nothing behind. Use it as a context manager. Raises InvalidFrame for what does
-    not fit, StorageFull, OSError.
+    The file appears under its name only when it is complete (hashed, synced, renamed); whatever
+    goes wrong before leaves nothing behind. Use it as a context manager. Raises InvalidFrame for
+    what does not fit, StorageFull, OSError.
     """
 
     def __init__(
@@ -180,7 +189,8 @@ class FrameWriter:
         self._append(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
 
     def room(self, name: str, count: int) -> Array:
-        """The next elements of the tensor `name`, (count,), to be filled before the next call: `write` without its copy.
+        """The next elements of the tensor `name`, (count,), to be filled before the next call:
+        `write` without its copy.
 
         At most PIECE_BYTES.
         """
@@ -264,7 +274,9 @@ class FrameWriter:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make a rename in `directory` survive a power cut (on Windows the file's own sync has to do)."""
+    """Make a rename in `directory` survive a power cut (on Windows the file's own sync has to
+    do).
+    """
     if os.name == "posix":
         handle = os.open(directory, os.O_RDONLY)
         try:
@@ -274,7 +286,10 @@ def sync_directory(directory: Path) -> None:
 
 
 def schema_of(tensors: Mapping[str, Array]) -> Schema:
-    """Names, shapes and dtypes as the arrays have them, all as parameters. Raises InvalidFrame for a foreign dtype."""
+    """Names, shapes and dtypes as the arrays have them, all as parameters.
+
+    Raises InvalidFrame for a foreign dtype.
+    """
     specs = []
     for name, array in tensors.items():
         if array.dtype not in _SAFETENSORS:
@@ -288,7 +303,10 @@ def frame_bytes(
     metadata: Mapping[str, str] | None = None,
     schema: Schema | None = None,
 ) -> bytes:
-    """A small tensor file in memory; give the schema when it holds BF16 (as uint16). Raises InvalidFrame."""
+    """A small tensor file in memory; give the schema when it holds BF16 (as uint16).
+
+    Raises InvalidFrame.
+    """
     specs = schema_of(tensors) if schema is None else schema
     parts = [render_header(specs, metadata)]
     for spec in specs:
@@ -300,7 +318,10 @@ def frame_bytes(
 
 
 def schema_of_file(path: Path) -> Schema:
-    """Names, shapes and dtypes as the header of one of our own files has them, all as buffers. Raises InvalidFrame."""
+    """Names, shapes and dtypes as the header of one of our own files has them, all as buffers.
+
+    Raises InvalidFrame.
+    """
     entries = read_header(path).entries
     in_order = sorted(entries.items(), key=lambda item: item[1].data_offsets)
     return tuple(TensorSpec(name, entry.shape, entry.dtype, "buffer") for name, entry in in_order)

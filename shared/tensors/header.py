@@ -1,7 +1,8 @@
 """The header of a tensor file, read as hostile data and written in one way only.
 
-The format is safetensors: eight bytes little-endian length, a JSON object, then one buffer without gaps. Everything a
-header says is checked against the schema that was expected before a tensor is looked at. No numpy here.
+The format is safetensors: eight bytes little-endian length, a JSON object, then one buffer without
+gaps. Everything a header says is checked against the schema that was expected before a tensor is
+looked at. No numpy here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a header says of one tensor; offsets are bytes from the start of the buffer."""
+    """One tensor in a header; offsets are bytes from the start of the buffer."""
 
     dtype: str
     shape: Annotated[tuple[_Natural, ...], msgspec.Meta(max_length=RANK_MAX)]
@@ -48,7 +49,10 @@ def header_limit(schema: Schema) -> int:
 
 
 def header_length(prefix: bytes, file_bytes: int, limit: int = HEADER_BYTES_MAX) -> int:
-    """How long the JSON is that follows the first eight bytes. Raises InvalidFrame before anything is allocated."""
+    """Return how long the JSON is that follows the first eight bytes.
+
+    Raises InvalidFrame before anything is allocated.
+    """
     if len(prefix) < LENGTH_BYTES:
         raise InvalidFrame("the tensor file is cut off in its first eight bytes")
     length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
@@ -62,7 +66,10 @@ def header_length(prefix: bytes, file_bytes: int, limit: int = HEADER_BYTES_MAX)
 
 
 def parse_header(text: bytes) -> Header:
-    """Read the JSON of a header strictly: no duplicate key, no fraction, no unknown field. Raises InvalidFrame."""
+    """Read the JSON of a header strictly: no duplicate key, no fraction, no unknown field.
+
+    Raises InvalidFrame.
+    """
     body = text.rstrip(b" ")
     if not (body.startswith(b"{") and body.endswith(b"}")):
         raise InvalidFrame("the header of the tensor file is not a JSON object")
@@ -82,7 +89,10 @@ def parse_header(text: bytes) -> Header:
 
 
 def check_header(header: Header, schema: Schema, file_bytes: int) -> None:
-    """Hold a header against the schema and the size of its file. Raises InvalidFrame with the first difference."""
+    """Hold a header against the schema and the size of its file.
+
+    Raises InvalidFrame with the first difference.
+    """
     expected = by_name(schema)
     for name in header.entries:
         if name not in expected:
@@ -127,7 +137,9 @@ def _check_cover(header: Header, file_bytes: int) -> None:
 
 
 def render_header(schema: Schema, metadata: Mapping[str, str] | None = None) -> bytes:
-    """Length and JSON for tensors that follow in the order of the schema; the same input gives the same bytes."""
+    """Length and JSON for tensors that follow in the order of the schema; the same input gives the
+    same bytes.
+    """
     by_name(schema)
     document: dict[str, Any] = {}
     if metadata:
@@ -151,7 +163,8 @@ def _metadata(raw: Any) -> dict[str, str]:
     size = sum(len(text.encode()) for pair in found.items() for text in pair)
     if len(found) > METADATA_ENTRIES_MAX or size > METADATA_BYTES_MAX:
         raise InvalidFrame(
-            f"the metadata of a tensor file may hold {METADATA_ENTRIES_MAX} entries and {METADATA_BYTES_MAX} bytes"
+            f"the metadata of a tensor file may hold {METADATA_ENTRIES_MAX} entries and "
+            f"{METADATA_BYTES_MAX} bytes"
         )
     return found
 

@@ -1,9 +1,12 @@
-"""Tensor files of raw floats, packed for the way up: what the snapshot is on the way down. Lossless, and only worth it for floats.
+"""Tensor files of raw floats, packed for the way up: what the snapshot is on the way down.
 
-    magic | for each tensor of the file, in its order, for each chunk of its grid, for each rank of its bytes:
-    length, compressed bytes of that rank
+Lossless, and only worth it for floats.
 
-Nothing in it says how large anything becomes: that follows from the schema, and no more is ever unpacked.
+    magic | for each tensor of the file, in its order, for each chunk of its grid, for each rank of
+    its bytes: length, compressed bytes of that rank
+
+Nothing in it says how large anything becomes: that follows from the schema, and no more is ever
+unpacked.
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ WHAT = "a packed update"
 
 
 def pack(frame: Frame, path: Path) -> Written:
-    """Write the tensors of a file packed; durable, and under its name only when it is whole. Raises OSError."""
+    """Write the tensors of a file packed; durable, and under its name only when it is whole.
+
+    Raises OSError.
+    """
     sha256, size = hashlib.sha256(), 0
     temporary = beside(path)
     try:
@@ -60,7 +66,10 @@ def pack(frame: Frame, path: Path) -> Written:
 
 
 def unpack(path: Path, wire: Schema, raw: Path) -> None:
-    """Write the file that was packed. Raises InvalidFrame for anything that is not exactly one of this schema, StorageFull."""
+    """Write the file that was packed.
+
+    Raises InvalidFrame for anything that is not exactly one of this schema, StorageFull.
+    """
     with path.open("rb") as file, FrameWriter(raw, wire, sync=False) as writer:
         if file.read(len(MAGIC)) != MAGIC:
             raise InvalidFrame(f"this is not {WHAT}")

@@ -38,7 +38,10 @@ Echo: TypeAlias = Callable[[TensorSpec, int, F32], None]  # parameter, first ele
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedUpdate:
-    """A finished update file. `residual` is what the codec could not say, to be added to the next update."""
+    """A finished update file.
+
+    `residual` is what the codec could not say, to be added to the next update.
+    """
 
     sha256: str
     size: int  # bytes
@@ -46,7 +49,10 @@ class EncodedUpdate:
 
 
 class Codec(Protocol):
-    """A way to write an update. All of them are stateless: what is carried over is handed in and out."""
+    """A way to write an update.
+
+    All of them are stateless: what is carried over is handed in and out.
+    """
 
     @property
     def name(self) -> str: ...
@@ -65,10 +71,10 @@ class Codec(Protocol):
     ) -> EncodedUpdate:
         """Write an update (a mapping of arrays, or a `Delta`) to `path`.
 
-        With a `residual`, which is `{}` the first time, error feedback is on: e = residual + update,
-        the file says Q(e), and e - Q(e) comes back, in memory or as the frame `residual_path`.
-        `echo` hears Q(e) of every parameter, in order and piece by piece.
-        Raises InvalidFrame, StorageFull.
+        With a `residual`, which is `{}` the first time, error feedback is on: e = residual +
+        update, the file says Q(e), and e - Q(e) comes back, in memory or as the frame
+        `residual_path`. `echo` hears Q(e) of every parameter, in order and piece by piece. Raises
+        InvalidFrame, StorageFull.
         """
 
     def decode(self, path: Path, schema: Schema) -> DecodedUpdate:
@@ -86,7 +92,8 @@ class DecodedUpdate(Mapping[str, Array]):
         self._parts: dict[str, list[Array]] = {}  # flat views: a merge asks for many small slices
 
     def read(self, name: str, start: int, stop: int, room: F32 | None = None) -> Array:
-        """Elements [start, stop) of the flat tensor; `room` has place for them, and may be used or not.
+        """Elements [start, stop) of the flat tensor; `room` has place for them, and may be used or
+        not.
 
         Raises InvalidFrame where scales or positions make no sense.
         """
@@ -103,7 +110,10 @@ class DecodedUpdate(Mapping[str, Array]):
             raise InvalidFrame(f"{name!r}: {error.message}") from error
 
     def square(self, name: str, start: int, stop: int) -> float:
-        """The squared norm of a slice on the grid of chunks; finite when every number is. Raises as `read`."""
+        """The squared norm of a slice on the grid of chunks; finite when every number is.
+
+        Raises as `read`.
+        """
         spec = self._specs[name]
         if spec.role != "parameter":
             return sum_squares(self.read(name, start, stop))
@@ -217,7 +227,9 @@ class FrameCodec:
 
 @dataclass(frozen=True, slots=True)
 class PackedCodec:
-    """A codec whose file is packed after it was written, and unpacked beside itself for as long as it is read."""
+    """A codec whose file is packed after it was written, and unpacked beside itself for as long as
+    it is read.
+    """
 
     name: str
     inner: FrameCodec
@@ -305,7 +317,7 @@ class _Feedback:
 
 
 def residual_schema(schema: Schema) -> Schema:
-    """What a residual file holds: every parameter, as float32."""
+    """Return what a residual file holds: every parameter, as float32."""
     return tuple(TensorSpec(spec.name, spec.shape) for spec in schema if spec.role == "parameter")
 
 

@@ -20,13 +20,18 @@ LINE = 64  # bytes of a cache line
 
 
 class SliceReader(Protocol):
-    """Anything that gives flat slices of named tensors: float32, and int64 where the schema has integers."""
+    """Anything that gives flat slices of named tensors: float32, and int64 where the schema has
+    integers.
+    """
 
     def read(self, name: str, start: int, stop: int) -> Array: ...
 
 
 class ArrayReader:
-    """The slices of arrays that are at hand: a dict, a `Frame`, torch tensors on the CPU. Raises InvalidFrame."""
+    """The slices of arrays that are at hand: a dict, a `Frame`, torch tensors on the CPU.
+
+    Raises InvalidFrame.
+    """
 
     def __init__(self, tensors: Mapping[str, Any], schema: Schema) -> None:
         self._tensors = tensors
@@ -60,14 +65,18 @@ class ArrayReader:
 
 
 def to_float32(array: Array, dtype: str) -> F32:
-    """Numbers of a tensor whose schema dtype is `dtype`: BF16 comes as uint16 out of a frame, or as float32 already."""
+    """Numbers of a tensor whose schema dtype is `dtype`: BF16 comes as uint16 out of a frame, or as
+    float32 already.
+    """
     if dtype == "BF16" and array.dtype == np.uint16:
         return float_from_bf16(array)
     return array.astype(np.float32, copy=False)
 
 
 def bf16_from_float(numbers: F32) -> U16:
-    """Round to nearest even; what is finite stays finite (the largest values round down, not to infinity)."""
+    """Round to nearest even; what is finite stays finite (the largest values round down, not to
+    infinity).
+    """
     bits = np.ascontiguousarray(numbers).view(np.uint32)
     sign = (bits >> 16).astype(np.uint16) & np.uint16(0x8000)
     magnitude = bits & np.uint32(0x7FFFFFFF)
@@ -81,7 +90,10 @@ def bf16_from_float(numbers: F32) -> U16:
 
 
 def float_from_bf16(bits: U16, room: F32 | None = None) -> F32:
-    """Exact: bfloat16 is the upper half of a float32. Put into the beginning of `room` if there is one."""
+    """Exact: bfloat16 is the upper half of a float32.
+
+    Put into the beginning of `room` if there is one.
+    """
     wide = np.empty(bits.shape, np.uint32) if room is None else room[: bits.size].view(np.uint32)
     np.copyto(wide, bits)
     wide <<= 16
@@ -89,7 +101,9 @@ def float_from_bf16(bits: U16, room: F32 | None = None) -> F32:
 
 
 def aligned(*shape: int, dtype: npt.DTypeLike = np.float32) -> Array:
-    """An empty array that begins on a cache line; numpy's own begin anywhere, which costs up to half the speed, measured."""
+    """An empty array that begins on a cache line; numpy's own begin anywhere, which costs up to
+    half the speed, measured.
+    """
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
     raw = np.empty(size + LINE, np.uint8)

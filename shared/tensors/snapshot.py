@@ -1,11 +1,14 @@
-"""A snapshot: weights whose parameters are bfloat16 numbers, packed. Half the bytes, shuffled and compressed, and exact.
+"""A snapshot: weights whose parameters are bfloat16 numbers, packed.
 
-    magic | length, compressed schema | for each tensor in the order of the schema, for each chunk of its grid, for each
-    rank of its bytes: length, compressed bytes of that rank
+Half the bytes, shuffled and compressed, and exact.
 
-Each rank has statistics of its own: together in one block they take 1.6 bytes a parameter in tensors of 10,000, apart 1.4.
-Lengths are 32-bit little-endian. Buffers and counters are packed as they are stored. The schema inside lets a receiver
-unpack without any other file; it is held against the hash that the signed manifest gives.
+    magic | length, compressed schema | for each tensor in the order of the schema, for each chunk
+    of its grid, for each rank of its bytes: length, compressed bytes of that rank
+
+Each rank has statistics of its own: together in one block they take 1.6 bytes a parameter in
+tensors of 10,000, apart 1.4. Lengths are 32-bit little-endian. Buffers and counters are packed as
+they are stored. The schema inside lets a receiver unpack without any other file; it is held against
+the hash that the signed manifest gives.
 """
 
 from __future__ import annotations
@@ -39,7 +42,10 @@ WHAT = "a snapshot"
 
 
 def write_snapshot(weights: Mapping[str, Array], schema: Schema, path: Path) -> Written:
-    """Pack weights (arrays, or an open `Frame`). Raises InvalidFrame for a parameter that is no bfloat16 number, OSError."""
+    """Pack weights (arrays, or an open `Frame`).
+
+    Raises InvalidFrame for a parameter that is no bfloat16 number, OSError.
+    """
     sha256, size = hashlib.sha256(), 0
     with path.open("xb") as file:
 
@@ -63,7 +69,10 @@ def write_snapshot(weights: Mapping[str, Array], schema: Schema, path: Path) -> 
 
 
 def unpack_snapshot(path: Path, schema_sha256: str, weights: Path) -> Written:
-    """Write the weights that a snapshot holds as a tensor file without metadata. Raises InvalidFrame, StorageFull, OSError."""
+    """Write the weights that a snapshot holds as a tensor file without metadata.
+
+    Raises InvalidFrame, StorageFull, OSError.
+    """
     with ExitStack() as files:
         file = files.enter_context(path.open("rb"))
         if file.read(len(MAGIC)) != MAGIC:
@@ -85,7 +94,7 @@ def _rounded(spec: TensorSpec) -> bool:
 
 
 def _packed(spec: TensorSpec, values: Array) -> Array:
-    """What is stored of a piece of a tensor."""
+    """Return what is stored of a piece of a tensor."""
     if not _rounded(spec):
         return values
     bits = bf16_from_float(values)

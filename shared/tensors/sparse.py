@@ -1,6 +1,7 @@
 """Top-k with four bits: of each 4,096 elements the 64 largest travel, with their positions.
 
-After SparseLoCo (chunked top-k, quantised values, error feedback). Without error feedback most of an update is lost.
+After SparseLoCo (chunked top-k, quantised values, error feedback). Without error feedback most of
+an update is lost.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ def _positions(index: U16, width: int) -> Array:
 
 
 def _kept(count: int) -> int:
-    """How many of the first `count` elements travel; a short last chunk keeps its share, rounded up."""
+    """Return how many of the first `count` elements travel; a short last chunk keeps its share,
+    rounded up.
+    """
     return count // CHUNK * KEEP + -(-(count % CHUNK) // _SHARE)
 
 

@@ -1,4 +1,4 @@
-"""What a set of tensors looks like: names, shapes, dtypes and roles, in canonical order.
+"""Schema of a set of tensors: names, shapes, dtypes and roles, in canonical order.
 
 A schema is known before any tensor arrives, and whatever arrives is held against it. Nothing here
 imports numpy or torch, so wire messages and command line modules may import it.
@@ -32,9 +32,12 @@ WALK_ELEMENTS = (
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """One tensor: `dtype` as safetensors spells it. Raises InvalidFrame for what no file could hold.
+    """One tensor: `dtype` as safetensors spells it.
 
-    Parameters are trained, buffers (batch-norm statistics) and counters (steps seen) are carried along.
+    Raises InvalidFrame for what no file could hold.
+
+    Parameters are trained, buffers (batch-norm statistics) and counters (steps seen) are carried
+    along.
     """
 
     name: str

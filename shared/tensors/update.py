@@ -16,7 +16,9 @@ from shared.tensors.spec import INTEGERS, Schema, TensorSpec, by_name, grid
 
 
 class Delta(Mapping[str, Array]):
-    """Base minus local for parameters, the local value for buffers and counters; computed when it is read."""
+    """Base minus local for parameters, the local value for buffers and counters; computed when it
+    is read.
+    """
 
     def __init__(self, base: Mapping[str, Any], local: Mapping[str, Any], schema: Schema) -> None:
         self._base = ArrayReader(base, schema)
@@ -24,7 +26,10 @@ class Delta(Mapping[str, Array]):
         self._specs = by_name(schema)
 
     def read(self, name: str, start: int, stop: int) -> Array:
-        """Elements [start, stop) of the flat tensor. Raises InvalidFrame when a shape is not the schema's."""
+        """Elements [start, stop) of the flat tensor.
+
+        Raises InvalidFrame when a shape is not the schema's.
+        """
         local = self._local.read(name, start, stop)
         if self._specs[name].role != "parameter":
             return local
@@ -44,12 +49,14 @@ class Delta(Mapping[str, Array]):
 
 
 def delta(base: Mapping[str, Any], local: Mapping[str, Any], schema: Schema) -> Delta:
-    """The pseudo-gradient of local training, ready for `Codec.encode`; base may be an open `Frame`."""
+    """The pseudo-gradient of local training, ready for `Codec.encode`; base may be an open
+    `Frame`.
+    """
     return Delta(base, local, schema)
 
 
 class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pass over an update found."""
+    """Statistics of one pass over an update."""
 
     norm: float  # L2 over all parameters
     norms: dict[str, float]  # L2 of each parameter and buffer
@@ -63,7 +70,8 @@ class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect(path: Path, schema: Schema, codec: Codec) -> UpdateStats:
-    """Norm and finiteness of an update file, whose hash was checked when it came, in one pass over it.
+    """Norm and finiteness of an update file, whose hash was checked when it came, in one pass over
+    it.
 
     Raises InvalidFrame when it cannot be read.
     """
@@ -89,4 +97,7 @@ def _where(update: DecodedUpdate, spec: TensorSpec) -> str:
         if places.size and first < 0:
             first = start + int(places[0])
         found += places.size
-    return f"{spec.name!r} holds {found} values of {spec.count} that are NaN or infinite, the first at {first}"
+    return (
+        f"{spec.name!r} holds {found} values of {spec.count} that are NaN or infinite, the "
+        f"first at {first}"
+    )

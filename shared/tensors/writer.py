@@ -1,10 +1,12 @@
-"""A new file that is written, hashed and, where it must survive a power cut, brought to the disk on the way.
+"""A new file that is written, hashed and, where it must survive a power cut, brought to the disk on
+the way.
 
     fill a buffer ──> a thread writes and hashes it, while others are filled
                                      └──> every few MiB another thread syncs what is there
 
-Computing, hashing and syncing take about as long each; one after the other they were most of the time of a merge. A file
-that is not synced is made without threads: those are a volunteer's, whose other cores are not ours.
+Computing, hashing and syncing take about as long each; one after the other they were most of the
+time of a merge. A file that is not synced is made without threads: those are a volunteer's, whose
+other cores are not ours.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ SYNC_BYTES = 8 << 20  # grown since the last sync
 
 
 class Syncing:
-    """Syncs a growing file now and then, so that little is left for the sync at its end. Call it from one thread at a time."""
+    """Syncs a growing file now and then, so that little is left for the sync at its end.
+
+    Call it from one thread at a time.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -35,7 +40,10 @@ class Syncing:
         self._running: Future[None] | None = None
 
     def grew(self, count: int) -> None:
-        """So many bytes were written. Raises OSError when an earlier sync failed: what it was to bring there may be lost."""
+        """So many bytes were written.
+
+        Raises OSError when an earlier sync failed: what it was to bring there may be lost.
+        """
         self._grown += count
         if self._grown >= SYNC_BYTES and (self._running is None or self._running.done()):
             self._settle()
@@ -58,7 +66,10 @@ class Syncing:
 
 
 class Sink:
-    """See the module. What it raises may be about bytes that were given earlier."""
+    """Writes a tensor file piece by piece and hashes it on the way.
+
+    What it raises may be about bytes that were given earlier.
+    """
 
     def __init__(self, path: Path, size: int, *, sync: bool) -> None:
         """A file that must be new, of about `size` bytes."""
@@ -79,7 +90,8 @@ class Sink:
         self._waiting: deque[Future[None]] = deque()
 
     def room(self, count: int) -> memoryview:
-        """The next `count` bytes of the file, at most a piece: fill them before the sink is asked for anything else.
+        """The next `count` bytes of the file, at most a piece: fill them before the sink is asked
+        for anything else.
 
         Raises OSError.
         """

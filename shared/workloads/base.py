@@ -1,10 +1,11 @@
-"""What a workload is: model + data + local work + evaluation + sample output.
+"""Interface of a workload: model + data + local work + evaluation + sample output.
 
-A workload is an installed package, found through the entry points `volunteer.workloads` and enabled by the owner of the
-machine. The coordinator and the volunteer know nothing of a workload but this file; adding one needs no change elsewhere.
+A workload is an installed package, found through the entry points `volunteer.workloads` and enabled
+by the owner of the machine. The coordinator and the volunteer know nothing of a workload but this
+file; adding one needs no change elsewhere.
 
-Tensors cross this interface as a flat map `name -> torch.Tensor` on the CPU, float32 parameters, in the order of the schema.
-Nothing here imports torch when it is loaded.
+Tensors cross this interface as a flat map `name -> torch.Tensor` on the CPU, float32 parameters, in
+the order of the schema. Nothing here imports torch when it is loaded.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class ChunkRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a dataset is made of. `heldout` is emptied before a manifest leaves the coordinator."""
+    """Manifest of a dataset. `heldout` is emptied before a manifest leaves the coordinator."""
 
     name: str
     kind: str  # "tokens", "images": which workloads can read it
@@ -81,14 +82,20 @@ class Data(Protocol):
     manifest: DatasetManifest
 
     def chunk(self, index: int) -> Path:
-        """The file of training chunk `index` (held-out chunk on the coordinator's evaluation). Raises NotFound."""
+        """The file of training chunk `index` (held-out chunk on the coordinator's evaluation).
+
+        Raises NotFound.
+        """
 
     def asset(self, name: str) -> Path:
         """The file of an asset such as "tokenizer"."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """All a worker needs to know for one task, whatever the workload. No tensor, no path: it is stored and resumed."""
+    """All a worker needs to know for one task, whatever the workload.
+
+    No tensor, no path: it is stored and resumed.
+    """
 
     run: str
     workload: str
@@ -112,21 +119,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the local work stands after one micro-batch."""
+    """Progress of the local work after one micro-batch."""
 
     step: int  # optimiser steps done
     steps: int
     samples: int  # done in total
-    loss: float | None = (
-        None  # mean over the last optimiser step, nats; None in the middle of a step
-    )
+    # mean over the last optimiser step, nats; None in the middle of a step
+    loss: float | None = None
     metrics: dict[str, float] = {}  # e.g. loss_g, loss_d
     preview: str = ""  # something a person can look at: text, a board
     counted: str = ""  # what steps and samples are where nothing is learnt: "games"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What the local work ended with. `tensors` follow the schema: local weights for a delta, mean gradient for a gradient."""
+    """Result of the local work.
+
+    `tensors` follow the schema: local weights for a delta, mean gradient for a gradient.
+    """
 
     steps: int
     samples: int
@@ -146,10 +155,16 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(Protocol):
-    """One task in progress on one device. Driven by the trainer thread, one micro-batch at a time."""
+    """One task in progress on one device.
+
+    Driven by the trainer thread, one micro-batch at a time.
+    """
 
     def advance(self) -> Progress:
-        """Do one micro-batch (at most about half a second) and say where it stands. Raises MemoryError-like torch errors."""
+        """Do one micro-batch (at most about half a second) and say where it stands.
+
+        Raises MemoryError-like torch errors.
+        """
 
     @property
     def done(self) -> bool: ...
@@ -164,20 +179,25 @@ class Work(Protocol):
         """Undo suspend."""
 
     def halve(self) -> int:
-        """Out of memory: halve the micro-batch and accumulate (same batch, same samples). Returns the new micro-batch;
-        raises MemoryError when it is already 1. The step in progress starts over."""
+        """Out of memory: halve the micro-batch and accumulate (same batch, same samples). Returns
+        the new micro-batch; raises MemoryError when it is already 1. The step in progress starts
+        over.
+        """
 
     def state(self) -> dict[str, torch.Tensor]:
         """Inner optimiser state (CPU), kept per (run, worker) when the run says so."""
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """All needed to go on after a restart of the process: weights, optimiser, counters. Only between steps."""
+        """All needed to go on after a restart of the process: weights, optimiser, counters.
+
+        Only between steps.
+        """
 
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None: ...
 
 
 class Traits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the figures of a workload mean."""
+    """Meaning of a workload's figures."""
 
     items: str = "tokens"  # what datasets, progress and [stop] tokens count
     measure: str = "held-out loss"  # what "loss" of `evaluate` is called
@@ -197,27 +217,35 @@ class Workload(Protocol):
     games: Games | None = None  # of a workload that makes its own data by playing
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-        """Tables of a run file with this workload's own values for keys that it does not give, under its `[plan]`."""
+        """Tables of a run file with this workload's own values for keys that it does not give,
+        under its `[plan]`.
+        """
         return {}
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
-        """Validate a `[model]` table and fill in every default (vocabulary size from the manifest). Raises InvalidRunFile
-        with the nearest known key for an unknown one."""
+        """Validate a `[model]` table and fill in every default (vocabulary size from the manifest).
+        Raises InvalidRunFile with the nearest known key for an unknown one.
+        """
 
     def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Validate the workload's own keys of `[task]`. Raises InvalidRunFile."""
 
     def schema(self, config: Mapping[str, Any]) -> Schema:
-        """Names, shapes, dtypes and roles of everything a version holds, in canonical order. Needs no torch tensor."""
+        """Names, shapes, dtypes and roles of everything a version holds, in canonical order.
+
+        Needs no torch tensor.
+        """
 
     def init(self, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
         """Version 0, deterministic in the seed."""
 
     def samples(self, config: Mapping[str, Any], manifest: DatasetManifest) -> Sequence[int]:
-        """How many samples each training chunk gives under this config."""
+        """Return how many samples each training chunk gives under this config."""
 
     def items_per_sample(self, config: Mapping[str, Any]) -> int:
-        """How many of the `traits.items` one sample is: what `[stop] tokens` and progress count."""
+        """Return how many of the `traits.items` one sample is: what `[stop] tokens` and progress
+        count.
+        """
         return 1
 
     def flops_per_sample(self, config: Mapping[str, Any]) -> float:
@@ -231,7 +259,9 @@ class Workload(Protocol):
         device: str,
         inner: Mapping[str, torch.Tensor] | None,
     ) -> Work:
-        """Start a task on `device` ("cpu", "cuda:0", "mps"); `inner` is the kept optimiser state, if any."""
+        """Start a task on `device` ("cpu", "cuda:0", "mps"); `inner` is the kept optimiser state,
+        if any.
+        """
 
     def evaluate(
         self,
@@ -241,7 +271,10 @@ class Workload(Protocol):
         budget_s: float,
         stop: Callable[[], bool],
     ) -> dict[str, float]:
-        """Metrics of a version on held-out chunks; always "loss" (lower is better). The same samples every time."""
+        """Metrics of a version on held-out chunks; always "loss" (lower is better).
+
+        The same samples every time.
+        """
 
     def sample(
         self,
@@ -269,8 +302,9 @@ def check_keys(keys: Iterable[str], known: Sequence[str], table: str) -> None:
 
 
 def read_table(raw: Mapping[str, Any], kind: type[T], table: str) -> T:
-    """A table of a run file as the struct `kind`. Raises InvalidRunFile: an unknown key with the nearest known one, a wrong
-    type, or what the struct itself says of its values."""
+    """A table of a run file as the struct `kind`. Raises InvalidRunFile: an unknown key with the
+    nearest known one, a wrong type, or what the struct itself says of its values.
+    """
     check_keys(raw, tuple(kind.__struct_fields__), table)
     try:
         return convert(dict(raw), kind)
@@ -286,17 +320,24 @@ def _found() -> EntryPoints:
 
 @lru_cache(maxsize=8)
 def _read(path: tuple[str, ...]) -> EntryPoints:
-    """What packages offer, read from the disk once for each `sys.path`: a coordinator asks in most of its transactions."""
+    """Return what packages offer, read from the disk once for each `sys.path`: a coordinator asks
+    in most of its transactions.
+    """
     return entry_points(group=ENTRY_POINTS)
 
 
 def installed() -> dict[str, str]:
-    """Names of the workloads installed on this machine and where each comes from (nothing is imported)."""
+    """Names of the workloads installed on this machine and where each comes from (nothing is
+    imported).
+    """
     return {found.name: found.value for found in _found()}
 
 
 def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
-    """The workload called `name`. Raises NotFound, never with an install command: code is the owner's choice."""
+    """The workload called `name`.
+
+    Raises NotFound, never with an install command: code is the owner's choice.
+    """
     if enabled is not None and name not in enabled:
         raise NotFound(
             f'the workload "{name}" is not enabled on this machine (setting `workloads`)'
@@ -305,5 +346,6 @@ def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
         workload: Workload = found.load()()
         return workload
     raise NotFound(
-        f'the workload "{name}" is not installed here; installed: {", ".join(sorted(installed())) or "none"}'
+        f'the workload "{name}" is not installed here; installed: '
+        f"{', '.join(sorted(installed())) or 'none'}"
     )

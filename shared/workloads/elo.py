@@ -1,4 +1,4 @@
-"""What matches say of strength: scores, and ratings of all versions that met."""
+"""Elo: scores of matches, and ratings of all versions that met."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """How a match ended for the version that was measured."""
+    """Result of a match for the version that was measured."""
 
     wins: int = 0
     draws: int = 0
@@ -50,14 +50,15 @@ class Rating(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _PER_POINT = math.log(10) / 400
-_DOUBT = 600.0  # prior deviation of the difference between versions that met, in Elo points: keeps 16 : 0 finite
+# prior deviation of the difference between versions that met, in Elo points: keeps 16 : 0 finite
+_DOUBT = 600.0
 
 
 def ratings(meetings: Sequence[Meeting], anchor: int) -> dict[int, Rating]:
     """Maximum a posteriori Bradley-Terry ratings of all versions that met, the anchor's being 0.
 
-    A draw counts as half a win. The error is 1.96 deviations of the difference to the anchor, from the curvature at the
-    maximum; versions that no chain of games joins to the anchor are left out.
+    A draw counts as half a win. The error is 1.96 deviations of the difference to the anchor, from
+    the curvature at the maximum; versions that no chain of games joins to the anchor are left out.
     """
     numbers = sorted(_joined(meetings, anchor))
     index = {number: at for at, number in enumerate(numbers)}

@@ -1,4 +1,4 @@
-"""What a workload that learns from games against itself can do beside training: the second half of `base`.
+"""Interface of a workload that learns from games against itself, beside training.
 
 Nothing here imports torch when it is loaded.
 """
@@ -22,11 +22,16 @@ class Actor(Protocol):
     """Work that may go on with a newer version (self-play)."""
 
     def swap(self, weights: Mapping[str, torch.Tensor], version: int, sha256: str) -> None:
-        """A newer version was announced: what begins from now on uses it, what has begun goes on as it was."""
+        """A newer version was announced: what begins from now on uses it, what has begun goes on as
+        it was.
+        """
 
 
 class SelfPlay(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run that makes its own data paces actors, learners and matches. Counts are games unless they say otherwise."""
+    """Pacing of actors, learners and matches in a run that makes its own data.
+
+    Counts are games unless they say otherwise.
+    """
 
     games: int  # of one self-play task
     game_flops: float  # about what one game costs to play
@@ -53,7 +58,7 @@ class KnownVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found out about a file of games. What is good of it stands in `data`."""
+    """Findings about a file of games. What is good of it stands in `data`."""
 
     data: bytes = b""
     games: int = 0
@@ -85,7 +90,7 @@ class Encounter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What a version thinks of a position, and the move it makes."""
+    """A version's evaluation of a position, and the move it makes."""
 
     move: int
     value: float  # for whoever is to move, -1 ... 1
@@ -93,7 +98,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies on the board after some moves."""
+    """Board after some moves."""
 
     board: tuple[
         int, ...
@@ -113,20 +118,25 @@ class Opponent(Protocol):
         """The position after `moves`; costs nothing. Raises BadRequest for an illegal move."""
 
     def reply(self, moves: Sequence[int], level: int) -> Reply:
-        """Think about the position after `moves`; level 0, 1 or 2, see LEVELS. Raises BadRequest for an illegal move."""
+        """Think about the position after `moves`; level 0, 1 or 2, see LEVELS.
+
+        Raises BadRequest for an illegal move.
+        """
 
 
 COLUMNS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def cell_name(cell: int, size: int) -> str:
-    """A cell of a square board as people write it: column letter and row number from below, "h8"."""
+    """A cell of a square board as people write it: column letter and row number from below,
+    "h8".
+    """
     row, column = divmod(cell, size)
     return f"{COLUMNS[column]}{size - row}"
 
 
 class Games(Protocol):
-    """What a workload that learns from games against itself can do beside training."""
+    """Interface of a workload that learns from games against itself."""
 
     def plan(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> SelfPlay: ...
 
@@ -138,8 +148,9 @@ class Games(Protocol):
         weights: Callable[[int], Path],
         secret: int,
     ) -> Inspection:
-        """Check a file of games that was handed in for `job` (self-play or a match): rules, chance, and searches done again
-        at places that `secret` chooses. `weights` gives the file of a version's published weights.
+        """Check a file of games that was handed in for `job` (self-play or a match): rules, chance,
+        and searches done again at places that `secret` chooses. `weights` gives the file of a
+        version's published weights.
 
         Never raises for what a volunteer may have sent. Runs torch.
         """

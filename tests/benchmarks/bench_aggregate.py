@@ -1,9 +1,11 @@
-"""Merging beside Flower's own aggregation helper: the same number of float32 updates of the same size, taking turns.
+"""Merging beside Flower's own aggregation helper: the same number of float32 updates of the same
+size, taking turns.
 
     python -m tests.benchmarks.bench_aggregate --flower ENV/bin/python --json aggregate.json
 
-Ours reads update files through memory mapping, checks the norm and for NaN, and gives the mean piece by piece; Flower's has
-the arrays in memory and gives the mean as arrays in memory. Neither writes anything.
+Ours reads update files through memory mapping, checks the norm and for NaN, and gives the mean
+piece by piece; Flower's has the arrays in memory and gives the mean as arrays in memory. Neither
+writes anything.
 """
 
 from __future__ import annotations
@@ -86,7 +88,10 @@ def told(row: dict[str, Any]) -> str:
     )
     if "flower" not in rates:
         return f"{line}; Flower is missing"
-    return f"{line}; float32 {rates['float32'] / rates['flower']:.1f} x Flower {row['version']} (goal {GOAL:g})"
+    return (
+        f"{line}; float32 {rates['float32'] / rates['flower']:.1f} x Flower {row['version']} "
+        f"(goal {GOAL:g})"
+    )
 
 
 def main() -> None:

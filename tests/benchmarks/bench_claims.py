@@ -1,11 +1,13 @@
-"""Claims a second at the service call: 64 claimers joined into common statements, beside one claim a statement.
+"""Claims a second at the service call: 64 claimers joined into common statements, beside one claim
+a statement.
 
     python tests/benchmarks/bench_claims.py --json claims.json
     python tests/benchmarks/bench_claims.py --rounds 5 --repeats 2 --database sqlite
 
-Both databases, commits synced. "single" is the same service with one claim a transaction; "bare" is nothing but
-UPDATE ... WHERE id = (SELECT ... FOR UPDATE SKIP LOCKED) RETURNING on waiting tasks, one transaction each (8 clients at once on
-PostgreSQL, where that helps). The sides take turns; a ratio is the median over the repeats. Every claim must be distinct.
+Both databases, commits synced. "single" is the same service with one claim a transaction; "bare" is
+nothing but UPDATE ... WHERE id = (SELECT ... FOR UPDATE SKIP LOCKED) RETURNING on waiting tasks,
+one transaction each (8 clients at once on PostgreSQL, where that helps). The sides take turns; a
+ratio is the median over the repeats. Every claim must be distinct.
 """
 
 from __future__ import annotations
@@ -168,7 +170,10 @@ async def measure(url: str, reissued: bool, rounds: int, repeats: int) -> Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    head = "database    tasks       joined/s  single/s    bare/s  x single  x bare   goal  distinct  reached"
+    head = (
+        "database    tasks       joined/s  single/s    bare/s  x single  x bare   goal  "
+        "distinct  reached"
+    )
     lines = [
         f"{row.database:<11} {row.tasks:<11} {row.joined_per_s:>8.0f} {row.single_per_s:>9.0f}"
         f" {row.bare_per_s:>9.0f} {row.joined_to_single:>9.1f} {row.joined_to_bare:>7.1f}"

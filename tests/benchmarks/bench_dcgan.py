@@ -1,10 +1,12 @@
-"""A DCGAN work unit beside a bare loop of the same steps: same networks, images and noise, on the same thread, taking turns.
+"""A DCGAN work unit beside a bare loop of the same steps: same networks, images and noise, on the
+same thread, taking turns.
 
     python -m tests.benchmarks.bench_dcgan --json dcgan.json
     python -m tests.benchmarks.bench_dcgan --pairs 4 --size 64 --width 64
 
-"ours" is the task as the volunteer's training thread drives it, one micro-batch after the other. "bare" is the loop of the
-paper: discriminator on real images and fakes, generator on the same fakes, two fused Adam optimisers, the images in memory.
+"ours" is the task as the volunteer's training thread drives it, one micro-batch after the other.
+"bare" is the loop of the paper: discriminator on real images and fakes, generator on the same
+fakes, two fused Adam optimisers, the images in memory.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Heartbeats a second beside a no-op JSON route of the same server, over real sockets, on SQLite with every commit synced.
+"""Heartbeats a second beside a no-op JSON route of the same server, over real sockets, on SQLite
+with every commit synced.
 
     python -m tests.benchmarks.bench_heartbeats --json heartbeats.json
     python -m tests.benchmarks.bench_heartbeats --repeats 3 --seconds 1
 
-Both routes are served by one process, as `coordinator serve` serves: same protocol with its deadlines, same outermost layer,
-limits far out of reach. 32 workers with a lease each send the body of a real heartbeat over connections of their own. The no-op
-route is Starlette's plainest: parse the JSON, answer `{"ok": true}`. "endpoint" is a no-op behind our own reading of requests
-(msgspec, no sign-in). CPU is the server's, per request, and does not depend on who else uses the cores.
+Both routes are served by one process, as `coordinator serve` serves: same protocol with its
+deadlines, same outermost layer, limits far out of reach. 32 workers with a lease each send the body
+of a real heartbeat over connections of their own. The no-op route is Starlette's plainest: parse
+the JSON, answer `{"ok": true}`. "endpoint" is a no-op behind our own reading of requests (msgspec,
+no sign-in). CPU is the server's, per request, and does not depend on who else uses the cores.
 """
 
 from __future__ import annotations
@@ -135,7 +137,9 @@ class Sender(asyncio.Protocol):
 
 
 async def rate(port: int, requests: list[bytes], seconds: float, process: psutil.Process) -> Any:
-    """Requests a second of all connections together, and microseconds of the server's CPU for each."""
+    """Requests a second of all connections together, and microseconds of the server's CPU for
+    each.
+    """
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     senders = []
     for request in requests:

@@ -1,10 +1,12 @@
-"""What a round costs the coordinator after few versions and after very many, by the clock, in one call.
+"""What a round costs the coordinator after few versions and after very many, by the clock, in one
+call.
 
     python -m tests.benchmarks.bench_long_run --json long_run.json
     python -m tests.benchmarks.bench_long_run --rounds 2000 --database sqlite
 
-The tiny model of the tests and two workers over the application itself, without sockets; the rounds before are copies of one
-real round, as rows of the database. That the effort does not grow is `tests/contract/test_long_runs.py`; this says how long it takes.
+The tiny model of the tests and two workers over the application itself, without sockets; the rounds
+before are copies of one real round, as rows of the database. That the effort does not grow is
+`tests/contract/test_long_runs.py`; this says how long it takes.
 """
 
 from __future__ import annotations
@@ -100,7 +102,8 @@ def main() -> None:
     print("|---|---|---|---|---|")
     for row in found:
         print(
-            f"| {row.database} | {row.what} | {row.few_ms:.1f} | {row.many_ms:.1f} | {row.ratio:.2f} |"
+            f"| {row.database} | {row.what} | {row.few_ms:.1f} | {row.many_ms:.1f} | "
+            f"{row.ratio:.2f} |"
         )
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in found], indent=1))

@@ -1,10 +1,12 @@
-"""Merging: our aggregation beside a plain one-thread chunked accumulation over the same memory-mapped files.
+"""Merging: our aggregation beside a plain one-thread chunked accumulation over the same
+memory-mapped files.
 
     python tests/benchmarks/bench_merge.py --json merge.json
     python tests/benchmarks/bench_merge.py --contributions 8 --elements 1000000 --repeats 3
 
-Both sides walk over the same files in turns; a ratio is the median over the pairs. Aggregation only: the optimiser's step and
-the writing (hash, fsync) stand apart. Memory is anonymous (RssAnon), without the mapped files, in a pass of its own.
+Both sides walk over the same files in turns; a ratio is the median over the pairs. Aggregation
+only: the optimiser's step and the writing (hash, fsync) stand apart. Memory is anonymous (RssAnon),
+without the mapped files, in a pass of its own.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ from coordinator.plan.plan import plan
 from shared.tensors.frame import Frame, FrameWriter, open_frame
 from shared.tensors.spec import Schema, TensorSpec, grid
 
-# At least 0.8 x the rate of a plain accumulation; rules that bound a hostile minority at most 4 x the time of the mean. Krum's
-# distances grow with the square of the contributions and have no goal.
+# At least 0.8 x the rate of a plain accumulation; rules that bound a hostile minority at most 4 x
+# the time of the mean. Krum's distances grow with the square of the contributions and have no goal.
 PLAIN_GOAL, ROBUST_GOAL = 1.25, 4.0
 PLAIN_CHUNK = 256 * 1024  # elements; the best of 64 Ki to 1 Mi for the plain loop
 WHOLE = "weights"
@@ -118,7 +120,9 @@ def seconds(run: Callable[[], None]) -> float:
 
 
 def paired(one: Callable[[], None], other: Callable[[], None], repeats: int) -> tuple[float, float]:
-    """Median seconds of `one` and median of its ratio to `other`, run in turns after one warm-up each."""
+    """Median seconds of `one` and median of its ratio to `other`, run in turns after one warm-up
+    each.
+    """
     one()
     other()
     times, ratios = [], []
@@ -139,7 +143,9 @@ def anonymous_bytes() -> int:
 
 
 def peak_above_base(run: Callable[[], None]) -> int:
-    """The most anonymous memory seen during `run`, looked at every millisecond, above what there was before."""
+    """The most anonymous memory seen during `run`, looked at every millisecond, above what there
+    was before.
+    """
     # What earlier runs freed may still lie in the heap, and would hide what this one takes.
     ctypes.CDLL(None).malloc_trim(0)
     base, peak, over = anonymous_bytes(), 0, threading.Event()

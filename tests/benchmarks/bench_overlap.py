@@ -1,13 +1,16 @@
-"""How much of the time a device trains behind a home's internet connection: 20 Mbit/s up, 50 Mbit/s down.
+"""How much of the time a device trains behind a home's internet connection: 20 Mbit/s up, 50 Mbit/s
+down.
 
     python -m tests.benchmarks.bench_overlap --json overlap.json
     python -m tests.benchmarks.bench_overlap --batch 1 --block 64 --tasks 8
 
-A real `coordinator serve` and a real `volunteer --no-ui` over loopback, through a proxy that holds each direction to its rate. A
-GPT of 10 M parameters, 100 local steps a task, int8 up, a chain of links down, every task merged into a version of its own;
-`overlap = true`, so that the next task need not wait for that. The share is training (the trainer's own count: neither loading
-nor encoding) over wall time, from the end of the first task to the end of the last. One task of the default size takes a core
-of a laptop about a minute. What a faster device would reach is worked out from the gap between tasks and the time of the wire.
+A real `coordinator serve` and a real `volunteer --no-ui` over loopback, through a proxy that holds
+each direction to its rate. A GPT of 10 M parameters, 100 local steps a task, int8 up, a chain of
+links down, every task merged into a version of its own; `overlap = true`, so that the next task
+need not wait for that. The share is training (the trainer's own count: neither loading nor
+encoding) over wall time, from the end of the first task to the end of the last. One task of the
+default size takes a core of a laptop about a minute. What a faster device would reach is worked out
+from the gap between tasks and the time of the wire.
 """
 
 from __future__ import annotations

@@ -5,11 +5,13 @@
     python -m tests.benchmarks.bench_peers --sizes 50 --volunteers 4 --json peers.json --add    its rows join those in the file
     python -m tests.benchmarks.bench_peers --json peers.json --table                            the file as Markdown, nothing run
 
-Ours is a real `coordinator serve` on SQLite with every commit synced and N resident volunteers as processes over loopback: each
-round a volunteer claims, begins, fetches and checks the new version, encodes a pseudo-random delta, uploads it and hands it in;
-the coordinator checks, merges, signs and publishes. `float32` sends everything raw, `int8` quantised blocks up and whole files
-down, `chain` quantised blocks both ways. Each peer lives in an environment of its own (`pip install flwr`; `pip install hivemind
-'numpy<2.3'`), named by its Python; one that is not given or does not run is said to be missing.
+Ours is a real `coordinator serve` on SQLite with every commit synced and N resident volunteers as
+processes over loopback: each round a volunteer claims, begins, fetches and checks the new version,
+encodes a pseudo-random delta, uploads it and hands it in; the coordinator checks, merges, signs and
+publishes. `float32` sends everything raw, `int8` quantised blocks up and whole files down, `chain`
+quantised blocks both ways. Each peer lives in an environment of its own (`pip install flwr`; `pip
+install hivemind 'numpy<2.3'`), named by its Python; one that is not given or does not run is said
+to be missing.
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ async def prepare(base: Path, million: float, volunteers: int, chosen: str) -> S
         await services.runs.create(file)
         await services.runs.start("peers")
         while await services.evaluation.evaluate_next():
-            pass  # here and now: in the server it would take the time and memory of the first rounds
+            # here and now: in the server it would take the time and memory of the first rounds
+            pass
         row = await services.db.read(lambda conn: runs.by_name(conn, "peers"))
         return of_file(row.file).schema
 
@@ -147,7 +150,9 @@ def ours(million: float, volunteers: int, rounds: int, chosen: str) -> dict[str,
 
 
 def peer(python: str, script: str, *arguments: str) -> dict[str, Any] | None:
-    """What a peer's program printed, or None where it is not installed or did not come to an end."""
+    """What a peer's program printed, or None where it is not installed or did not come to an
+    end.
+    """
     if not python:
         return None
     command = [python, str(PEERS / script), *arguments]

@@ -1,11 +1,13 @@
-"""Rounds a second: a model of about 1,000 parameters, no training, two resident volunteers in processes of their own.
+"""Rounds a second: a model of about 1,000 parameters, no training, two resident volunteers in
+processes of their own.
 
     python -m tests.benchmarks.bench_rounds --json rounds.json
     python -m tests.benchmarks.bench_rounds --rounds 40 --volunteers 4
 
-A real `coordinator serve` on SQLite with every commit synced; each volunteer claims, begins (which waits for the merge it has a
-part in), uploads a pseudo-random delta and hands it in, through the volunteer's own client. A round is a version. Version 0 is
-evaluated before the server starts: it would import PyTorch meanwhile.
+A real `coordinator serve` on SQLite with every commit synced; each volunteer claims, begins (which
+waits for the merge it has a part in), uploads a pseudo-random delta and hands it in, through the
+volunteer's own client. A round is a version. Version 0 is evaluated before the server starts: it
+would import PyTorch meanwhile.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""What the screen costs: time to the first paint, share of a core at the dashboard, key-to-screen latency while training, how
-soon a pause leaves the device, and the rate of training beside `--no-ui`.
+"""What the screen costs: time to the first paint, share of a core at the dashboard, key-to-screen
+latency while training, how soon a pause leaves the device, and the rate of training beside
+`--no-ui`.
 
     python -m tests.benchmarks.bench_screen --json screen.json
     python -m tests.benchmarks.bench_screen --starts 3 --keys 60 --seconds 10
 
-Everything is measured from outside, on a pseudo-terminal: a key is written, and the clock stops when the word that it changes
-has been read. The work beside it is one torch thread that trains a small GPT, or pure Python as in self-play. A pause lasts from
-the key until the training thread has let go of everything on the device; its rows are the worst of all pauses. For the rate the
-same tasks are trained in turns by a process with the screen and by one without, each stopped while it is the other's turn.
+Everything is measured from outside, on a pseudo-terminal: a key is written, and the clock stops
+when the word that it changes has been read. The work beside it is one torch thread that trains a
+small GPT, or pure Python as in self-play. A pause lasts from the key until the training thread has
+let go of everything on the device; its rows are the worst of all pauses. For the rate the same
+tasks are trained in turns by a process with the screen and by one without, each stopped while it is
+the other's turn.
 """
 
 from __future__ import annotations
@@ -129,7 +132,9 @@ def read_until(terminal: Terminal, word: bytes, patience_s: float) -> float:
 
 
 def joined(home: str) -> None:
-    """A profile that has handed in as much as is remembered; nobody answers at its coordinator's address."""
+    """A profile that has handed in as much as is remembered; nobody answers at its coordinator's
+    address.
+    """
     identity = Identity(
         url="http://127.0.0.1:9",
         tls_pin="",
@@ -157,8 +162,9 @@ def joined(home: str) -> None:
 
 
 def first_paint(of: str) -> tuple[float, float]:
-    """Wall and CPU seconds from the start of Python to the first screen: of the bare dashboard, or of `volunteer` on a machine
-    that is new or has joined."""
+    """Wall and CPU seconds from the start of Python to the first screen: of the bare dashboard, or
+    of `volunteer` on a machine that is new or has joined.
+    """
     with tempfile.TemporaryDirectory() as home:
         if of == "joined":
             joined(home)
@@ -269,7 +275,9 @@ class Front:
 
 
 def pauses(number: int) -> tuple[list[float], float]:
-    """Seconds from the key to the idle device, and the share of a core that is used while paused, in per cent."""
+    """Seconds from the key to the idle device, and the share of a core that is used while paused,
+    in per cent.
+    """
     dice, found, used = random.Random(0), [], 0.0
     with tempfile.TemporaryDirectory() as directory:
         front = Front("screen", Path(directory))

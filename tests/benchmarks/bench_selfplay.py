@@ -1,12 +1,14 @@
-"""Self-play beside what bounds it: the network alone, a search of one game at a time, and a learner beside a bare loop.
+"""Self-play beside what bounds it: the network alone, a search of one game at a time, and a learner
+beside a bare loop.
 
     python -m tests.benchmarks.bench_selfplay --json selfplay.json
     python -m tests.benchmarks.bench_selfplay --pairs 3 --slice 1
 
-"ours" is `slots` games on 15 x 15 that advance together, 100 simulations a move. "network" is the same boards in the same
-batches through the same network, nothing else. "plain" searches one game at a time with a node an object and a batch of one.
-All on one thread, taking turns; a ratio is the median over pairs. Games an hour are moves an hour over the mean length of
-games of the same network, so that games that happen to be short do not flatter; moves an hour stand beside them.
+"ours" is `slots` games on 15 x 15 that advance together, 100 simulations a move. "network" is the
+same boards in the same batches through the same network, nothing else. "plain" searches one game at
+a time with a node an object and a batch of one. All on one thread, taking turns; a ratio is the
+median over pairs. Games an hour are moves an hour over the mean length of games of the same
+network, so that games that happen to be short do not flatter; moves an hour stand beside them.
 """
 
 from __future__ import annotations
@@ -216,7 +218,10 @@ def mean_length() -> float:
 
 
 def simulated(options: argparse.Namespace) -> dict[str, Any]:
-    """The search alone: an evaluator that costs nothing. By the time of its core, which others may use as well, and by the clock."""
+    """The search alone: an evaluator that costs nothing.
+
+    By the time of its core, which others may use as well, and by the clock.
+    """
     rules = Rules(15, 5)
     search = Search(rules, SearchSettings(simulations=SIMULATIONS), options.slots)
     boards = np.concatenate(

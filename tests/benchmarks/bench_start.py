@@ -1,9 +1,10 @@
-"""CPU seconds of `volunteer --help` and `coordinator --help`, and whether they load what they must not.
+"""CPU seconds of `volunteer --help` and `coordinator --help`, and whether they load what they must
+not.
 
     python -m tests.benchmarks.bench_start --json start.json
 
-User and system time of a process of its own, interpreter included, as the kernel counts it; the median of runs that take
-turns, after one that compiles. "python" is the bare interpreter.
+User and system time of a process of its own, interpreter included, as the kernel counts it; the
+median of runs that take turns, after one that compiles. "python" is the bare interpreter.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ try:
 finally:
     sys.stderr.write(" ".join(name for name in {forbidden} if name in sys.modules))
 """
-START = {  # what the commands begin with, without the end of the process, which says nothing of what was loaded
+# what the commands begin with, without the end of the process, which says nothing of what was
+# loaded
+START = {
     "volunteer": "from volunteer.cli.main import run_command; run_command(['--help'])",
     "coordinator": "from coordinator.cli.main import main; main()",
 }

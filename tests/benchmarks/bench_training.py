@@ -1,11 +1,13 @@
-"""The volunteer's training loop beside a bare PyTorch loop: same model, same data, same thread, taking turns.
+"""The volunteer's training loop beside a bare PyTorch loop: same model, same data, same thread,
+taking turns.
 
     python -m tests.benchmarks.bench_training --json training.json
     python -m tests.benchmarks.bench_training --pairs 4 --steps 20
 
-"ours" is a task on the volunteer's background thread, with reports into an event loop that turns them into events and lines as
-`volunteer --no-ui` does, and a heartbeat's JSON four times a second (in earnest: twice a minute). "bare" is forward, backward,
-clip, fused AdamW over the same windows, the loss read every ten steps. Each side starts from the same weights.
+"ours" is a task on the volunteer's background thread, with reports into an event loop that turns
+them into events and lines as `volunteer --no-ui` does, and a heartbeat's JSON four times a second
+(in earnest: twice a minute). "bare" is forward, backward, clip, fused AdamW over the same windows,
+the loss read every ten steps. Each side starts from the same weights.
 """
 
 from __future__ import annotations

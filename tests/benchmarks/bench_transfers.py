@@ -1,14 +1,17 @@
-"""Upload and download of 500 MB: the coordinator beside a bare Starlette stream, the volunteer's transfers beside bare httpx.
+"""Upload and download of 500 MB: the coordinator beside a bare Starlette stream, the volunteer's
+transfers beside bare httpx.
 
     python -m tests.benchmarks.bench_transfers --json transfers.json
     python -m tests.benchmarks.bench_transfers --megabytes 50 --pairs 2
     python -m tests.benchmarks.bench_transfers --only "volunteer's upload" "volunteer's download"
 
-A real `coordinator serve` on SQLite: an upload is granted, hashed, synced and registered before it is answered. The bare server
-is uvicorn and Starlette: the body to a file and fsync, a file in 1 MiB reads. Clients are blocking sockets that compute nothing;
-for the volunteer's own transfers both sides talk to the coordinator, and bare httpx writes what it gets to a file, without a
-hash. Sides take turns after one turn to warm up; a ratio is the median over the pairs. Memory is the most resident memory during
-our side of a row, above what the coordinator had before the first of them: what a row leaves in the heap counts for the next.
+A real `coordinator serve` on SQLite: an upload is granted, hashed, synced and registered before it
+is answered. The bare server is uvicorn and Starlette: the body to a file and fsync, a file in 1 MiB
+reads. Clients are blocking sockets that compute nothing; for the volunteer's own transfers both
+sides talk to the coordinator, and bare httpx writes what it gets to a file, without a hash. Sides
+take turns after one turn to warm up; a ratio is the median over the pairs. Memory is the most
+resident memory during our side of a row, above what the coordinator had before the first of them:
+what a row leaves in the heap counts for the next.
 """
 
 from __future__ import annotations
@@ -118,7 +121,9 @@ def rows_of(server: ServerSides, volunteer: VolunteerSides) -> tuple[Row, ...]:
 
 
 def compare(row: Row, size: int, pairs: int, pid: int, idle: int) -> dict[str, Any]:
-    """Medians of both sides and of their ratio, and how far the coordinator's memory rose above `idle` bytes."""
+    """Medians of both sides and of their ratio, and how far the coordinator's memory rose above
+    `idle` bytes.
+    """
     seen: list[tuple[float, float]] = []
     peak = 0
     for turn in range(pairs + 1):
@@ -189,7 +194,8 @@ def measure(size: int, pairs: int, only: Sequence[str], directory: Path) -> list
 def line(row: dict[str, Any]) -> str:
     goal = "" if row["goal"] is None else f"  goal {row['goal']}: {row['reached']}"
     text = (
-        f"{row['what']:<21} {row['ours_mb_per_s']:>5} MB/s beside {row['bare_mb_per_s']:>5}: {row['ratio']:.2f}"
+        f"{row['what']:<21} {row['ours_mb_per_s']:>5} MB/s beside {row['bare_mb_per_s']:>5}: "
+        f"{row['ratio']:.2f}"
         f" ({row['ratio_min']:.2f} to {row['ratio_max']:.2f}, {row['pairs']} pairs){goal}"
     )
     if "memory_mb" in row:

@@ -1,10 +1,12 @@
-"""Bytes a parameter, up by each codec and down by each way, of a GPT in training; and whether the chain costs any loss.
+"""Bytes a parameter, up by each codec and down by each way, of a GPT in training; and whether the
+chain costs any loss.
 
     python -m tests.benchmarks.bench_wire_bytes --json wire_bytes.json
     python -m tests.benchmarks.bench_wire_bytes --learn 15
 
-Real text (the standard library's own source), two workers, ten local steps, plain averaging. `--learn` repeats the same run of
-so many versions with float32 weights and with chains, from the same seeds, and prints the held-out losses.
+Real text (the standard library's own source), two workers, ten local steps, plain averaging.
+`--learn` repeats the same run of so many versions with float32 weights and with chains, from the
+same seeds, and prints the held-out losses.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def library(path: Path) -> Folder:
 
 
 class Training:
-    """A run in this process: workers train from what is published, the server averages into its master."""
+    """A run in this process: workers train from what is published, the server averages into its
+    master.
+    """
 
     def __init__(
         self, path: Path, data: Folder, model: Mapping[str, Any], downlink: str, every: int
@@ -166,7 +170,9 @@ def measure(path: Path, data: Folder, versions: int) -> tuple[int, list[Row]]:
 
 
 def learn(path: Path, data: Folder, versions: int) -> dict[str, list[float]]:
-    """Held-out losses of the same run with each downlink, a third and two thirds of the way and at the end."""
+    """Held-out losses of the same run with each downlink, a third and two thirds of the way and at
+    the end.
+    """
     found = {}
     for downlink, every in (("float32", 1), ("chain", 1), ("chain", 20)):
         training, losses = Training(path, data, SMALL, downlink, every), []

@@ -1,9 +1,11 @@
-"""A volunteer's front end over a thread that really trains, for `bench_screen`: orders come by one pipe, times go by another.
+"""A volunteer's front end over a thread that really trains, for `bench_screen`: orders come by one
+pipe, times go by another.
 
     python -m tests.benchmarks.front screen|lines ORDERS TIMES
 
-An order is a model ("small" or "large") and how often to train a task of it. For each one the seconds that training took are
-written, and after a pause the instant (of the monotonic clock) at which nothing of ours was left on the device.
+An order is a model ("small" or "large") and how often to train a task of it. For each one the
+seconds that training took are written, and after a pause the instant (of the monotonic clock) at
+which nothing of ours was left on the device.
 """
 
 from __future__ import annotations

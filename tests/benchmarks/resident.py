@@ -1,4 +1,6 @@
-"""A volunteer that trains nothing, as a process of its own for `bench_peers`; like a real one it imports nothing of the coordinator."""
+"""A volunteer that trains nothing, as a process of its own for `bench_peers`; like a real one it
+imports nothing of the coordinator.
+"""
 
 from __future__ import annotations
 

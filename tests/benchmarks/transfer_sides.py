@@ -1,7 +1,8 @@
-"""What the benchmark of transfers compares: one file up or down, by us and by something bare, in seconds.
+"""What the benchmark of transfers compares: one file up or down, by us and by something bare, in
+seconds.
 
-Clients of the server's side are blocking sockets that compute nothing; the volunteer's own transfers and bare httpx both talk to
-the coordinator.
+Clients of the server's side are blocking sockets that compute nothing; the volunteer's own
+transfers and bare httpx both talk to the coordinator.
 """
 
 from __future__ import annotations
@@ -144,7 +145,9 @@ class ServerSides:
 
 @dataclass(kw_only=True)
 class VolunteerSides:
-    """The volunteer's own transfers, and bare httpx: it sends the body in one piece, and writes what it gets to a file."""
+    """The volunteer's own transfers, and bare httpx: it sends the body in one piece, and writes
+    what it gets to a file.
+    """
 
     server: Process
     folder: Path

@@ -1,4 +1,6 @@
-"""What the benchmarks of the wire share: a raw-socket HTTP client, a watch on a server's memory, and bare servers to compare with."""
+"""What the benchmarks of the wire share: a raw-socket HTTP client, a watch on a server's memory,
+and bare servers to compare with.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ MIB = 1 << 20
 
 
 class Connection(AbstractContextManager["Connection"]):
-    """One HTTP/1.1 connection on a blocking socket: costs next to nothing beside the server it measures."""
+    """One HTTP/1.1 connection on a blocking socket: costs next to nothing beside the server it
+    measures.
+    """
 
     def __init__(self, port: int, token: str = "") -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=120)
@@ -42,7 +46,9 @@ class Connection(AbstractContextManager["Connection"]):
         body: Sequence[memoryview | bytes] = (),
         headers: Sequence[str] = (),
     ) -> tuple[int, bytes]:
-        """Send a request with a body in parts; status and body of the answer, which must be small."""
+        """Send a request with a body in parts; status and body of the answer, which must be
+        small.
+        """
         self._begin(method, path, sum(map(len, body)), headers)
         for part in body:
             self._socket.sendall(part)
@@ -97,7 +103,8 @@ class Connection(AbstractContextManager["Connection"]):
 
 
 class Memory(AbstractContextManager["Memory"]):
-    """The most resident memory of a process while this is open, above what it had before: all of it, and the anonymous part.
+    """The most resident memory of a process while this is open, above what it had before: all of
+    it, and the anonymous part.
 
     Mapped files are in the first only: the kernel takes those pages back when it needs them.
     """
@@ -139,7 +146,9 @@ class Memory(AbstractContextManager["Memory"]):
 
 
 def until_idle(pid: int, patience_s: float = 60.0) -> None:
-    """Wait until a server has done what it does after its start (evaluation of version 0, imports of torch)."""
+    """Wait until a server has done what it does after its start (evaluation of version 0, imports
+    of torch).
+    """
     process, quiet = psutil.Process(pid), 0
     process.cpu_percent()
     until = time.monotonic() + patience_s
@@ -152,7 +161,9 @@ def until_idle(pid: int, patience_s: float = 60.0) -> None:
 
 
 class Bare(AbstractContextManager["Bare"]):
-    """uvicorn and Starlette with nothing behind: PUT /up streams to disk and syncs, GET /down streams a file in 1 MiB reads."""
+    """uvicorn and Starlette with nothing behind: PUT /up streams to disk and syncs, GET /down
+    streams a file in 1 MiB reads.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.child = subprocess.Popen(

@@ -57,7 +57,9 @@ async def test_a_counter_raised_by_many_at_once_loses_nothing(database: Database
 
 
 async def test_lost_races_are_run_again(database: Database) -> None:
-    """Two transactions that lock two rows in opposite order: on PostgreSQL one of them is a deadlock's victim."""
+    """Two transactions that lock two rows in opposite order: on PostgreSQL one of them is a
+    deadlock's victim.
+    """
 
     def both(first: str, second: str) -> None:
         def move(conn: Connection) -> None:
@@ -154,7 +156,9 @@ async def test_a_watch_gives_up_when_time_is_up() -> None:
 
 
 async def test_other_processes_are_heard(database_url: str) -> None:
-    """Two databases of one address stand for two processes: what one commits and tells wakes the other."""
+    """Two databases of one address stand for two processes: what one commits and tells wakes the
+    other.
+    """
     here, there = await Database.open(database_url), await Database.open(database_url)
     listening, telling = Signals(), Signals()
     await listening.connect(here)

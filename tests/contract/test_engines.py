@@ -1,4 +1,6 @@
-"""What only one of the two engines does: a server that goes away, a file that is locked, full or lost."""
+"""What only one of the two engines does: a server that goes away, a file that is locked, full or
+lost.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,8 @@ async def test_a_second_server_is_refused(file: Path) -> None:
 
 def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from coordinator.database.engine.server_lock import DirectoryLock\n"
+        "import sys; from pathlib import Path; from coordinator.database.engine.server_lock "
+        "import DirectoryLock\n"
         "DirectoryLock.take(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(
@@ -141,7 +144,9 @@ async def test_a_full_disk_fails_the_writes_and_mends_itself(file: Path) -> None
 
 
 async def test_after_a_failed_commit_nothing_is_believed(file: Path) -> None:
-    """The disk fails while others wait for the same commit: all are told, and nothing is written any more."""
+    """The disk fails while others wait for the same commit: all are told, and nothing is written
+    any more.
+    """
     db = await Database.open(f"sqlite:///{file}")
 
     def broken(conn: Connection) -> None:

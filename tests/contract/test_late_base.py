@@ -1,4 +1,6 @@
-"""Work that began while the coordinator could not be asked, and is told of late: the same on SQLite and PostgreSQL."""
+"""Work that began while the coordinator could not be asked, and is told of late: the same on SQLite
+and PostgreSQL.
+"""
 
 from __future__ import annotations
 

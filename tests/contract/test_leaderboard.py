@@ -1,4 +1,6 @@
-"""Standings and the report of a class: from the ledger, fair, and silent about who does not want to be shown."""
+"""Standings and the report of a class: from the ledger, fair, and silent about who does not want to
+be shown.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The ledger on both databases: nothing paid twice, nothing lost, nothing altered without being noticed."""
+"""The ledger on both databases: nothing paid twice, nothing lost, nothing altered without being
+noticed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Parts of a merge in shards: each is one worker's at a time, surveys come first, the late one is refused."""
+"""Parts of a merge in shards: each is one worker's at a time, surveys come first, the late one is
+refused.
+"""
 
 from __future__ import annotations
 

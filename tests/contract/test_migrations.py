@@ -110,7 +110,9 @@ def test_the_known_revisions_are_those_of_the_scripts() -> None:
 
 
 def test_only_a_lone_first_revision_may_follow_the_code() -> None:
-    """Otherwise a new database gets the newest tables from revision 1 and then fails on revision 2."""
+    """Otherwise a new database gets the newest tables from revision 1 and then fails on revision
+    2.
+    """
     import coordinator.database.migrations as package
 
     [first] = (Path(package.__file__).parent / "versions").glob("r0001_*.py")

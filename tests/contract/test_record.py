@@ -62,13 +62,16 @@ async def test_sealing_while_others_post_leaves_no_gap(database: Database) -> No
 TAMPERING = {
     "UPDATE postings SET amount_micro = amount_micro + 1 WHERE id = 1": "sum to 1",
     "UPDATE postings SET amount_micro = amount_micro * 2 WHERE event_id = 1": "not what was posted",
-    "UPDATE accounts SET balance_micro = balance_micro + 5 WHERE kind = 'earned'": "its postings sum to",
+    "UPDATE accounts SET balance_micro = balance_micro + 5 WHERE kind = "
+    "'earned'": "its postings sum to",
     "UPDATE events SET contribution_id = 77 WHERE id = 1": "not what was posted",
     "UPDATE events SET at = at - 1 WHERE id = 2": "changed or removed",
     "UPDATE events SET chain = NULL WHERE id = 2": "changed or removed",
-    "DELETE FROM postings WHERE event_id = 2; DELETE FROM events WHERE id = 2": "changed or removed",
+    "DELETE FROM postings WHERE event_id = 2; DELETE FROM events WHERE id = "
+    "2": "changed or removed",
     "DELETE FROM postings WHERE event_id = 3; DELETE FROM events WHERE id = 3": "rows were removed",
-    "UPDATE accounts SET owner = 'volunteer-eve-00001' WHERE kind = 'earned'": "not what was posted",
+    "UPDATE accounts SET owner = 'volunteer-eve-00001' WHERE kind = "
+    "'earned'": "not what was posted",
 }
 
 

@@ -54,7 +54,9 @@ async def test_a_prefetched_task_has_its_whole_time_once_it_begins(house: Virtua
 
 
 async def handed_in(house: VirtualQueue, **table: Any) -> tuple[int, int, Lease]:
-    """A run in which `a` has handed something in and holds its next task: run, contribution, lease."""
+    """A run in which `a` has handed something in and holds its next task: run, contribution,
+    lease.
+    """
     run = await house.write(lambda conn: add_run(conn, "phased", task=TASK, plan=table))
     first = await house.lease(house.a, runs=("phased",))
     await house.queue.begin(house.a, first.task, 1)
@@ -136,7 +138,9 @@ async def test_a_task_that_several_workers_fail_is_set_aside_and_may_come_back(
 
 
 async def test_one_worker_alone_cannot_condemn_quickly(house: VirtualQueue) -> None:
-    """While others work, a task that one of them failed waits for another; alone it is tried six times."""
+    """While others work, a task that one of them failed waits for another; alone it is tried six
+    times.
+    """
     lease = await house.lease(house.a)
     busy = await house.lease(house.b)
     assert await house.put_back(lease, house.a, "failure") == "todo"

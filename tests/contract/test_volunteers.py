@@ -1,4 +1,6 @@
-"""Who is known, what the organiser may do, what is left of somebody who was forgotten; on both databases."""
+"""Who is known, what the organiser may do, what is left of somebody who was forgotten; on both
+databases.
+"""
 
 from __future__ import annotations
 

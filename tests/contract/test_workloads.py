@@ -1,4 +1,6 @@
-"""What coordinator and volunteers expect of any workload: the built-in ones, and one that is a package of its own."""
+"""What coordinator and volunteers expect of any workload: the built-in ones, and one that is a
+package of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Experiments in cells: each finished one is a JSON line, and a rerun goes on where the last one was stopped."""
+"""Experiments in cells: each finished one is a JSON line, and a rerun goes on where the last one
+was stopped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A small classifier of hand-written digits in numpy: enough to see what an attack does to a run, in a second."""
+"""A small classifier of hand-written digits in numpy: enough to see what an attack does to a run,
+in a second.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ SCHEMA: Schema = (
 
 @lru_cache(maxsize=1)
 def digits() -> tuple[F32, NDArray[np.int64], F32, NDArray[np.int64]]:
-    """(train images (N, 64) in 0..1, labels (N,), held-out images, labels), in a fixed random order."""
+    """(train images (N, 64) in 0..1, labels (N,), held-out images, labels), in a fixed random
+    order.
+    """
     from sklearn.datasets import load_digits
 
     found = load_digits()

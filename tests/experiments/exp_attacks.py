@@ -1,10 +1,12 @@
-"""What hostile volunteers do to a run: every aggregation rule against six attacks, on a classifier of digits.
+"""What hostile volunteers do to a run: every aggregation rule against six attacks, on a classifier
+of digits.
 
     make experiments EXPERIMENT=attacks                            about ten minutes; a rerun goes on
     make experiments EXPERIMENT=attacks EXPERIMENT_ARGS='--quick'
 
-Real: codec, validation, aggregation, merge. Attackers know every honest update of their round. Each rule is tried behind the
-coordinator's checks and alone; the control is what other systems do by default, a mean by the sample counts that clients claim.
+Real: codec, validation, aggregation, merge. Attackers know every honest update of their round. Each
+rule is tried behind the coordinator's checks and alone; the control is what other systems do by
+default, a mean by the sample counts that clients claim.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ COHORT = 32
 CLAIM = 10**9  # samples that a liar says it has trained on
 LITTLE = 1.5  # standard deviations
 SETTINGS = ValidationSettings()
-# Volunteers train with SGD whose gradients are clipped, so that there is a bound on what honest work can be.
+# Volunteers train with SGD whose gradients are clipped, so that there is a bound on what honest
+# work can be.
 TRAIN = TrainSettings(optimizer="sgd", lr=LR, clip_norm=1.0)
 RULES = ("mean", "trimmed-mean", "median", "krum", "multi-krum", "centred-clip", "norm-clip")
 ATTACKS = ("nan", "times -10", "sign flip", "inflated weight", "replay", "little is enough")
@@ -126,7 +129,9 @@ def _replay(own: Weights, honest: list[Weights], memory: dict[str, Any]) -> Weig
 
 
 def _little(own: Weights, honest: list[Weights], memory: dict[str, Any]) -> Weights:
-    """The mean less a little in every coordinate, inside what honest work varies by (Baruch et al. 2019)."""
+    """The mean less a little in every coordinate, inside what honest work varies by (Baruch et al.
+    2019).
+    """
     stacked = {name: np.stack([each[name] for each in honest]) for name in own}
     return {
         name: (found.mean(axis=0) - LITTLE * found.std(axis=0)).astype(np.float32)
@@ -283,7 +288,9 @@ class Arena:
             return {name: np.array(frame.array(name)) for name in frame}
 
     def _write(self, path: Path, tensors: Weights) -> None:
-        """As a float32 contribution or a model; NaN too, which the codec itself would refuse to write."""
+        """As a float32 contribution or a model; NaN too, which the codec itself would refuse to
+        write.
+        """
         schema = self._subject.schema
         wire = codec("float32").wire_schema(schema)
         with FrameWriter(path, wire, {"codec": "float32"}) as writer:

@@ -1,4 +1,5 @@
-"""What hostile volunteers do to a GPT of 0.1 M parameters: two rules against three attacks, with the same control.
+"""What hostile volunteers do to a GPT of 0.1 M parameters: two rules against three attacks, with
+the same control.
 
 make experiments EXPERIMENT=attacks_gpt                        a rerun goes on
 make experiments EXPERIMENT=attacks_gpt EXPERIMENT_ARGS='--quick'

@@ -1,11 +1,12 @@
-"""Churn: eight volunteers, one of them five times slower, and 30 % of their tasks end with the machine gone.
+"""Churn: eight volunteers, one of them five times slower, and 30 % of their tasks end with the
+machine gone.
 
     make experiments EXPERIMENT=churn                            about ten minutes; a rerun goes on
     make experiments EXPERIMENT=churn EXPERIMENT_ARGS='--quick'
 
-Waiting for everybody sets the mark: its loss in the end, and when that was. Every other way gets the same virtual time; the
-figure is how much of it passed until the mark was reached. Controls: the slow one left out, and the barrier kept with a task
-for the slow one that is as short as its speed.
+Waiting for everybody sets the mark: its loss in the end, and when that was. Every other way gets
+the same virtual time; the figure is how much of it passed until the mark was reached. Controls: the
+slow one left out, and the barrier kept with a task for the slow one that is as short as its speed.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ def reached(row: Row, mark: float) -> float | None:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Time to the mark as a share of waiting's, for each seed, and the loss at the end of that time."""
+    """Time to the mark as a share of waiting's, for each seed, and the loss at the end of that
+    time.
+    """
     lines = [
         "| way | time to waiting's final loss, by seed | loss at the same time | refused |",
         "|---|---|---|---|",

@@ -1,11 +1,12 @@
 """A player of 6 x 6, four in a row, taught from nothing by games against itself.
 
-    make experiments EXPERIMENT=gomoku
-    python -m tests.experiments.exp_gomoku --out build/experiments/exp_gomoku --recipe '{"rounds": 20}'
+    make experiments EXPERIMENT=gomoku python -m tests.experiments.exp_gomoku --out
+    build/experiments/exp_gomoku --recipe '{"rounds": 20}'
 
-Each round plays a task of self-play, learns from the window of the newest games and is written down, so that a run that was
-stopped goes on where it was. At the end the last version meets version 0, with both colours of fixed openings, and is asked
-for the one move that wins or blocks in positions it has never seen, without any search.
+Each round plays a task of self-play, learns from the window of the newest games and is written
+down, so that a run that was stopped goes on where it was. At the end the last version meets version
+0, with both colours of fixed openings, and is asked for the one move that wins or blocks in
+positions it has never seen, without any search.
 """
 
 from __future__ import annotations
@@ -46,9 +47,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rounds: int = 60
     games: int = 256  # a round
     simulations: int = 64
-    opening_plies: int = (
-        10  # random moves before the first search: positions that nobody would choose
-    )
+    # random moves before the first search: positions that nobody would choose
+    opening_plies: int = 10
     temperature_plies: int = 8
     noise: float = 0.25
     window: int = 16  # newest rounds that are learnt from

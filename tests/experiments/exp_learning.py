@@ -1,12 +1,14 @@
-"""What low communication costs in learning: loss beside bytes, for every way of merging that the plans know.
+"""What low communication costs in learning: loss beside bytes, for every way of merging that the
+plans know.
 
     make experiments EXPERIMENT=learning            a model of 0.1 M parameters, two seeds; a rerun goes on
     make experiments EXPERIMENT=learning EXPERIMENT_ARGS='--full'     0.83 M parameters
     ... EXPERIMENT_ARGS='--quick'                   four cells in seconds
     ... EXPERIMENT_ARGS='--table'                   only the table and the plot again
 
-Every cell is one run through the real queue, intake, validation and merge in virtual time, with real training. The controls
-are runs of one worker: with the same batch as the others (one alone) and with the batch of all of them (data-parallel).
+Every cell is one run through the real queue, intake, validation and merge in virtual time, with
+real training. The controls are runs of one worker: with the same batch as the others (one alone)
+and with the batch of all of them (data-parallel).
 """
 
 from __future__ import annotations

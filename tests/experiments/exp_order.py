@@ -1,10 +1,12 @@
-"""What the order of a pass costs in learning: how many chunks of text are shuffled together before workers read them.
+"""What the order of a pass costs in learning: how many chunks of text are shuffled together before
+workers read them.
 
     make experiments EXPERIMENT=order                            about a quarter of an hour; a rerun goes on
 
-Plain loops without a coordinator, so that nothing but the order differs: a GPT of 0.83 M parameters on the standard library's
-source as bytes, 300 steps of one worker with the batch of four as the warm start (over all chunks), then 300 more the same way,
-or 30 rounds of four workers with ten steps each and an outer Nesterov step of 0.7 and momentum 0.9.
+Plain loops without a coordinator, so that nothing but the order differs: a GPT of 0.83 M parameters
+on the standard library's source as bytes, 300 steps of one worker with the batch of four as the
+warm start (over all chunks), then 300 more the same way, or 30 rounds of four workers with ten
+steps each and an outer Nesterov step of 0.7 and momentum 0.9.
 """
 
 from __future__ import annotations

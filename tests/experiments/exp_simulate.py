@@ -1,10 +1,12 @@
-"""Does `coordinator simulate` tell the truth? A real run of the demo with real processes, then the same run simulated.
+"""Does `coordinator simulate` tell the truth? A real run of the demo with real processes, then the
+same run simulated.
 
     make experiments EXPERIMENT=simulate        about two minutes
 
-The real run says how fast each machine trained on average, and what a task took it beside training; the simulator is told that
-and predicts the rest: how many versions an hour, how many bytes, how much idling. Speeds of the same minutes, because on a
-machine that others use they change by a factor of two from one minute to the next.
+The real run says how fast each machine trained on average, and what a task took it beside training;
+the simulator is told that and predicts the rest: how many versions an hour, how many bytes, how
+much idling. Speeds of the same minutes, because on a machine that others use they change by a
+factor of two from one minute to the next.
 """
 
 from __future__ import annotations

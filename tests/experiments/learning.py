@@ -1,4 +1,6 @@
-"""Training for real in the simulator: the corpus, one run of some workers, and what it cost in bytes."""
+"""Training for real in the simulator: the corpus, one run of some workers, and what it cost in
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ EVALUATE_S = 600.0
 
 
 def corpus(folder: Path, documents: int = 0) -> Dataset:
-    """The standard library's source as bytes, kept in `folder`; the first `documents` of it, or all."""
+    """The standard library's source as bytes, kept in `folder`; the first `documents` of it, or
+    all.
+    """
     path = folder / f"pieces-{documents}"
     if not (path / "manifest.json").exists():
         path.mkdir(parents=True, exist_ok=True)
@@ -47,7 +51,9 @@ def corpus(folder: Path, documents: int = 0) -> Dataset:
 
 
 def _build(path: Path, documents: int) -> None:
-    """Held out are whole texts; the others are cut into pieces in random order, so that every stretch of a pass is alike."""
+    """Held out are whole texts; the others are cut into pieces in random order, so that every
+    stretch of a pass is alike.
+    """
 
     def put(data: bytes) -> str:
         name = hashlib.sha256(data).hexdigest()
@@ -300,7 +306,9 @@ def _table(setup: Setup, run: Run) -> dict[str, Any]:
 
 
 def _in_turn(index: int) -> dict[str, Any]:
-    """One of equal machines that come one after the other, always in this order: who gets which text does not change."""
+    """One of equal machines that come one after the other, always in this order: who gets which
+    text does not change.
+    """
     return {
         "name": f"worker-{index}",
         "steps_per_s": 1.0,

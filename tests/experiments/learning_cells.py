@@ -1,7 +1,7 @@
 """The cells of `exp_learning`: every run of it by name, the most telling first.
 
-A name ends with the number of workers, with the steps of each where they are not 600, and with the seed: "K4 T1200 s0". Runs with
-the same end share their controls.
+A name ends with the number of workers, with the steps of each where they are not 600, and with the
+seed: "K4 T1200 s0". Runs with the same end share their controls.
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ def steps_of(name: str) -> int:
 
 
 def share_kept(name: str, row: Row, rows: Mapping[str, Row]) -> float | None:
-    """(one alone - this) / (one alone - data-parallel); after a warm start one alone went on from there too."""
+    """(one alone - this) / (one alone - data-parallel); after a warm start one alone went on from
+    there too.
+    """
     crowd = crowd_of(name)
     alone = rows.get(f"warm, alone {crowd}" if name.startswith("warm") else f"alone {crowd}")
     whole = rows.get(f"data-parallel {crowd}")
@@ -47,7 +49,10 @@ def share_kept(name: str, row: Row, rows: Mapping[str, Row]) -> float | None:
 
 
 def up_bytes(name: str, row: Row) -> float | None:
-    """Bytes a parameter and worker sent. Data-parallel would send its gradient every step; one alone sends nothing."""
+    """Bytes a parameter and worker sent.
+
+    Data-parallel would send its gradient every step; one alone sends nothing.
+    """
     if name.startswith("data-parallel"):
         return STEP_BYTES * steps_of(name)
     return None if "alone" in name else float(row["up"])
@@ -56,7 +61,8 @@ def up_bytes(name: str, row: Row) -> float | None:
 def table(rows: Mapping[str, Row]) -> list[str]:
     """A line for each way, its seeds side by side."""
     lines = [
-        "| run | loss | to data-parallel | gain kept | up, bytes a parameter | down | fewer than float32 each step |",
+        "| run | loss | to data-parallel | gain kept | up, bytes a parameter | down | fewer than "
+        "float32 each step |",
         "|---|---|---|---|---|---|---|",
     ]
     ways: dict[str, list[str]] = {}
@@ -109,7 +115,9 @@ class Point(NamedTuple):
 
 
 def points(rows: Mapping[str, Row]) -> list[Point]:
-    """Whole runs of four workers from scratch, the mean of their seeds: others do not show what their warm start cost."""
+    """Whole runs of four workers from scratch, the mean of their seeds: others do not show what
+    their warm start cost.
+    """
     ways: dict[str, list[tuple[float, float]]] = {}
     usual = statistics.mode([steps_of(name) for name in rows if FOUR.search(name)] or [STEPS])
     for name, row in rows.items():
@@ -141,9 +149,12 @@ def _y(share: float) -> float:
 
 
 def plot(found: Sequence[Point]) -> str:
-    """Share of the gain kept against how few bytes were sent, as an SVG; the frontier is drawn through."""
+    """Share of the gain kept against how few bytes were sent, as an SVG; the frontier is drawn
+    through.
+    """
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="sans-serif" font-size="11">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
         *_axes(),
     ]
@@ -164,7 +175,9 @@ def plot(found: Sequence[Point]) -> str:
 
 
 class Label(NamedTuple):
-    """Where the name of a point stands: beside it on the right or left, or as near above or below as there is room."""
+    """Where the name of a point stands: beside it on the right or left, or as near above or below
+    as there is room.
+    """
 
     x: float
     y: float  # of its middle
@@ -211,13 +224,15 @@ def _axes() -> list[str]:
         x = _x(10.0**power)
         lines.append(f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="{GRID}"/>')
         lines.append(
-            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle" fill="{INK}">{10**power:,} x</text>'
+            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle" '
+            f'fill="{INK}">{10**power:,} x</text>'
         )
     for tenth in range(0, 11, 2):
         y = _y(tenth / 10)
         lines.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{GRID}"/>')
         lines.append(
-            f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{INK}">{tenth * 10} %</text>'
+            f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{INK}">{tenth * 10} '
+            "%</text>"
         )
     middle = (LEFT + WIDTH - RIGHT) / 2
     lines.append(
@@ -225,6 +240,7 @@ def _axes() -> list[str]:
         "times fewer bytes sent than a float32 gradient of every step (data-parallel)</text>"
     )
     lines.append(
-        f'<text x="{LEFT}" y="{TOP - 8}" fill="{INK}">share of the gain over one worker alone</text>'
+        f'<text x="{LEFT}" y="{TOP - 8}" fill="{INK}">share of the gain over one worker '
+        "alone</text>"
     )
     return lines

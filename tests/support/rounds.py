@@ -1,4 +1,6 @@
-"""Rounds of a run in a whole coordinator: what two workers do, what follows from it, and what each of it takes."""
+"""Rounds of a run in a whole coordinator: what two workers do, what follows from it, and what each
+of it takes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ T = TypeVar("T")
 
 
 class MergeRounds:
-    """Rounds of two workers, and what each of their steps took: `spent` says how much was spent in all so far."""
+    """Rounds of two workers, and what each of their steps took: `spent` says how much was spent in
+    all so far.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""Every test of the screens: a clock that stands, one time zone, no animation, no colour setting of the tester's terminal."""
+"""Every test of the screens: a clock that stands, one time zone, no animation, no colour setting of
+the tester's terminal.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A volunteer that does nothing but tell what a test wants to see.
 
-The real `Control` over the real event hub, with a clock that stands; only what carries the commands out is a test's.
+The real `Control` over the real event hub, with a clock that stands; only what carries the commands
+out is a test's.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Paged(NamedTuple):
 
 
 class FakeEngine:
-    """`asked` holds every command; `answers` has values by endpoint or command; `refuses` is raised instead."""
+    """`asked` holds every command; `answers` has values by endpoint or command; `refuses` is raised
+    instead.
+    """
 
     def __init__(self) -> None:
         self.clock = VirtualClock()

@@ -1,4 +1,6 @@
-"""What a coordinator answers to the pages of the screen, and one way to take pictures of them in every state."""
+"""What a coordinator answers to the pages of the screen, and one way to take pictures of them in
+every state.
+"""
 
 from __future__ import annotations
 

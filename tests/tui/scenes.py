@@ -1,4 +1,6 @@
-"""Volunteers in the states that a screen must be able to show, told as the events an agent would emit."""
+"""Volunteers in the states that a screen must be able to show, told as the events an agent would
+emit.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,8 @@ ME = Me(
 BEFORE = "def main(: self the the import = = ) ) return of of x x the in in in if == self self"
 AFTER = (
     "def main(argv=None): parser = argparse.ArgumentParser(description=__doc__) "
-    "parser.add_argument('--verbose', action='store_true') args = parser.parse_args(argv) return run(args)"
+    "parser.add_argument('--verbose', action='store_true') args = parser.parse_args(argv) return "
+    "run(args)"
 )
 
 

@@ -41,7 +41,9 @@ async def walk(
     to: str,
     met: Iterable[AnyEvent] = MET,
 ) -> None:
-    """Go through the steps up to one of them; `met` is what a coordinator tells who has joined it."""
+    """Go through the steps up to one of them; `met` is what a coordinator tells who has joined
+    it.
+    """
     await settle(app, pilot)
     for step in STEPS[1 : STEPS.index(to) + 1]:
         match step:

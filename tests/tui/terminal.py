@@ -1,4 +1,6 @@
-"""A program in a terminal of its own: keys go in, what was written comes out, and how the terminal was left can be asked."""
+"""A program in a terminal of its own: keys go in, what was written comes out, and how the terminal
+was left can be asked.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ WAIT_S = 60.0
 _CODES = re.compile(
     r"\x1b\[[0-9;?<>=]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b[=>78]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
 )
-# What a full-screen program switches on, and must switch off: other screen, hidden cursor, mouse, focus, pasting.
+# What a full-screen program switches on, and must switch off: other screen, hidden cursor, mouse,
+# focus, pasting.
 MODES = ("1049", "25", "1000", "1003", "1006", "1004", "2004")
 
 

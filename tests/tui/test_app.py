@@ -1,4 +1,6 @@
-"""The program around the pages: keys, commands, leaving, how it looks, and how little it does while nobody can see it."""
+"""The program around the pages: keys, commands, leaving, how it looks, and how little it does while
+nobody can see it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The dashboard: what is seen in which room and state. Pictures lie in `__snapshots__`; look at them before renewing one."""
+"""The dashboard: what is seen in which room and state.
+
+Pictures lie in `__snapshots__`; look at them before renewing one.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,8 @@ async def test_nothing_is_cut_off_at_the_usual_sizes(engine: FakeEngine) -> None
             text = screen_text(app)
             for said in ("step 34 of 50", "loss 3.3", "lease 8:42 left", "worth 50.00", "q quit",
                          "merging after 2 more contributions or 3:12", "1 Home", "7 Log",
-                         "total    1,240.50" if size == (80, 24) else "24 merged, 1 rejected"):  # fmt: skip
+                         "total    1,240.50" if size == (80, 24) else "24 merged, 1 "
+                                                                      "rejected"):  # fmt: skip
                 assert said in text
 
 

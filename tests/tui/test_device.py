@@ -1,4 +1,6 @@
-"""Devices: figures, measuring, what cannot be used and the command that mends it, each with its own pause."""
+"""Devices: figures, measuring, what cannot be used and the command that mends it, each with its own
+pause.
+"""
 
 from __future__ import annotations
 

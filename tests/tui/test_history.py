@@ -1,4 +1,6 @@
-"""Credits: every contribution with its way and its reason, filters, more on demand, and a file for spreadsheets."""
+"""Credits: every contribution with its way and its reason, filters, more on demand, and a file for
+spreadsheets.
+"""
 
 from __future__ import annotations
 

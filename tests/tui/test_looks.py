@@ -1,5 +1,5 @@
-"""Every page without colours, in seven bits, in high contrast and at every size: state is told by signs and words, never by
-colour alone, and no terminal is too small.
+"""Every page without colours, in seven bits, in high contrast and at every size: state is told by
+signs and words, never by colour alone, and no terminal is too small.
 """
 
 from __future__ import annotations

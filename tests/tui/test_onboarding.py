@@ -1,4 +1,6 @@
-"""The first screen: from a link, or none, to a machine that is ready; every mistake gets a sentence and a way on."""
+"""The first screen: from a link, or none, to a machine that is ready; every mistake gets a sentence
+and a way on.
+"""
 
 from __future__ import annotations
 

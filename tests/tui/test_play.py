@@ -1,4 +1,6 @@
-"""A game against a version: keys and mouse lay stones, hints, taking back, other versions, and trouble as a sentence."""
+"""A game against a version: keys and mouse lay stones, hints, taking back, other versions, and
+trouble as a sentence.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ from volunteer.tui.widgets.board import Laid, board_lines, field_at
 
 
 class Friend:
-    """Plays the first empty field from above, and finds the last one nearly as good. `gate` holds its answers back."""
+    """Plays the first empty field from above, and finds the last one nearly as good.
+
+    `gate` holds its answers back.
+    """
 
     def __init__(self, size: int = 6, win: int = 4, newest: int = 7) -> None:
         self.rules = Rules(size, win)

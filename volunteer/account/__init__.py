@@ -1,1 +1,1 @@
-"""Who the volunteer is at which coordinator: profiles, joining, public runs."""
+"""Accounts of the volunteer: profiles, joining, public runs."""

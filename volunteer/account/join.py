@@ -1,4 +1,6 @@
-"""Becoming a volunteer of a coordinator: look at it without a secret, store an identity, then register."""
+"""Becoming a volunteer of a coordinator: look at it without a secret, store an identity, then
+register.
+"""
 
 from __future__ import annotations
 
@@ -46,24 +48,31 @@ def software() -> str:
 
 
 def connector(clock: Clock) -> Connect:
-    """How production connects; tests bring a transport of their own."""
+    """Return how production connects; tests bring a transport of their own."""
     return lambda address, token: Client(address, clock=clock, token=token)
 
 
 def check_server(server: ServerInfo, public_key: str) -> None:
-    """Raises UpgradeRequired when it needs a newer version of us, BadSignature when it is not the one we joined."""
+    """Raises UpgradeRequired when it needs a newer version of us, BadSignature when it is not the
+    one we joined.
+    """
     if server.protocol_min > PROTOCOL:
         raise UpgradeRequired(
-            f"the coordinator speaks version {server.protocol_min} and up, this is {PROTOCOL}: pipx upgrade volunteer"
+            f"the coordinator speaks version {server.protocol_min} and up, this is {PROTOCOL}: "
+            "pipx upgrade volunteer"
         )
     if public_key and server.public_key != public_key:
         raise BadSignature(
-            "the coordinator shows another key than when you joined: ask your organiser, and join again with a new link"
+            "the coordinator shows another key than when you joined: ask your organiser, and "
+            "join again with a new link"
         )
 
 
 async def probe(link: JoinLink, connect: Connect, patience_s: float = PATIENCE_S) -> ServerInfo:
-    """Who answers at a link. Raises BadSignature when it is not who the link names, Unreachable."""
+    """Return who answers at a link.
+
+    Raises BadSignature when it is not who the link names, Unreachable.
+    """
     address = Address(url=link.url, tls_pin=link.tls_pin)
     client = connect(address, "")
     try:
@@ -81,7 +90,8 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = PATIENCE_S
         raise BadSignature("the coordinator shows a key that is none") from error
     if link.fingerprint and not fits(key, link.fingerprint):
         raise BadSignature(
-            "who answers at this address is not who your link names: ask your organiser for a new link"
+            "who answers at this address is not who your link names: ask your organiser for a "
+            "new link"
         )
     return server
 
@@ -95,7 +105,8 @@ async def join(
     connect: Connect,
     patience_s: float = PATIENCE_S,
 ) -> Joined:
-    """Make an account at the coordinator of a link, or go on with the one made before: it may be repeated.
+    """Make an account at the coordinator of a link, or go on with the one made before: it may be
+    repeated.
 
     Raises BadSignature, Unreachable, InvalidName, Forbidden.
     """
@@ -148,7 +159,9 @@ async def register(
     named: bool = True,
     patience_s: float = FOREVER,
 ) -> Identity:
-    """Tell the coordinator of a stored identity, under the same ids however often. Raises InvalidName, Forbidden, Unreachable.
+    """Tell the coordinator of a stored identity, under the same ids however often.
+
+    Raises InvalidName, Forbidden, Unreachable.
 
     A name that nobody chose is replaced when it is taken.
     """
@@ -199,7 +212,7 @@ def _request(identity: Identity, settings: Settings) -> RegisterRequest:
 
 
 async def _withdrawn(identity: Identity, connect: Connect) -> bool:
-    """Whether the coordinator no longer knows the secret, as after a reissue."""
+    """Return True if the coordinator no longer knows the secret, as after a reissue."""
     client = connect(Address(url=identity.url, tls_pin=identity.tls_pin), identity.token)
     try:
         await Api(client).me()

@@ -1,4 +1,5 @@
-"""A coordinator of one's own, to try everything without a link: private, on this machine, its credits worth nothing.
+"""A coordinator of one's own, to try everything without a link: private, on this machine, its
+credits worth nothing.
 
 It is the same program that organisers run, as a process of its own that ends with the volunteer.
 """
@@ -28,14 +29,14 @@ SAID_CHARS_MAX = 300
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of the practice coordinator."""
+    """Stored state of the practice coordinator."""
 
     port: int = 0
     prepared: bool = False
 
 
 class Practice:
-    """See the module; `root` is its directory in the profile."""
+    """Runs a practice coordinator on this machine; `root` is its directory in the profile."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -46,7 +47,7 @@ class Practice:
         return (self._root / "practice.json").exists()
 
     def owns(self, url: str) -> bool:
-        """Whether a coordinator's address is that of the practice coordinator."""
+        """Return True if a coordinator's address is that of the practice coordinator."""
         return self.exists and url == _url(self._read().port)
 
     async def start(self) -> str:

@@ -1,11 +1,12 @@
-"""Who this volunteer is, on this host: one profile holds an identity for each coordinator it has joined.
+"""Profile of the volunteer on this host: it holds an identity for each coordinator that was joined.
 
     <profile>/current            names the coordinator that is helped now
     <profile>/lock               held while an instance runs
     <profile>/control.json       where a running instance listens
     <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, inner/ of one coordinator
 
-The identity, with its secret, is on disk before it is sent to anyone, so a lost reply never makes a second account.
+The identity, with its secret, is on disk before it is sent to anyone, so a lost reply never makes a
+second account.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ _ORDER = ("received", "checking", "accepted", "merged", "superseded", "rejected"
 
 
 def is_news(verdict: Verdict, known: Verdict | None) -> bool:
-    """Whether a verdict says more than the one that is known of the same contribution.
+    """Return True if a verdict says more than the one that is known of the same contribution.
 
-    The coordinator repeats what is young, so an "accepted" may arrive once more behind the "merged" that followed it.
+    The coordinator repeats what is young, so an "accepted" may arrive once more behind the "merged"
+    that followed it.
     """
     if known is None:
         return True
@@ -66,7 +68,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """What is worth remembering between two starts, and is no secret."""
+    """State worth keeping between two starts that is no secret."""
 
     consents: tuple[str, ...] = ()  # runs whose licence was accepted
     news_until: int = 0  # verdicts read so far
@@ -93,7 +95,9 @@ class Home:
         return self._memory
 
     def remember(self, **changes: object) -> None:
-        """Change the memory and store it; what a full disk does not take is stored with the next change."""
+        """Change the memory and store it; what a full disk does not take is stored with the next
+        change.
+        """
         self._memory = msgspec.structs.replace(self._memory, **changes)
         try:
             write_record(self.path / "memory.json", self._memory)
@@ -135,7 +139,7 @@ class Profile:
 
     @property
     def joined(self) -> bool:
-        """Whether there is an account, readable or not."""
+        """Return True if there is an account, readable or not."""
         return (self.path / "current").exists()
 
     def known(self, server: ServerInfo) -> Identity | None:
@@ -150,7 +154,9 @@ class Profile:
         write_whole(self.path / "current", slug.encode(), durable=True)
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        """What was heard of earlier contributions, newest last; nothing where the account cannot be read."""
+        """Return what was heard of earlier contributions, newest last; nothing where the account
+        cannot be read.
+        """
         try:
             identity = self.current()
         except Configuration:
@@ -162,14 +168,18 @@ class Profile:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Held while an instance runs. Raises Configuration when another one holds it, also after a crash only then."""
+        """Held while an instance runs.
+
+        Raises Configuration when another one holds it, also after a crash only then.
+        """
         path = self.path / "lock"
         with path.open("a+b") as file:
             if not _try_lock(file):
                 file.seek(0)
                 pid = file.read(32).decode(errors="replace").strip() or "unknown"
                 raise Configuration(
-                    f"this profile is already at work (process {pid}): `volunteer status` shows it, `volunteer stop` "
+                    f"this profile is already at work (process {pid}): `volunteer status` shows "
+                    "it, `volunteer stop` "
                     "ends it, and --profile NAME starts a second one"
                 )
             file.truncate(0)
@@ -190,7 +200,8 @@ class Profile:
             return read_record(path, Identity)
         except Configuration as error:
             raise Configuration(
-                f"{error.message}; move that file away, ask your organiser for a link of your own, and join with it"
+                f"{error.message}; move that file away, ask your organiser for a link of your "
+                "own, and join with it"
             ) from error
 
 

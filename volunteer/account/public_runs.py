@@ -1,4 +1,6 @@
-"""A list of runs that anybody may help, published by somebody at an address that the owner of the machine chose."""
+"""A list of runs that anybody may help, published by somebody at an address that the owner of the
+machine chose.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The volunteer at work: finds its devices, gives each a lane, beats, hands in, and ends in good order.
+"""The volunteer at work: finds its devices, gives each a lane, beats, hands in, and ends in good
+order.
 
 It emits events and never draws; it is told what to do by `pause`, `resume`, `finish` and `stop`.
 """
@@ -43,7 +44,7 @@ LAPSED = "its time ran out while this volunteer was away, so it is not gone on w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the agent needs of the machine; tests give their own."""
+    """Interface to the machine that the agent needs; tests give their own."""
 
     trainer: Callable[[str], Trainer]  # a new thread for a device
     detect: Callable[[], tuple[Device, ...]] = detect
@@ -55,7 +56,7 @@ class Machine:
 
 
 class Agent:
-    """See the module."""
+    """Runs the loops of a volunteer and obeys its commands."""
 
     def __init__(
         self,
@@ -103,7 +104,8 @@ class Agent:
     def resume(self, device: str = "", *, by: str = YOU) -> None:
         """Take away one reason for a pause; work goes on when none is left. Also ends `finish`.
 
-        Where only the rules of the owner hold work back, the owner's word lifts those that are a matter of taste.
+        Where only the rules of the owner hold work back, the owner's word lifts those that are a
+        matter of taste.
         """
         finishing = self._desk.finishing and by == YOU
         if finishing:
@@ -163,7 +165,10 @@ class Agent:
         self._follower.credits()
 
     async def measure(self, device: str, *, quick: bool) -> None:
-        """Benchmark a device again, after the task it is at. Raises Configuration for one that is not lent."""
+        """Benchmark a device again, after the task it is at.
+
+        Raises Configuration for one that is not lent.
+        """
         chosen = choose(device or "auto", self._hub.status.devices)[0]
         trainer = self._trainers.get(chosen.id) or self._thread(chosen.id)
         await self._speeds.measure(chosen, trainer, quick=quick)
@@ -249,7 +254,7 @@ class Agent:
         await Shift(self.parts).run(lanes, self._loops())
 
     def _loops(self) -> list[Loop]:
-        """What goes on beside the work, until its end."""
+        """Return what goes on beside the work, until its end."""
         clock, devices = self.parts.clock, self._watched().devices
         sensing = keep_telling(self._hub, clock, devices, self._machine.sense)
         return [

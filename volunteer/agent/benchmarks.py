@@ -1,4 +1,4 @@
-"""How fast the devices of this machine are: measured once, remembered, and told to the coordinator."""
+"""Benchmarks of this machine's devices: measured once, cached, and sent to the coordinator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ MEASURED_MAX = 50  # remembered
 
 
 class Speeds:
-    """See the module. A new torch means new measurements."""
+    """Keeps the benchmark results of the devices and publishes them.
+
+    A new torch means new measurements.
+    """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -38,7 +41,10 @@ class Speeds:
         await self.publish()
 
     async def measure(self, device: Device, trainer: Trainer, *, quick: bool) -> None:
-        """Benchmark a device on its own thread. Raises BenchmarkCancelled when the agent ends meanwhile."""
+        """Benchmark a device on its own thread.
+
+        Raises BenchmarkCancelled when the agent ends meanwhile.
+        """
         self._cancelled = False
         loop, parts = asyncio.get_running_loop(), self._parts
 
@@ -72,7 +78,9 @@ class Speeds:
         parts.hub.emit(events.Benchmarked(benchmark=measured))
 
     async def publish(self) -> None:
-        """Tell the coordinator what this machine is, how fast, and what it may run: tasks are chosen and sized by it."""
+        """Tell the coordinator what this machine is, how fast, and what it may run: tasks are
+        chosen and sized by it.
+        """
         parts = self._parts
         request = BenchmarkRequest(
             benchmarks=self._remembered(),

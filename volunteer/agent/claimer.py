@@ -1,4 +1,6 @@
-"""Getting work for one device: which runs to ask for, what to do when there is none, and giving a lease back."""
+"""Getting work for one device: which runs to ask for, what to do when there is none, and giving a
+lease back.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ class Claimer:
         return None
 
     async def give_back(self, held: Held, reason: str, *, failed: bool) -> None:
-        """Return a lease, after what waits of it to be handed in; `failed` counts it against the task."""
+        """Return a lease, after what waits of it to be handed in; `failed` counts it against the
+        task.
+        """
         task, attempt = held.key
         if self._parts.outbox.holds(task, attempt):
             self._parts.api.client.hurry()
@@ -171,7 +175,10 @@ class Claimer:
         return reply.lease or reply.idle
 
     async def _accept(self, lease: Lease) -> Held | None:
-        """Store the lease. None when it is one we have already answered for, or there is no room for it."""
+        """Store the lease.
+
+        None when it is one we have already answered for, or there is no room for it.
+        """
         device, leases = self.device.id, self._parts.leases
         stored = HeldLease(lease=lease, device=device, claim_id=leases.claim_id(device))
         if stored.key in self._desk.held or self._parts.outbox.holds(*stored.key):
@@ -195,7 +202,7 @@ class Claimer:
         return held
 
     def _runs(self) -> tuple[str, ...] | None:
-        """What to ask for: () is any run, None is nothing."""
+        """Return what to ask for: () is any run, None is nothing."""
         chosen = self._desk.runs
         if self._parts.settings.consent == "all":
             return chosen
@@ -228,7 +235,9 @@ LISTED_MAX = 20
 
 
 def check_chosen(chosen: Sequence[str], runs: Sequence[RunInfo]) -> None:
-    """Raises BadRequest, with the runs there are, for a name that is none of them or when all that are named have ended."""
+    """Raises BadRequest, with the runs there are, for a name that is none of them or when all that
+    are named have ended.
+    """
     if not chosen:
         return
     known = {run.name: run for run in runs}

@@ -1,4 +1,4 @@
-"""What every part of the agent is given."""
+"""Collaborators of the agent's loops."""
 
 from __future__ import annotations
 

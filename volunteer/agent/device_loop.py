@@ -1,4 +1,6 @@
-"""One device at work: claims tasks, does them one after another, and claims the next while the current one trains."""
+"""One device at work: claims tasks, does them one after another, and claims the next while the
+current one trains.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ ENDING = "the program ends"
 
 
 class Lane:
-    """See the module. `benchmark` says how fast the device is."""
+    """Runs one device: claim, train, submit, again and again.
+
+    `benchmark` says how fast the device is.
+    """
 
     def __init__(
         self, parts: Parts, device: Device, trainer: Trainer, benchmark: Benchmark | None
@@ -39,9 +44,8 @@ class Lane:
         self._pipeline = Pipeline(parts, device, trainer)
         self._claimer = Claimer(parts, device, self._pipeline.memory_bytes, benchmark)
         self._failures = Backoff(parts.rng, FAILURE_WAIT_S, FAILURE_WAIT_S_MAX)
-        self._behind: asyncio.Task[None] | None = (
-            None  # the end of the task before, as it is encoded
-        )
+        # the end of the task before, as it is encoded
+        self._behind: asyncio.Task[None] | None = None
         self._near_end = asyncio.Event()  # time to claim the next task
         self._at_end = asyncio.Event()  # time to fetch the weights it will begin with
 
@@ -76,7 +80,9 @@ class Lane:
             self._pipeline.close()
 
     async def _take_ahead(self) -> Held | None:
-        """Claim the next task near the end of this one, and fetch its data and weights meanwhile."""
+        """Claim the next task near the end of this one, and fetch its data and weights
+        meanwhile.
+        """
         await self._near_end.wait()
         held = await self._claim_ahead()
         if held is not None:
@@ -102,7 +108,9 @@ class Lane:
         return bool(self._claimer.busy and self._desk.paused(device)) and not self._winding_up()
 
     async def _fetch_weights(self, held: Held) -> None:
-        """As late as still brings them in time: a version published after that has to be fetched as well."""
+        """As late as still brings them in time: a version published after that has to be fetched as
+        well.
+        """
         await self._at_end.wait()
         if self._claimer.busy:
             await self._pipeline.prefetch_weights(held)
@@ -111,7 +119,10 @@ class Lane:
         return self._desk.ending or self._desk.finishing
 
     async def _next(self) -> Held | None:
-        """Claim a task, when that is allowed. None when the program ends or all that were asked for are handed in."""
+        """Claim a task, when that is allowed.
+
+        None when the program ends or all that were asked for are handed in.
+        """
         while not self._desk.ending:
             change = self._desk.change()  # from before the look, so that none is missed
             try:
@@ -134,7 +145,9 @@ class Lane:
         return held.stored.device == self.device.id
 
     async def _perform(self, held: Held) -> None:
-        """Do a task to its end, whatever the end is, or until the device can do the next one beside its encoding."""
+        """Do a task to its end, whatever the end is, or until the device can do the next one beside
+        its encoding.
+        """
         if self._desk.finishing and held.stored.begun is None:
             held.end("released", "no more work is wanted")
         self._near_end.clear()
@@ -152,7 +165,8 @@ class Lane:
         self._behind = asyncio.create_task(self._conclude(held, held.work))
         if held.work.done():
             await self._settle()
-        self._near_end.set()  # after the wait that follows a failure: others may do the next task meanwhile
+        # after the wait that follows a failure: others may do the next task meanwhile
+        self._near_end.set()
 
     async def _settle(self) -> None:
         """Wait until the task before has come to its end."""
@@ -216,7 +230,11 @@ class Lane:
         known = isinstance(error, VolunteerError | MemoryError)
         message = str(error) if known else f"{error!r}"
         if device_lost(error):
-            message = f"{self.device.id} does not answer any more ({error}): is it still plugged in, and its driver well?"
+            message = (
+                f"{self.device.id} does not answer any more ({error}): is it still "
+                "plugged "
+                "in, and its driver well?"
+            )
         if isinstance(error, Gone):
             how = "cancelled" if isinstance(error, Cancelled) else "gone"
             await self._ended(held, how, message)

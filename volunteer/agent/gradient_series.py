@@ -1,10 +1,12 @@
-"""A lease that hands in several gradients: one after every n mini-batches, on weights pulled anew after every m.
+"""A lease that hands in several gradients: one after every n mini-batches, on weights pulled anew
+after every m.
 
     pull ── train a stretch ── pull ── train a stretch ── hand in part 0 ── train a stretch ── ...
 
-A stretch is what lies between two of these points. Where the run merges one version at a time, each part waits for its
-verdict: one that came too late is computed again, for the same samples, from the newest version. After a restart the
-coordinator says which part is wanted next, and the outbox which ones are done already.
+A stretch is what lies between two of these points. Where the run merges one version at a time, each
+part waits for its verdict: one that came too late is computed again, for the same samples, from the
+newest version. After a restart the coordinator says which part is wanted next, and the outbox which
+ones are done already.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ AHEAD = 2  # parts of one lease that may wait to be handed in while the next is 
 
 
 def comes_in_parts(lease: Lease) -> bool:
-    """Whether a lease is done as this module does it."""
+    """Return True if a lease is done as this module does it."""
     parted = lease.part_steps or lease.pull_every or lease.redo
     return lease.job.update == "gradient" and bool(parted)
 
@@ -48,7 +50,7 @@ class Base:
 
 
 class Way(Protocol):
-    """What a series needs of the pipeline that runs it."""
+    """Interface of the pipeline that a series needs."""
 
     async def begin(
         self, held: Held, stack: ExitStack, known: VersionManifest | None = None
@@ -65,7 +67,10 @@ class Way(Protocol):
 
 
 class Series:
-    """See the module. `files` makes those of a task on a base."""
+    """Trains a lease whose result goes out in several gradients.
+
+    `files` makes those of a task on a base.
+    """
 
     def __init__(
         self, parts: Parts, way: Way, held: Held, files: Callable[[Base], TaskFiles]
@@ -123,7 +128,9 @@ class Series:
         return min(self._steps, (part + 1) * self._part_steps)
 
     def _first(self, begun: BeginReply) -> tuple[int, int]:
-        """Part and try to begin with: what the coordinator wants, unless it waits in the outbox already."""
+        """Part and try to begin with: what the coordinator wants, unless it waits in the outbox
+        already.
+        """
         held = [e.submit.part for e in self._parts.outbox.entries() if self._ours(e)]
         after = max(held, default=-1) + 1
         return (begun.part, begun.tries) if begun.part >= after else (after, 0)

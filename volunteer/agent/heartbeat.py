@@ -47,7 +47,9 @@ class Beat:
         await self._desk.unless(lambda: self._paused() != said, self._parts.clock.sleep(seconds))
 
     async def alive(self, stored: tuple[HeldLease, ...]) -> tuple[HeldLease, ...]:
-        """Which leases of an earlier process are still ours and not yet late: somebody else may claim those that are."""
+        """Return which leases of an earlier process are still ours and not yet late: somebody else
+        may claim those that are.
+        """
         extra = tuple(Held(lease).beat(paused=False) for lease in stored)
         reply = await self._parts.api.heartbeat(lambda: self._request(extra))
         self._learn(reply)

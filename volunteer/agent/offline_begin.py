@@ -1,8 +1,9 @@
 """Work that begins although the coordinator does not answer: from the newest version that is here.
 
-Only where the run lets a base be older than its newest version: not where each task begins with the merge of the last one, nor
-where a lease pulls versions while it is done. The coordinator is told of the base as soon as it answers, at the latest before
-the result is handed in. From then on the lease is like any other; a base that is too old by then is refused.
+Only where the run lets a base be older than its newest version: not where each task begins with the
+merge of the last one, nor where a lease pulls versions while it is done. The coordinator is told of
+the base as soon as it answers, at the latest before the result is handed in. From then on the lease
+is like any other; a base that is too old by then is refused.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ async def tell(
 
 
 class Early:
-    """What one device could begin with."""
+    """A lease that one device could begin with while offline."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -48,7 +49,9 @@ class Early:
             self._here[manifest.run] = (manifest, signed)
 
     async def begin(self, held: Held) -> BeginReply:
-        """The base that the coordinator names; one that is here already where it does not answer."""
+        """The base that the coordinator names; one that is here already where it does not
+        answer.
+        """
         lease, before = held.stored.lease, held.stored.begun
         api = self._parts.api
         if before is not None and held.stored.early:  # by an earlier process
@@ -63,7 +66,8 @@ class Early:
         except Unreachable as error:
             manifest, signed = here
             self._parts.hub.notice(
-                f"the coordinator does not answer ({error.message}): task {lease.task} begins from version "
+                f"the coordinator does not answer ({error.message}): task {lease.task} begins "
+                "from version "
                 f"{manifest.version}, which is here, and the coordinator is told later",
                 "warning",
             )

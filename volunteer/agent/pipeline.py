@@ -1,4 +1,6 @@
-"""One lease from its files to the outbox: fetch the data, bind the base version, fetch its weights, train, encode."""
+"""One lease from its files to the outbox: fetch the data, bind the base version, fetch its weights,
+train, encode.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ class Pipeline:
 
     @property
     def memory_bytes(self) -> int:
-        """What a task may spend on this device."""
+        """Return what a task may spend on this device."""
         allowed = int(self._parts.settings.memory_gb * GIB)
         return min(allowed, self._device.memory_bytes) if allowed else self._device.memory_bytes
 
@@ -66,13 +68,15 @@ class Pipeline:
 
     @property
     def lead_s(self) -> float:
-        """How long before the end of a task to `prefetch_weights`."""
+        """Return how long before the end of a task to `prefetch_weights`."""
         return LEAD_S + 2 * self._fetch_s
 
     async def prefetch_weights(self, held: Held) -> None:
-        """Bring the newest version into the cache for a task that has not begun, where there is room beside what is in use.
+        """Bring the newest version into the cache for a task that has not begun, where there is
+        room beside what is in use.
 
-        The base is bound when the task begins: if a newer version was published by then, only what leads there is left to fetch.
+        The base is bound when the task begins: if a newer version was published by then, only what
+        leads there is left to fetch.
         """
         lease = held.stored.lease
         if lease.in_step or lease.job.kind not in NEWEST:
@@ -89,7 +93,8 @@ class Pipeline:
     ) -> Finished[Entry] | Interrupted | None:
         """Do a task; None when an earlier process had done all of it.
 
-        Raises Gone when its lease is no longer ours, InvalidFrame and others when it cannot be done.
+        Raises Gone when its lease is no longer ours, InvalidFrame and others when it cannot be
+        done.
         """
         held.phase = "fetch"
         with ExitStack() as stack:
@@ -181,7 +186,8 @@ class Pipeline:
     ) -> Base | None:
         """Bind the base version and bring its weights here, for as long as `stack` is open.
 
-        The newest one, or the one it had before a restart. With `known` the newest; None where that is it.
+        The newest one, or the one it had before a restart. With `known` the newest; None where that
+        is it.
         """
         lease, before = held.stored.lease, held.stored.begun
         if lease.in_step and before is None:
@@ -224,7 +230,7 @@ class Pipeline:
             await change
 
     def _unsent(self, run: str) -> bool:
-        """Whether a result for this run is being encoded, or waits to be handed in."""
+        """Return True if a result for this run is being encoded, or waits to be handed in."""
         encoding = any(
             held.phase == "encode" and held.stored.lease.run == run
             for held in self._parts.desk.held.values()
@@ -232,14 +238,18 @@ class Pipeline:
         return encoding or any(entry.run == run for entry in self._parts.outbox.entries())
 
     def _checked(self, signed: SignedManifest, lease: Lease) -> VersionManifest:
-        """The manifest, once it is known to be the coordinator's own word. Raises BadSignature, InvalidFrame."""
+        """The manifest, once it is known to be the coordinator's own word.
+
+        Raises BadSignature, InvalidFrame.
+        """
         manifest = checked(signed, self._parts.identity.public_key)
         if (manifest.run, manifest.workload) != (lease.run, lease.job.workload):
             raise InvalidFrame("the coordinator sent the manifest of another run")
         now = self._parts.clock.now() + self._parts.desk.offset_s
         if manifest.expires_at < now:
             self._parts.hub.notice(
-                f"version {manifest.version} of {manifest.run} is older than its organiser promised: "
+                f"version {manifest.version} of {manifest.run} is older than its organiser "
+                "promised: "
                 "is the coordinator still the right one?",
                 "warning",
             )

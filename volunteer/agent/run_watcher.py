@@ -1,4 +1,4 @@
-"""What a volunteer likes to know but no task depends on: new versions, measured losses, credits, the list of runs."""
+"""Polls runs, versions, losses and credits for display; training does not depend on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOLLOWED_MAX = 8
 
 
 def merging_words(beat: RunBeat) -> str:
-    """When the next version comes, as people say it."""
+    """Return when the next version comes, as people say it."""
     if beat.state != "running":
         return f"the run is {beat.state}"
     count = f"{beat.needs} more contribution{'s' if beat.needs != 1 else ''}"
@@ -34,7 +34,10 @@ def merging_words(beat: RunBeat) -> str:
 
 
 class Follower:
-    """See the module. `beats`, `credits` and `listing` say what has changed; the loop asks for the rest."""
+    """Polls the coordinator for what is shown and not needed for training.
+
+    `beats`, `credits` and `listing` say what has changed; the loop asks for the rest.
+    """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -110,7 +113,9 @@ class Follower:
         self._parts.hub.emit(events.Credits(me=await self._parts.api.me()))
 
     async def _show_name(self, public: bool) -> None:
-        """Tell whether others may see the nickname; tried again with the next listing if there is no answer."""
+        """Tell whether others may see the nickname; tried again with the next listing if there is
+        no answer.
+        """
         try:
             await self._parts.api.visibility(public)
         except NotFound:
@@ -125,7 +130,9 @@ class Follower:
         self.listed(await self._parts.api.runs())
 
     async def _ask_versions(self, run: str) -> None:
-        """Losses measured since the last time; what was measured before we started keeps its own time."""
+        """Losses measured since the last time; what was measured before we started keeps its own
+        time.
+        """
         after = self._measured.get(run)
         rows = await self._parts.api.versions(run, "" if after is None else str(after))
         pictures = await self._pictures(rows, first=after is None)
@@ -154,7 +161,9 @@ class Follower:
     async def _pictures(
         self, rows: tuple[VersionInfo, ...], *, first: bool
     ) -> dict[int, events.Picture]:
-        """What the newest of the versions drew, and at first the oldest; without them everything goes on."""
+        """Return what the newest of the versions drew, and at first the oldest; without them
+        everything goes on.
+        """
         drawn = [(row.version, row.picture) for row in rows if row.picture is not None]
         found = {}
         for version, ref in {**dict(drawn[:1] if first else ()), **dict(drawn[-1:])}.items():
@@ -177,7 +186,10 @@ SIDE = 72  # pixels, the longer one
 
 
 def thumbnail(path: Path) -> Picture:
-    """The upper left part of a PNG file, at most 72 pixels wide and high. Raises BadRequest for what is no picture."""
+    """The upper left part of a PNG file, at most 72 pixels wide and high.
+
+    Raises BadRequest for what is no picture.
+    """
     import numpy as np
 
     from shared.workloads.data.png import read_png

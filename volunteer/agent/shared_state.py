@@ -1,4 +1,4 @@
-"""What the parts of a running agent share: the leases it holds, why it is paused, and whether it is about to end.
+"""Shared state of a running agent: held leases, pauses, and whether it is about to end.
 
 Everything here belongs to the event loop; whoever waits for something to change waits for `change`.
 """
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """Why a device idles, and what ends it."""
+    """Reason why a device idles, and what ends it."""
 
     by: str
     message: str
@@ -82,7 +82,7 @@ class Held:
 
 
 class Desk:
-    """See the module."""
+    """Holds the mutable state that the loops share."""
 
     def __init__(self, max_tasks: int = 0, runs: tuple[str, ...] = ()) -> None:
         self.runs = runs  # to help; empty = any
@@ -105,7 +105,7 @@ class Desk:
         self._expected: dict[str, asyncio.Future[Verdict]] = {}  # by the name of the result
 
     def expect(self, name: str) -> asyncio.Future[Verdict]:
-        """What will be said of a result that is about to be handed in."""
+        """Return what will be said of a result that is about to be handed in."""
         answer = self._expected[name] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(
             lambda done: done.cancelled() or done.exception()
@@ -141,7 +141,10 @@ class Desk:
         self.notify()
 
     def resume(self, device: str, by: str) -> bool:
-        """Take a reason away, on all devices where `device` is empty. False when it was not there."""
+        """Take a reason away, on all devices where `device` is empty.
+
+        False when it was not there.
+        """
         names = list(self.pauses) if not device else [device]
         found = [self.pauses.get(name, {}).pop(by, None) for name in names]
         self.notify()
@@ -149,7 +152,10 @@ class Desk:
 
     @property
     def exhausted(self) -> bool:
-        """Whether all the tasks that were asked for have been taken. One that is lost makes room for another."""
+        """Return True if all the tasks that were asked for have been taken.
+
+        One that is lost makes room for another.
+        """
         return self._left is not None and self._left <= 0
 
     @property
@@ -186,7 +192,9 @@ class Desk:
         self.notify()
 
     async def unless(self, hindrance: Callable[[], bool], work: Coroutine[Any, Any, T]) -> T | None:
-        """What `work` gives, or None as soon as `hindrance` holds; then the work is cancelled."""
+        """Return what `work` gives, or None as soon as `hindrance` holds; then the work is
+        cancelled.
+        """
         task = asyncio.ensure_future(work)
         try:
             while not task.done():

@@ -1,4 +1,6 @@
-"""Hands in what lies in the outbox, oldest first, until the coordinator has said what becomes of it."""
+"""Hands in what lies in the outbox, oldest first, until the coordinator has said what becomes of
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ EVENT_S = 0.25
 
 
 class Sender:
-    """See the module."""
+    """Submits results from the outbox."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -40,11 +42,11 @@ class Sender:
                     await self._hand_in(entry)
 
     def _behind(self, entry: Entry) -> bool:
-        """Whether an earlier part of the same lease has not been handed in yet."""
+        """Return True if an earlier part of the same lease has not been handed in yet."""
         return any(e.submit.part < entry.submit.part for e in self._same_lease(entry))
 
     def _same_lease(self, entry: Entry) -> list[Entry]:
-        """What waits of the lease of an entry."""
+        """Return what waits of the lease of an entry."""
         key = (entry.task, entry.submit.attempt)
         return [e for e in self._parts.outbox.entries() if (e.task, e.submit.attempt) == key]
 
@@ -135,9 +137,11 @@ class Sender:
         self._parts.desk.answered(entry.name, error)
 
     def _end(self, entry: Entry, how: str, message: str) -> bool:
-        """Nothing more of this lease is wanted: drop what waits of it, and end what is still worked on.
+        """Nothing more of this lease is wanted: drop what waits of it, and end what is still worked
+        on.
 
-        Returns whether all of it was done here already. If not, whoever works on it, or did, tells of its end.
+        Returns whether all of it was done here already. If not, whoever works on it, or did, tells
+        of its end.
         """
         later = self._same_lease(entry)
         for other in later:

@@ -1,8 +1,8 @@
 """One working shift: lanes and loops side by side, and their end in good order.
 
-When asked to end, tasks that need only seconds more are finished, the others given back or saved, and results handed in;
-each of these waits is bounded. A loop that ends by itself is a fault: it is told, and the volunteer ends with it, because
-one that no longer beats or hands in only looks alive.
+When asked to end, tasks that need only seconds more are finished, the others given back or saved,
+and results handed in; each of these waits is bounded. A loop that ends by itself is a fault: it is
+told, and the volunteer ends with it, because one that no longer beats or hands in only looks alive.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """Something that goes on for the whole shift. One that is not vital may fail without ending it."""
+    """Something that goes on for the whole shift.
+
+    One that is not vital may fail without ending it.
+    """
 
     name: str
     work: Coroutine[Any, Any, None]
@@ -39,7 +42,7 @@ def broken(what: str, error: BaseException | None = None) -> Internal:
 
 
 class Shift:
-    """See the module."""
+    """Supervises the loops of the agent and ends them."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -47,7 +50,9 @@ class Shift:
         self._clock = parts.clock
 
     async def run(self, lanes: Sequence[Loop], loops: Sequence[Loop]) -> None:
-        """Until every lane has ended or the desk says so; `loops` go on until results are handed in."""
+        """Until every lane has ended or the desk says so; `loops` go on until results are handed
+        in.
+        """
         background = [asyncio.create_task(self._keep(loop, ends=False)) for loop in loops]
         work = [asyncio.create_task(self._keep(lane, ends=True)) for lane in lanes]
         try:
@@ -58,7 +63,10 @@ class Shift:
             await _cancel([*work, *background])
 
     async def _keep(self, loop: Loop, *, ends: bool) -> None:
-        """Run a loop. When it fails, or ends though it should not, the volunteer gives up with a sentence."""
+        """Run a loop.
+
+        When it fails, or ends though it should not, the volunteer gives up with a sentence.
+        """
         try:
             await loop.work
             if ends:
@@ -104,7 +112,7 @@ class Shift:
             await self._desk.unless(lambda: not self._ends_before(until), self._clock.sleep(0.5))
 
     def _ends_before(self, until: float) -> bool:
-        """Whether a task in work is expected to be done by then."""
+        """Return True if a task in work is expected to be done by then."""
         left = until - self._clock.monotonic()
         running = [
             held.handle.latest
@@ -114,7 +122,9 @@ class Shift:
         return any(r is not None and r.eta_s is not None and r.eta_s < left for r in running)
 
     async def _flush(self) -> None:
-        """Hand in what is ready: bounded when told to stop, without haste when all tasks are done."""
+        """Hand in what is ready: bounded when told to stop, without haste when all tasks are
+        done.
+        """
         outbox, desk = self._parts.outbox, self._desk
         until = self._clock.monotonic() + FLUSH_S
         while len(outbox) and desk.fatal is None:

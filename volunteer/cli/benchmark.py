@@ -1,4 +1,6 @@
-"""`volunteer benchmark`: measure the devices of this machine, remember it, and tell the coordinator if there is one."""
+"""`volunteer benchmark`: measure the devices of this machine, remember it, and tell the coordinator
+if there is one.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from volunteer.training.trainer import Trainer
 
 
 def measure(directories: Directories, device: str, *, quick: bool, json: bool) -> int:
-    """Measure, print, remember. Returns the exit code; raises Configuration for a device that is not there."""
+    """Measure, print, remember.
+
+    Returns the exit code; raises Configuration for a device that is not there.
+    """
     settings = config.load(path=directories.config / "config.toml").settings
     clock = SystemClock()
     trainer = Trainer("benchmark", threads=settings.threads or default_threads(), clock=clock)

@@ -1,4 +1,4 @@
-"""How the process of a command ends: errors as sentences, and an exit code that torch cannot spoil."""
+"""Exit codes and errors of a command's process, which torch cannot spoil."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ FLUSH_S = 2.0
 
 
 def exit_code(command: Callable[[], object]) -> int:
-    """Run a command: what it returns, 0 for anything but a number; what went wrong is said on standard error."""
+    """Run a command: what it returns, 0 for anything but a number; what went wrong is said on
+    standard error.
+    """
     try:
         result = command()
     except VolunteerError as error:
@@ -31,7 +33,9 @@ def exit_code(command: Callable[[], object]) -> int:
 
 
 def at_terminal() -> bool:
-    """Whether somebody sits there: keys come in from a terminal, and what is drawn goes to one."""
+    """Return True if somebody sits there: keys come in from a terminal, and what is drawn goes to
+    one.
+    """
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
@@ -47,7 +51,9 @@ def say(sentence: str, code: int) -> int:
 
 
 def end(code: int) -> NoReturn:
-    """End the process at once: leaving Python while a thread trains in torch aborts (measured, 8 of 8 times)."""
+    """End the process at once: leaving Python while a thread trains in torch aborts (measured, 8 of
+    8 times).
+    """
     flushing = threading.Thread(target=_flush, daemon=True)
     flushing.start()
     flushing.join(FLUSH_S)  # a pipe that is full and that nobody reads would take for ever

@@ -1,4 +1,7 @@
-"""The command line of the volunteer. Parsing only: what a command needs is imported when it runs (torch never is here)."""
+"""The command line of the volunteer.
+
+Parsing only: what a command needs is imported when it runs (torch never is here).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ def _version() -> str:
 
 app = App(
     name="volunteer",
-    help="Lend your GPU or CPU: volunteers train one model together. Without a command: the screen.",
+    help="Lend your GPU or CPU: volunteers train one model together. Without a command: the "
+    "screen.",
     version=_version,
     help_format="plaintext",
 )
@@ -130,7 +134,7 @@ def benchmark(
 
 @app.command
 def status(*, json: Json = False, profile: Profile = "") -> int:
-    """What the running volunteer does, and why it does nothing."""
+    """Return what the running volunteer does, and why it does nothing."""
     from volunteer.headless import status_lines
 
     found = _run(_with_control(profile, _status))
@@ -269,7 +273,10 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def _with_control(profile: str, act: Any) -> Any:
-    """Do something with the volunteer that runs on this profile. Raises Unreachable when none does."""
+    """Do something with the volunteer that runs on this profile.
+
+    Raises Unreachable when none does.
+    """
     from shared.clock import SystemClock
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.control.local_socket import attach

@@ -1,4 +1,7 @@
-"""Commands around the work itself: the service, the card, and leaving. Parsing and printing only."""
+"""Commands around the work itself: the service, the card, and leaving.
+
+Parsing and printing only.
+"""
 
 from __future__ import annotations
 

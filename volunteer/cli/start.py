@@ -1,6 +1,7 @@
-"""What the commands do: start a volunteer with or without a screen, join, and ask the coordinator something.
+"""Commands that start a volunteer with or without a screen, join, and query the coordinator.
 
-The agent and all that it needs (numpy, httpx) are imported when somebody needs them: the screen is painted before.
+The agent and all that it needs (numpy, httpx) are imported when somebody needs them: the screen is
+painted before.
 """
 
 from __future__ import annotations
@@ -38,16 +39,21 @@ if TYPE_CHECKING:
 
 LOW_PRIORITY = 10
 LAST_LINES_S = 5.0
-MOMENT_S = 10.0  # at most: from the lock of a profile to its socket at the beginning, and from there to the end of the process
+# at most: from the lock of a profile to its socket at the beginning, and from there to the end of
+# the process
+MOMENT_S = 10.0
 TRY_S = 0.05
-GOES_ON = "the volunteer goes on in the background: `volunteer status` looks at it, `volunteer stop` ends it"
+GOES_ON = (
+    "the volunteer goes on in the background: `volunteer status` looks at it, `volunteer "
+    "stop` ends it"
+)
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line says."""
+    """Options of the command line."""
 
     profile: str = ""
     flags: Mapping[str, Any] = field(default_factory=dict)
@@ -66,7 +72,10 @@ class Match:
 
 
 def work(options: Options) -> int:
-    """Train until told to end. Returns the exit code; raises Configuration and others before anything began."""
+    """Train until told to end.
+
+    Returns the exit code; raises Configuration and others before anything began.
+    """
     if options.screen and not at_terminal():
         raise BadRequest("this is no terminal: use `volunteer --no-ui`")
     directories = config.directories(profile=options.profile)
@@ -90,14 +99,16 @@ def work(options: Options) -> int:
             told = True
         elif time.monotonic() > until:
             raise Unavailable(
-                "the volunteer that was at work on this profile has not ended yet: leave its screen, or try again in a moment"
+                "the volunteer that was at work on this profile has not ended yet: leave its "
+                "screen, or try again in a moment"
             )
         time.sleep(TRY_S)
 
 
 def _is_ours(profile: Profile, held: ExitStack, options: Options) -> bool:
-    """Whether no other instance held the profile; now this one does. Raises Configuration where another one is at work and
-    a screen, which could show it, is not asked for."""
+    """Return True if no other instance held the profile; now this one does. Raises Configuration
+    where another one is at work and a screen, which could show it, is not asked for.
+    """
     try:
         held.enter_context(profile.lock())
     except Configuration:
@@ -108,7 +119,10 @@ def _is_ours(profile: Profile, held: ExitStack, options: Options) -> bool:
 
 
 def _settings(options: Options, directories: Directories) -> Settings:
-    """The settings in force. A person at a damaged file may put it aside and go on; raises Configuration otherwise."""
+    """The settings in force.
+
+    A person at a damaged file may put it aside and go on; raises Configuration otherwise.
+    """
     path = directories.config / "config.toml"
     try:
         return config.load(options.flags, path=path).settings
@@ -131,7 +145,8 @@ async def _work(
         await _join_unattended(directories, settings, link)
     if not options.screen and profile.current() is None:
         raise Configuration(
-            "this profile has joined no coordinator yet: `volunteer join LINK`, with the link of your organiser"
+            "this profile has joined no coordinator yet: `volunteer join LINK`, with the link of "
+            "your organiser"
         )
     # At the first start before the screen nothing begins until its owner says so.
     first = options.screen and not link and _new(profile)
@@ -164,13 +179,13 @@ async def _without_screen(engine: Engine, *, json: bool) -> int:
 
 
 def _new(profile: Profile) -> bool:
-    """Whether this profile has not been at work yet."""
+    """Return True if this profile has not been at work yet."""
     identity = profile.current()
     return identity is None or not profile.home(identity).memory.benchmarks
 
 
 def _look(settings: Settings, *, first: bool) -> Look:
-    """What the owner wants to see, and first of all."""
+    """Return what the owner wants to see, and first of all."""
     from volunteer.tui.app import Look
 
     return Look(
@@ -207,7 +222,9 @@ async def _with_screen(make: Callable[[], Engine], look: Look) -> int:
 async def _behind(
     screen: VolunteerApp, drawing: asyncio.Task[int | None], make: Callable[[], Engine]
 ) -> Engine | None:
-    """The engine, made and shown once the screen is painted; None when the screen was left before that."""
+    """The engine, made and shown once the screen is painted; None when the screen was left before
+    that.
+    """
     painted = asyncio.create_task(screen.painted.wait())
     await asyncio.wait({painted, drawing}, return_when=asyncio.FIRST_COMPLETED)
     painted.cancel()
@@ -239,7 +256,7 @@ async def _attach(options: Options, profile: Profile, settings: Settings) -> int
 
 
 def _last_words(text: str) -> None:
-    """What stays in the terminal when the screen is gone."""
+    """Print what stays in the terminal when the screen is gone."""
     try:
         print(text, end="\n" if text else "", flush=True)
     except OSError:
@@ -256,7 +273,8 @@ def _obey_signals(engine: Engine) -> None:
             os._exit(1)
         asked = True
         print(
-            f"volunteer: {name}: finishing what is quick and giving the task back; once more ends at once",
+            f"volunteer: {name}: finishing what is quick and giving the task back; once more "
+            "ends at once",
             file=sys.stderr,
             flush=True,
         )
@@ -274,7 +292,10 @@ def _obey_signals(engine: Engine) -> None:
 
 
 async def _join_unattended(directories: Directories, settings: Settings, link: str) -> None:
-    """Join by VOLUNTEER_JOIN. A coordinator that is not up is waited for only if this machine is new to it."""
+    """Join by VOLUNTEER_JOIN.
+
+    A coordinator that is not up is waited for only if this machine is new to it.
+    """
     try:
         await _join(directories, settings, link, "")
     except Unreachable:
@@ -302,7 +323,10 @@ async def join_now(directories: Directories, link: str, name: str) -> Joined:
 
 
 async def ask_coordinator(directories: Directories, question: Callable[[Api], Awaitable[T]]) -> T:
-    """Something only the coordinator knows, with the identity of this profile. Raises Configuration without one."""
+    """Something only the coordinator knows, with the identity of this profile.
+
+    Raises Configuration without one.
+    """
     from volunteer.account.join import connector
     from volunteer.net.api import Api
     from volunteer.net.tls import Address

@@ -1,4 +1,6 @@
-"""Events go in at one place and out to any number of subscribers, none of which can hold the agent up."""
+"""Events go in at one place and out to any number of subscribers, none of which can hold the agent
+up.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ _PROGRESS = (events.Training, events.Fetching, events.Uploading, events.Benchmar
 
 
 class Subscription:
-    """The events since it was opened. One that is far behind loses progress first, then the oldest."""
+    """The events since it was opened.
+
+    One that is far behind loses progress first, then the oldest.
+    """
 
     def __init__(self) -> None:
         self._pending: deque[AnyEvent] = deque()
@@ -87,5 +92,5 @@ class Hub:
 
 
 def _same(older: AnyEvent, newer: AnyEvent) -> bool:
-    """Whether both tell of the same task."""
+    """Return True if both tell of the same task."""
     return type(older) is type(newer) and getattr(older, "task", 0) == getattr(newer, "task", 0)

@@ -1,4 +1,6 @@
-"""The state of a volunteer as one frozen snapshot, folded from its events, so that whoever attaches late sees the same."""
+"""The state of a volunteer as one frozen snapshot, folded from its events, so that whoever attaches
+late sees the same.
+"""
 
 from __future__ import annotations
 
@@ -94,11 +96,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def practice(self) -> bool:
-        """Whether this is only practice: its credits are worth nothing."""
+        """Return True if this is only practice: its credits are worth nothing."""
         return self.server == PRACTICE
 
     def paused(self, device: str = "") -> PauseStatus | None:
-        """Why a device (or, without a name, everything) is paused."""
+        """Return why a device (or, without a name, everything) is paused."""
         for pause in self.pauses:
             if pause.device in ("", device):
                 return pause

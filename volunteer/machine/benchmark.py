@@ -1,6 +1,8 @@
-"""How fast a device is: matrix products, memory, and a real training step of a small language model.
+"""Benchmark of a device: matrix products, memory, and a real training step of a small language
+model.
 
-Runs on the device's training thread, about 15 seconds, 3 when quick; between two measurements it may be cancelled.
+Runs on the device's training thread, about 15 seconds, 3 when quick; between two measurements it
+may be cancelled.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class BenchmarkCancelled(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The model of the training step: small enough for the device, large enough to mean something."""
+    """The model of the training step: small enough for the device, large enough to mean
+    something.
+    """
 
     width: int
     layers: int
@@ -111,7 +115,10 @@ def benchmark(
     scratch: Path | None = None,
     now: float = 0.0,
 ) -> Benchmark:
-    """Measure a device; `scratch` is a directory on the disk to measure. Raises BenchmarkCancelled."""
+    """Measure a device; `scratch` is a directory on the disk to measure.
+
+    Raises BenchmarkCancelled.
+    """
     import torch
 
     bench = _Bench(device, quick, report, stop)
@@ -133,7 +140,9 @@ def benchmark(
 
 
 def _product(bench: _Bench, stage: str, dtype: torch.dtype) -> float:
-    """Operations a second of a square matrix product; a slow one is measured on a smaller matrix."""
+    """Operations a second of a square matrix product; a slow one is measured on a smaller
+    matrix.
+    """
     import torch
 
     side = bench.shape.matrix
@@ -206,7 +215,9 @@ def _step(bench: _Bench) -> float:
 
 
 def _disk(bench: _Bench, directory: Path) -> float:
-    """Bytes a second that a file is written with; 0 where none can be: a full disk is no reason not to know the rest."""
+    """Bytes a second that a file is written with; 0 where none can be: a full disk is no reason not
+    to know the rest.
+    """
     try:
         return DISK_BYTES / bench.measure("disk", lambda: _write(directory))
     except OSError:

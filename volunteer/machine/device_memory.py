@@ -1,4 +1,7 @@
-"""Memory of a device: telling that it ran out, and giving it back. Torch is only touched if somebody has loaded it."""
+"""Memory of a device: telling that it ran out, and giving it back.
+
+Torch is only touched if somebody has loaded it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import sys
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that the device has too little memory; every backend says it in its own way."""
+    """Return True if an error means that the device has too little memory; every backend says it in
+    its own way.
+    """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     text = str(error).lower()
@@ -16,7 +21,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def device_lost(error: BaseException) -> bool:
-    """Whether an error means that the device itself is gone, as when its cable is: no task will ever work on it."""
+    """Return True if an error means that the device itself is gone, as when its cable is: no task
+    will ever work on it.
+    """
     text = str(error).lower()
     phrases = (
         "no cuda-capable device",

@@ -1,7 +1,7 @@
-"""What this machine can train on: devices as torch sees them, held against the GPUs that the drivers show.
+"""Devices of this machine as torch sees them, matched with the GPUs that the drivers show.
 
-A GPU that is there and cannot be used is named with the one command that mends it. `look_at_torch` imports torch, so it is
-called on a training thread; everything else is quick.
+A GPU that is there and cannot be used is named with the one command that mends it. `look_at_torch`
+imports torch, so it is called on a training thread; everything else is quick.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DriverGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TorchView(msgspec.Struct, frozen=True, kw_only=True):
-    """What the installed torch can do here."""
+    """Capabilities of the installed torch."""
 
     version: str
     build: str  # "cpu", "cuda 12.8", "rocm 6.4", "mps", "xpu"
@@ -48,7 +48,9 @@ class TorchView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cores() -> int:
-    """Physical cores this process may use: neither more than it is bound to, nor than its container was given."""
+    """Physical cores this process may use: neither more than it is bound to, nor than its container
+    was given.
+    """
     found = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         found = min(found, len(os.sched_getaffinity(0)))
@@ -61,12 +63,14 @@ def cores() -> int:
 
 
 def default_threads() -> int:
-    """All physical cores but one: with every core taken, torch ran 5 to 10 times slower beside another program."""
+    """All physical cores but one: with every core taken, torch ran 5 to 10 times slower beside
+    another program.
+    """
     return max(1, cores() - 1)
 
 
 def hardware(devices: tuple[Device, ...] = ()) -> Hardware:
-    """What the coordinator is told of this machine."""
+    """Return what the coordinator is told of this machine."""
     try:
         torch_version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -185,7 +189,9 @@ def look_at_torch() -> TorchView:
 
 
 def match(view: TorchView, gpus: tuple[DriverGpu, ...], pip: str) -> tuple[Device, ...]:
-    """Usable devices, best first, the processor after the GPUs, then what cannot be used and why."""
+    """Usable devices, best first, the processor after the GPUs, then what cannot be used and
+    why.
+    """
     memory = psutil.virtual_memory().total
     cpu = Device(id="cpu", kind="cpu", name=_processor(), memory_bytes=memory)
     usable = sorted(view.devices, key=lambda device: -device.memory_bytes)
@@ -242,7 +248,7 @@ def _reinstall(view: TorchView, pip: str, build: str) -> str:
 
 
 def pip_command() -> str:
-    """How to call the pip of this installation."""
+    """Return how to call the pip of this installation."""
     if "pipx" in Path(sys.prefix).parts:
         return f"pipx runpip {Path(sys.prefix).name}"
     return f'"{sys.executable}" -m pip' if " " in sys.executable else f"{sys.executable} -m pip"
@@ -254,7 +260,10 @@ def detect() -> tuple[Device, ...]:
 
 
 def choose(setting: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-    """The devices that the setting `device` means. Raises Configuration for one that is not there or cannot be used."""
+    """The devices that the setting `device` means.
+
+    Raises Configuration for one that is not there or cannot be used.
+    """
     usable = [device for device in devices if device.usable]
     if setting == "auto":
         return tuple(usable[:1])

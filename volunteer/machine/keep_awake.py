@@ -1,4 +1,7 @@
-"""Keeps the machine from going to sleep while it trains. Ends with this process, however that ends."""
+"""Keeps the machine from going to sleep while it trains.
+
+Ends with this process, however that ends.
+"""
 
 from __future__ import annotations
 

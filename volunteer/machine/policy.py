@@ -1,7 +1,9 @@
-"""When and how hard this machine works: rules held against facts. Pure; time and facts are given.
+"""Policy: decides from rules and facts when and how hard this machine works.
 
-Every pause names its rule, says why in a sentence and what ends it. A fact that cannot be measured never holds work
-back, but is told, so that nobody trusts a rule that does nothing.
+Pure; time and facts are given.
+
+Every pause names its rule, says why in a sentence and what ends it. A fact that cannot be measured
+never holds work back, but is told, so that nobody trusts a rule that does nothing.
 """
 
 from __future__ import annotations
@@ -16,15 +18,16 @@ from volunteer.settings.schedule import in_words, parse_schedule
 from volunteer.settings.work_rules import Rules
 
 GIB = 1 << 30
-COOL_BY = (
-    5.0  # a hot device works again this many °C below its ceiling, so that it does not flutter
-)
+# a hot device works again this many °C below its ceiling, so that it does not flutter
+COOL_BY = 5.0
 GENTLE = 0.5  # share of the time that `in_use = "gentle"` leaves
 WAIT_S_MAX = 2.0  # longest rest between two micro-batches
 
 
 class Rule(StrEnum):
-    """What may pause work; the word after "paused by" on screen, in the log and in `volunteer status`."""
+    """Rule that may pause work; the word after "paused by" on screen, in the log and in `volunteer
+    status`.
+    """
 
     SCHEDULE = "schedule"
     IN_USE = "in use"
@@ -35,12 +38,13 @@ class Rule(StrEnum):
     DISK = "disk"
 
 
-# What saying "go on" can lift until the reason has passed; heat and a full disk are no matter of taste.
+# What saying "go on" can lift until the reason has passed; heat and a full disk are no matter of
+# taste.
 LIFTABLE = frozenset({Rule.SCHEDULE, Rule.IN_USE, Rule.BATTERY, Rule.PROGRAM, Rule.METERED})
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What this machine is doing besides; None (or a missing device) is not known."""
+    """Facts about this machine's other activity; None (or a missing device) is not known."""
 
     on_battery: bool | None = None
     battery_percent: float | None = None
@@ -62,14 +66,14 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decision has to know of the one before."""
+    """State of the decision before."""
 
     hot: frozenset[str] = frozenset()  # devices that have yet to cool down
     lifted: frozenset[Rule] = frozenset()  # rules somebody said "go on" to
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rules say now."""
+    """Decision of the rules."""
 
     holds: tuple[Hold, ...] = ()
     share: float = 1.0  # of the time in which a device may work
@@ -77,7 +81,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     standing: Standing = Standing()
 
     def holding(self, device: str) -> tuple[Hold, ...]:
-        """Why this device rests; empty when it may work."""
+        """Return why this device rests; empty when it may work."""
         return tuple(hold for hold in self.holds if hold.device in ("", device))
 
 
@@ -113,7 +117,9 @@ def decide(
 
 
 def lift(decision: Decision) -> tuple[Standing, tuple[Hold, ...]]:
-    """Somebody says "go on": the standing from which to decide anew, and the holds that cannot be lifted."""
+    """Somebody says "go on": the standing from which to decide anew, and the holds that cannot be
+    lifted.
+    """
     liftable = {hold.rule for hold in decision.holds} & LIFTABLE
     before = decision.standing
     standing = msgspec.structs.replace(before, lifted=before.lifted | liftable)
@@ -121,7 +127,9 @@ def lift(decision: Decision) -> tuple[Standing, tuple[Hold, ...]]:
 
 
 def rest_after(busy_s: float, share: float) -> float:
-    """Seconds to rest after a micro-batch that took `busy_s`, so that work has this share of the time."""
+    """Seconds to rest after a micro-batch that took `busy_s`, so that work has this share of the
+    time.
+    """
     return min(WAIT_S_MAX, busy_s * (1.0 / max(share, 0.01) - 1.0)) if share < 1.0 else 0.0
 
 
@@ -221,14 +229,16 @@ def _unknown(rules: Rules, facts: Facts, devices: Sequence[str]) -> tuple[str, .
     said = []
     if rules.in_use != "work" and facts.unused_s is None:
         said.append(
-            f'whether somebody uses this machine cannot be told here: in_use = "{rules.in_use}" has no effect'
+            f'whether somebody uses this machine cannot be told here: in_use = "{rules.in_use}" '
+            "has no effect"
         )
     if rules.programs and facts.programs is None:
         said.append("running programs cannot be listed here: the setting programs has no effect")
     blind = [device for device in devices if device not in facts.temperatures]
     if rules.temperature_max and blind:
         said.append(
-            f"the temperature of {', '.join(blind)} cannot be read here: temperature_max has no effect on it"
+            f"the temperature of {', '.join(blind)} cannot be read here: temperature_max has no "
+            "effect on it"
         )
     return tuple(said)
 

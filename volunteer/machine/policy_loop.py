@@ -1,4 +1,6 @@
-"""Holds the rules of `policy.py` against the facts every few seconds, and pauses and resumes the agent accordingly."""
+"""Holds the rules of `policy.py` against the facts every few seconds, and pauses and resumes the
+agent accordingly.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ Read: TypeAlias = Callable[[Rules, Sequence[str]], Facts]
 
 
 class Pausing(Protocol):
-    """What the guard moves: `Agent` in the program."""
+    """Interface through which the policy pauses work: `Agent` in the program."""
 
     def pause(self, device: str = "", *, by: str, message: str, until: str) -> None: ...
 
@@ -30,7 +32,7 @@ class Pausing(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What the guard looks at, asked anew each time."""
+    """Inputs of the policy loop, read anew each time."""
 
     read: Read  # in a thread
     devices: Callable[[], tuple[str, ...]]
@@ -41,7 +43,7 @@ class Watched:
 
 
 class Guard:
-    """See the module."""
+    """Applies the policy in a loop: reads facts, decides, pauses or resumes."""
 
     def __init__(self, rules: Rules, watched: Watched, pausing: Pausing) -> None:
         self.rules = rules
@@ -76,7 +78,9 @@ class Guard:
         self._decide()
 
     def go_on(self) -> None:
-        """Somebody says "go on": what is a matter of taste no longer holds work back, until it has passed."""
+        """Somebody says "go on": what is a matter of taste no longer holds work back, until it has
+        passed.
+        """
         before = self.decision
         standing, kept = lift(before)
         self.decision = msgspec.structs.replace(before, standing=standing)

@@ -1,4 +1,6 @@
-"""Whether somebody is using this machine: the time since the last key press or movement of the mouse, by each system's way."""
+"""Presence of a person at this machine: the time since the last key press or mouse movement, by
+each system's way.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ Run: TypeAlias = Callable[[Sequence[str]], str]
 
 
 def run_command(command: Sequence[str]) -> str:
-    """What a program of the system prints; empty when it is missing, fails or hangs."""
+    """Return what a program of the system prints; empty when it is missing, fails or hangs."""
     try:
         done = subprocess.run(
             command,

@@ -1,6 +1,8 @@
-"""How the lent devices feel: load, memory, heat, power and energy, as far as their drivers tell. Nothing is estimated.
+"""Sensors of the lent devices: load, memory, heat, power and energy, as far as their drivers
+report. Nothing is estimated.
 
-Power and energy come from NVIDIA's management library only and are those of the whole GPU, whoever uses it.
+Power and energy come from NVIDIA's management library only and are those of the whole GPU, whoever
+uses it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ SENSE_S = 5.0
 
 
 class Sensors:
-    """Reads devices; a question that a driver does not answer is left open. Belongs to one thread at a time."""
+    """Reads devices; a question that a driver does not answer is left open.
+
+    Belongs to one thread at a time.
+    """
 
     def __init__(self, nvml: Any = None) -> None:
         self._nvml = nvml
@@ -30,7 +35,7 @@ class Sensors:
         self._times = psutil.cpu_times()
 
     def read(self, devices: Sequence[str]) -> tuple[Sensed, ...]:
-        """What is known of each device now; nothing of one that no sensor knows."""
+        """Return what is known of each device now; nothing of one that no sensor knows."""
         hot = temperatures([d for d in devices if not d.startswith("cuda")])
         found = []
         for device in devices:
@@ -53,7 +58,9 @@ class Sensors:
         )
 
     def _load(self) -> float | None:
-        """Share of all cores since the last look. psutil's own figure is kept by thread, and 0 at the first look of each."""
+        """Share of all cores since the last look. psutil's own figure is kept by thread, and 0 at
+        the first look of each.
+        """
         before, self._times = self._times, psutil.cpu_times()
         spent = {
             kind: after - getattr(before, kind) for kind, after in self._times._asdict().items()

@@ -1,7 +1,10 @@
-"""What this machine is doing besides our work: battery, people, heat, programs, network, disk. Each may be unknown.
+"""Surroundings: battery, people, heat, programs, network and disk of this machine.
 
-Reading never raises: what cannot be asked here is None. A question that costs more is asked less often. It may start a
-small program of the system and wait for it, so it belongs into a thread, not on the event loop.
+Each may be unknown.
+
+Reading never raises: what cannot be asked here is None. A question that costs more is asked less
+often. It may start a small program of the system and wait for it, so it belongs into a thread, not
+on the event loop.
 """
 
 from __future__ import annotations
@@ -95,7 +98,7 @@ class Senses:
 
 
 def _battery() -> tuple[bool | None, float] | None:
-    """Whether it feeds us, and its charge; None without a battery."""
+    """Return whether it feeds us, and its charge; None without a battery."""
     try:
         found = psutil.sensors_battery()
     except (AttributeError, OSError, RuntimeError):  # systems without such a sensor
@@ -114,7 +117,7 @@ def _programs() -> tuple[str, ...] | None:
 
 
 def metered(system: str, run: Run) -> bool | None:
-    """Whether the connection to the internet costs by the byte."""
+    """Return whether the connection to the internet costs by the byte."""
     if system == "linux":
         # 1 yes, 2 no, 3 probably, 4 probably not, 0 unknown
         found = re.fullmatch(r"u (\d)", run(LINUX_METERED).strip())
@@ -152,7 +155,7 @@ _CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "
 
 
 def _sensors() -> dict[str, list[float]]:
-    """What the kernel's sensors say, by chip; of a graphics card only its edge."""
+    """Return what the kernel's sensors say, by chip; of a graphics card only its edge."""
     try:
         chips = psutil.sensors_temperatures()
     except (AttributeError, OSError, RuntimeError):

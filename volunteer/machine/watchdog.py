@@ -1,4 +1,6 @@
-"""A thread that watches whether the event loop still turns: what blocks it would stop the heartbeats without a word."""
+"""A thread that watches whether the event loop still turns: what blocks it would stop the
+heartbeats without a word.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def end(silent_s: float) -> None:
 
 
 class Stall:
-    """Compares the last turn of the loop with the time; `turned` and `look` take seconds that only grow."""
+    """Compares the last turn of the loop with the time; `turned` and `look` take seconds that only
+    grow.
+    """
 
     def __init__(
         self,

@@ -1,10 +1,11 @@
-"""Large files down and up, each over a connection of its own: from the socket straight into the buffer that is written, and
-from the file straight to the socket.
+"""Large files down and up, each over a connection of its own: from the socket straight into the
+buffer that is written, and from the file straight to the socket.
 
-httpx copies each byte five times and turns the event loop once for every 64 KiB that a socket happens to have: of 40 MiB on
-their way into the cache it took 90 ms of CPU, beside 60 for hashing and writing them. Down, this does only what is
-usual: one GET, answered by 200 or 206 and a body of a known length. Anything else (an error, a body in chunks) is `None`: the
-caller asks again through httpx. Who is behind a proxy does not come here (`direct`).
+httpx copies each byte five times and turns the event loop once for every 64 KiB that a socket
+happens to have: of 40 MiB on their way into the cache it took 90 ms of CPU, beside 60 for hashing
+and writing them. Down, this does only what is usual: one GET, answered by 200 or 206 and a body of
+a known length. Anything else (an error, a body in chunks) is `None`: the caller asks again through
+httpx. Who is behind a proxy does not come here (`direct`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Question:
 
 
 def direct(address: Address) -> bool:
-    """Whether nothing that the environment names stands between us and the coordinator."""
+    """Return True if nothing that the environment names stands between us and the coordinator."""
     if is_loopback(address.host):
         return True
     proxies = urllib.request.getproxies()
@@ -74,8 +75,9 @@ def direct(address: Address) -> bool:
 
 @asynccontextmanager
 async def got(question: Question) -> AsyncIterator[Answer | None]:
-    """The answer to a GET, or None for one that is not usual. Raises Lost, also while the body is read; then what came before
-    was handed over."""
+    """The answer to a GET, or None for one that is not usual. Raises Lost, also while the body is
+    read; then what came before was handed over.
+    """
     wire = await _connect(question)
     try:
         yield await _usual(wire, _begun(wire, question, "GET"))
@@ -84,7 +86,9 @@ async def got(question: Question) -> AsyncIterator[Answer | None]:
 
 
 async def put(question: Question, body: AsyncIterator[bytes], bytes_max: int) -> Told:
-    """Send a body whose Content-Length is among the headers; what is said to it, also before all of it was sent. Raises Lost."""
+    """Send a body whose Content-Length is among the headers; what is said to it, also before all of
+    it was sent. Raises Lost.
+    """
     wire = await _connect(question)
     try:
         http = _begun(wire, question, "PUT")
@@ -160,7 +164,7 @@ async def _head(wire: _Wire, http: h11.Connection) -> h11.Response:
 
 
 async def _event(wire: _Wire, http: h11.Connection) -> h11.Event | None:
-    """What comes next; None where h11 does not go on."""
+    """Return what comes next; None where h11 does not go on."""
     while (event := http.next_event()) is h11.NEED_DATA:
         http.receive_data(bytes(await wire.take(1)))
     return event if isinstance(event, h11.Event) else None
@@ -186,7 +190,7 @@ class _Wire(asyncio.BufferedProtocol):
 
     @property
     def heard(self) -> bool:
-        """Whether something came that was not taken yet, or nothing will come any more."""
+        """Return True if something came that was not taken yet, or nothing will come any more."""
         return self._filled > 0 or self._ended is not None
 
     def begin(self, data: bytes) -> None:
@@ -224,7 +228,9 @@ class _Wire(asyncio.BufferedProtocol):
             piece = piece[:0]
 
     async def take(self, most: int) -> memoryview:
-        """What came: as soon as it is `most` bytes or a whole piece, else a moment after the first. Raises Lost."""
+        """Return what came: as soon as it is `most` bytes or a whole piece, else a moment after the
+        first. Raises Lost.
+        """
         try:
             await self._until(1, self._idle_s)
         except TimeoutError as error:

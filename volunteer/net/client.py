@@ -1,7 +1,9 @@
-"""HTTP to the coordinator, and the only import of httpx: limits on what is read, retries, errors and TLS in one place.
+"""HTTP to the coordinator, and the only import of httpx: limits on what is read, retries, errors
+and TLS in one place.
 
-What is asked for lies in `api.py`, whole files in `transfer.py`, large ones on their way down in `bulk.py`. A request may be sent again after any failure: everything
-that changes something carries an id of its own.
+What is asked for lies in `api.py`, whole files in `transfer.py`, large ones on their way down in
+`bulk.py`. A request may be sent again after any failure: everything that changes something carries
+an id of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ T = TypeVar("T")
 
 
 class Watcher(Protocol):
-    """Told whenever the coordinator answers or does not: online, a sentence, and when the next try is."""
+    """Told whenever the coordinator answers or does not: online, a sentence, and when the next try
+    is.
+    """
 
     def __call__(self, online: bool, message: str, retry_at: float | None) -> None: ...
 
@@ -107,7 +111,8 @@ class Client:
                 address.host
             ),  # a proxy of the environment, never for ourselves
             headers=HEADERS,
-            # Nobody waits for a connection of somebody else: how many there are is bounded by what the volunteer does.
+            # Nobody waits for a connection of somebody else: how many there are is bounded by what
+            # the volunteer does.
             limits=httpx.Limits(max_keepalive_connections=KEPT_ALIVE),
             follow_redirects=False,
         )
@@ -116,7 +121,10 @@ class Client:
         await self._http.aclose()
 
     async def call(self, call: Call[T]) -> T:
-        """Send a request until it is answered. Raises what the coordinator said, or Unreachable after `patience_s`."""
+        """Send a request until it is answered.
+
+        Raises what the coordinator said, or Unreachable after `patience_s`.
+        """
 
         async def once() -> T:
             body = call.body() if callable(call.body) else call.body
@@ -143,7 +151,10 @@ class Client:
     async def stream(
         self, path: str, headers: Mapping[str, str], size: int
     ) -> AsyncIterator[Reply]:
-        """One GET of about `size` bytes, read piece by piece. Not retried: whoever reads knows where to go on."""
+        """One GET of about `size` bytes, read piece by piece.
+
+        Not retried: whoever reads knows where to go on.
+        """
         headers, limit = self._headers(headers), Limit(self.read_s + self.slack_s)
         if self._bulk and size >= BULK_BYTES:
             async with self._answered(limit), bulk.got(self._question(path, headers)) as answer:
@@ -241,7 +252,8 @@ class Client:
         if secret:
             if not self.address.private:
                 raise errors.Configuration(
-                    f"{self.address.url} is not encrypted: your secret is not sent there; join again with an https link"
+                    f"{self.address.url} is not encrypted: your secret is not sent there; join "
+                    "again with an https link"
                 )
             if self._token:
                 sent["Authorization"] = f"Bearer {self._token}"
@@ -273,7 +285,8 @@ class Client:
             encoding = response.headers.get("content-encoding", "identity")
             if encoding != "identity":
                 raise errors.Internal(
-                    f"the answer came compressed ({printable(encoding, 40)}), which is refused; is there a proxy in between?"
+                    f"the answer came compressed ({printable(encoding, 40)}), which is refused; "
+                    "is there a proxy in between?"
                 )
             if response.status_code >= 300 and response.status_code != 304:
                 body = await self._read(response, ERROR_BYTES_MAX, limit)
@@ -327,8 +340,9 @@ async def post_json(
     timeout_s: float = CONNECT_S,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> None:
-    """Send a small document to an address that the owner chose. Raises Unreachable, BadRequest; never names the address:
-    it may hold a key."""
+    """Send a small document to an address that the owner chose. Raises Unreachable, BadRequest;
+    never names the address: it may hold a key.
+    """
     host = urlsplit(url).hostname
     try:
         async with httpx.AsyncClient(
@@ -357,16 +371,19 @@ def _unreachable(error: Exception, address: Address) -> VolunteerError:
     while cause is not None:
         if isinstance(cause, WrongCertificate):
             return errors.Configuration(
-                f"{address.host} shows another certificate than your join link names: ask your organiser for a new link"
+                f"{address.host} shows another certificate than your join link names: ask your "
+                "organiser for a new link"
             )
         if isinstance(cause, ssl.SSLCertVerificationError):
             if cause.verify_code in OUT_OF_TIME:
                 return errors.Configuration(
-                    f"the certificate of {address.host} is of another time ({cause.verify_message}): is the clock of "
+                    f"the certificate of {address.host} is of another time "
+                    f"({cause.verify_message}): is the clock of "
                     "this machine right? If it is, its organiser has to renew the certificate"
                 )
             return errors.Configuration(
-                f"the certificate of {address.host} cannot be trusted ({cause.verify_message}): join with the whole "
+                f"the certificate of {address.host} cannot be trusted ({cause.verify_message}): "
+                "join with the whole "
                 "link of your organiser, which names the certificate"
             )
         cause = cause.__cause__ or cause.__context__

@@ -1,4 +1,4 @@
-"""What an answer of the coordinator says, out of its bytes."""
+"""Errors in replies of the coordinator."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def decoded(data: bytes, kind: type[T]) -> T:
         raise errors.Internal(f"the coordinator's answer makes no sense: {error}") from error
 
 
-# Why a connection failed, as a person would say it: no numbers of the system, no names of exceptions.
+# Why a connection failed, as a person would say it: no numbers of the system, no names of
+# exceptions.
 
 _NUMBER = re.compile(r"\[[A-Za-z ]*(Errno|WinError) -?\d+\] ?")
 _HTTP_CLIENT = "All connection attempts failed"  # of several addresses of one name: says nothing

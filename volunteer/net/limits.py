@@ -27,7 +27,7 @@ class Throttle:
 
     @property
     def piece_bytes(self) -> int:
-        """How much to pass on at once; 0 = as it comes."""
+        """Return how much to pass on at once; 0 = as it comes."""
         if not self._bytes_per_s:
             return 0
         return max(PIECE_BYTES_MIN, int(self._bytes_per_s * PIECE_S))
@@ -47,7 +47,8 @@ class Throttle:
             await self._clock.sleep(wait)
 
 
-# The time that one request may take in all. Timeouts of a client are for single reads and writes: an answer that
+# The time that one request may take in all. Timeouts of a client are for single reads and writes:
+# an answer that
 
 SLOWEST_BYTES_PER_S = 1024  # what is slower has broken off
 

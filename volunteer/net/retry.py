@@ -1,4 +1,4 @@
-"""When to try again: jittered exponential backoff that obeys the server's `Retry-After`."""
+"""Retry: jittered exponential backoff that obeys the server's `Retry-After`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOREVER = float("inf")
 
 
 def passing(error: VolunteerError) -> bool:
-    """Whether the same request may succeed later."""
+    """Return True if the same request may succeed later."""
     return isinstance(error, Unavailable | TooManyRequests | Internal)
 
 
@@ -28,7 +28,9 @@ class Backoff:
     failures: int = 0
 
     def next(self, error: VolunteerError | None = None) -> float:
-        """Seconds to wait after this failure: never all volunteers at once, never earlier than the server asked."""
+        """Seconds to wait after this failure: never all volunteers at once, never earlier than the
+        server asked.
+        """
         self.failures += 1
         ceiling = min(self.longest_s, self.first_s * 2.0 ** min(self.failures - 1, 30))
         wait = ceiling * self.rng.uniform(0.5, 1.0)

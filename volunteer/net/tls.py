@@ -1,4 +1,6 @@
-"""Where a coordinator is, and how its certificate is known: by a pin in the join link, or by the usual authorities."""
+"""TLS: verifies the coordinator's certificate by a pin in the join link, or by the usual
+authorities.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from shared.links import is_loopback
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where the coordinator is, and how its certificate is known."""
+    """Address of the coordinator, and how its certificate is verified."""
 
     url: str
     tls_pin: str = ""  # SHA-256 of its certificate, hex; empty: the usual authorities
@@ -23,7 +25,7 @@ class Address:
 
     @property
     def private(self) -> bool:
-        """Whether a secret may travel there: encrypted, or never leaving this machine."""
+        """Return True if a secret may travel there: encrypted, or never leaving this machine."""
         return self.url.startswith("https://") or is_loopback(self.host)
 
 

@@ -38,7 +38,10 @@ class Weights:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def fetch(self, manifest: VersionManifest, teller: Teller) -> Path:
-        """The file of a version's published weights. Raises InvalidFrame when all that comes is damaged, StorageFull."""
+        """The file of a version's published weights.
+
+        Raises InvalidFrame when all that comes is damaged, StorageFull.
+        """
         wanted = manifest.weights
         lock = self._locks.setdefault(wanted.sha256, asyncio.Lock())
         async with lock:  # two devices may want the same version
@@ -48,7 +51,8 @@ class Weights:
                         return await self._follow(route, manifest, teller(route.size))
                     except (InvalidFrame, NotFound, BadRequest) as error:
                         self._notice(
-                            f"version {manifest.version} of {manifest.run} is fetched another way: {error.message}"
+                            f"version {manifest.version} of {manifest.run} is fetched another "
+                            f"way: {error.message}"
                         )
             return await self._transfers.fetch(wanted, teller(wanted.size))
 
@@ -72,7 +76,10 @@ class Weights:
             return await asyncio.to_thread(self._build, route, manifest, files)
 
     def _build(self, route: Route, manifest: VersionManifest, files: dict[str, Path]) -> Path:
-        """In a thread: unpack, follow, and check every result by its hash. Raises InvalidFrame, StorageFull."""
+        """In a thread: unpack, follow, and check every result by its hash.
+
+        Raises InvalidFrame, StorageFull.
+        """
         size = manifest.weights.size
         if route.snapshot is not None:
             packed, into = files[route.snapshot.blob.sha256], self._cache.building(size)

@@ -1,4 +1,6 @@
-"""The service that keeps `volunteer --no-ui` running on this machine: made, started, stopped, removed."""
+"""The service that keeps `volunteer --no-ui` running on this machine: made, started, stopped,
+removed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from volunteer.service.units import Service, Target
 
 COMMAND_S = 60.0
 NO_SESSION = (
-    ". No systemd serves this user here, as in a container or after `su`: log in as this user and try again, "
+    ". No systemd serves this user here, as in a container or after `su`: log in as this user "
+    "and try again, "
     "or take `--system`; what was written is removed by `volunteer service remove`"
 )
 
@@ -28,7 +31,9 @@ def this_machine(
     environ: Mapping[str, str],
     removing: bool = False,
 ) -> Target:
-    """The target that this process runs on; to remove a service nothing has to be right about it."""
+    """The target that this process runs on; to remove a service nothing has to be right about
+    it.
+    """
     script = Path(sys.executable).with_name("volunteer.exe" if os.name == "nt" else "volunteer")
     program = [str(script)] if script.exists() else [sys.executable, "-m", "volunteer"]
     environment = {
@@ -97,7 +102,9 @@ def _run(command: tuple[str, ...], *, must: bool = True) -> None:
 
 
 def _gpu_groups() -> tuple[str, ...]:
-    """Groups that may open a GPU here; naming one that is missing would keep the service from starting."""
+    """Groups that may open a GPU here; naming one that is missing would keep the service from
+    starting.
+    """
     if sys.platform == "win32":
         return ()
     import grp

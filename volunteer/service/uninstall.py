@@ -1,4 +1,6 @@
-"""Leaving a machine as it was: what there is, handing tasks back, and removing service, downloads and, if wanted, the account."""
+"""Leaving a machine as it was: what there is, handing tasks back, and removing service, downloads
+and, if wanted, the account.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ class Belonging(msgspec.Struct, frozen=True, kw_only=True):
 def belongings(
     directories: Directories, service: tuple[Path, ...], *, everything: bool
 ) -> tuple[Belonging, ...]:
-    """What there is of this profile; the account and the settings only go with `everything`.
+    """Return what there is of this profile; the account and the settings only go with `everything`.
 
     Settings that other profiles use as well stay.
     """
@@ -59,14 +61,18 @@ def belongings(
 
 
 def other_profiles(directories: Directories) -> tuple[str, ...]:
-    """Names of the profiles beside this one, which are left alone; settings are shared with them."""
+    """Names of the profiles beside this one, which are left alone; settings are shared with
+    them.
+    """
     beside = directories.profile.parent
     names = (path.name for path in beside.iterdir() if path.is_dir() and path.name.count("@") == 1)
     return tuple(sorted(name for name in names if name != directories.profile.name))
 
 
 def _half_done(profile: Path) -> list[Belonging]:
-    """Snapshots of tasks, which are given back, and the state that one task leaves to the next, of every coordinator."""
+    """Snapshots of tasks, which are given back, and the state that one task leaves to the next, of
+    every coordinator.
+    """
     places = (home / name for home in sorted(profile.glob("*/")) for name in ("inner", "tasks"))
     listed = [_belonging("half-done training", place, goes=True) for place in places]
     return [item for item in listed if item.size]
@@ -130,7 +136,9 @@ async def _release(profile: Profile, identity: Identity, connect: Connect) -> st
 
 
 def remove(items: tuple[Belonging, ...]) -> list[str]:
-    """Delete what goes, and directories of ours that it leaves empty; what could not be deleted is told."""
+    """Delete what goes, and directories of ours that it leaves empty; what could not be deleted is
+    told.
+    """
     trouble = []
     for item in items:
         if not item.goes:

@@ -1,7 +1,7 @@
-"""What a service of the system is made of: a unit of systemd, a property list of launchd, a task of Windows. Pure.
+"""Service definitions: a unit of systemd, a property list of launchd, a task of Windows. Pure.
 
-A configuration that is wrong, a ban, or a version that is refused ends with status 78, a slip in the command with 2: neither
-is started again.
+A configuration that is wrong, a ban, or a version that is refused ends with status 78, a slip in
+the command with 2: neither is started again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_RESTART = (2, 78)
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and for whom the service is made."""
+    """User and paths that a service is made for."""
 
     program: tuple[str, ...]  # how to start the volunteer
     home: Path
@@ -45,7 +45,7 @@ class ServiceFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """What makes the service, and what a person should know."""
+    """Files and commands of a service, and its description for people."""
 
     files: tuple[ServiceFile, ...]
     start: tuple[tuple[str, ...], ...]
@@ -154,7 +154,8 @@ def _systemd_machine(target: Target) -> Service:
     secret = Path("/etc") / NAME / "join.env"
     if not target.removing and not target.join and not secret.exists():
         raise Configuration(
-            "a service of the machine joins by itself: add --join with your link (it is stored readable for root only)"
+            "a service of the machine joins by itself: add --join with your link (it is stored "
+            "readable for root only)"
         )
     path = Path("/etc/systemd/system") / f"{NAME}.service"
     groups = f"SupplementaryGroups={' '.join(target.groups)}\n" if target.groups else ""
@@ -220,7 +221,8 @@ def _checked(word: str) -> str:
     return word
 
 
-# launchd, which starts again whatever fails and knows no exception: the shell makes those ends a success.
+# launchd, which starts again whatever fails and knows no exception: the shell makes those ends a
+# success.
 
 _LAUNCHD_SCRIPT = """\
 trap 'kill -TERM "$child" 2>/dev/null' TERM INT
@@ -289,7 +291,8 @@ _TASK = """\
 
 
 def _windows(target: Target) -> Service:
-    # Starting again is left to Windows' own log-on: its restarts cannot tell one exit status from another.
+    # Starting again is left to Windows' own log-on: its restarts cannot tell one exit status from
+    # another.
     path = target.home / "AppData" / "Local" / NAME / "task.xml"
     program, *arguments = target.program
     sets = [f'set "{name}={value}"' for name, value in target.environment.items()]

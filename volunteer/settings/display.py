@@ -1,4 +1,6 @@
-"""The settings of how things are shown, and how their owner is told of trouble; part of the volunteer's settings."""
+"""The settings of how things are shown, and how their owner is told of trouble; part of the
+volunteer's settings.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ class Looks(Rules, frozen=True, kw_only=True, forbid_unknown_fields=True):
     theme: Annotated[
         str,
         Meta(
-            description='Colours: "volunteer-dark", "volunteer-light", "volunteer-colour-blind", "volunteer-high-contrast" or one of Textual\'s.',
+            description='Colours: "volunteer-dark", "volunteer-light", "volunteer-colour-blind", '
+            '"volunteer-high-contrast" or one of Textual\'s.',
             min_length=1,
             max_length=64,
         ),
@@ -28,28 +31,32 @@ class Looks(Rules, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keys: Annotated[
         dict[str, str],
         Meta(
-            description='Other keys for actions, by the name of the action: pause = "p"; see the help page (?).',
+            description='Other keys for actions, by the name of the action: pause = "p"; see the '
+            "help page (?).",
             max_length=64,
         ),
     ] = msgspec.field(default_factory=dict)
     power_price: Annotated[
         float,
         Meta(
-            description="What a kilowatt-hour costs you, to show the cost of the energy that was measured; 0 = not shown.",
+            description="What a kilowatt-hour costs you, to show the cost of the energy that was "
+            "measured; 0 = not shown.",
             ge=0,
         ),
     ] = 0.0
     public_runs: Annotated[
         str,
         Meta(
-            description="Address (https) of a list of runs that anybody may help, offered on the first screen.",
+            description="Address (https) of a list of runs that anybody may help, offered on the "
+            "first screen.",
             max_length=512,
         ),
     ] = ""
     alerts: Annotated[
         tuple[Literal["bell", "desktop", "webhook"], ...],
         Meta(
-            description='How to tell you of failures that need you: "bell" of the terminal, "desktop" for a notification, "webhook".',
+            description='How to tell you of failures that need you: "bell" of the terminal, '
+            '"desktop" for a notification, "webhook".',
             max_length=3,
         ),
     ] = ()

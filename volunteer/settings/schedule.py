@@ -1,7 +1,8 @@
 """Hours of a week, written as people write them: `mon-fri 18:00-08:00`, `sat-sun`, `22:00-06:00`.
 
-An entry without days holds every day, one without hours the whole day; hours that end before they begin go on until the
-next morning and belong to the day on which they begin. All times are the local wall clock. Pure.
+An entry without days holds every day, one without hours the whole day; hours that end before they
+begin go on until the next morning and belong to the day on which they begin. All times are the
+local wall clock. Pure.
 """
 
 from __future__ import annotations
@@ -22,17 +23,22 @@ _SPAN = re.compile(r"([a-z]+)(?:-([a-z]+))?")
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """When work is allowed: minutes of the week as sorted, separate [start, stop) spans. Empty: never."""
+    """Schedule of allowed work: minutes of the week as sorted, separate [start, stop) spans.
+
+    Empty: never.
+    """
 
     spans: tuple[tuple[int, int], ...]
 
     def allows(self, moment: datetime) -> bool:
-        """Whether a local wall-clock time lies inside."""
+        """Return True if a local wall-clock time lies inside."""
         minute = _minute(moment)
         return any(start <= minute < stop for start, stop in self.spans)
 
     def changes(self, moment: datetime) -> datetime | None:
-        """When this next begins or ends to allow work, on the minute; None when it never does."""
+        """Return when this next begins or ends to allow work, on the minute; None when it never
+        does.
+        """
         edges = self._edges()
         if not edges:
             return None
@@ -51,7 +57,10 @@ ALWAYS = Schedule(spans=((0, WEEK_MIN),))
 
 
 def parse_schedule(entries: Sequence[str]) -> Schedule:
-    """The schedule that the entries describe together; none at all is always. Raises ValueError with a sentence."""
+    """The schedule that the entries describe together; none at all is always.
+
+    Raises ValueError with a sentence.
+    """
     if not entries:
         return ALWAYS
     spans: list[tuple[int, int]] = []

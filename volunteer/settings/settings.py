@@ -1,7 +1,8 @@
-"""Settings and directories of the volunteer: flag over environment (`VOLUNTEER_*`) over config.toml over default.
+"""Settings and directories of the volunteer: flag over environment (`VOLUNTEER_*`) over config.toml
+over default.
 
-What a setting means is written once, here, as its metadata; the command line, the settings screen, the error messages and
-`docs/volunteer-settings.md` are made from it. No secret is a setting.
+What a setting means is written once, here, as its metadata; the command line, the settings screen,
+the error messages and `docs/volunteer-settings.md` are made from it. No secret is a setting.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ _Seconds = {"unit": "s"}
 
 
 class Settings(Looks, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How this volunteer works; when and how hard is in `rules.py`, what it looks like in `looks.py`."""
+    """Settings of this volunteer."""
 
     device: Annotated[
         str,
         Meta(
-            description='Devices to lend: "auto" (the best one), "all", or names such as "cpu" or "cuda:0,cuda:1".',
+            description='Devices to lend: "auto" (the best one), "all", or names such as "cpu" '
+            'or "cuda:0,cuda:1".',
             min_length=1,
             max_length=256,
         ),
@@ -72,7 +74,8 @@ class Settings(Looks, frozen=True, kw_only=True, forbid_unknown_fields=True):
     consent: Annotated[
         Literal["all", "asked"],
         Meta(
-            description='"all": joining a coordinator is a yes to the licence of its runs, which is shown; "asked": help only runs you said yes to.'
+            description='"all": joining a coordinator is a yes to the licence of its runs, which '
+            'is shown; "asked": help only runs you said yes to.'
         ),
     ] = "all"
     public: Annotated[bool, Meta(description="Show your nickname on the public leaderboard.")] = (
@@ -87,7 +90,8 @@ class Settings(Looks, frozen=True, kw_only=True, forbid_unknown_fields=True):
     snapshot_seconds: Annotated[
         float,
         Meta(
-            description="Save a half-done task this often, so that a restart goes on with it; 0 = never.",
+            description="Save a half-done task this often, so that a restart goes on with it; 0 "
+            "= never.",
             ge=0,
             extra=_Seconds,
         ),
@@ -122,7 +126,9 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings in force, and which source set each: "flag", "environment", "config.toml" or "default"."""
+    """The settings in force, and which source set each: "flag", "environment", "config.toml" or
+    "default".
+    """
 
     settings: Settings
     sources: dict[str, str]
@@ -130,7 +136,10 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Directories(msgspec.Struct, frozen=True, kw_only=True):
-    """Where this volunteer keeps things. Profiles are per host, so a home directory shared by machines does no harm."""
+    """Directories of this volunteer.
+
+    Profiles are per host, so a home directory shared by machines does no harm.
+    """
 
     config: Path
     profile: Path  # identity, results, half-done tasks
@@ -172,7 +181,10 @@ def table_row(row: Setting) -> str:
 
 
 def directories(environ: Mapping[str, str] | None = None, profile: str = "") -> Directories:
-    """All directories, below $VOLUNTEER_HOME if that is set, made on the way. Raises Configuration."""
+    """All directories, below $VOLUNTEER_HOME if that is set, made on the way.
+
+    Raises Configuration.
+    """
     environ = os.environ if environ is None else environ
     name = profile or environ.get(PROFILE, "") or "default"
     if not all(c.isalnum() or c in "-_." for c in name) or name.startswith(".") or len(name) > 64:
@@ -243,7 +255,10 @@ def check(values: Mapping[str, Any], where: str, *, strict: bool = True) -> dict
 
 
 def save(path: Path, changes: Mapping[str, Any]) -> None:
-    """Write changed settings into config.toml; the other lines stay as they are. Raises Configuration."""
+    """Write changed settings into config.toml; the other lines stay as they are.
+
+    Raises Configuration.
+    """
     values = check(changes, "settings")
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     wanted = _from_file(path) | values
@@ -275,7 +290,8 @@ def _from_file(path: Path) -> dict[str, Any]:
         raise Configuration(f"the settings file {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Configuration(
-            f"the settings file {path} is not TOML ({error}); correct it, or move it away to start with defaults"
+            f"the settings file {path} is not TOML ({error}); correct it, or move it away to "
+            "start with defaults"
         ) from error
 
 
@@ -295,7 +311,9 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def listed(name: str, text: str) -> str | list[str] | dict[str, str]:
-    """A value typed as text; lists are separated by commas, of a table each entry is `name=value`."""
+    """A value typed as text; lists are separated by commas, of a table each entry is
+    `name=value`.
+    """
     default = getattr(Settings(), name, None)
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if isinstance(default, dict):
@@ -319,7 +337,8 @@ def _toml(value: object) -> str:
         inside = ", ".join(f"{_toml(name)} = {_toml(item)}" for name, item in value.items())
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, str):
-        # A JSON string is a TOML basic string, but for one control character that JSON leaves as it is.
+        # A JSON string is a TOML basic string, but for one control character that JSON leaves as it
+        # is.
         return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)
 

@@ -1,6 +1,7 @@
 """The settings that say when and how hard this machine works; `policy.py` applies them.
 
-They are part of the volunteer's settings (`config.py`), so each works as a flag, a variable and a line of config.toml.
+They are part of the volunteer's settings (`config.py`), so each works as a flag, a variable and a
+line of config.toml.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ _Rate = {"unit": "Mbit/s"}
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When this machine may work, and what it may use."""
+    """Rules of when this machine may work, and what it may use."""
 
     schedule: Annotated[
         tuple[str, ...],
         Meta(
-            description='Hours of the week in which to work, such as "mon-fri 18:00-08:00" or "sat-sun"; empty = always.',
+            description='Hours of the week in which to work, such as "mon-fri 18:00-08:00" or '
+            '"sat-sun"; empty = always.',
             max_length=64,
         ),
     ] = ()
     in_use: Annotated[
         Literal["work", "gentle", "pause"],
         Meta(
-            description='While you use keyboard or mouse: "work" on, "gentle" (half of the time) or "pause".'
+            description='While you use keyboard or mouse: "work" on, "gentle" (half of the time) '
+            'or "pause".'
         ),
     ] = "work"
     idle_minutes: Annotated[

@@ -1,1 +1,1 @@
-"""What a volunteer has done: the card, milestones, ledger pages."""
+"""Statistics of a volunteer: the card, milestones, ledger pages."""

@@ -1,6 +1,8 @@
-"""A picture to show friends: what somebody's machines gave to a model, before and after, and how to join. Pure.
+"""A picture to show friends: what somebody's machines gave to a model, before and after, and how to
+join. Pure.
 
-The SVG holds no script, no link that loads anything and no font of its own; all text of others is escaped and cut.
+The SVG holds no script, no link that loads anything and no font of its own; all text of others is
+escaped and cut.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def card_facts(
 def card(facts: CardFacts) -> str:
     """The SVG."""
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 '
+        f'{WIDTH} {HEIGHT}" '
         f'role="img" aria-label={quoteattr(_summary(facts))}>',
         f"<title>{escape(_summary(facts))}</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{GROUND}"/>',
@@ -84,7 +87,7 @@ def card(facts: CardFacts) -> str:
 
 
 def share_words(facts: CardFacts) -> str:
-    """How much of a model is somebody's."""
+    """Return how much of a model is somebody's."""
     run = _clean(facts.run, 40)
     if not facts.mine or facts.version <= 0:
         return f"helps to train {run}"

@@ -1,4 +1,7 @@
-"""What somebody gave to a run: which one it was most, and all its versions. A card is made of it."""
+"""Data of the card: the run with the volunteer's most contributions, and all its versions.
+
+A card is made of it.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,16 @@ VERSIONS_MAX = 20_000
 
 
 class Source(Protocol):
-    """Who knows: the coordinator itself, or a running volunteer that asks it."""
+    """Source of the data: the coordinator itself, or a running volunteer that queries it."""
 
     async def query(self, endpoint: Endpoint[T], **args: str | int) -> T: ...
 
 
 async def deeds(source: Source, name: str = "") -> tuple[RunInfo, tuple[VersionInfo, ...]]:
-    """A run and all its versions; without a name the one with most work of mine. Raises NotFound."""
+    """A run and all its versions; without a name the one with most work of mine.
+
+    Raises NotFound.
+    """
     infos = [info for info in await source.query(endpoints.RUNS) if name in ("", info.name)]
     if not infos:
         raise NotFound(

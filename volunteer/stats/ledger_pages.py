@@ -15,7 +15,7 @@ PAGES_MAX = 10_000  # answers in a row; a hundred lines each
 
 
 class Asks(Protocol):
-    """What is needed of a control."""
+    """Part of a control that reading the ledger needs."""
 
     async def query(self, endpoint: Endpoint[T], **args: str | int) -> T: ...
 
@@ -23,9 +23,11 @@ class Asks(Protocol):
 async def ledger(
     control: Asks, since: float = 0.0, known: Sequence[LedgerRow] = ()
 ) -> tuple[LedgerRow, ...]:
-    """Lines from `since` (epoch seconds) on, newest first; of those that are known, none is asked for again.
+    """Lines from `since` (epoch seconds) on, newest first; of those that are known, none is asked
+    for again.
 
-    `known` are all lines since then, as an earlier call gave them. Raises VolunteerError without an answer.
+    `known` are all lines since then, as an earlier call gave them. Raises VolunteerError without an
+    answer.
     """
     newest = known[0].id if known else -1
     found: list[LedgerRow] = []

@@ -1,6 +1,8 @@
-"""What a volunteer has reached, counted from the ledger: a week in numbers, and marks that only ever grow. Pure.
+"""Milestones of a volunteer, counted from the ledger: a week in numbers, and marks that only ever
+grow. Pure.
 
-Personal progress comes before rank: it cannot be gamed by others, and a small machine reaches it too.
+Personal progress comes before rank: it cannot be gamed by others, and a small machine reaches it
+too.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class Milestone(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """How much there is of the next, 0 to 1."""
+        """Return how much there is of the next, 0 to 1."""
         return 1.0 if self.next is None else min(1.0, max(0.0, self.have / self.next))
 
 
@@ -76,7 +78,7 @@ def week(rows: Sequence[LedgerRow], now: float) -> Week:
 
 
 def milestones(me: Me) -> tuple[Milestone, ...]:
-    """Where a volunteer stands on each ladder."""
+    """Return where a volunteer stands on each ladder."""
     return (
         _milestone("contributions merged", me.merged),
         _milestone("hours of work given", me.device_s / 3600),

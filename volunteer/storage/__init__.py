@@ -1,1 +1,1 @@
-"""What the volunteer keeps on disk: blobs, leases, outbox, residuals."""
+"""Storage on the volunteer's disk: blobs, leases, outbox, residuals."""

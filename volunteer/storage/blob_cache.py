@@ -1,6 +1,8 @@
-"""Downloaded blobs by their hash: checked before use, resumed after a break, thrown away oldest first.
+"""Downloaded blobs by their hash: checked before use, resumed after a break, thrown away oldest
+first.
 
-Everything here blocks on the disk; the agent calls it from threads. The directory may be deleted at any time.
+Everything here blocks on the disk; the agent calls it from threads. The directory may be deleted at
+any time.
 """
 
 from __future__ import annotations
@@ -51,14 +53,20 @@ class Cache:
         return path
 
     def partial(self, sha256: str, size: int) -> Partial:
-        """What is here of a blob that is being downloaded. Raises StorageFull when the rest would not fit."""
+        """Return what is here of a blob that is being downloaded.
+
+        Raises StorageFull when the rest would not fit.
+        """
         path = self._partial / self._name(sha256)
         here = path.stat().st_size if path.exists() else 0
         self._make_room(max(0, size - here))
         return Partial(self, path, sha256, size)
 
     def building(self, size: int) -> Path:
-        """Where a file of `size` bytes can be made, to be adopted then. Raises StorageFull when it would not fit."""
+        """Return where a file of `size` bytes can be made, to be adopted then.
+
+        Raises StorageFull when it would not fit.
+        """
         self._make_room(size)
         return self._partial / f"built-{secrets.token_hex(8)}"
 
@@ -86,7 +94,7 @@ class Cache:
         return sum(size for _, size, _ in self._blobs())
 
     def fits(self, need: int) -> bool:
-        """Whether `need` bytes have room beside what is in use."""
+        """Return True if `need` bytes have room beside what is in use."""
         with self._guard:
             used = sum(size for _, size, path in self._blobs() if self._held[path.name] > 0)
         return used + need <= self.limit_bytes
@@ -108,7 +116,8 @@ class Cache:
         self.trim(need)
         if shutil.disk_usage(self.root).free < need + SPARE_BYTES:
             raise StorageFull(
-                f"{bytes_in_words(need)} more do not fit on the disk of {self.root}: free some space"
+                f"{bytes_in_words(need)} more do not fit on the disk of {self.root}: free some "
+                "space"
             )
 
     def _blobs(self) -> Iterator[tuple[float, int, Path]]:
@@ -181,9 +190,12 @@ class Partial:
         self._empty(self._file)
 
     def finish(self) -> Path:
-        """The file, now in the cache. Raises InvalidFrame when the hash is wrong; then nothing is kept.
+        """The file, now in the cache.
 
-        Not synced: a machine that fails starts again, and each new process hashes a file before its first use.
+        Raises InvalidFrame when the hash is wrong; then nothing is kept.
+
+        Not synced: a machine that fails starts again, and each new process hashes a file before its
+        first use.
         """
         if self._hash.hexdigest() != self.sha256:
             self.restart()

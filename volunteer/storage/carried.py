@@ -1,8 +1,10 @@
-"""What a worker carries from one task of a run to the next: inner optimiser state, and what its codec could not say.
+"""State carried from one task of a run to the next: inner optimiser state, and error feedback of
+the codec.
 
-Error feedback adds the residual of one update to the next. It belongs to its contribution: kept when that was accepted,
-zeroed when its content was rejected, the one before it restored when it never counted (stale, gone, superseded). Only one
-step back can be taken: where that one never counted either, nothing is carried, and that is said.
+Error feedback adds the residual of one update to the next. It belongs to its contribution: kept
+when that was accepted, zeroed when its content was rejected, the one before it restored when it
+never counted (stale, gone, superseded). Only one step back can be taken: where that one never
+counted either, nothing is carried, and that is said.
 """
 
 from __future__ import annotations
@@ -36,18 +38,22 @@ NOT_THE_CONTENT = {Reason.STALE, Reason.CANCELLED, Reason.MERGE_FAILED}
 
 
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
-    """Which results the stored residuals came from, by name, and how far training had come at the base of the last one."""
+    """Names of the results that the stored residuals came from, and the progress at the base of the
+    last one.
+    """
 
     run: str
     name: str = ""  # of the result whose residual is `current`
-    before: str = (
-        ""  # of the one before; `previous` is its residual for as long as it can be gone back to
-    )
+    # of the one before; `previous` is its residual for as long as it can be gone back to
+    before: str = ""
     global_step: int = 0
 
 
 class Carried:
-    """The files of one (run, device), and what of them is still in memory. Any thread may call it."""
+    """The files of one (run, device), and what of them is still in memory.
+
+    Any thread may call it.
+    """
 
     def __init__(self, root: Path, run: str, device: str) -> None:
         readable = re.sub(r"[^A-Za-z0-9]", "_", f"{run}-{device}")[:48]
@@ -66,7 +72,9 @@ class Carried:
     # The inner optimiser's state.
 
     def lend(self, state: Mapping[str, torch.Tensor], global_step: int) -> None:
-        """The state that a task ended with, on a base of so many steps: the next one goes on with it before it is stored."""
+        """The state that a task ended with, on a base of so many steps: the next one goes on with
+        it before it is stored.
+        """
         with self._guard:
             self._lent, self._lent_step = state, global_step
 
@@ -77,7 +85,10 @@ class Carried:
         return lent or load(self.optimizer)
 
     def keep_inner(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Store a state that was lent, unless it was forgotten meanwhile. What cannot be stored leaves the one before."""
+        """Store a state that was lent, unless it was forgotten meanwhile.
+
+        What cannot be stored leaves the one before.
+        """
         if not state or self._lent is not state:
             return
         with contextlib.suppress(StorageFull):
@@ -95,7 +106,9 @@ class Carried:
     # The residual.
 
     def residual(self, schema: Schema, global_step: int) -> Residual:
-        """The residual to add to the next update, whose base has so many steps; empty when there is none that fits."""
+        """The residual to add to the next update, whose base has so many steps; empty when there is
+        none that fits.
+        """
         with self._guard:
             residue = self._residue()
             if residue is not None and global_step < residue.global_step:
@@ -107,7 +120,9 @@ class Carried:
             return {}
 
     def advance(self, name: str, global_step: int = 0) -> None:
-        """The update of the result `name` was encoded, and `next` written with it; `global_step` is of its base."""
+        """The update of the result `name` was encoded, and `next` written with it; `global_step` is
+        of its base.
+        """
         with self._guard:
             if self._changed:  # what it was made from is gone: nobody knows what is in it
                 self.next.unlink(missing_ok=True)
@@ -122,7 +137,9 @@ class Carried:
             self._note(name, before.name if before else "", global_step)
 
     def drop_if_behind(self, global_step: int) -> None:
-        """A base with fewer steps than the last one was set back, also while nobody was here: nothing fits it any more."""
+        """A base with fewer steps than the last one was set back, also while nobody was here:
+        nothing fits it any more.
+        """
         with self._guard:
             residue = self._residue()
             steps = max(residue.global_step if residue else 0, self._lent_step if self._lent else 0)
@@ -144,9 +161,12 @@ class Carried:
                 self.previous.unlink(missing_ok=True)
 
     def lost(self, task: int, name: str = "") -> bool:
-        """A result never counted; without a name some result of the task. False when what went before is lost as well.
+        """A result never counted; without a name some result of the task.
 
-        It is as if its update had never been made. One that a later update was made on only cannot be gone back to any more.
+        False when what went before is lost as well.
+
+        It is as if its update had never been made. One that a later update was made on only cannot
+        be gone back to any more.
         """
         with self._guard:
             residue = self._residue()
@@ -172,7 +192,7 @@ class Carried:
                 path.unlink(missing_ok=True)
 
     def _named(self, residue: Residue, task: int, name: str) -> list[str]:
-        """Which of the results that residuals are stored of are meant."""
+        """Return which of the results that residuals are stored of are meant."""
         known = [found for found in (residue.name, residue.before) if found]
         return [found for found in known if (found == name if name else task_of(found) == task)]
 
@@ -207,7 +227,9 @@ class Residuals:
         return carried
 
     def judged(self, verdict: Verdict, devices: tuple[str, ...], name: str = "") -> None:
-        """Settle the residual of a contribution once its verdict is known; `name` says which result of its task it was."""
+        """Settle the residual of a contribution once its verdict is known; `name` says which result
+        of its task it was.
+        """
         if verdict.state in ("received", "checking"):
             return
         if verdict.state in ("accepted", "merged"):
@@ -224,7 +246,8 @@ class Residuals:
         for device in devices:
             if not self.of(run, device).lost(task, name):
                 self._say(
-                    f"what the updates for {run} left unsaid is dropped: the last of them never counted, nor did those before"
+                    f"what the updates for {run} left unsaid is dropped: the last of them never "
+                    "counted, nor did those before"
                 )
 
     def forget(self, run: str, devices: tuple[str, ...]) -> None:

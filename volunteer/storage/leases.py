@@ -1,7 +1,8 @@
 """The leases of this worker on disk, so that a restart goes on with them while they live.
 
-Beside each lease lies the snapshot of its half-done training, and for each device the id of a claim under way: a claim
-whose reply was lost is asked for again under the same id and brings the same lease.
+Beside each lease lies the snapshot of its half-done training, and for each device the id of a claim
+under way: a claim whose reply was lost is asked for again under the same id and brings the same
+lease.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Leases:
         self.root = private_directory(root)
 
     def stored(self) -> tuple[HeldLease, ...]:
-        """What an earlier process held, in order of tasks; damaged records are set aside, their leases run out."""
+        """Return what an earlier process held, in order of tasks; damaged records are set aside,
+        their leases run out.
+        """
         found = []
         for path in sorted(self.root.glob("*-*.json")):
             try:

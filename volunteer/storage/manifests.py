@@ -1,4 +1,6 @@
-"""Manifests of versions, believed only with the signature of the coordinator whose key was pinned."""
+"""Manifests of versions, believed only with the signature of the coordinator whose key was
+pinned.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from shared.signing import verify
 
 
 def checked(signed: SignedManifest, public_key: str) -> VersionManifest:
-    """What was signed. Raises BadSignature, InvalidFrame for what cannot be read."""
+    """Return what was signed. Raises BadSignature, InvalidFrame for what cannot be read."""
     try:
         key, signature = bytes.fromhex(public_key), bytes.fromhex(signed.signature)
     except ValueError as error:

@@ -1,8 +1,9 @@
-"""Finished results that the coordinator has not answered for yet: on disk before the first byte is sent.
+"""Finished results that the coordinator has not answered for yet: on disk before the first byte is
+sent.
 
-An entry is two files, the update and a record that makes it valid; the record comes last and goes first. Only a definitive
-answer drops an entry, so a result survives restarts and lost replies; sending it twice is harmless, since submitting is
-unique on (task, attempt, part, tries).
+An entry is two files, the update and a record that makes it valid; the record comes last and goes
+first. Only a definitive answer drops an entry, so a result survives restarts and lost replies;
+sending it twice is harmless, since submitting is unique on (task, attempt, part, tries).
 """
 
 from __future__ import annotations
@@ -81,11 +82,11 @@ class Outbox:
         return len(self._entries) >= ENTRIES_MAX
 
     def holds(self, task: int, attempt: int) -> bool:
-        """Whether a result of this lease waits here."""
+        """Return True if a result of this lease waits here."""
         return any((e.task, e.submit.attempt) == (task, attempt) for e in self.entries())
 
     def payload(self, name: str) -> Path:
-        """Where the update of an entry lies; write it, durably, before `put`."""
+        """Return where the update of an entry lies; write it, durably, before `put`."""
         if not _NAME.fullmatch(name):
             raise Configuration(f"{name!r} is no name of a result")
         return self.root / f"{name}.safetensors"

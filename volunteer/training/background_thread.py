@@ -1,4 +1,6 @@
-"""A thread for calls that may block for as long as they like: whoever waits for one of them holds nobody else up."""
+"""A thread for calls that may block for as long as they like: whoever waits for one of them holds
+nobody else up.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,12 @@ T = TypeVar("T")
 
 
 class Aside:
-    """One daemon thread. It does not keep the process alive: a call that never comes back is left behind.
+    """One daemon thread.
 
-    With `yields` what else this process does comes first, where the system knows priorities of threads.
+    It does not keep the process alive: a call that never comes back is left behind.
+
+    With `yields` what else this process does comes first, where the system knows priorities of
+    threads.
     """
 
     def __init__(self, name: str, *, yields: bool = False) -> None:
@@ -30,7 +35,7 @@ class Aside:
         threading.Thread(target=self._main, name=name, daemon=True).start()
 
     async def do(self, call: Callable[[], T]) -> T:
-        """What `call` gives, after all that were asked for before."""
+        """Return what `call` gives, after all that were asked for before."""
         future: Future[T] = Future()
         self._jobs.put((call, future))
         return await asyncio.wrap_future(future)

@@ -1,4 +1,6 @@
-"""Gradients of several stretches, perhaps of several versions, made into the one that a part hands in."""
+"""Gradients of several stretches, perhaps of several versions, made into the one that a part hands
+in.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class Whole:
 
 
 class Summed:
-    """What the stretches of one part have given so far: the mean over their samples, counters the newest."""
+    """Running sum of one part: the mean over the samples of its stretches, counters the newest."""
 
     def __init__(self) -> None:
         self._whole: Whole | None = None

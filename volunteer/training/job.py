@@ -1,4 +1,4 @@
-"""What is handed to a training thread, and what comes back."""
+"""Messages to and from a training thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Where the training stands and how fast it goes."""
+    """Training progress and rate."""
 
     step: int
     steps: int
@@ -38,7 +38,10 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment(Generic[T]):
-    """One task for the thread. Every callable runs there; `report` and `halved` must only pass on what they get."""
+    """One task for the thread.
+
+    Every callable runs there; `report` and `halved` must only pass on what they get.
+    """
 
     begin: Callable[[], Work]
     finish: Callable[[Work, Spent], T]

@@ -1,4 +1,6 @@
-"""One task as its training thread sees it: opened from local files, saved now and then, ended in the outbox."""
+"""One task as its training thread sees it: opened from local files, saved now and then, ended in
+the outbox.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ LEFT_COPIES = 3  # weights and two moments of a task that is being encoded
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Which update of its lease a result is, and of which version."""
+    """Position of a result in its lease, and its base version."""
 
     base_version: int = 0
     part: int = 0
@@ -48,7 +50,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What training left in memory, on the CPU: all that is needed to hand it in while the device does something else."""
+    """Result of training in memory, on the CPU: encoded and submitted while the device does
+    something else.
+    """
 
     result: Result
     tensors: Mapping[str, torch.Tensor]
@@ -74,7 +78,9 @@ class TaskFiles:
 
 
 class LocalTask:
-    """Begin, save and finish of one task, on the training thread; handing in, on one that runs no torch."""
+    """Begin, save and finish of one task, on the training thread; handing in, on one that runs no
+    torch.
+    """
 
     def __init__(self, files: TaskFiles) -> None:
         self.files = self._files = files
@@ -83,7 +89,10 @@ class LocalTask:
         self.items_per_sample = 1.0  # for a rate that people know
 
     def begin(self) -> Work:
-        """The work, gone on with where a snapshot ends. Raises what the workload or the files complain about."""
+        """The work, gone on with where a snapshot ends.
+
+        Raises what the workload or the files complain about.
+        """
         files, job = self._files, self._files.held.lease.job
         workload = files.workload()
         self._check(workload)
@@ -115,7 +124,7 @@ class LocalTask:
         return work
 
     def told(self, report: Report) -> Report:
-        """What is said of the task when this is said of the work."""
+        """Return what is said of the task when this is said of the work."""
         return report
 
     def swap(self, work: Work, manifest: VersionManifest, path: Path) -> None:
@@ -131,13 +140,15 @@ class LocalTask:
 
     @property
     def roomy(self) -> bool:
-        """Whether the next task has room on this device beside what is left of this one until it is encoded."""
+        """Return True if the next task has room on this device beside what is left of this one
+        until it is encoded.
+        """
         files = self._files
         need = nbytes(self._schema) * (MODEL_COPIES + LEFT_COPIES)
         return files.held.device != "cpu" or not files.memory_bytes or need <= files.memory_bytes
 
     def finish(self, work: Work, spent: Spent) -> Made:
-        """What is to be handed in. Raises InvalidFrame when the training diverged."""
+        """Return what is to be handed in. Raises InvalidFrame when the training diverged."""
         files, job = self._files, self._files.held.lease.job
         result, tensors = work.result()
         _refuse_diverged(tensors)
@@ -148,10 +159,11 @@ class LocalTask:
         return Made(result=result, tensors=tensors, spent=spent, place=place, inner=inner)
 
     def hand_in(self, made: Made) -> Entry:
-        """Encode what was made and put it into the outbox; only then nothing of the task is needed any more.
+        """Encode what was made and put it into the outbox; only then nothing of the task is needed
+        any more.
 
-        Calls for one device must follow each other in the order of its tasks: each takes over what the one before left.
-        Raises InvalidFrame, TooLarge, StorageFull, OSError.
+        Calls for one device must follow each other in the order of its tasks: each takes over what
+        the one before left. Raises InvalidFrame, TooLarge, StorageFull, OSError.
         """
         files = self._files
         try:
@@ -169,7 +181,8 @@ class LocalTask:
         wanted = self._files.manifest
         if workload.version != wanted.workload_version:
             raise NotFound(
-                f'the run {wanted.run} needs version {wanted.workload_version} of the workload "{workload.name}", '
+                f"the run {wanted.run} needs version {wanted.workload_version} of the workload "
+                f'"{workload.name}", '
                 f"here is {workload.version}: both sides must have the same release"
             )
 

@@ -1,8 +1,10 @@
-"""The background thread on which a device trains: start, pause, resume, stop, and nothing of the network.
+"""The background thread on which a device trains: start, pause, resume, stop, and nothing of the
+network.
 
-All torch work of a device happens here, benchmark and loading included: a second thread that runs torch after another has
-done so trains at 0.6-0.7 of the rate (each keeps its own OpenMP pool). The thread is a daemon and is asked between two
-micro-batches what to do, so that pausing takes no longer than one of them.
+All torch work of a device happens here, benchmark and loading included: a second thread that runs
+torch after another has done so trains at 0.6-0.7 of the rate (each keeps its own OpenMP pool). The
+thread is a daemon and is asked between two micro-batches what to do, so that pausing takes no
+longer than one of them.
 """
 
 from __future__ import annotations
@@ -97,7 +99,9 @@ class Trainer:
         self._thread.start()
 
     def submit(self, assignment: Assignment[T]) -> Handle[T]:
-        """Train a task after whatever is under way; the future ends as Finished, Interrupted or with an error."""
+        """Train a task after whatever is under way; the future ends as Finished, Interrupted or
+        with an error.
+        """
         handle: Handle[T] = Handle(self)
         self._put(_Job(lambda: self._train(assignment, handle), handle.future))
         return handle
@@ -139,7 +143,9 @@ class Trainer:
         return self._closing
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Stop everything and wait; False when the thread is still at it, and the process must end by os._exit."""
+        """Stop everything and wait; False when the thread is still at it, and the process must end
+        by os._exit.
+        """
         with self.changed:
             self._closing = True
             self.changed.notify_all()
@@ -149,7 +155,11 @@ class Trainer:
         return not self._thread.is_alive()
 
     def _main(self) -> None:
-        """Work jobs off. Whatever ends this early is told to all who wait, now and later: nobody waits for a dead thread."""
+        """Work jobs off.
+
+        Whatever ends this early is told to all who wait, now and later: nobody waits for a dead
+        thread.
+        """
         try:
             self._work_off()
         except BaseException as error:
@@ -199,7 +209,10 @@ class Trainer:
             self.resting.set()
 
     def obey(self, handle: Handle[T], work: Work | None) -> float:
-        """Wait while paused, with the device free. Returns the seconds waited; raises when the task is to stop."""
+        """Wait while paused, with the device free.
+
+        Returns the seconds waited; raises when the task is to stop.
+        """
         waited = 0.0
         if self._resting_wanted(handle):
             began = self._clock.monotonic()
@@ -295,7 +308,7 @@ class _Session(Generic[T]):
             self._save(work)
 
     def _ended_step(self, progress: Progress) -> bool:
-        """Whether a step is just over: only then can a snapshot be taken."""
+        """Return True if a step is just over: only then can a snapshot be taken."""
         before, self._step = self._step, progress.step
         return progress.step > before
 

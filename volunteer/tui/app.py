@@ -1,7 +1,9 @@
-"""The program that a volunteer keeps open: pages around one `AgentView`, which is folded from the control's events.
+"""The program that a volunteer keeps open: pages around one `AgentView`, which is folded from the
+control's events.
 
-Nothing here trains, waits for the network or imports torch. Numbers are drawn at most twice a second and curves once, less
-often while the terminal has no focus, and only on the page that can be seen.
+Nothing here trains, waits for the network or imports torch. Numbers are drawn at most twice a
+second and curves once, less often while the terminal has no focus, and only on the page that can be
+seen.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Scene
 
 TICK_S = 0.5
-# How long a thread of pure Python (self-play) keeps the interpreter while a key waits; Python's 5 ms, several times a key, made
-# half of the latency that was measured.
+# How long a thread of pure Python (self-play) keeps the interpreter while a key waits; Python's 5
+# ms, several times a key, made half of the latency that was measured.
 SWITCH_S = 0.001
 BLURRED_TICKS = 4  # without focus every fourth tick is drawn
 # Classes that a screen of at least this size has.
@@ -48,7 +50,7 @@ HEIGHTS = [(0, "-flat"), (6, "-low"), (14, "-short"), (22, "-middle"), (34, "-ta
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """How a volunteer wants to see things."""
+    """Display settings."""
 
     theme: str = themes.DEFAULT
     ascii: bool = False
@@ -59,7 +61,10 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VolunteerApp(App[int]):
-    """See the module. `control` may come later, through `attach`; the exit value is the program's."""
+    """The terminal application: pages, keys, theme and the event feed.
+
+    `control` may come later, through `attach`; the exit value is the program's.
+    """
 
     TITLE = "volunteer"
     CSS_PATH = "app.tcss"
@@ -149,7 +154,9 @@ class VolunteerApp(App[int]):
         self.redraw()
 
     def _catch_signals(self) -> None:
-        """The system's wish to end is a wish to leave in good order, with the terminal as it was; the second is at once."""
+        """The system's wish to end is a wish to leave in good order, with the terminal as it was;
+        the second is at once.
+        """
         loop = asyncio.get_running_loop()
         for name in ("SIGTERM", "SIGHUP", "SIGINT"):
             try:
@@ -193,7 +200,9 @@ class VolunteerApp(App[int]):
             self.exit(self.exit_code)
 
     def _failed(self, error: BaseException) -> None:
-        """A fault of ours ends the program with its trace; it must not leave a screen that stands still."""
+        """A fault of ours ends the program with its trace; it must not leave a screen that stands
+        still.
+        """
         self.call_later(_raise, error)
 
     def _urgent(self) -> None:
@@ -202,7 +211,9 @@ class VolunteerApp(App[int]):
             self.call_later(self._hurry)
 
     def _hurry(self) -> None:
-        """Draw what a person waits for; events that come together are drawn together, curves when they are due."""
+        """Draw what a person waits for; events that come together are drawn together, curves when
+        they are due.
+        """
         self._hurried = False
         self._show(hurried=True)
 
@@ -219,7 +230,7 @@ class VolunteerApp(App[int]):
     # --------------------------------------------------------------------------- drawing
 
     def scene(self) -> Scene:
-        """What is to be seen now."""
+        """Return what is to be seen now."""
         return Scene(
             view=self.view,
             now=self.clock.now(),
@@ -269,7 +280,7 @@ class VolunteerApp(App[int]):
     # --------------------------------------------------------------------------- actions
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Whether an action would do anything now."""
+        """Return whether an action would do anything now."""
         if action in ("pause", "finish"):
             return self.control is not None and not self.ended and self.leaving is None
         if action == "retry":
@@ -316,7 +327,11 @@ class VolunteerApp(App[int]):
             self.push_screen(Help(self.scene(), keys.page_commands(self.screen)))
 
     def action_leave(self) -> None:
-        """Leave. A volunteer of this process is ended, after a question when a task is in hand; a second time: at once."""
+        """Leave.
+
+        A volunteer of this process is ended, after a question when a task is in hand; a second
+        time: at once.
+        """
         if self.leaving or self.control is None or self.control.remote or self.ended:
             self.at_once = self.leaving is not None and not self.ended
             self.exit(self.exit_code)
@@ -350,17 +365,19 @@ class VolunteerApp(App[int]):
 
     @property
     def ended(self) -> bool:
-        """Whether the volunteer has come to its end."""
+        """Return True if the volunteer has come to its end."""
         return self._feed is not None and self._feed.ended
 
     @property
     def exit_code(self) -> int:
-        """What the volunteer ended with; 0 while it goes on elsewhere."""
+        """Return what the volunteer ended with; 0 while it goes on elsewhere."""
         return self._latest.ended.code if self._latest.ended is not None else 0
 
     @property
     def farewell(self) -> str:
-        """What stays in the terminal when the screen is gone: how the volunteer ended; empty while it goes on."""
+        """Return what stays in the terminal when the screen is gone: how the volunteer ended; empty
+        while it goes on.
+        """
         ended = self._latest.ended
         return (words(ended) or "") if ended is not None else ""
 

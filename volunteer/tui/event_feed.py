@@ -27,7 +27,7 @@ URGENT = (
 
 
 class Listener(msgspec.Struct, frozen=True, kw_only=True):
-    """Who wants to know; all are called on the event loop."""
+    """Callback for events; called on the event loop."""
 
     urgent: Callable[[], None]  # the view holds something a person waits for
     tell: Callable[[str, str], None]  # a warning or an error: message, level
@@ -37,7 +37,10 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Feed:
-    """See the module. `view` is the newest; it begins with the snapshot."""
+    """Follows the volunteer's events and passes them to the screens.
+
+    `view` is the newest; it begins with the snapshot.
+    """
 
     def __init__(self, control: Control, clock: Clock, listener: Listener) -> None:
         self.control = control
@@ -52,7 +55,7 @@ class Feed:
 
     @property
     def ended(self) -> bool:
-        """Whether the volunteer has come to its end."""
+        """Return True if the volunteer has come to its end."""
         return self._task.done() or self.view.ended is not None
 
     def close(self) -> None:
@@ -70,7 +73,9 @@ class Feed:
             task.add_done_callback(self._recalling.discard)
 
     async def _recall(self, run: str) -> None:
-        """Add the versions made before we looked; without an answer the curve begins with what comes now."""
+        """Add the versions made before we looked; without an answer the curve begins with what
+        comes now.
+        """
         try:
             versions = await self.control.query(endpoints.VERSIONS, run=run)
         except VolunteerError:
@@ -102,7 +107,7 @@ class Feed:
             self._listener.ended()
 
     def _lost(self) -> events.Stopped:
-        """What is known when the events end and nobody said why."""
+        """Return what is known when the events end and nobody said why."""
         status, now = self.control.status, self._clock.now()
         where = "in the background " if self.control.remote else ""
         return events.Stopped(

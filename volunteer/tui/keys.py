@@ -1,4 +1,5 @@
-"""Every page and every action of the program in one table, from which keys, tabs, footer, palette and help are made.
+"""Every page and every action of the program in one table, from which keys, tabs, footer, palette
+and help are made.
 
 A key can be changed by its action's id (`[keys]` in config.toml: `pause = "p"`).
 """
@@ -20,7 +21,9 @@ Place = Literal["footer", "palette", "hidden"]
 
 
 class PageInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A page: `name` is its mode, `source` the module and class that are loaded when it is first opened."""
+    """A page: `name` is its mode, `source` the module and class that are loaded when it is first
+    opened.
+    """
 
     name: str
     key: str
@@ -211,6 +214,6 @@ def load(info: PageInfo) -> type[Page]:
 
 
 def page_commands(screen: object) -> tuple[Command, ...]:
-    """What a page adds to the footer: its class attribute `ACTIONS`."""
+    """Return what a page adds to the footer: its class attribute `ACTIONS`."""
     own: tuple[Command, ...] = getattr(screen, "ACTIONS", ())
     return own

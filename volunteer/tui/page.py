@@ -1,4 +1,6 @@
-"""What every page has in common: tabs, state and keys around a body, redrawn from the `AgentView` while it can be seen."""
+"""Base of every page: tabs, state and keys around a body, redrawn from the `AgentView` while it can
+be seen.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ if TYPE_CHECKING:
 
 
 class Page(Screen[None]):
-    """A page: subclasses set `NAME`, yield widgets in `body` and, beyond panels, fill them in `shown`.
+    """A page: subclasses set `NAME`, yield widgets in `body` and, beyond panels, fill them in
+    `shown`.
 
-    Panels anywhere on the page are drawn by themselves. `ACTIONS` of a page become its keys (`action` is a method of the
-    page, `action_<name>`), stand first in the footer, and are in the palette and in the help.
+    Panels anywhere on the page are drawn by themselves. `ACTIONS` of a page become its keys
+    (`action` is a method of the page, `action_<name>`), stand first in the footer, and are in the
+    palette and in the help.
     """
 
     NAME: ClassVar[str]
@@ -61,10 +65,14 @@ class Page(Screen[None]):
         """The page's own widgets."""
 
     def shown(self, scene: Scene) -> None:
-        """Called with each new scene while the page can be seen, at most twice a second: fill tables and the like."""
+        """Called with each new scene while the page can be seen, at most twice a second: fill
+        tables and the like.
+        """
 
     def show(self, scene: Scene, *, at_once: bool = False, hurried: bool = False) -> None:
-        """Draw a scene on the panels that are due, with `at_once` on all of them, with `hurried` on those that take no time."""
+        """Draw a scene on the panels that are due, with `at_once` on all of them, with `hurried` on
+        those that take no time.
+        """
         for panel in panels(self):
             if panel.quick or not hurried:
                 panel.show(scene, at_once=at_once or hurried)

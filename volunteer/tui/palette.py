@@ -1,4 +1,4 @@
-"""What can be found by its name: every page and every action, also those without a key."""
+"""Command palette: every page and every action by name, also those without a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pages that ask the coordinator something: what it answered is kept, with its age, while it cannot be reached."""
+"""Pages that ask the coordinator something: what it answered is kept, with its age, while it cannot
+be reached.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ AGED_S = 90.0  # an answer older than this is drawn with its age
 
 
 class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """What a question was answered with, when, and what stood against it the last time."""
+    """Reply to a query, its time, and the reply before it."""
 
     value: T | None = None
     at: float = 0.0
@@ -30,18 +32,20 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     tried_at: float = float("-inf")
 
     def old(self, scene: Scene) -> bool:
-        """Whether it is from before: the coordinator is away, or the last question failed."""
+        """Return True if it is from before: the coordinator is away, or the last question
+        failed.
+        """
         away = not scene.view.status.online or bool(self.error)
         return self.value is not None and (away or scene.now - self.at > AGED_S)
 
     def note(self, scene: Scene) -> str:
-        """What a border says of it."""
+        """Return what a border says of it."""
         if self.value is not None and self.old(scene):
             return as_of(scene.now - self.at)
         return "asking" if self.asking and self.value is None else ""
 
     def instead(self, scene: Scene, width: int, height: int, empty: str) -> list[Line]:
-        """What is said where nothing can be shown."""
+        """Return what is said where nothing can be shown."""
         glyphs = scene.glyphs
         if self.error:
             lines: list[Line] = [((f"{glyphs.cross} cannot be shown", "bad"),)]
@@ -68,7 +72,7 @@ class AskingPage(Page):
 
     @abstractmethod
     def questions(self) -> dict[str, Question]:
-        """What this page wants to know now, by name."""
+        """Return what this page wants to know now, by name."""
 
     def answer(self, name: str) -> Answer[Any]:
         return self._answers.get(name) or Answer()

@@ -1,4 +1,4 @@
-"""What a run would be for a device: whether it fits, how long a step takes, what an hour earns. Pure."""
+"""Estimate of a run on a device: memory, time of a step, credits an hour. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def prospect(
     benchmarks: Sequence[Benchmark],
     workloads: Collection[str],
 ) -> Prospect:
-    """How well the best device here suits a run."""
+    """Return how well the best device here suits a run."""
     if info.state != "running":
         return Prospect(fits=False, sentence=f"the run is {STATES[info.state]}")
     if info.workload not in workloads:

@@ -1,4 +1,4 @@
-"""What the settings page says of a setting: its group, its value as text, when a change holds. Pure."""
+"""Labels of settings: the group, the value as text, the moment a change takes effect. Pure."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def grouped(rows: Sequence[SettingRow]) -> list[tuple[str, list[SettingRow]]]:
 
 
 def label(row: SettingRow) -> str:
-    """What people call a setting."""
+    """Return what people call a setting."""
     return LABELS.get(row.name, row.name)
 
 
@@ -150,7 +150,7 @@ def holds(row: SettingRow) -> str:
 
 
 def choices(row: SettingRow) -> tuple[str, ...]:
-    """What can be chosen from; empty where something has to be typed."""
+    """Return what can be chosen from; empty where something has to be typed."""
     if row.type == "bool":
         return ("yes", "no")
     return tuple(row.type.split(" or ")) if " or " in row.type else ()
@@ -173,6 +173,6 @@ def parsed(row: SettingRow, text: str, themes: Sequence[str] = ()) -> object:
 
 
 def complaint(error: Configuration, name: str) -> str:
-    """What is wrong with a value, without what is on the screen anyway."""
+    """Return what is wrong with a value, without what is on the screen anyway."""
     said = error.message.removeprefix("this: ")
     return said.removeprefix(f'setting "{name}": ')

@@ -1,4 +1,6 @@
-"""The state of the machine in one sign, one word and one sentence that says why and what ends it."""
+"""The state of the machine in one sign, one word and one sentence that says why and what ends
+it.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ LEAVING: dict[How, str] = {
 
 
 def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> Activity:
-    """What this machine (or one device of it) does."""
+    """Return what this machine (or one device of it) does."""
     status = view.status
     if view.ended is not None or status.stopped:
         code, said = (view.ended.code, view.ended.message) if view.ended else (0, "")
@@ -89,12 +91,12 @@ def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> A
 
 
 def stage_words(told: BenchmarkProgress) -> str:
-    """What of a device is being measured."""
+    """Return what of a device is being measured."""
     return STAGES.get(told.stage) or printable(told.stage, 40)
 
 
 def fetched(task: TaskStatus) -> bool:
-    """Whether all that was asked for is here, and the first step is on its way."""
+    """Return True if all that was asked for is here, and the first step is on its way."""
     return task.phase == "fetch" and task.done_bytes >= task.total_bytes > 0
 
 
@@ -107,7 +109,7 @@ def why_paused(pause: PauseStatus) -> str:
 
 
 def connection(view: AgentView, now: float, glyphs: Glyphs) -> Activity:
-    """Whether the coordinator answers."""
+    """Return whether the coordinator answers."""
     status = view.status
     if view.ended is not None or status.stopped:
         return Activity(sign=glyphs.off, word="ended", role="dim", sentence=status.server)
@@ -120,7 +122,7 @@ def connection(view: AgentView, now: float, glyphs: Glyphs) -> Activity:
 
 
 def merging(view: AgentView, run: str, now: float) -> str:
-    """When the next version is made: "merging after 2 more contributions or 3:12"."""
+    """Return when the next version is made: "merging after 2 more contributions or 3:12"."""
     beat = view.beat(run)
     if beat is None:
         info = view.info(run)
@@ -131,7 +133,7 @@ def merging(view: AgentView, run: str, now: float) -> str:
 
 
 def when_merged(beat: RunBeat, since_s: float) -> str:
-    """What a merge waits for, `since_s` after the beat."""
+    """Return what a merge waits for, `since_s` after the beat."""
     parts = []
     if beat.needs > 0:
         parts.append(f"after {beat.needs} more contribution{'' if beat.needs == 1 else 's'}")
@@ -145,7 +147,9 @@ REASON_CELLS = 46
 
 
 def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> str:
-    """What is wrong with the connection, when it is tried again and what still works; empty while all is well."""
+    """Return what is wrong with the connection, when it is tried again and what still works; empty
+    while all is well.
+    """
     status = view.status
     if status.online or not status.connection or status.stopped:
         return ""

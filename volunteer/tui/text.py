@@ -1,7 +1,9 @@
-"""Words, numbers and signs as the screens write them: pure functions, every width counted in terminal cells.
+"""Words, numbers and signs as the screens write them: pure functions, every width counted in
+terminal cells.
 
-A line of a screen is a tuple of spans, a span is text and the name of its role ("dim", "good", "bad" ...). Roles get
-their colours from the theme, so nothing here knows a colour; state is always a sign and a word besides.
+A line of a screen is a tuple of spans, a span is text and the name of its role ("dim", "good",
+"bad" ...). Roles get their colours from the theme, so nothing here knows a colour; state is always
+a sign and a word besides.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ Line: TypeAlias = tuple[Span, ...]
 
 
 class Role(msgspec.Struct, frozen=True):
-    """How something looks: variables of the theme for ink and, if it is not that of the panel, paper."""
+    """Style of text: variables of the theme for ink and, if it is not that of the panel, paper."""
 
     ink: str
     bold: bool = False
@@ -114,7 +116,8 @@ ASCII = Glyphs(
     curve="ascii",
 )
 
-# What is not ours (names, prompts, samples) may hold any letter; `--ascii` shows only what a 7-bit terminal can.
+# What is not ours (names, prompts, samples) may hold any letter; `--ascii` shows only what a 7-bit
+# terminal can.
 _PLAIN = {ord(a): b for a, b in zip("–—−…·‘’“”×≤≥→←↑↓", "---~-''\"\"x<>><^v", strict=True)}
 
 
@@ -163,7 +166,9 @@ def right(text: str, cells: int, ellipsis: str = "…") -> str:
 
 
 def spread(start: Line, end: Line, cells: int) -> Line:
-    """Two parts of one line at its two ends; the end gives way first where there is no room for both."""
+    """Two parts of one line at its two ends; the end gives way first where there is no room for
+    both.
+    """
     room = cells - width(start)
     if width(end) + 1 > room:
         return start
@@ -201,7 +206,7 @@ def wrap(text: str, cells: int, rows: int, ellipsis: str = "…") -> list[str]:
 
 
 def blank(sentence: str, cells: int, rows: int, ellipsis: str = "…") -> list[Line]:
-    """What will appear in an empty place, in its middle."""
+    """Return what will appear in an empty place, in its middle."""
     said = wrap(sentence, min(cells, 48), rows, ellipsis) if sentence else []
     lines: list[Line] = [()] * ((rows - len(said)) // 2)
     return lines + [((" " * ((cells - cell_len(text)) // 2) + text, "dim"),) for text in said]
@@ -245,7 +250,7 @@ def countdown(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long since: now, 12 s, 3 min, 2 h, 4 d."""
+    """Return how long since: now, 12 s, 3 min, 2 h, 4 d."""
     if seconds < 2:
         return "now"
     for size, name in ((60.0, "s"), (3600.0, "min"), (86_400.0, "h")):
@@ -256,7 +261,7 @@ def ago(seconds: float) -> str:
 
 
 def as_of(seconds: float) -> str:
-    """What is said of something that was known so long ago."""
+    """Return what is said of something that was known so long ago."""
     return "as of now" if seconds < 2 else f"as of {ago(seconds)} ago"
 
 

@@ -1,6 +1,8 @@
-"""Our own themes: a calm dark one, a light one, one for colour-blind eyes (Okabe and Ito 2008) and one of high contrast.
+"""Our own themes: a calm dark one, a light one, one for colour-blind eyes (Okabe and Ito 2008) and
+one of high contrast.
 
-Screens never name a colour. They use the theme's and the variables of `DARK` below, which Textual's own themes get too.
+Screens never name a colour. They use the theme's and the variables of `DARK` below, which Textual's
+own themes get too.
 """
 
 from __future__ import annotations

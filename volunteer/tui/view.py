@@ -1,4 +1,5 @@
-"""What the screens know: the volunteer's `Status` plus the curves, samples and lines of the log that grow out of its events.
+"""View model of the screens: the volunteer's `Status` plus the curves, samples and log lines that
+grow out of its events.
 
 `reduce` is pure: the same events make the same view, on screen and in a test.
 """
@@ -43,7 +44,9 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """Loss of a run's global model, by version, and where contributions of this volunteer went in."""
+    """Loss of a run's global model, by version, and where contributions of this volunteer went
+    in.
+    """
 
     run: str
     points: tuple[Point, ...] = ()
@@ -148,13 +151,15 @@ def reduce(view: AgentView, event: AnyEvent) -> AgentView:
 
 
 def _is_silent(event: AnyEvent) -> bool:
-    """Whether it is kept out of the log."""
+    """Return True if it is kept out of the log."""
     again = isinstance(event, events.Connection | events.Idle) and event.repeated
     return again or isinstance(event, _SILENT)
 
 
 def recalled(view: AgentView, event: events.LossMeasured) -> AgentView:
-    """The view with something from before we looked: it belongs to the curve, and is no news for the log."""
+    """The view with something from before we looked: it belongs to the curve, and is no news for
+    the log.
+    """
     return _grown(view, event)
 
 
@@ -225,7 +230,9 @@ def _losses(event: events.Training) -> tuple[float | None, float | None]:
 
 
 def add(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
-    """A curve with one more point; a step that was there before is replaced, a curve that is too long is thinned."""
+    """A curve with one more point; a step that was there before is replaced, a curve that is too
+    long is thinned.
+    """
     if points and point[0] <= points[-1][0]:
         points = tuple(p for p in points if p[0] < point[0])
     points = (*points, point)
@@ -233,7 +240,9 @@ def add(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
 
 
 def thin(points: tuple[Point, ...]) -> tuple[Point, ...]:
-    """About half of the points: of every four the lowest and the highest, in their order; the last always."""
+    """About half of the points: of every four the lowest and the highest, in their order; the last
+    always.
+    """
     kept: list[Point] = []
     for start in range(0, len(points) - 1, 4):
         group = points[start : min(start + 4, len(points) - 1)]
@@ -245,7 +254,7 @@ def thin(points: tuple[Point, ...]) -> tuple[Point, ...]:
 
 
 def _ends(info: RunInfo) -> tuple[Point, ...]:
-    """What a listing tells of a run's curve: its first and its newest loss."""
+    """Return what a listing tells of a run's curve: its first and its newest loss."""
     ends: list[Point] = []
     if info.loss_first is not None:
         ends.append((0.0, info.loss_first))
@@ -283,7 +292,7 @@ def _measured(view: AgentView, event: events.LossMeasured) -> AgentView:
 def _outer(
     first: tuple[int, Shown] | None, last: tuple[int, Shown] | None, told: tuple[int, Shown]
 ) -> tuple[tuple[int, Shown], tuple[int, Shown]]:
-    """What the oldest and the newest version showed, in whatever order it was told."""
+    """Return what the oldest and the newest version showed, in whatever order it was told."""
     return (
         told if first is None or told[0] <= first[0] else first,
         told if last is None or told[0] >= last[0] else last,

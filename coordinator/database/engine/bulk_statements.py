@@ -1,7 +1,8 @@
 """Many rows in one statement, compiled once for each size.
 
-SQLAlchemy does not cache a statement with VALUES in it, and compiling one for 64 rows took ten times as long as running it. So a
-statement is compiled for 1, 2, 4, ... rows and kept as text; what is left over is filled with rows that match nothing.
+SQLAlchemy does not cache a statement with VALUES in it, and compiling one for 64 rows took ten
+times as long as running it. So a statement is compiled for 1, 2, 4, ... rows and kept as text; what
+is left over is filled with rows that match nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _Text: TypeAlias = tuple[str, tuple[str, ...], dict[str, Any]]
 class Lines:
     """A statement over a table of values that is built anew for every size but compiled only once.
 
-    `build` gets the table as a CTE; other values are `bindparam`s, given by name. `blank` is a row that matches nothing.
+    `build` gets the table as a CTE; other values are `bindparam`s, given by name. `blank` is a row
+    that matches nothing.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""All rows of all tables, out and in: the same on both databases, so a backup of one can be restored into the other."""
+"""All rows of all tables, out and in: the same on both databases, so a backup of one can be
+restored into the other.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The database: one transaction at a time through `write`, a consistent view through `read`, on SQLite or PostgreSQL.
+"""The database: one transaction at a time through `write`, a consistent view through `read`, on
+SQLite or PostgreSQL.
 
-Store functions are plain functions of a connection; what runs them differs by database (`sqlite.py`, `postgres.py`).
+Store functions are plain functions of a connection; what runs them differs by database
+(`sqlite.py`, `postgres.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ MIGRATION_LOCK = 0x766F6C75  # any number of our own: two processes must not mig
 
 
 class Runner(Protocol):
-    """What a kind of database has to offer."""
+    """Interface of a database engine."""
 
     async def write(self, fn: Callable[[Connection], T]) -> T: ...
 
@@ -55,10 +57,12 @@ class Database:
     async def open(
         url: str, *, clock: SystemClock | None = None, exclusive: bool = False
     ) -> Database:
-        """Open a migrated database; `exclusive` also locks the directory of an SQLite file, for a server.
+        """Open a migrated database; `exclusive` also locks the directory of an SQLite file, for a
+        server.
 
-        `clock` then follows PostgreSQL's clock, or never says less than what SQLite has stored. Raises Configuration for a
-        wrong address, a database without tables, one of another version, or a directory that another server holds.
+        `clock` then follows PostgreSQL's clock, or never says less than what SQLite has stored.
+        Raises Configuration for a wrong address, a database without tables, one of another version,
+        or a directory that another server holds.
         """
         target = parse(url)
         if target.get_backend_name() == "sqlite":
@@ -73,7 +77,10 @@ class Database:
         return Database(runner, "postgresql")
 
     async def write(self, fn: Callable[[Connection], T]) -> T:
-        """Run `fn` in one transaction; it is durable when this returns. On PostgreSQL `fn` may run several times."""
+        """Run `fn` in one transaction; it is durable when this returns.
+
+        On PostgreSQL `fn` may run several times.
+        """
         return await self._runner.write(fn)
 
     async def read(self, fn: Callable[[Connection], T]) -> T:
@@ -171,7 +178,10 @@ def check_revision(connection: Connection) -> None:
 
 
 async def is_new(url: str) -> bool:
-    """Whether there are no tables yet. A server makes them then; those of an older version only `migrate` changes."""
+    """Return True if there are no tables yet.
+
+    A server makes them then; those of an older version only `migrate` changes.
+    """
     target = parse(url)
     if target.get_backend_name() == "sqlite":
         return await asyncio.to_thread(_is_new_sqlite, _path(target))
@@ -199,7 +209,10 @@ def _is_new_sqlite(path: Path) -> bool:
 
 
 async def migrate(url: str) -> None:
-    """Bring a database to this version in one transaction, making it where there is none. Raises Configuration."""
+    """Bring a database to this version in one transaction, making it where there is none.
+
+    Raises Configuration.
+    """
     target = parse(url)
     if target.get_backend_name() == "sqlite":
         await asyncio.to_thread(_migrate_sqlite, _path(target))

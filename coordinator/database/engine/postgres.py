@@ -1,7 +1,9 @@
-"""PostgreSQL through asyncpg: functions of a connection run inside `run_sync`, one transaction each.
+"""PostgreSQL through asyncpg: functions of a connection run inside `run_sync`, one transaction
+each.
 
-A transaction that lost a deadlock or a serialisation race is run again, so a function must have no effect but on its
-connection. A COMMIT that failed is never run again: nobody knows whether it happened. Locks end with their transaction.
+A transaction that lost a deadlock or a serialisation race is run again, so a function must have no
+effect but on its connection. A COMMIT that failed is never run again: nobody knows whether it
+happened. Locks end with their transaction.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ RACES = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detecte
 
 
 def engine(url: str, **options: Any) -> AsyncEngine:
-    """An engine on asyncpg that uses the connection returned last first, where statements are prepared already."""
+    """An engine on asyncpg that uses the connection returned last first, where statements are
+    prepared already.
+    """
     return create_async_engine(
         url,
         connect_args={"server_settings": SERVER, "timeout": 10, "command_timeout": 150},
@@ -67,7 +71,7 @@ def sqlstate(error: BaseException) -> str:
 
 
 def translate(error: BaseException) -> BaseException:
-    """What a caller should see of a failure of PostgreSQL."""
+    """Return what a caller should see of a failure of PostgreSQL."""
     code = sqlstate(error)
     if code in RACES or code == "55P03":
         return Unavailable("the database is busy with the same rows", retry_after_s=2)

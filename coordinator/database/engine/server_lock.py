@@ -1,4 +1,6 @@
-"""One server at a time on a data directory: a lock that the system lets go of when its holder dies."""
+"""One server at a time on a data directory: a lock that the system lets go of when its holder
+dies.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class DirectoryLock:
             os.close(file)
             who = f"process {holder}" if holder else "another process"
             raise Configuration(
-                f"a coordinator ({who}) already serves {directory}: stop it, or choose another --data-dir"
+                f"a coordinator ({who}) already serves {directory}: stop it, or choose another "
+                "--data-dir"
             )
         os.ftruncate(file, 0)
         os.write(file, b" " + str(os.getpid()).encode())  # the first byte is what Windows locks

@@ -1,7 +1,8 @@
 """SQLite behind one thread that writes and a few that read.
 
-Functions that wait while the disk is busy are joined into one commit, each in a savepoint of its own: one that fails does not
-spoil the others, and nobody is answered before the commit is on the disk.
+Functions that wait while the disk is busy are joined into one commit, each in a savepoint of its
+own: one that fails does not spoil the others, and nobody is answered before the commit is on the
+disk.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ CLOCK_KEY = "clock"
 
 
 def engine(path: Path, *, begin: str, readers: int = 0) -> Engine:
-    """An engine whose transactions start with `begin`: the driver's own guesses are switched off."""
+    """An engine whose transactions start with `begin`: the driver's own guesses are switched
+    off.
+    """
     made = create_engine(
         f"sqlite:///{path}",
         connect_args={
@@ -78,7 +81,10 @@ def engine(path: Path, *, begin: str, readers: int = 0) -> Engine:
 
 
 def prepare_file(path: Path) -> None:
-    """Make the database file and its directory, readable by their owner only. Raises Configuration."""
+    """Make the database file and its directory, readable by their owner only.
+
+    Raises Configuration.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -87,7 +93,7 @@ def prepare_file(path: Path) -> None:
 
 
 def translate(error: BaseException) -> BaseException:
-    """What a caller should see of a failure of SQLite."""
+    """Return what a caller should see of a failure of SQLite."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     name = getattr(cause, "sqlite_errorname", "") or ""
     if name in (
@@ -181,7 +187,9 @@ class SqliteRunner:
             raise translate(error) from error
 
     def _reader(self) -> Connection:
-        """The connection of this thread, kept: to take one out of a pool and back took longer than a short look."""
+        """The connection of this thread, kept: to take one out of a pool and back took longer than
+        a short look.
+        """
         connection: Connection | None = getattr(self._mine, "connection", None)
         if connection is None or connection.invalidated:
             connection = self._mine.connection = self._reading.connect()
@@ -312,7 +320,9 @@ class SqliteRunner:
                 done.append(job)
 
     def _abandon(self, error: BaseException, done: list[_Job]) -> None:
-        """The transaction is lost: nobody in it may believe otherwise, and nothing is tried again."""
+        """The transaction is lost: nobody in it may believe otherwise, and nothing is tried
+        again.
+        """
         told = translate(error)
         if "SQLITE_IOERR" in str(getattr(getattr(error, "orig", error), "sqlite_errorname", "")):
             self._failed = str(told)  # after a failed fsync nobody knows what the disk holds

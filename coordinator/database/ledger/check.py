@@ -1,4 +1,5 @@
-"""The ledger recomputed from nothing: whatever is stored twice must agree, whatever must never happen must not have.
+"""The ledger recomputed from nothing: whatever is stored twice must agree, whatever must never
+happen must not have.
 
 Each statement sees committed rows of one moment, so it may run while the coordinator works.
 """
@@ -76,7 +77,9 @@ def _moves(conn: Connection, after: int, upto: int) -> defaultdict[int, list[Mov
 
 
 def _balances(conn: Connection) -> Iterator[str]:
-    """Every balance is the sum of its postings, none but the mint is negative, all together are zero."""
+    """Every balance is the sum of its postings, none but the mint is negative, all together are
+    zero.
+    """
     total = func.coalesce(func.sum(postings.c.amount_micro), 0)
     query = (
         select(accounts.c.owner, accounts.c.kind, accounts.c.balance_micro, total.label("posted"))

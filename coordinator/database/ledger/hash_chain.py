@@ -1,7 +1,9 @@
-"""Hash chains over rows that are only ever added: whoever changes, drops or swaps a sealed row breaks the chain.
+"""Hash chains over rows that are only ever added: whoever changes, drops or swaps a sealed row
+breaks the chain.
 
-Sealing is done afterwards, in order, a batch at a time, so that writers never wait for each other's hash. The end of the chain
-is kept in `meta`, so that a cut-off tail is noticed as well; a backup signs it.
+Sealing is done afterwards, in order, a batch at a time, so that writers never wait for each other's
+hash. The end of the chain is kept in `meta`, so that a cut-off tail is noticed as well; a backup
+signs it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def link(previous: str, said: Sequence[Any]) -> str:
 
 
 def end(conn: Connection, table: Table) -> End:
-    """Where the chain of a table ends."""
+    """Return where the chain of a table ends."""
     stored = conn.execute(select(meta.c.value).where(meta.c.key == f"chain.{table.name}")).scalar()
     return End() if stored is None else decode(stored, End)
 
@@ -45,8 +47,8 @@ def seal(
 ) -> int:
     """Chain the next rows; how many. Must be the first statement of its transaction.
 
-    On PostgreSQL numbers are given before a transaction commits, so a lower one could still appear: the table is closed to
-    writers for a moment, which waits for those under way.
+    On PostgreSQL numbers are given before a transaction commits, so a lower one could still appear:
+    the table is closed to writers for a moment, which waits for those under way.
     """
     if conn.dialect.name == "postgresql":
         conn.execute(text(f'LOCK TABLE "{table.name}" IN SHARE ROW EXCLUSIVE MODE'))
@@ -82,18 +84,28 @@ def check(conn: Connection, table: Table, columns: Sequence[Column[Any]]) -> Ite
         rows = conn.execute(query.where(table.c.id > at.id, table.c.id <= goal.id)).all()
         for row in rows:
             if row[0] != link(at.chain, list(row[1:])):
-                yield f"{table.name} {row[1]}: this row, or one just before it, was changed or removed after it was sealed"
+                yield (
+                    f"{table.name} {row[1]}: this row, or one just before it, was changed or "
+                    "removed after it was sealed"
+                )
                 return
             at = End(id=row[1], chain=row[0])
         count += len(rows)
         if not rows:
             break
     if at != goal:
-        yield f"{table.name}: the chain ends at row {at.id}, but row {goal.id} was sealed: rows were removed"
+        yield (
+            f"{table.name}: the chain ends at row {at.id}, but row {goal.id} was sealed: rows "
+            "were removed"
+        )
     query = (
         select(func.count())
         .select_from(table)
         .where(table.c.chain.is_not(None), table.c.id > goal.id)
     )
     if goal == end(conn, table) and conn.execute(query).scalar_one():
-        yield f"{table.name}: rows behind row {goal.id} say they were sealed, but the end of the chain says no"
+        yield (
+            f"{table.name}: rows behind row {goal.id} say they were sealed, but the end of "
+            "the "
+            "chain says no"
+        )

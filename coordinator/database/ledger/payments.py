@@ -7,10 +7,11 @@
 
 What is spent is said in holds.py.
 
-All amounts are integer micro-credits, all accounts but the mint belong to a volunteer (its id, which says nothing about a
-person). Every function takes part in the transaction of its caller, may be repeated with the same arguments, and raises
-Conflict when its contribution was posted otherwise before or the step makes no sense after those before it.
-Call them late in a transaction: the mint is one row that every acceptance needs.
+All amounts are integer micro-credits, all accounts but the mint belong to a volunteer (its id,
+which says nothing about a person). Every function takes part in the transaction of its caller, may
+be repeated with the same arguments, and raises Conflict when its contribution was posted otherwise
+before or the step makes no sense after those before it. Call them late in a transaction: the mint
+is one row that every acceptance needs.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ WORDS: Mapping[str, str] = {
 
 
 class Payment(msgspec.Struct, frozen=True, kw_only=True):
-    """What one contribution is worth to whom. `amount_micro` comes from the task, never from a report."""
+    """Pay of one contribution to one volunteer.
+
+    `amount_micro` comes from the task, never from a report.
+    """
 
     volunteer_id: str
     contribution_id: int
@@ -80,7 +84,7 @@ class Payment(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, row: ContributionRow) -> Payment:
-        """What a stored contribution is worth."""
+        """Return what a stored contribution is worth."""
         return cls(
             volunteer_id=row.volunteer_id,
             contribution_id=row.id,
@@ -90,7 +94,7 @@ class Payment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Balances(msgspec.Struct, frozen=True, kw_only=True):
-    """What a volunteer has. `earned_micro` may be spent now."""
+    """Balances of a volunteer. `earned_micro` may be spent now."""
 
     pending_micro: int = 0
     earned_micro: int = 0
@@ -148,7 +152,10 @@ def post_pending_many(conn: Connection, rows: Sequence[Payment], now: float) -> 
 
 
 def post_earned_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Merged: earned. A handful of statements for hundreds of contributions; each must be pending."""
+    """Merged: earned.
+
+    A handful of statements for hundreds of contributions; each must be pending.
+    """
     _step(conn, "earn", rows, now)
 
 
@@ -223,7 +230,7 @@ def balances(conn: Connection, volunteer_id: str) -> Balances:
 
 
 def earned_since(conn: Connection, volunteer_id: str, at: float) -> int:
-    """What was earned from `at` on, less what was taken back."""
+    """Return what was earned from `at` on, less what was taken back."""
     before = select(events.c.id).where(events.c.at < at - SKEW_S)
     first = before.order_by(events.c.at.desc()).limit(1).scalar_subquery()
     query = (
@@ -238,7 +245,9 @@ def earned_since(conn: Connection, volunteer_id: str, at: float) -> int:
 
 
 def _newest(conn: Connection, owner: str, before: int | None, limit: int) -> list[int]:
-    """The newest events of an owner: those of each account come in order from its index, however many there are."""
+    """The newest events of an owner: those of each account come in order from its index, however
+    many there are.
+    """
     found: set[int] = set()
     number = postings.c.event_id
     for account in conn.execute(select(accounts.c.id).where(accounts.c.owner == owner)).scalars():
@@ -250,8 +259,11 @@ def _newest(conn: Connection, owner: str, before: int | None, limit: int) -> lis
 
 
 def history(conn: Connection, volunteer_id: str, before: int | None, limit: int) -> list[LedgerRow]:
-    """A volunteer's lines, newest first; `before` (the id of the last line seen) continues the listing."""
-    # Each kind is told by one of its sides: a step within a volunteer's own accounts would sum to nothing.
+    """A volunteer's lines, newest first; `before` (the id of the last line seen) continues the
+    listing.
+    """
+    # Each kind is told by one of its sides: a step within a volunteer's own accounts would sum to
+    # nothing.
     kind, side = events.c.kind, accounts.c.kind
     amount = func.sum(
         case(

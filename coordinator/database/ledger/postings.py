@@ -1,11 +1,13 @@
-"""Double entry: events whose postings sum to zero, and balances that follow them in the same transaction.
+"""Double entry: events whose postings sum to zero, and balances that follow them in the same
+transaction.
 
-An event is named by its key. Posting it a second time with the same content changes nothing; with other content it is refused.
-Postings are never altered: what was wrong is answered by another event. Balances are a projection of the postings, kept at
-once so that nobody can spend what is not there. What kinds of events exist is not said here but in ledger.py.
+An event is named by its key. Posting it a second time with the same content changes nothing; with
+other content it is refused. Postings are never altered: what was wrong is answered by another
+event. Balances are a projection of the postings, kept at once so that nobody can spend what is not
+there. What kinds of events exist is not said here but in ledger.py.
 
-Rows are always touched in one order (events by key, then accounts by owner, the system last, because everybody needs it), so
-two of these calls never wait for each other in a circle.
+Rows are always touched in one order (events by key, then accounts by owner, the system last,
+because everybody needs it), so two of these calls never wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -90,11 +92,13 @@ def post(
     now: float,
     allowed: Callable[[Sequence[Draft]], None] | None = None,
 ) -> None:
-    """Write the events that are not there yet and move their balances: a handful of statements, however many drafts.
+    """Write the events that are not there yet and move their balances: a handful of statements,
+    however many drafts.
 
-    `allowed` sees the new events when their accounts are locked, and may refuse: of two opposite steps at one moment the
-    second sees the first. Raises Conflict when a key was used for something else, Forbidden when an account does not hold
-    that much, BadRequest when an event does not balance.
+    `allowed` sees the new events when their accounts are locked, and may refuse: of two opposite
+    steps at one moment the second sees the first. Raises Conflict when a key was used for something
+    else, Forbidden when an account does not hold that much, BadRequest when an event does not
+    balance.
     """
     by_key = _distinct(drafts)
     ids = _add_events(conn, by_key, now)
@@ -122,7 +126,7 @@ def post(
 
 
 def digests(conn: Connection, keys: Iterable[str]) -> dict[str, str]:
-    """What was posted under these keys, by key; keys that were never used are left out."""
+    """Return what was posted under these keys, by key; keys that were never used are left out."""
     found: dict[str, str] = {}
     for part in _parts(sorted(keys)):
         found |= {row.key: row.digest for row in conn.execute(_DIGESTS, {"keys": part})}
@@ -130,7 +134,9 @@ def digests(conn: Connection, keys: Iterable[str]) -> dict[str, str]:
 
 
 def insert_new(conn: Connection, table: Table, conflict: str) -> Any:
-    """INSERT that leaves out what would collide in the columns `conflict` (separated by commas; none = in any)."""
+    """INSERT that leaves out what would collide in the columns `conflict` (separated by commas;
+    none = in any).
+    """
     return _insert_new(conn.dialect.name, table, conflict)
 
 
@@ -170,7 +176,10 @@ def _new_events(dialect: str) -> Any:
 
 
 def _add_events(conn: Connection, by_key: Mapping[str, Draft], now: float) -> dict[str, int]:
-    """Write the events that are new: their numbers by key. Raises Conflict for a key used otherwise."""
+    """Write the events that are new: their numbers by key.
+
+    Raises Conflict for a key used otherwise.
+    """
     stored = {key: digest(draft) for key, draft in sorted(by_key.items())}
     rows = [
         {

@@ -22,7 +22,10 @@ from shared.errors import BadRequest, Conflict, Forbidden, NotFound
 def hold(
     conn: Connection, volunteer_id: str, hold_id: str, amount_micro: int, memo: str, now: float
 ) -> None:
-    """Set credit aside for something that is about to be delivered. Raises Forbidden when there is not enough."""
+    """Set credit aside for something that is about to be delivered.
+
+    Raises Forbidden when there is not enough.
+    """
     if not 0 < amount_micro <= AMOUNT_MAX:
         raise BadRequest(f"a hold is between 1 and {AMOUNT_MAX} micro-credits")
     have = balances(conn, volunteer_id).earned_micro

@@ -1,4 +1,4 @@
-"""How the tables came to be: one alembic revision after the other, applied in one transaction."""
+"""Alembic migrations: one revision after the other, applied in one transaction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REVISIONS: tuple[str, ...] = ("0001",)
 
 
 def settings(connection: Connection) -> Config:
-    """What alembic's commands need to know to work on this connection."""
+    """Return what alembic's commands need to know to work on this connection."""
     from alembic.config import Config
 
     config = Config()

@@ -21,7 +21,8 @@ harvests = Table(
 )
 Index("ix_harvests_open", harvests.c.run_id, harvests.c.chunk)
 
-# The replay window: immutable files of games in the order in which they were sealed. Nothing is ever taken out.
+# The replay window: immutable files of games in the order in which they were sealed. Nothing is
+# ever taken out.
 chunks = Table(
     "chunks",
     metadata,

@@ -56,7 +56,8 @@ merge_parts = Table(
 )
 Index("ix_merge_parts_open", merge_parts.c.state, merge_parts.c.merge_id)
 
-# The files that a server-optimiser state in shards consists of, by the hash of the list that versions refer to.
+# The files that a server-optimiser state in shards consists of, by the hash of the list that
+# versions refer to.
 state_parts = Table(
     "state_parts",
     metadata,

@@ -49,11 +49,12 @@ tasks = Table(
     Column("created_at", Double, nullable=False),
     Column("ended_at", Double, nullable=True),
     Column("options", Text, nullable=False),  # workload's own, JSON
-    # What its lease asks for: the kind of update ("" = by the kind of task), and after how many steps one is handed in
-    # (0 = at the end).
+    # What its lease asks for: the kind of update ("" = by the kind of task), and after how many
+    # steps one is handed in (0 = at the end).
     Column("update_kind", String(16), nullable=False, server_default=""),
     Column("part_steps", Integer, nullable=False, server_default="0"),
-    # Of a part that was split off when it was accepted: its contribution, whose own task is the rest.
+    # Of a part that was split off when it was accepted: its contribution, whose own task is the
+    # rest.
     Column("contribution_id", Key, nullable=True, index=True),
     CheckConstraint("stop > start", name="range"),
 )

@@ -67,7 +67,8 @@ Index(
     postgresql_where=~_e.pruned,
 )
 
-# Shorter ways to a version's published weights (links, snapshots), as its manifest lists them; they stay as long as it does.
+# Shorter ways to a version's published weights (links, snapshots), as its manifest lists them; they
+# stay as long as it does.
 version_blobs = Table(
     "version_blobs",
     metadata,

@@ -1,7 +1,9 @@
-"""A judge of generated images: a small classifier that learnt a dataset's own classes when the dataset was made.
+"""A judge of generated images: a small classifier that learnt a dataset's own classes when the
+dataset was made.
 
-Its last hidden layer is the space in which generated images are compared with real ones, by the Fréchet distance of Heusel et
-al. 2017; so quality is measured without downloading anything. Figures of two judges cannot be compared.
+Its last hidden layer is the space in which generated images are compared with real ones, by the
+Fréchet distance of Heusel et al. 2017; so quality is measured without downloading anything. Figures
+of two judges cannot be compared.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Where a set of images lies in feature space."""
+    """Mean and covariance of a set of images in feature space."""
 
     mean: NDArray[np.float64]  # (D,)
     covariance: NDArray[np.float64]  # (D, D)
@@ -80,7 +82,7 @@ class _Network(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """What measures generated images."""
+    """Classifier that measures generated images."""
 
     network: _Network
     real: Spread
@@ -88,7 +90,9 @@ class Judge:
     floor: float  # the distance of real images that it did not learn from; 0 = too few to tell
 
     def look(self, images: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Features (N, D) and probabilities of the classes (N, K) of images (N, C, H, W) in -1 ... 1."""
+        """Features (N, D) and probabilities of the classes (N, K) of images (N, C, H, W) in -1 ...
+        1.
+        """
         return _look(self.network, images)
 
 
@@ -108,7 +112,9 @@ def spread(features: NDArray[np.float64]) -> Spread:
 
 
 def frechet(one: Spread, other: Spread) -> float:
-    """The Fréchet distance of two normal distributions: |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^1/2); infinite for no numbers."""
+    """The Fréchet distance of two normal distributions: |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^1/2);
+    infinite for no numbers.
+    """
     parts = (one.mean, other.mean, one.covariance, other.covariance)
     if not all(np.isfinite(part).all() for part in parts):
         return math.inf
@@ -128,7 +134,9 @@ def train_judge(
     expected: NDArray[np.int64],
     seed: int,
 ) -> Judged:
-    """Teach a judge the classes `labels` of `images`; what was held out tells how well it knows them."""
+    """Teach a judge the classes `labels` of `images`; what was held out tells how well it knows
+    them.
+    """
     classes = int(labels.max()) + 1
     network = _network(images.shape[1], classes, seed)
     optimizer = torch.optim.AdamW(network.parameters(), _LR, weight_decay=0.01)
@@ -158,7 +166,9 @@ def train_judge(
 
 @torch.no_grad()
 def _scale(network: _Network, images: Tensor) -> None:
-    """Give real images a total variance of 100, so that one average image again and again has the distance 100."""
+    """Give real images a total variance of 100, so that one average image again and again has the
+    distance 100.
+    """
     features, _ = _look(network, images)
     factor = math.sqrt(_VARIANCE / max(1e-12, float(features.var(0).sum())))
     network.embed.weight.mul_(factor)
@@ -190,7 +200,9 @@ def _network(channels: int, classes: int, seed: int) -> _Network:
 def cluster(
     images: Tensor, others: Tensor, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Classes of images that nobody labelled: the nearest of ten centres of their thumbnails (k-means, Lloyd 1982)."""
+    """Classes of images that nobody labelled: the nearest of ten centres of their thumbnails
+    (k-means, Lloyd 1982).
+    """
     flat, rest = (
         F.adaptive_avg_pool2d(part, 8).flatten(1).double().numpy() for part in (images, others)
     )
@@ -225,7 +237,10 @@ def _write(network: _Network, real: Spread, shares: NDArray[np.float64], floor: 
 
 
 def load_judge(path: Path, channels: int) -> Judge:
-    """The judge in a file. Raises InvalidRunFile when it is none, or of images with other channels."""
+    """The judge in a file.
+
+    Raises InvalidRunFile when it is none, or of images with other channels.
+    """
     try:
         if path.stat().st_size > _FILE_BYTES_MAX:
             raise InvalidFrame("it is too large")

@@ -1,7 +1,8 @@
-"""Where text comes from: files, directories, JSON lines, and the Python standard library's own source.
+"""Sources of text: files, directories, JSON lines, and the Python standard library's own source.
 
-Everything is read in pieces of bounded size. What a person named himself must be readable, otherwise it is an error; what
-merely lies in a directory, or is one bad line of many, is skipped and remembered with its name and reason.
+Everything is read in pieces of bounded size. What a person named himself must be readable,
+otherwise it is an error; what merely lies in a directory, or is one bad line of many, is skipped
+and remembered with its name and reason.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class Skipped:
-    """What could not be used: sentences with names and line numbers, the first thousand of `count`."""
+    """Documents that could not be used: sentences with names and line numbers, the first thousand
+    of `count`.
+    """
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
@@ -66,7 +69,10 @@ class _Line(msgspec.Struct):
 def read_documents(
     sources: Iterable[str | Path | Document], skipped: Skipped
 ) -> Iterator[Document]:
-    """Every document of `sources`, directories in sorted order. Raises InvalidRunFile for a source that cannot be read."""
+    """Every document of `sources`, directories in sorted order.
+
+    Raises InvalidRunFile for a source that cannot be read.
+    """
     for source in sources:
         if isinstance(source, Document):
             yield source
@@ -81,7 +87,9 @@ def read_documents(
 
 
 def standard_library_documents() -> Iterator[Document]:
-    """The source text of the running Python's own library: real, at hand everywhere; tests and tables left out."""
+    """The source text of the running Python's own library: real, at hand everywhere; tests and
+    tables left out.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = Skipped()
     for path in walk(root, _STDLIB_SKIPPED):
@@ -103,7 +111,9 @@ def _directory(root: Path, skipped: Skipped) -> Iterator[Document]:
 
 
 def walk(root: Path, left_out: frozenset[str]) -> Iterator[Path]:
-    """Files below `root` in an order that does not depend on the file system; hidden ones and links to directories not."""
+    """Files below `root` in an order that does not depend on the file system; hidden ones and links
+    to directories not.
+    """
     for path in sorted(root.iterdir(), key=lambda found: found.name):
         if path.name.startswith(".") or path.name in left_out:
             continue
@@ -139,7 +149,10 @@ def _text(path: Path, name: str) -> Iterator[Document]:
 
 
 def _lines(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
-    """JSON lines with the field "text"; a bad line is skipped and named by its number. Raises InvalidRunFile if all are bad."""
+    """JSON lines with the field "text"; a bad line is skipped and named by its number.
+
+    Raises InvalidRunFile if all are bad.
+    """
     bad = Skipped()
     good = False
     for number, found in _numbered(path, name):

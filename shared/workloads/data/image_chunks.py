@@ -1,4 +1,6 @@
-"""Images on disk: a chunk is raw 8-bit pixels, image after image, each (C, H, W), and nothing else."""
+"""Images on disk: a chunk is raw 8-bit pixels, image after image, each (C, H, W), and nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ class Images:
         return len(self._rows)
 
     def read(self, start: int, stop: int) -> Pixels:
-        """Images [start, stop) of the list, (B, C, H, W). Raises InvalidRunFile for a chunk that cannot be used."""
+        """Images [start, stop) of the list, (B, C, H, W).
+
+        Raises InvalidRunFile for a chunk that cannot be used.
+        """
         rows = self._rows[start:stop]
         out = np.empty((len(rows), *self._shape), np.uint8)
         for chunk in np.unique(rows[:, 0]).tolist():

@@ -1,7 +1,9 @@
-"""Build a dataset of images: pictures -> one size -> shuffled chunks, a held-out share, and a judge of generated ones.
+"""Build a dataset of images: pictures -> one size -> shuffled chunks, a held-out share, and a judge
+of generated ones.
 
-Two runs over the same input give the same chunks. Pixels pass through a temporary file, so memory holds an index of the
-images and never all of them. Reading the sources is `pictures.py`, the format of a chunk `image_chunks.py`.
+Two runs over the same input give the same chunks. Pixels pass through a temporary file, so memory
+holds an index of the images and never all of them. Reading the sources is `pictures.py`, the format
+of a chunk `image_chunks.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class Building(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageOptions(TypedDict, total=False):
-    """What `build_images` accepts by name: the fields of `ImageSettings`."""
+    """Options that `build_images` accepts by name: the fields of `ImageSettings`."""
 
     licence: str
     source: str
@@ -57,15 +59,14 @@ class ImageOptions(TypedDict, total=False):
 
 
 class ImageSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a dataset of images is made: the middle square of each, at one size."""
+    """Settings of a dataset of images: the middle square of each, at one size."""
 
     licence: str = "unknown"
     source: str = ""
     size: int = 64  # pixels, both sides
     channels: int = 3  # 1 = grey
-    chunk_images: int = (
-        64  # images are shuffled as a whole, so a task is as well off with small chunks
-    )
+    # images are shuffled as a whole, so a task is as well off with small chunks
+    chunk_images: int = 64
     heldout_share: float = 0.05
     seed: int = 0
 
@@ -107,8 +108,9 @@ def build_images(
 ) -> DatasetManifest:
     """Store a dataset of images through `put` and return its manifest.
 
-    Exact copies are dropped; the images with the smallest SHA-256 are held out, so the split depends on the pixels alone.
-    What could not be read is added to `skipped`. Raises InvalidRunFile when fewer than 32 images are left.
+    Exact copies are dropped; the images with the smallest SHA-256 are held out, so the split
+    depends on the pixels alone. What could not be read is added to `skipped`. Raises InvalidRunFile
+    when fewer than 32 images are left.
     """
     settings = ImageSettings(**options)
     tell = on_progress or (lambda _: None)

@@ -1,7 +1,9 @@
-"""Where images come from: folders, zip archives read in place, PNG and JPEG files, and the digits of scikit-learn.
+"""Sources of images: folders, zip archives read in place, PNG and JPEG files, and the digits of
+scikit-learn.
 
-What cannot be decoded is left out one by one and remembered with its name and reason; only a source that is not there at all
-is an error. Nothing is unpacked to disk, and no file decides how much memory it takes. Decoding needs the extra "images".
+What cannot be decoded is left out one by one and remembered with its name and reason; only a source
+that is not there at all is an error. Nothing is unpacked to disk, and no file decides how much
+memory it takes. Decoding needs the extra "images".
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _SIDE_MIN = 2
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """One image: pixels (H, W) or (H, W, 3), the name to call it by, and what it shows where that is known."""
+    """One image: pixels (H, W) or (H, W, 3), the name to call it by, and what it shows where that
+    is known.
+    """
 
     name: str
     pixels: Pixels
@@ -40,9 +44,11 @@ class Picture(msgspec.Struct, frozen=True):
 def read_pictures(
     sources: Iterable[str | Path | Picture], skipped: Skipped, side: int
 ) -> Iterator[Picture]:
-    """Every image of `sources`, folders and archives in sorted order, labelled by the folder it lies in.
+    """Every image of `sources`, folders and archives in sorted order, labelled by the folder it
+    lies in.
 
-    Large ones come smaller, but with sides of at least 2 x `side` pixels. Raises InvalidRunFile for a source that is not there.
+    Large ones come smaller, but with sides of at least 2 x `side` pixels. Raises InvalidRunFile for
+    a source that is not there.
     """
     for source in sources:
         if isinstance(source, Picture):
@@ -65,7 +71,9 @@ def read_pictures(
 
 
 def digit_pictures() -> Iterator[Picture]:
-    """The 1,797 hand-written digits of 8 x 8 pixels that scikit-learn ships (Alpaydin and Kaynak 1998)."""
+    """The 1,797 hand-written digits of 8 x 8 pixels that scikit-learn ships (Alpaydin and Kaynak
+    1998).
+    """
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:

@@ -1,4 +1,6 @@
-"""Records as zstd-compressed JSON lines: small files that anybody can read, and that cannot blow up."""
+"""Records as zstd-compressed JSON lines: small files that anybody can read, and that cannot blow
+up.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def pack(records: Iterable[msgspec.Struct]) -> bytes:
 
 
 def unpack(data: bytes, kind: type[T], bytes_max: int, records_max: int) -> list[T]:
-    """The inverse of `pack`. Raises BadRequest for what is damaged, too large or no such record, naming the line."""
+    """The inverse of `pack`.
+
+    Raises BadRequest for what is damaged, too large or no such record, naming the line.
+    """
     lines = _expand(data, bytes_max).splitlines()
     if len(lines) > records_max:
         raise BadRequest(f"a file has at most {records_max} lines, this one has {len(lines)}")

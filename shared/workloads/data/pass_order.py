@@ -1,14 +1,18 @@
-"""The order of a pass: a stored seed makes one permutation of every sample of a dataset, the same on every machine.
+"""The order of a pass: a stored seed makes one permutation of every sample of a dataset, the same
+on every machine.
 
-Two levels, so that a task needs few chunks and still sees mixed data: the chunks are permuted, then groups of `mix`
-neighbours in that order are shuffled together, sample by sample. Only the groups that are asked for are ever built.
+Two levels, so that a task needs few chunks and still sees mixed data: the chunks are permuted, then
+groups of `mix` neighbours in that order are shuffled together, sample by sample. Only the groups
+that are asked for are ever built.
 
-A chunk of text holds few documents, and workers that train on the same few move the same way: with 4 chunks a group DiLoCo
-ended 1.2 % behind data-parallel training, with 16 it is 0.3 % (docs/decisions/0006-pass-order.md).
+A chunk of text holds few documents, and workers that train on the same few move the same way: with
+4 chunks a group DiLoCo ended 1.2 % behind data-parallel training, with 16 it is 0.3 %
+(docs/decisions/0006-pass-order.md).
 
-The random numbers are the raw 64-bit output of Philox 4x64-10 (Salmon et al. 2011) with the key (seed, stream), and a
-permutation is the stable argsort of them. Both are fixed by definition, unlike the shuffling methods of NumPy's generators,
-which may change between releases; golden values in the tests pin them.
+The random numbers are the raw 64-bit output of Philox 4x64-10 (Salmon et al. 2011) with the key
+(seed, stream), and a permutation is the stable argsort of them. Both are fixed by definition,
+unlike the shuffling methods of NumPy's generators, which may change between releases; golden values
+in the tests pin them.
 """
 
 from __future__ import annotations
@@ -27,14 +31,19 @@ _KEPT_GROUPS = 4  # a task walks forward: the last few groups are all it looks a
 
 
 def permutation(count: int, seed: int, stream: int) -> NDArray[np.int64]:
-    """A permutation of `range(count)`, fixed for all time by `seed` and `stream` (both taken modulo 2^64)."""
+    """A permutation of `range(count)`, fixed for all time by `seed` and `stream` (both taken modulo
+    2^64).
+    """
     key = np.array([seed & _WORD, stream & _WORD], dtype=np.uint64)
     words = np.random.Philox(key=key, counter=0).random_raw(count)
     return np.argsort(words, kind="stable").astype(np.int64)
 
 
 class PassOrder:
-    """The samples of one pass as positions 0 ... `total` - 1; `counts[c]` is how many samples chunk `c` has."""
+    """The samples of one pass as positions 0 ...
+
+    `total` - 1; `counts[c]` is how many samples chunk `c` has.
+    """
 
     def __init__(self, counts: Sequence[int], seed: int, mix: int = MIX) -> None:
         sizes = np.asarray(counts, dtype=np.int64).reshape(-1)
@@ -57,16 +66,20 @@ class PassOrder:
 
     @property
     def total(self) -> int:
-        """How many samples the pass has."""
+        """Return how many samples the pass has."""
         return int(self._bounds[-1])
 
     def at(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The samples at positions [start, stop): one row (chunk, sample in that chunk) each, shape (stop - start, 2)."""
+        """The samples at positions [start, stop): one row (chunk, sample in that chunk) each, shape
+        (stop - start, 2).
+        """
         parts = [self._group(group)[first:last] for group, first, last in self._pieces(start, stop)]
         return np.concatenate(parts) if parts else np.empty((0, 2), np.int64)
 
     def chunks(self, start: int, stop: int) -> tuple[int, ...]:
-        """The chunks that [start, stop) reads, in the order of first need: what a task has to download."""
+        """The chunks that [start, stop) reads, in the order of first need: what a task has to
+        download.
+        """
         found: dict[int, None] = {}
         for group, first, last in self._pieces(start, stop):
             if (
@@ -79,14 +92,18 @@ class PassOrder:
         return tuple(found)
 
     def reach(self, start: int, stop: int) -> tuple[int, ...]:
-        """The chunks of every group that [start, stop) lies in: `chunks` and perhaps a few more, without building a group."""
+        """The chunks of every group that [start, stop) lies in: `chunks` and perhaps a few more,
+        without building a group.
+        """
         found: dict[int, None] = {}
         for group, _, _ in self._pieces(start, stop):
             found.update(dict.fromkeys(self._members(group).tolist()))
         return tuple(found)
 
     def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """The groups that [start, stop) touches: (group, first, last) with positions counted within the group."""
+        """The groups that [start, stop) touches: (group, first, last) with positions counted within
+        the group.
+        """
         if not 0 <= start <= stop <= self.total:
             raise BadRequest(
                 f"positions {start} to {stop} do not lie in a pass of {self.total} samples"

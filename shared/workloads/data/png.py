@@ -1,7 +1,7 @@
 """PNG files of 8-bit grey or colour pixels, written and read with nothing but zlib.
 
-Samples of a version are drawn on the coordinator and shown in terminals, where no image library is wanted. What is read may
-come from anywhere: sizes are bounded and every byte is accounted for.
+Samples of a version are drawn on the coordinator and shown in terminals, where no image library is
+wanted. What is read may come from anywhere: sizes are bounded and every byte is accounted for.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def write_png(pixels: Pixels) -> bytes:
 
 
 def read_png(data: bytes) -> Pixels:
-    """Pixels (H, W) or (H, W, 3) of a PNG with 8 bits a channel. Raises BadRequest for anything else."""
+    """Pixels (H, W) or (H, W, 3) of a PNG with 8 bits a channel.
+
+    Raises BadRequest for anything else.
+    """
     if not data.startswith(_SIGNATURE):
         raise BadRequest("this is no PNG image")
     width = height = channels = 0

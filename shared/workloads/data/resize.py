@@ -32,7 +32,9 @@ def grey(pixels: Pixels) -> Pixels:
 
 
 def resize(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Pixels at another size by a triangle filter that is as wide as what it joins: smooth up, without aliases down."""
+    """Pixels at another size by a triangle filter that is as wide as what it joins: smooth up,
+    without aliases down.
+    """
     if pixels.shape[:2] == (height, width):
         return pixels
     flat = pixels.reshape(*pixels.shape[:2], -1).astype(np.float32)  # (H, W, C)
@@ -61,12 +63,16 @@ def square(pixels: Pixels) -> Pixels:
 
 
 def corner(pixels: Pixels) -> Pixels:
-    """The upper left quarter: of many images side by side, as many as can be told apart in a terminal."""
+    """The upper left quarter: of many images side by side, as many as can be told apart in a
+    terminal.
+    """
     return pixels[: -(-pixels.shape[0] // 2), : -(-pixels.shape[1] // 2)]
 
 
 def braille(pixels: Pixels, columns: int) -> list[str]:
-    """An image in dots, two by four to a sign, brightness by dithering: for text that has no colour."""
+    """An image in dots, two by four to a sign, brightness by dithering: for text that has no
+    colour.
+    """
     height, width = pixels.shape[:2]
     rows = max(1, round(columns * 2 * height / width / 4))
     small = resize(grey(pixels), rows * 4, columns * 2)

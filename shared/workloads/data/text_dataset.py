@@ -1,8 +1,9 @@
-"""Build a token dataset: documents -> tokenizer -> shuffled chunks, and a held-out share that volunteers never get.
+"""Build a token dataset: documents -> tokenizer -> shuffled chunks, and a held-out share that
+volunteers never get.
 
-Two runs over the same input give the same bytes. Text passes through a temporary file, so memory holds an index of the
-documents and never the corpus. Reading the sources is `documents.py`,
-the format of a chunk `tokens.py`, and what is tokens already `token_files.py`.
+Two runs over the same input give the same bytes. Text passes through a temporary file, so memory
+holds an index of the documents and never the corpus. Reading the sources is `documents.py`, the
+format of a chunk `tokens.py`, and what is tokens already `token_files.py`.
 """
 
 from __future__ import annotations
@@ -69,9 +70,10 @@ def build_text(
 ) -> DatasetManifest:
     """Store a token dataset through `put` and return its manifest.
 
-    A source is a file, a directory, a `Document`, or a nanoGPT `.bin` of uint16 tokens. Long documents are cut, exact copies
-    dropped; the parts with the smallest SHA-256 are held out until `heldout_share` of the bytes is reached, so the split
-    depends on the text alone. What could not be read is added to `skipped`. Raises InvalidRunFile.
+    A source is a file, a directory, a `Document`, or a nanoGPT `.bin` of uint16 tokens. Long
+    documents are cut, exact copies dropped; the parts with the smallest SHA-256 are held out until
+    `heldout_share` of the bytes is reached, so the split depends on the text alone. What could not
+    be read is added to `skipped`. Raises InvalidRunFile.
     """
     settings = TextSettings(**options)
     tell = on_progress or (lambda _: None)
@@ -149,7 +151,9 @@ def _spool(
 
 
 def _cut(part: _Part, limit: int, spool: BinaryIO) -> Iterator[_Part]:
-    """Parts of at most `limit` bytes, cut after a line where there is one and never inside a character."""
+    """Parts of at most `limit` bytes, cut after a line where there is one and never inside a
+    character.
+    """
     if part.size <= limit:
         yield part
         return

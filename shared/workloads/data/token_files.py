@@ -1,7 +1,7 @@
 """Datasets that are tokens already: nanoGPT's `.bin` files, raw integers without a header.
 
-Beside them belongs the tokenizer.json that made them, or at least the size of its vocabulary; without a tokenizer the run
-trains as well, only its samples cannot be read.
+Beside them belongs the tokenizer.json that made them, or at least the size of its vocabulary;
+without a tokenizer the run trains as well, only its samples cannot be read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _COPIED_TOKENS = 1 << 20  # at a time
 
 
 def token_files(sources: Sequence[str | Path | Document]) -> list[Path]:
-    """The token files among the sources; a directory with a train.bin stands for its own. Raises InvalidRunFile for a mix."""
+    """The token files among the sources; a directory with a train.bin stands for its own.
+
+    Raises InvalidRunFile for a mix.
+    """
     found: list[Path] = []
     others = 0
     for source in sources:

@@ -1,7 +1,8 @@
 """Tokens on disk and the tokenizer that made them.
 
-A chunk is raw little-endian unsigned integers, nothing else: 16 bits a token, 32 when the vocabulary has more than 65,535.
-Chunks of one stream overlap by one token, so that every token but the first is the target of exactly one prediction.
+A chunk is raw little-endian unsigned integers, nothing else: 16 bits a token, 32 when the
+vocabulary has more than 65,535. Chunks of one stream overlap by one token, so that every token but
+the first is the target of exactly one prediction.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def dtype_for(vocab_size: int) -> str:
 
 
 class TextOptions(TypedDict, total=False):
-    """What `build_text` accepts by name: the fields of `TextSettings`."""
+    """Options that `build_text` accepts by name: the fields of `TextSettings`."""
 
     licence: str
     source: str
@@ -58,7 +59,10 @@ class TextOptions(TypedDict, total=False):
 
 
 class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a token dataset is made. Without a `tokenizer` (the bytes of a tokenizer.json) one is trained."""
+    """Settings of a token dataset.
+
+    Without a `tokenizer` (the bytes of a tokenizer.json) one is trained.
+    """
 
     licence: str = "unknown"
     source: str = ""
@@ -78,7 +82,7 @@ class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Built(NamedTuple):
-    """What a build stored: the parts of a manifest."""
+    """Parts of a manifest that a build stored."""
 
     chunks: tuple[ChunkRef, ...]
     heldout: tuple[ChunkRef, ...]
@@ -103,7 +107,10 @@ class TokenChunk:
         return len(self.tokens)
 
     def check(self, vocab_size: int) -> None:
-        """Refuse a token that the model has no row for, before it reaches the device. Raises InvalidRunFile."""
+        """Refuse a token that the model has no row for, before it reaches the device.
+
+        Raises InvalidRunFile.
+        """
         for start in range(0, len(self.tokens), _SCAN):
             part = self.tokens[start : start + _SCAN]
             if int(part.max()) >= vocab_size:
@@ -115,7 +122,9 @@ class TokenChunk:
 
 
 class ChunkWriter:
-    """Cuts one stream of tokens into chunks of `chunk_tokens` targets and stores them through `put`."""
+    """Cuts one stream of tokens into chunks of `chunk_tokens` targets and stores them through
+    `put`.
+    """
 
     def __init__(self, put: Put, dtype: str, chunk_tokens: int) -> None:
         self._put = put
@@ -139,7 +148,9 @@ class ChunkWriter:
         self._rest, self._held = [stream], len(stream)
 
     def close(self) -> tuple[ChunkRef, ...]:
-        """Store what is left and return every chunk; a lone token, which predicts nothing, is dropped."""
+        """Store what is left and return every chunk; a lone token, which predicts nothing, is
+        dropped.
+        """
         if self._held > 1:
             self._store(np.concatenate(self._rest))
         self._rest, self._held = [], 0
@@ -165,7 +176,9 @@ def load_tokenizer(data: bytes) -> Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
-    """A byte-level BPE of at most `vocab_size` tokens (Sennrich et al. 2016) as tokenizer.json: same texts, same bytes."""
+    """A byte-level BPE of at most `vocab_size` tokens (Sennrich et al. 2016) as tokenizer.json:
+    same texts, same bytes.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if not VOCAB_MIN <= vocab_size <= VOCAB_MAX:

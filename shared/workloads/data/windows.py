@@ -14,12 +14,14 @@ from shared.workloads.data.tokenizer import TokenChunk
 
 
 def windows_of(manifest: DatasetManifest, block_size: int) -> list[int]:
-    """How many windows of `block_size` tokens and their targets each chunk gives."""
+    """Return how many windows of `block_size` tokens and their targets each chunk gives."""
     return [max(0, (chunk.items - 1) // block_size) for chunk in manifest.chunks]
 
 
 class Windows:
-    """A list of windows, each (chunk, number in the chunk): window s is tokens [s T, s T + T], T inputs and T targets."""
+    """A list of windows, each (chunk, number in the chunk): window s is tokens [s T, s T + T], T
+    inputs and T targets.
+    """
 
     def __init__(
         self, data: Data, block_size: int, vocab_size: int, rows: NDArray[np.int64]
@@ -34,7 +36,10 @@ class Windows:
         return len(self._rows)
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Windows [start, stop) of the list, shape (B, T + 1). Raises InvalidRunFile for a chunk that cannot be used."""
+        """Windows [start, stop) of the list, shape (B, T + 1).
+
+        Raises InvalidRunFile for a chunk that cannot be used.
+        """
         T = self._block
         out = np.empty((stop - start, T + 1), np.int64)
         for line, (chunk, sample) in zip(out, self._rows[start:stop].tolist(), strict=True):
@@ -60,7 +65,10 @@ class Windows:
 def of_pass(
     order: PassOrder, start: int, stop: int, steps: int, batch_size: int
 ) -> NDArray[np.int64]:
-    """The samples of a task. Raises BadRequest unless they fill `steps` batches (the last one may be smaller)."""
+    """The samples of a task.
+
+    Raises BadRequest unless they fill `steps` batches (the last one may be smaller).
+    """
     samples = stop - start
     if not (
         steps >= 1 and batch_size >= 1 and (steps - 1) * batch_size < samples <= steps * batch_size
@@ -70,7 +78,9 @@ def of_pass(
 
 
 def spread(counts: Sequence[int], wanted: int) -> NDArray[np.int64]:
-    """At most `wanted` samples evenly spread over all, in a fixed mixed order, so that any beginning represents the rest."""
+    """At most `wanted` samples evenly spread over all, in a fixed mixed order, so that any
+    beginning represents the rest.
+    """
     ends = np.cumsum(np.asarray(counts, np.int64))
     total = int(ends[-1]) if len(ends) else 0
     taken = min(total, wanted)

@@ -1,7 +1,10 @@
-"""The shape of a DCGAN (Radford et al. 2016): its config, the schema of its weights, its cost. No torch here.
+"""The shape of a DCGAN (Radford et al. 2016): its config, the schema of its weights, its cost.
 
-An image of b x 2^n pixels with b from 4 to 7 grows from b x b in n doublings: 64 = 4 x 2^4, 32 = 4 x 2^3, 28 = 7 x 2^2. Both
-networks get narrower by half with each doubling of the side. Names of tensors never change: old checkpoints stay readable.
+No torch here.
+
+An image of b x 2^n pixels with b from 4 to 7 grows from b x b in n doublings: 64 = 4 x 2^4, 32 = 4
+x 2^3, 28 = 7 x 2^2. Both networks get narrower by half with each doubling of the side. Names of
+tensors never change: old checkpoints stay readable.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ _RANGES = {
 
 
 class Layer(NamedTuple):
-    """One convolution. It doubles or halves the side, but for the one at the b x b end, which has a kernel of b."""
+    """One convolution.
+
+    It doubles or halves the side, but for the one at the b x b end, which has a kernel of b.
+    """
 
     before: int  # channels
     after: int
@@ -37,7 +43,10 @@ class Layer(NamedTuple):
 
 
 class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The `[model]` table. The defaults are the classic sizes: generator 3,576,704 and discriminator 2,765,568 parameters."""
+    """The `[model]` table.
+
+    The defaults are the classic sizes: generator 3,576,704 and discriminator 2,765,568 parameters.
+    """
 
     image_size: int = 64  # pixels, both sides
     channels: int = 3
@@ -59,7 +68,7 @@ class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def doublings(self) -> int:
-        """How often the side doubles."""
+        """Return how often the side doubles."""
         return self.image_size.bit_length() - 3
 
     @property
@@ -96,7 +105,10 @@ class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> DcganConfig:
-    """The config of a run on this dataset, which says how large the images are. Raises InvalidRunFile."""
+    """The config of a run on this dataset, which says how large the images are.
+
+    Raises InvalidRunFile.
+    """
     if manifest is None:
         return DcganConfig.from_dict(raw)
     if manifest.kind != "images":
@@ -154,5 +166,7 @@ def flops(layers: list[Layer]) -> float:
 
 
 def flops_per_sample(config: DcganConfig) -> float:
-    """A step, for each real image: one fake drawn and learnt from (3), both judged and learnt from (6), the fake again (2)."""
+    """A step, for each real image: one fake drawn and learnt from (3), both judged and learnt from
+    (6), the fake again (2).
+    """
     return 3 * flops(config.generator()) + 8 * flops(config.discriminator())

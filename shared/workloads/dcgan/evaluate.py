@@ -1,6 +1,7 @@
-"""What a trained generator is asked: what it draws, and how near that comes to real images.
+"""Evaluation of a trained generator: its samples, and their distance to real images.
 
-It draws as whoever downloads it would: with the running statistics of its batch norm, never with those of a batch.
+It draws as whoever downloads it would: with the running statistics of its batch norm, never with
+those of a batch.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ def evaluate(
     budget_s: float,
     stop: Callable[[], bool],
 ) -> dict[str, float]:
-    """How near images of fixed noise come to real ones; `budget_s` and `stop` only end it early.
+    """Return how near images of fixed noise come to real ones; `budget_s` and `stop` only end it
+    early.
 
-    "loss" is the Fréchet distance in the judge's features ("frechet_real": of real images that it never saw), "coverage" the
-    share of classes that are drawn, "class_overlap" how much of the classes' shares agrees, "complete" 1 or 0.
+    "loss" is the Fréchet distance in the judge's features ("frechet_real": of real images that it
+    never saw), "coverage" the share of classes that are drawn, "class_overlap" how much of the
+    classes' shares agrees, "complete" 1 or 0.
     """
     judge = _judge(config, heldout)
     wanted = int(_EVAL_FLOPS / flops(config.generator()))
@@ -89,7 +92,9 @@ def _judge(config: DcganConfig, heldout: Data | None) -> Judge:
 
 
 def class_figures(odds: NDArray[np.float64], real: NDArray[np.float64]) -> tuple[float, float]:
-    """(coverage, overlap) of the classes that images show for sure, odds (N, K) beside their shares (K,) among real ones."""
+    """(coverage, overlap) of the classes that images show for sure, odds (N, K) beside their shares
+    (K,) among real ones.
+    """
     sure = np.nan_to_num(odds).max(axis=1) >= _SURE
     shown = np.bincount(odds[sure].argmax(axis=1), minlength=len(real)) / len(odds)
     there = real > 0

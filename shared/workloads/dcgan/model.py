@@ -1,6 +1,8 @@
-"""The two networks of a DCGAN: the generator draws images, the discriminator tells them from real ones.
+"""The two networks of a DCGAN: the generator draws images, the discriminator tells them from real
+ones.
 
-Shapes: B images, L latent, C channels, S side. Images lie in -1 ... 1. Weights are float32; autocast is the caller's.
+Shapes: B images, L latent, C channels, S side. Images lie in -1 ... 1. Weights are float32;
+autocast is the caller's.
 """
 
 from __future__ import annotations
@@ -68,7 +70,10 @@ def _discriminator(layers: list[Layer]) -> Iterator[tuple[str, nn.Module]]:
 
 
 def build(config: DcganConfig, weights: Mapping[str, Tensor], device: str) -> Dcgan:
-    """Both networks on `device` with their own copy of `weights`. Raises InvalidFrame when they are not this model's."""
+    """Both networks on `device` with their own copy of `weights`.
+
+    Raises InvalidFrame when they are not this model's.
+    """
     own: dict[str, Tensor] = {}
     for spec in schema(config):
         found = weights.get(spec.name)

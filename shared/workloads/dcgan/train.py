@@ -1,8 +1,9 @@
 """One DCGAN task on one device, advanced a micro-batch at a time.
 
-A step has two turns over the same batch: the discriminator learns from real images and from fakes, then the generator learns
-to fool it. Each network's gradient comes from its own loss alone: the discriminator is frozen while the generator learns.
-Batch norm looks at one micro-batch at a time (Hoffer et al. 2017), so micro-batches are as large and as even as can be.
+A step has two turns over the same batch: the discriminator learns from real images and from fakes,
+then the generator learns to fool it. Each network's gradient comes from its own loss alone: the
+discriminator is frozen while the generator learns. Batch norm looks at one micro-batch at a time
+(Hoffer et al. 2017), so micro-batches are as large and as even as can be.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ _COUNTERS = "counters"
 
 
 class DcganWork:
-    """Local training ("delta") or the mean gradients at the base weights ("gradient"); see `Work`."""
+    """Local training ("delta") or the mean gradients at the base weights ("gradient"); see
+    `Work`.
+    """
 
     def __init__(
         self,
@@ -89,7 +92,10 @@ class DcganWork:
         return self._step == self._job.steps
 
     def advance(self) -> Progress:
-        """Do one micro-batch of one turn. Raises InvalidRunFile when a loss is no number or a chunk cannot be used."""
+        """Do one micro-batch of one turn.
+
+        Raises InvalidRunFile when a loss is no number or a chunk cannot be used.
+        """
         if self.done:
             raise RuntimeError("this task is done")
         began = perf_counter()
@@ -163,7 +169,10 @@ class DcganWork:
         return _whole({name: learner.state() for name, learner in self._named()})
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Weights, statistics, optimisers, sums and counters. Raises RuntimeError in the middle of a step."""
+        """Weights, statistics, optimisers, sums and counters.
+
+        Raises RuntimeError in the middle of a step.
+        """
         if self._in_turn or self._turn:
             raise RuntimeError("a snapshot is taken between steps")
         found = _whole({name: learner.snapshot() for name, learner in self._named()})
@@ -264,7 +273,8 @@ class DcganWork:
         return "\n".join(braille(tile(some, _PREVIEWED), _PREVIEW_SIGNS))
 
     def _read(self, began: float, ended: bool, timed: bool) -> dict[str, float]:
-        """Wait for the device and read the figures: on a CPU always, on a GPU rarely, and at the end.
+        """Wait for the device and read the figures: on a CPU always, on a GPU rarely, and at the
+        end.
 
         Those of the step that has ended, empty in the middle of a step or when nothing was read.
         """

@@ -1,4 +1,5 @@
-"""The workload `dcgan`: many machines train one generator of images and the discriminator it learns from.
+"""The workload `dcgan`: many machines train one generator of images and the discriminator it learns
+from.
 
 This module only puts the parts together and loads torch when a tensor is asked for.
 """
@@ -34,7 +35,8 @@ _STD = 0.02
 _ADAM = {"lr": 2e-4, "beta1": 0.5, "beta2": 0.999}
 _TRAIN = _ADAM | {"min_lr_ratio": 1.0, "warmup_steps": 0, "weight_decay": 0.0, "clip_norm": 0.0}
 _TASK = {"batch_size": 64, "local_steps": 5}  # 320 images
-# The norms of honest work may triple within a few versions, when one network finds out the other (measured).
+# The norms of honest work may triple within a few versions, when one network finds out the other
+# (measured).
 _VALIDATION = {"clip_until": 5.0}
 _GRADIENTS = (
     "gradient-average",
@@ -67,7 +69,9 @@ class DcganWorkload(Workload):
         return dcgan_config.schema(DcganConfig.from_dict(config))
 
     def init(self, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
-        """Convolutions normal with deviation 0.02, scales of norms so around one, everything else as nothing was seen."""
+        """Convolutions normal with deviation 0.02, scales of norms so around one, everything else
+        as nothing was seen.
+        """
         import torch
 
         specs = dcgan_config.schema(DcganConfig.from_dict(config))

@@ -2,8 +2,9 @@
 
     plans ──> seats (a game each) ──> one search for all seats ──> a move each ──> records
 
-Who plays is named by a key, so that a game goes on with the network that it began with while others begin with a newer one,
-and so that two networks can meet. Which games share a batch changes no game.
+Who plays is named by a key, so that a game goes on with the network that it began with while others
+begin with a newer one, and so that two networks can meet. Which games share a batch changes no
+game.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class Seat:
 
 
 class Arena:
-    """`slots` seats, filled from `following` until it has no more plans; `players` may change between games."""
+    """`slots` seats, filled from `following` until it has no more plans; `players` may change
+    between games.
+    """
 
     def __init__(
         self,
@@ -119,11 +122,13 @@ class Arena:
         return not self.seats
 
     def keys(self) -> set[str]:
-        """Who is needed to finish the games in progress."""
+        """Return who is needed to finish the games in progress."""
         return {key for seat in self.seats for key in seat.plan.players}
 
     def again(self) -> None:
-        """Drop the search in progress: it is done again from its beginning, with the same result."""
+        """Drop the search in progress: it is done again from its beginning, with the same
+        result.
+        """
         self._searching = False
 
     def _begin(self) -> bool:

@@ -1,6 +1,8 @@
-"""The shape of a Gomoku player: board, network, schema, cost, and the `[task]` options of its tasks. No torch here.
+"""The shape of a Gomoku player: board, network, schema, cost, and the `[task]` options of its
+tasks. No torch here.
 
-Names of tensors never change (old checkpoints stay readable): stem, blocks.{i}.one, blocks.{i}.two, policy, value.
+Names of tensors never change (old checkpoints stay readable): stem, blocks.{i}.one, blocks.{i}.two,
+policy, value.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidRunFile(f"[model] {key} must lie between {low} and {high}")
         if self.size > self.board_max:
             raise InvalidRunFile(
-                f"a board of {self.size} is too large for the preset {self.preset}: its {self.depth}"
+                f"a board of {self.size} is too large for the preset {self.preset}: its "
+                f"{self.depth}"
                 f" blocks see {self.reach} cells far, enough for a board of {self.board_max}; take"
                 f" more blocks or a larger preset"
             )
@@ -67,12 +70,16 @@ class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reach(self) -> int:
-        """How many cells away a stone may lie and still be seen: one for each 3 x 3 convolution."""
+        """Return how many cells away a stone may lie and still be seen: one for each 3 x 3
+        convolution.
+        """
         return 1 + 2 * self.depth
 
     @property
     def board_max(self) -> int:
-        """Three times the reach: a value head that pools over the board joins what lies further apart."""
+        """Three times the reach: a value head that pools over the board joins what lies further
+        apart.
+        """
         return 3 * self.reach
 
     @classmethod
@@ -104,9 +111,8 @@ class GomokuOptions(msgspec.Struct, frozen=True, kw_only=True):
     match_games: int = 16  # of one evaluate task, both colours of each opening
     match_simulations: int = 64
     match_every: int = 1  # versions from one match to the next; 0 = no matches
-    match_replay: float = (
-        0.25  # share of the positions of a match that the coordinator searches again
-    )
+    # share of the positions of a match that the coordinator searches again
+    match_replay: float = 0.25
 
     def __post_init__(self) -> None:
         for key, low, high in (

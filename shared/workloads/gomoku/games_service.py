@@ -1,4 +1,6 @@
-"""Games of the gomoku workload as the coordinator and people meet them: paced, inspected, sealed, played against."""
+"""Games of the gomoku workload as the coordinator and people meet them: paced, inspected, sealed,
+played against.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,8 @@ if TYPE_CHECKING:
 
     from shared.workloads.gomoku.network import NetEvaluator
 
-NOTICE_S = (
-    60.0  # an actor hears of a version with its next heartbeat; that long nobody can know of it
-)
+# an actor hears of a version with its next heartbeat; that long nobody can know of it
+NOTICE_S = 60.0
 _FILLED = (
     1 / 4
 )  # of the board when a game ends, about: only the first estimate of what a game costs
@@ -131,9 +132,11 @@ class GomokuGames(Games):
 def _stale(
     records: Sequence[GameRecord], known: Sequence[KnownVersion], lag: int
 ) -> dict[int, str]:
-    """Which games began with a version too far behind the newest that their player could know of, by place.
+    """Return which games began with a version too far behind the newest that their player could
+    know of, by place.
 
-    Judged by when a game began and never by when it was handed in: a slow machine's long game is as welcome as any.
+    Judged by when a game began and never by when it was handed in: a slow machine's long game is as
+    welcome as any.
     """
     published = [version.since_s for version in known]
     found: dict[int, str] = {}

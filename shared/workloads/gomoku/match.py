@@ -1,7 +1,7 @@
 """Matches between two versions.
 
-Openings are fixed, each is played with both colours, and nothing is left to chance: whoever has the two networks can play
-every game again.
+Openings are fixed, each is played with both colours, and nothing is left to chance: whoever has the
+two networks can play every game again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class MatchWork(PlayWork):
 
 
 def meet(config: GomokuConfig, manner: Manner, weights: tuple[Held, Held], games: int) -> Encounter:
-    """A whole match on this machine, all its games at once: the first version against the second."""
+    """A whole match on this machine, all its games at once: the first version against the
+    second.
+    """
     one, other = (NetEvaluator(config, held, "cpu") for held in weights)
     plans = [plan(config.rules, game, "one", "other") for game in range(games)]
     played = _play(config.rules, manner, {"one": one, "other": other}, plans)

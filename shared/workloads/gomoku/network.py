@@ -1,7 +1,9 @@
-"""The network of a Gomoku player: a residual trunk, a policy over the cells and the value of the position.
+"""The network of a Gomoku player: a residual trunk, a policy over the cells and the value of the
+position.
 
-Without normalisation layers: a residual branch begins as zero, so that depth costs no stability, a position is judged the
-same alone and in a batch, and there are no running statistics to merge. Shapes: B positions, S side, A = S * S, C channels.
+Without normalisation layers: a residual branch begins as zero, so that depth costs no stability, a
+position is judged the same alone and in a batch, and there are no running statistics to merge.
+Shapes: B positions, S side, A = S * S, C channels.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ from shared.workloads.gomoku.rules import Boards
 from shared.workloads.gomoku.search import Floats
 from shared.workloads.training.devices import to_host
 
-# Measured on a CPU: while the activations of a layer stay below this many numbers they stay in the cache, and the heap
-# is not given back to the system between layers; twice as many cost up to half the speed.
+# Measured on a CPU: while the activations of a layer stay below this many numbers they stay in the
+# cache, and the heap is not given back to the system between layers; twice as many cost up to half
+# the speed.
 _CACHE_ELEMENTS = 480_000
 _GPU_BATCH = 4096
 
@@ -89,7 +92,10 @@ class GomokuNet(nn.Module):
 
 
 def build(config: GomokuConfig, weights: Mapping[str, Tensor], device: str) -> GomokuNet:
-    """The model with a copy of `weights` on `device`. Raises InvalidFrame when they are not those of this config."""
+    """The model with a copy of `weights` on `device`.
+
+    Raises InvalidFrame when they are not those of this config.
+    """
     with torch.device("meta"):
         model = GomokuNet(config)
     expected = {spec.name: spec.shape for spec in schema(config)}
@@ -98,7 +104,8 @@ def build(config: GomokuConfig, weights: Mapping[str, Tensor], device: str) -> G
         wrong = next(n for n in {**expected, **found} if found.get(n) != expected.get(n))
         raise InvalidFrame(
             f"these weights are of another network: {wrong} has the shape {found.get(wrong)}, but a"
-            f" player of {config.depth} blocks and {config.width} channels has {expected.get(wrong)}"
+            f" player of {config.depth} blocks and {config.width} channels has "
+            f"{expected.get(wrong)}"
         )
     held = {name: weights[name].to(device, torch.float32, copy=True) for name in expected}
     model.load_state_dict(held, assign=True)
@@ -146,7 +153,10 @@ class NetEvaluator:
         self._device = device
 
     def halve(self) -> int:
-        """Out of memory: ask in batches of half the size. Raises MemoryError when a batch is one position already."""
+        """Out of memory: ask in batches of half the size.
+
+        Raises MemoryError when a batch is one position already.
+        """
         if self._batch <= 1:
             raise MemoryError("one position alone does not fit into the memory of this device")
         self._batch = min(self._batch, 2 * _GPU_BATCH) // 2

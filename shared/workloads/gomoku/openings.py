@@ -1,4 +1,6 @@
-"""The moves that a game begins with before anybody thinks: random ones in self-play, fixed ones in matches."""
+"""The moves that a game begins with before anybody thinks: random ones in self-play, fixed ones in
+matches.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ _STREAM = 1 << 32  # far from the streams of the plies
 
 
 def drawn(rules: Rules, seed: int, plies: int) -> tuple[int, ...]:
-    """Up to `plies` moves anywhere, none of which ends the game: so that self-play sees more than its own favourites."""
+    """Up to `plies` moves anywhere, none of which ends the game: so that self-play sees more than
+    its own favourites.
+    """
     if plies <= 0:
         return ()
     first, *rest = words(seed, _STREAM, 64).tolist()

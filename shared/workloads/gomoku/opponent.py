@@ -38,7 +38,10 @@ class GomokuOpponent:
         )
 
     def reply(self, moves: Sequence[int], level: int) -> Reply:
-        """Level 0 looks little and errs on purpose now and then, 2 looks far. Raises BadRequest when the game is over."""
+        """Level 0 looks little and errs on purpose now and then, 2 looks far.
+
+        Raises BadRequest when the game is over.
+        """
         position = Position(self._rules, moves)
         if position.over:
             raise BadRequest("the game is over")

@@ -1,4 +1,6 @@
-"""What self-play and matches have in common: a task of so many games on one device, advanced a quarter of a second at a time."""
+"""Play, the base of self-play and matches: a task of so many games on one device, advanced a
+quarter of a second at a time.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ ADVANCE_S = 0.25
 
 
 class PlayWork(ABC):
-    """See `Work`. A step is a game; samples are games too. Subclasses say who plays what, and record it."""
+    """See `Work`.
+
+    A step is a game; samples are games too. Subclasses say who plays what, and record it.
+    """
 
     advance_s = ADVANCE_S
 
@@ -106,7 +111,7 @@ class PlayWork(ABC):
 
     @abstractmethod
     def _plan(self, game: int) -> GamePlan:
-        """Who plays it, and how it begins."""
+        """Return who plays it, and how it begins."""
 
     @abstractmethod
     def _record(self, played: Played) -> GameRecord:
@@ -114,7 +119,7 @@ class PlayWork(ABC):
 
     @abstractmethod
     def _metrics(self) -> dict[str, float]:
-        """What a person may want to know of the task."""
+        """Return what a person may want to know of the task."""
 
     @property
     def _kind(self) -> str:

@@ -1,7 +1,9 @@
-"""All chance of self-play as a function of seeds, the same on every machine and in every release of NumPy.
+"""All chance of self-play as a function of seeds, the same on every machine and in every release of
+NumPy.
 
-Only the raw words of Philox 4x64-10 (Salmon et al. 2011) are used: they are fixed by definition, the distributions of
-NumPy's generators are not. So whoever knows a record's seed can check each move that was drawn, and search it again.
+Only the raw words of Philox 4x64-10 (Salmon et al. 2011) are used: they are fixed by definition,
+the distributions of NumPy's generators are not. So whoever knows a record's seed can check each
+move that was drawn, and search it again.
 """
 
 from __future__ import annotations
@@ -11,9 +13,8 @@ from numpy.typing import NDArray
 
 _WORD = (1 << 64) - 1
 _TRIES = 4  # of the rejection sampler: each is refused in fewer than one case in twenty
-_CONCENTRATION = (
-    10.0  # Dirichlet: alpha is this over the number of legal moves (Silver et al. 2017)
-)
+# Dirichlet: alpha is this over the number of legal moves (Silver et al. 2017)
+_CONCENTRATION = 10.0
 
 
 def words(seed: int, stream: int, count: int) -> NDArray[np.uint64]:
@@ -38,7 +39,8 @@ def dirichlet(seed: int, ply: int, legal: NDArray[np.bool_]) -> NDArray[np.float
     alpha = _CONCENTRATION / max(1, int(legal.sum()))
     raw = words(seed, 2 * ply, cells * (3 * _TRIES + 1)).reshape(3 * _TRIES + 1, cells)
     u = fractions(raw)
-    # Marsaglia and Tsang 2000: gamma of shape alpha + 1, then down to alpha by a power of a uniform number.
+    # Marsaglia and Tsang 2000: gamma of shape alpha + 1, then down to alpha by a power of a uniform
+    # number.
     d = alpha + 1 - 1 / 3
     radius = np.sqrt(-2 * np.log(u[:_TRIES]))
     normal = radius * np.cos(2 * np.pi * u[_TRIES : 2 * _TRIES])
@@ -52,7 +54,9 @@ def dirichlet(seed: int, ply: int, legal: NDArray[np.bool_]) -> NDArray[np.float
 
 
 def draw(visits: NDArray[np.int32], seed: int, ply: int, temperature_plies: int) -> int:
-    """The move that self-play makes after a search: in proportion to its visits in the beginning, then the most visited."""
+    """The move that self-play makes after a search: in proportion to its visits in the beginning,
+    then the most visited.
+    """
     if ply >= temperature_plies:
         return int(visits.argmax())
     total = int(visits.sum())

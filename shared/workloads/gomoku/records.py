@@ -1,7 +1,8 @@
 """Records of games: what a player hands in, and what anybody can check of it without a network.
 
-The moves, the raw visits of every search and the seed that chance came from stand in a record. So each move can be held
-against the visits that it was drawn from, and any position can be searched again (`gomoku_referee`).
+The moves, the raw visits of every search and the seed that chance came from stand in a record. So
+each move can be held against the visits that it was drawn from, and any position can be searched
+again (`gomoku_referee`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ class InvalidGame(BadRequest):
 
 
 class GameRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One game. `visits` has a row for each move that was searched: cell, count, cell, count ... of all that were visited."""
+    """One game.
+
+    `visits` has a row for each move that was searched: cell, count, cell, count ... of all that
+    were visited.
+    """
 
     game: int  # its number among all games of the run
     seed: int
@@ -45,7 +50,7 @@ class GameRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Manner(msgspec.Struct, frozen=True, kw_only=True):
-    """How the games of a task are played: the same for whoever plays and whoever checks."""
+    """Rules of play for the games of a task: the same for whoever plays and whoever checks."""
 
     simulations: int
     temperature_plies: int
@@ -74,7 +79,10 @@ def flat(visits: NDArray[np.int32]) -> tuple[int, ...]:
 
 
 def counts(row: Sequence[int], cells: int) -> NDArray[np.int32]:
-    """The inverse of `flat`, (A,). Raises InvalidGame unless it is a distribution over cells of the board."""
+    """The inverse of `flat`, (A,).
+
+    Raises InvalidGame unless it is a distribution over cells of the board.
+    """
     pairs = np.asarray(row, np.int64).reshape(-1)
     if not pairs.size or pairs.size % 2:
         raise InvalidGame("the visits of a move are pairs of a cell and a count")
@@ -89,7 +97,10 @@ def counts(row: Sequence[int], cells: int) -> NDArray[np.int32]:
 
 
 def check(record: GameRecord, rules: Rules, manner: Manner) -> None:
-    """Play the game again and hold each move against its visits. Raises InvalidGame: which game, which move, what."""
+    """Play the game again and hold each move against its visits.
+
+    Raises InvalidGame: which game, which move, what.
+    """
     try:
         _check(record, rules, manner)
     except (InvalidGame, IllegalMove) as error:
@@ -145,13 +156,17 @@ def _said(move: int, size: int) -> str:
 
 
 def score(records: Sequence[GameRecord]) -> Score:
-    """Of a match, as its records tell it: the measured version has the first stones of even games."""
+    """Of a match, as its records tell it: the measured version has the first stones of even
+    games.
+    """
     ends = [record.outcome if record.game % 2 == 0 else -record.outcome for record in records]
     return Score(wins=ends.count(1), draws=ends.count(0), losses=ends.count(-1))
 
 
 class Positions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a learner sees of games: boards (P, A) of whoever is to move, visits (P, A), results (P,) for whoever is to move."""
+    """Training positions: boards (P, A) of the player to move, visits (P, A), results (P,) for the
+    player to move.
+    """
 
     boards: NDArray[np.int8]
     visits: NDArray[np.uint16]
@@ -162,7 +177,10 @@ class Positions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def positions(records: Sequence[GameRecord], rules: Rules) -> Positions:
-    """All searched positions of `records` in order. The records were checked when they came in: here they are only read."""
+    """All searched positions of `records` in order.
+
+    The records were checked when they came in: here they are only read.
+    """
     total = sum(len(record.visits) for record in records)
     boards = np.zeros((total, rules.cells), np.int8)
     visits = np.zeros((total, rules.cells), np.uint16)

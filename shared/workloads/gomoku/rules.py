@@ -1,8 +1,9 @@
-"""The rules of Gomoku on any board: who may move where, who has won, and what a turned board looks like.
+"""The rules of Gomoku on any board: who may move where, who has won, and what a turned board looks
+like.
 
-Many boards are handled at once as one array. A board is int8 of shape (cells + 1,): +1 the first player, -1 the second,
-0 empty, and one last cell OUTSIDE that every ray beyond the border points to. Legend: B boards, A cells, D = 8 directions,
-L = win - 1 cells of a ray.
+Many boards are handled at once as one array. A board is int8 of shape (cells + 1,): +1 the first
+player, -1 the second, 0 empty, and one last cell OUTSIDE that every ray beyond the border points
+to. Legend: B boards, A cells, D = 8 directions, L = win - 1 cells of a ray.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def rays(rules: Rules) -> NDArray[np.intp]:
 
 @lru_cache(maxsize=16)
 def symmetries(size: int) -> NDArray[np.intp]:
-    """The eight ways to turn and mirror a board, (8, A): row s gives for each cell of the new board the old one."""
+    """The eight ways to turn and mirror a board, (8, A): row s gives for each cell of the new board
+    the old one.
+    """
     grid = np.arange(size * size).reshape(size, size)
     turned = [np.rot90(grid, quarter) for quarter in range(4)]
     found = np.stack([board.reshape(-1) for one in turned for board in (one, np.fliplr(one))])
@@ -83,7 +86,7 @@ def empty(rules: Rules, boards: int) -> Boards:
 
 
 def wins(rules: Rules, boards: Boards, moves: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Whether the stone that was just laid on `moves` completes a row on its board, (B,)."""
+    """Return whether the stone that was just laid on `moves` completes a row on its board, (B,)."""
     rows = np.arange(len(boards))
     stones = boards[rows, moves]
     lines = boards[rows[:, None, None], rays(rules)[moves]]  # (B, D, L)
@@ -94,7 +97,9 @@ def wins(rules: Rules, boards: Boards, moves: NDArray[np.intp]) -> NDArray[np.bo
 
 
 def completes(rules: Rules, board: Boards, move: int, player: int) -> bool:
-    """Whether a stone of `player` on an empty cell of one board (1, A + 1) would complete a row."""
+    """Return True if a stone of `player` on an empty cell of one board (1, A + 1) would complete a
+    row.
+    """
     after = board.copy()
     after[0, move] = player
     return bool(wins(rules, after, np.array([move]))[0])
@@ -113,7 +118,7 @@ class Position:
 
     @property
     def player(self) -> int:
-        """Whose turn it is."""
+        """Return whose turn it is."""
         return 1 if len(self.moves) % 2 == 0 else -1
 
     @property

@@ -1,17 +1,20 @@
-"""Monte Carlo tree search for many games at once: PUCT over flat arrays, one network batch for the leaves of all.
+"""Monte Carlo tree search for many games at once: PUCT over flat arrays, one network batch for the
+leaves of all.
 
     start ──> waiting: boards to evaluate ──> receive: logits, values ──> (simulations / leaves rounds) ──> visits
 
-Every game has a block of rows, one row a node. A row holds for each move: `q`, its mean value for whoever is to move there;
-`n`, its visits; `u`, its prior / (1 + n); and the row that it leads to. A move is chosen by q + c sqrt(N + 1) u (Silver et
-al. 2017). A move that nobody visited has for its q the network's value of the position, less `fpu` times the root of the
-priors that were visited: the more of the likely moves were tried, the less the rest promises. Only a visit changes what
-would be chosen next, so each row knows its best move and the row below it: they are found once after a visit, for all
-rows of all paths together, and the way down is one look-up a level.
+Every game has a block of rows, one row a node. A row holds for each move: `q`, its mean value for
+whoever is to move there; `n`, its visits; `u`, its prior / (1 + n); and the row that it leads to. A
+move is chosen by q + c sqrt(N + 1) u (Silver et al. 2017). A move that nobody visited has for its q
+the network's value of the position, less `fpu` times the root of the priors that were visited: the
+more of the likely moves were tried, the less the rest promises. Only a visit changes what would be
+chosen next, so each row knows its best move and the row below it: they are found once after a
+visit, for all rows of all paths together, and the way down is one look-up a level.
 
-A simulation under way counts as a lost visit until its value arrives (virtual loss), so that several leaves of one game can
-be asked for in one batch. The search of a game depends on nothing but its own position, noise and evaluator: the others in
-the batch, their number and their order change nothing. Legend: G games, R rows, A cells.
+A simulation under way counts as a lost visit until its value arrives (virtual loss), so that
+several leaves of one game can be asked for in one batch. The search of a game depends on nothing
+but its own position, noise and evaluator: the others in the batch, their number and their order
+change nothing. Legend: G games, R rows, A cells.
 """
 
 from __future__ import annotations
@@ -34,13 +37,15 @@ _SCORED = 256  # rows whose moves are compared at once: they fit into the cache 
 
 
 class Evaluator(Protocol):
-    """What judges positions: boards (B, A) of whoever is to move (+1 own, -1 other) -> logits (B, A), values (B,)."""
+    """Evaluates positions: boards (B, A) of the player to move (+1 own, -1 other) -> logits (B, A),
+    values (B,).
+    """
 
     def __call__(self, boards: Boards, /) -> tuple[Floats, Floats]: ...
 
 
 class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a move is searched."""
+    """Settings of the search for a move."""
 
     simulations: int = 100
     leaves: int = 1  # of one game in one batch
@@ -95,7 +100,9 @@ class Search:
         self._paths: list[_Paths] = []
 
     def start(self, boards: Boards, movers: NDArray[np.int8], noise: Floats | None = None) -> None:
-        """Search these positions (G, A + 1), none of them over; `noise` (G, A) is mixed into the priors of the roots."""
+        """Search these positions (G, A + 1), none of them over; `noise` (G, A) is mixed into the
+        priors of the roots.
+        """
         games = len(boards)
         self._roots = np.arange(games, dtype=np.intp) * self._per_game
         self._noise = noise if self.settings.noise > 0 else None
@@ -113,7 +120,9 @@ class Search:
         return self.simulated >= self.settings.simulations
 
     def waiting(self) -> Boards:
-        """Boards (B, A) to evaluate, as whoever is to move sees them; none when the search is done."""
+        """Boards (B, A) to evaluate, as whoever is to move sees them; none when the search is
+        done.
+        """
         while not len(self._waiting) and not self.done:
             self._descend()
             if not len(self._waiting):  # every leaf was the end of a game
@@ -127,7 +136,7 @@ class Search:
         return self._waiting // self._per_game
 
     def receive(self, logits: Floats, values: Floats) -> None:
-        """What the evaluator says of the boards that waited."""
+        """Apply the evaluator's answer to the boards that waited."""
         rows = self._waiting
         self._waiting = np.empty(0, np.intp)
         self._open(rows, logits, values)
@@ -142,7 +151,7 @@ class Search:
             self.receive(*evaluator(boards))
 
     def visits(self) -> NDArray[np.int32]:
-        """How often each move of each root was visited, (G, A): the raw distribution."""
+        """Return how often each move of each root was visited, (G, A): the raw distribution."""
         return self._n[self._roots]
 
     def values(self) -> Floats:
@@ -234,7 +243,9 @@ class Search:
         return leaves, made[self._state[made] == _PENDING]
 
     def _make(self, games: Rows, parents: Rows, moves: Rows) -> Rows:
-        """New rows for the positions after `moves`; those that end a game get their value at once."""
+        """New rows for the positions after `moves`; those that end a game get their value at
+        once.
+        """
         rows = self._roots[games] + self._used[games]
         self._used[games] += 1
         self._next[parents, moves] = rows
@@ -272,7 +283,9 @@ class Search:
         self._total[rows] += 1
 
     def _disappoint(self, rows: Rows, moves: Rows) -> None:
-        """A move is visited for the first time: what nobody visited is worth a little less from now on."""
+        """A move is visited for the first time: what nobody visited is worth a little less from now
+        on.
+        """
         before = self._tried[rows]
         after = before + self._u[rows, moves]
         drop = np.float32(self.settings.fpu) * (np.sqrt(after) - np.sqrt(before))

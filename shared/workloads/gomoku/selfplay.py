@@ -1,4 +1,6 @@
-"""Self-play of one task on one device: many games against itself, each with the version that was newest when it began."""
+"""Self-play of one task on one device: many games against itself, each with the version that was
+newest when it began.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from shared.workloads.gomoku.records import GameRecord
 
 
 class Version(NamedTuple):
-    """Which weights a player plays with."""
+    """Weights that a player plays with."""
 
     number: int
     sha256: str

@@ -5,7 +5,8 @@
     attack   make two threats at once (the open three of five in a row), so that one cannot be blocked
     defend   the other could do that next: the moves that leave no such move
 
-The positions are made from a fixed seed for any board and proved by looking at every move; nothing is drawn by hand.
+The positions are made from a fixed seed for any board and proved by looking at every move; nothing
+is drawn by hand.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _TRIES = 125  # boards looked at for each position; on the smallest boards some 
 
 
 class Suite(msgspec.Struct, frozen=True, kw_only=True):
-    """Boards (P, A) of whoever is to move, the cells that are right (P, A), and the kind of each as its number in KINDS."""
+    """Boards (P, A) of whoever is to move, the cells that are right (P, A), and the kind of each as
+    its number in KINDS.
+    """
 
     boards: Boards
     answers: NDArray[np.bool_]
@@ -55,7 +58,8 @@ def completing(rules: Rules, boards: Boards, player: int) -> NDArray[np.bool_]:
 
 
 def forking(rules: Rules, boards: Boards, player: int) -> NDArray[np.bool_]:
-    """The empty cells (B, A) after which `player` can complete a row in two ways and the other in none.
+    """The empty cells (B, A) after which `player` can complete a row in two ways and the other in
+    none.
 
     Of boards where nobody can complete one now, or only the other, in one cell.
     """
@@ -73,7 +77,9 @@ def forking(rules: Rules, boards: Boards, player: int) -> NDArray[np.bool_]:
 
 
 def kind_of(rules: Rules, board: NDArray[np.int8]) -> tuple[str, NDArray[np.bool_]]:
-    """What a board (A,) asks of whoever is to move (+1), and the right cells; "" when it is none of KINDS."""
+    """Return what a board (A,) asks of whoever is to move (+1), and the right cells; "" when it is
+    none of KINDS.
+    """
     nothing = np.zeros(len(board), np.bool_)
     if any(len(_short_of(rules, board[None], player, 0)[0]) for player in (1, -1)):
         return "", nothing  # somebody has won
@@ -97,7 +103,9 @@ def kind_of(rules: Rules, board: NDArray[np.int8]) -> tuple[str, NDArray[np.bool
 
 @lru_cache(maxsize=8)
 def suite(rules: Rules, each: int = EACH) -> Suite:
-    """`each` positions of every kind for this board, always the same; more of them begin with the fewer."""
+    """`each` positions of every kind for this board, always the same; more of them begin with the
+    fewer.
+    """
     found: dict[str, list[tuple[NDArray[np.int8], NDArray[np.bool_]]]] = {
         kind: [] for kind in KINDS
     }
@@ -117,8 +125,9 @@ def suite(rules: Rules, each: int = EACH) -> Suite:
 
 
 def score(rules: Rules, evaluator: Evaluator, each: int = EACH) -> dict[str, float]:
-    """The share of positions whose likeliest move is right, in all and for each kind; "loss": the mean of -log of what the
-    policy gives to the right moves together."""
+    """The share of positions whose likeliest move is right, in all and for each kind; "loss": the
+    mean of -log of what the policy gives to the right moves together.
+    """
     found = suite(rules, each)
     logits, _ = evaluator(found.boards)
     logits = np.where(found.boards == 0, logits.astype(np.float64), -np.inf)
@@ -137,7 +146,9 @@ def score(rules: Rules, evaluator: Evaluator, each: int = EACH) -> dict[str, flo
 def _short_of(
     rules: Rules, boards: Boards, player: int, missing: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Which windows of which boards hold all but `missing` stones of `player` and none of the other: boards, windows."""
+    """Return which windows of which boards hold all but `missing` stones of `player` and none of
+    the other: boards, windows.
+    """
     stones = boards[:, windows(rules)]  # (B, W, win)
     own = (stones == player).sum(axis=2, dtype=np.int8)
     other = (stones == -player).any(axis=2)
@@ -146,7 +157,9 @@ def _short_of(
 
 
 def _scene(rules: Rules, number: int) -> NDArray[np.int8]:
-    """A board with the beginning of a row and stones around it, as many of either player or one more of the other (-1)."""
+    """A board with the beginning of a row and stones around it, as many of either player or one
+    more of the other (-1).
+    """
     raw = iter(words(_SEED + rules.size * 64 + rules.win, number, 512).tolist())
     board = np.zeros(rules.cells, np.int8)
     owner = 1 if next(raw) % 2 else -1

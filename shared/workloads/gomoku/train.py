@@ -1,7 +1,8 @@
 """Learning from games, one task on one device.
 
-A task draws its positions from a window of sealed chunks, each time turned or mirrored at random; nothing is taken out of the
-window, so any number of learners may work at once. Shapes: B positions, A cells.
+A task draws its positions from a window of sealed chunks, each time turned or mirrored at random;
+nothing is taken out of the window, so any number of learners may work at once. Shapes: B positions,
+A cells.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _ILLEGAL = -1e9  # in place of minus infinity, which times a probability of zero
 
 
 def window(data: Data, config: GomokuConfig) -> Positions:
-    """All positions of the chunks of a task. Raises InvalidRunFile for a chunk that cannot be used."""
+    """All positions of the chunks of a task.
+
+    Raises InvalidRunFile for a chunk that cannot be used.
+    """
     records = []
     for index, chunk in enumerate(data.manifest.chunks):
         games = decode(data.chunk(index).read_bytes())

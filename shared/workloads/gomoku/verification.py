@@ -1,10 +1,13 @@
-"""Whether games were really played by the network that they name: rules, chance, and searches done again.
+"""Verification that games were really played by the network that they name: rules, chance, and
+searches done again.
 
-Everything that costs nothing is checked of every move (see `gomoku_games.check`). Then a few positions of every game, chosen
-by the checker after the games came in, are searched again with the same network, noise and number of simulations. An honest
-search gives the same visits, but for last bits of arithmetic that differ between devices and now and then send a simulation
-elsewhere; invented visits, or those of another network, differ nearly everywhere. Measured (6 x 6, 64 simulations): noise of
-1e-4 in what the network says moves less than 1 % of positions by more than APART, the version before or after 90 % of them.
+Everything that costs nothing is checked of every move (see `gomoku_games.check`). Then a few
+positions of every game, chosen by the checker after the games came in, are searched again with the
+same network, noise and number of simulations. An honest search gives the same visits, but for last
+bits of arithmetic that differ between devices and now and then send a simulation elsewhere;
+invented visits, or those of another network, differ nearly everywhere. Measured (6 x 6, 64
+simulations): noise of 1e-4 in what the network says moves less than 1 % of positions by more than
+APART, the version before or after 90 % of them.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ AGREE = 0.5  # share of the searched positions of a game that must be the same s
 
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """What the checker knows: the versions that may play, and how to ask them."""
+    """Versions that may play, and the networks to query them."""
 
     rules: Rules
     manner: Manner
@@ -48,7 +51,9 @@ class Spot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(records: Sequence[GameRecord], bench: Bench) -> dict[int, str]:
-    """What is wrong with each record, by its place in the file; nothing of those that are in order."""
+    """Return what is wrong with each record, by its place in the file; nothing of those that are in
+    order.
+    """
     found: dict[int, str] = {}
     for place, record in enumerate(records):
         try:
@@ -87,7 +92,9 @@ def examine(records: Sequence[GameRecord], bench: Bench) -> dict[int, str]:
 
 
 def numbering(records: Sequence[GameRecord], job: Job, *, match: bool) -> dict[int, str]:
-    """Which records are not those that a task asked for, by their place in the file: each game once, with its own seed."""
+    """Return which records are not those that a task asked for, by their place in the file: each
+    game once, with its own seed.
+    """
     found: dict[int, str] = {}
     seen: set[int] = set()
     for place, record in enumerate(records):
@@ -136,13 +143,15 @@ def _spots(record: GameRecord, bench: Bench, first: int, last: int) -> list[Spot
 
 
 def _player(record: GameRecord, ply: int, bench: Bench) -> int:
-    """Whose move it is: in a match the measured version has the first stones of even games."""
+    """Return whose move it is: in a match the measured version has the first stones of even
+    games.
+    """
     theirs = bench.manner.match and (ply + record.game) % 2 == 1
     return record.against if theirs else record.version
 
 
 def _compare(spots: Iterable[tuple[int, Spot]], bench: Bench) -> dict[int, list[float]]:
-    """How far each spot is from its record, by the place of the record."""
+    """Return how far each spot is from its record, by the place of the record."""
     groups: dict[int, list[tuple[int, Spot]]] = {}
     for place, spot in spots:
         groups.setdefault(spot.player, []).append((place, spot))
@@ -160,7 +169,9 @@ def _compare(spots: Iterable[tuple[int, Spot]], bench: Bench) -> dict[int, list[
 
 
 def search_again(spots: Sequence[Spot], bench: Bench, evaluator: Evaluator) -> NDArray[np.int32]:
-    """The visits of each position, (spots, A), as whoever plays by the rules of the task gets them."""
+    """The visits of each position, (spots, A), as whoever plays by the rules of the task gets
+    them.
+    """
     manner = bench.manner
     boards, movers = _boards(spots, bench.rules)
     noise = None

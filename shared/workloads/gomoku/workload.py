@@ -1,7 +1,8 @@
 """The workload `gomoku`: many machines teach one network to play, by games against itself.
 
-Three kinds of task: actors play (`selfplay`), learners train on the games (`learn`), and matches between versions measure
-strength (`evaluate`). This module only puts the parts together and loads torch when a tensor is asked for.
+Three kinds of task: actors play (`selfplay`), learners train on the games (`learn`), and matches
+between versions measure strength (`evaluate`). This module only puts the parts together and loads
+torch when a tensor is asked for.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ class GomokuWorkload(Workload):
         return gomoku_config.schema(GomokuConfig.from_dict(config))
 
     def init(self, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
-        """He et al. 2015; each residual branch and the heads' last layers begin as zero (Zhang et al. 2019): version 0 knows
-        nothing, whatever its depth."""
+        """He et al. 2015; each residual branch and the heads' last layers begin as zero (Zhang et
+        al. 2019): version 0 knows nothing, whatever its depth.
+        """
         import torch
 
         found: dict[str, torch.Tensor] = {}
@@ -100,7 +102,9 @@ class GomokuWorkload(Workload):
         budget_s: float,
         stop: Callable[[], bool],
     ) -> dict[str, float]:
-        """How much the network sees without searching, over positions with known answers (see `gomoku_tactics`)."""
+        """Return how much the network sees without searching, over positions with known answers
+        (see `gomoku_tactics`).
+        """
         from shared.workloads.gomoku.network import NetEvaluator
         from shared.workloads.gomoku.tactics import score
 

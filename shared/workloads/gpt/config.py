@@ -1,6 +1,9 @@
-"""The shape of a GPT: its config, the schema of its weights, its cost. No torch here: a command line may ask.
+"""The shape of a GPT: its config, the schema of its weights, its cost.
 
-Names of tensors never change (old checkpoints stay readable): tok_emb, pos_emb, blocks.{i}, ln_f, head.
+No torch here: a command line may ask.
+
+Names of tensors never change (old checkpoints stay readable): tok_emb, pos_emb, blocks.{i}, ln_f,
+head.
 """
 
 from __future__ import annotations
@@ -24,14 +27,18 @@ _RANGES = {
 
 
 class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The `[model]` table. The defaults are about 11 million parameters and the vocabulary's rows."""
+    """The `[model]` table.
+
+    The defaults are about 11 million parameters and the vocabulary's rows.
+    """
 
     vocab_size: int
     block_size: int = 256  # tokens of context
     n_layer: int = 6
     n_head: int = 6
     n_embd: int = 384
-    dropout: float = 0.1  # of embeddings and residual branches; never of attention weights (fused kernels stay usable)
+    # of embeddings and residual branches; never of attention weights (fused kernels stay usable)
+    dropout: float = 0.1
     tie_head: bool = True  # the head is the token embedding
     bias: bool = False
 
@@ -56,7 +63,9 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> GptConfig:
-    """The config of a run on this dataset: vocabulary filled in, block size held against the chunks. Raises InvalidRunFile."""
+    """The config of a run on this dataset: vocabulary filled in, block size held against the
+    chunks. Raises InvalidRunFile.
+    """
     if manifest is None:
         return GptConfig.from_dict(raw)
     if manifest.kind != "tokens":
@@ -110,7 +119,9 @@ def _shapes(config: GptConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def flops_per_sample(config: GptConfig) -> float:
-    """Forward and backward of one window of `block_size` tokens: 6 N T of the matrices and 12 L C T^2 of attention."""
+    """Forward and backward of one window of `block_size` tokens: 6 N T of the matrices and 12 L C
+    T^2 of attention.
+    """
     T, C, L = config.block_size, config.n_embd, config.n_layer
     matrices = 12 * L * C * C + config.vocab_size * C  # blocks and head
     return 6.0 * matrices * T + 12.0 * L * C * T * T

@@ -1,4 +1,4 @@
-"""What a trained GPT is asked: how well it predicts held-out text, and what it writes."""
+"""Evaluation of a trained GPT: loss on held-out text, and sampling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _LOGITS_MAX = 16 << 20  # elements held at a time
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How text is drawn. `temperature` 0 takes the likeliest token each time; `top_k` 0 allows every token."""
+    """Settings for sampling text.
+
+    `temperature` 0 takes the likeliest token each time; `top_k` 0 allows every token.
+    """
 
     max_tokens: int = 160
     temperature: float = 0.8
@@ -38,10 +41,12 @@ def evaluate(
     budget_s: float,
     stop: Callable[[], bool],
 ) -> dict[str, float]:
-    """Mean loss over windows that depend on the config and the data alone; `budget_s` and `stop` only end it early.
+    """Mean loss over windows that depend on the config and the data alone; `budget_s` and `stop`
+    only end it early.
 
-    "loss" in nats a token, "perplexity", "tokens" that were measured, "complete" 1 or 0, and "bits_per_byte" where the
-    dataset knows its bytes a token. The chunks of `heldout` are the held-out ones.
+    "loss" in nats a token, "perplexity", "tokens" that were measured, "complete" 1 or 0, and
+    "bits_per_byte" where the dataset knows its bytes a token. The chunks of `heldout` are the
+    held-out ones.
     """
     T = config.block_size
     forward_flops = flops_per_sample(config) / 3
@@ -73,7 +78,10 @@ def evaluate(
 
 
 class TextGenerator:
-    """A model that answers prompts on the CPU, one token at a time. Without a tokenizer a text is the numbers of its tokens."""
+    """A model that answers prompts on the CPU, one token at a time.
+
+    Without a tokenizer a text is the numbers of its tokens.
+    """
 
     def __init__(
         self, config: GptConfig, weights: Mapping[str, Tensor], tokenizer: bytes | None
@@ -84,7 +92,10 @@ class TextGenerator:
         self._end = end_of_text(self._tokenizer) if self._tokenizer else None
 
     def encode(self, prompt: str) -> list[int]:
-        """The tokens of a prompt; an empty one is the end of the text before. Raises InvalidRunFile for unknown tokens."""
+        """The tokens of a prompt; an empty one is the end of the text before.
+
+        Raises InvalidRunFile for unknown tokens.
+        """
         if self._tokenizer:
             tokens = self._tokenizer.encode(prompt, add_special_tokens=False).ids
         else:
@@ -100,7 +111,9 @@ class TextGenerator:
         return " ".join(map(str, tokens))
 
     def text(self, prompt: str, sampling: Sampling, seed: int) -> Iterator[str]:
-        """The continuation of `prompt` in pieces, whole characters only; the same seed gives the same text."""
+        """The continuation of `prompt` in pieces, whole characters only; the same seed gives the
+        same text.
+        """
         tokens: list[int] = []
         told = 0
         for token in self.tokens(self.encode(prompt), sampling, seed):

@@ -1,6 +1,7 @@
 """The GPT itself: pre-norm decoder with learned positions.
 
-Shapes: B windows, T tokens, C width, H heads, D = C / H, V vocabulary. Weights are float32; autocast is the caller's.
+Shapes: B windows, T tokens, C width, H heads, D = C / H, V vocabulary. Weights are float32;
+autocast is the caller's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from shared.workloads.gpt.config import GptConfig, schema
 
 
 class Kept:
-    """Keys and values of the tokens that one attention layer has seen, for generating token by token."""
+    """Keys and values of the tokens that one attention layer has seen, for generating token by
+    token.
+    """
 
     def __init__(self) -> None:
         self._keys: Tensor | None = None
@@ -53,7 +56,9 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two layers with a GELU between them (the exact one: on CPUs it is twice as fast as its tanh form)."""
+    """Two layers with a GELU between them (the exact one: on CPUs it is twice as fast as its tanh
+    form).
+    """
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -83,7 +88,9 @@ class Block(nn.Module):
 
 
 def _embedding(count: int, width: int) -> nn.Embedding:
-    """Without first values, which `build` brings: to draw them on the meta device imports PyTorch's compiler, for 2 s."""
+    """Without first values, which `build` brings: to draw them on the meta device imports PyTorch's
+    compiler, for 2 s.
+    """
     return nn.Embedding(count, width, _weight=torch.empty(count, width))
 
 
@@ -122,7 +129,10 @@ class Gpt(nn.Module):
 
 
 def build(config: GptConfig, weights: Mapping[str, Tensor], device: str) -> Gpt:
-    """A model on `device` with its own copy of `weights`. Raises InvalidFrame when they are not this model's."""
+    """A model on `device` with its own copy of `weights`.
+
+    Raises InvalidFrame when they are not this model's.
+    """
     own: dict[str, Tensor] = {}
     for spec in schema(config):
         found = weights.get(spec.name)

@@ -43,9 +43,11 @@ class GptWorkload(Workload):
         return gpt_config.schema(GptConfig.from_dict(config))
 
     def init(self, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
-        """Normal with deviation 0.02, on residual branches 0.02 / sqrt(2 layers); norms one, biases zero.
+        """Normal with deviation 0.02, on residual branches 0.02 / sqrt(2 layers); norms one, biases
+        zero.
 
-        Each tensor has a stream of its own from the seed and its name: neither threads nor the other tensors change it.
+        Each tensor has a stream of its own from the seed and its name: neither threads nor the
+        other tensors change it.
         """
         import torch
 

@@ -1,4 +1,4 @@
-"""What differs from device to device: copies to the host, cached memory, random numbers, narrow arithmetic."""
+"""Device differences: copies to the host, cached memory, random numbers, narrow arithmetic."""
 
 from __future__ import annotations
 

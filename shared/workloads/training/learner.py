@@ -1,4 +1,6 @@
-"""What becomes of the gradients of a network: steps of an inner optimiser ("delta"), or their mean over a task ("gradient")."""
+"""Learner: turns gradients into steps of an inner optimiser ("delta"), or into their mean over a
+task ("gradient").
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Learner:
             self._sums = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
 
     def finish(self, step: int, share: float) -> None:
-        """Use the gradients of step `step`, whose samples are `share` of the task's, and drop them."""
+        """Use the gradients of step `step`, whose samples are `share` of the task's, and drop
+        them.
+        """
         if self._inner:
             self._pull()
             self._inner.step(self.rate(step))
@@ -59,7 +63,7 @@ class Learner:
         return rate
 
     def result(self) -> dict[str, Tensor]:
-        """What the task ends with, on the CPU: the weights, or the mean gradient."""
+        """Return what the task ends with, on the CPU: the weights, or the mean gradient."""
         found: Mapping[str, Tensor] = self._sums or self._parameters
         return {name: to_host(value) for name, value in found.items()}
 
@@ -74,7 +78,10 @@ class Learner:
         return found | {"fresh": torch.tensor(int(self._fresh))}
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> bool:
-        """Go on where `snapshot` was taken. False, and nothing changed, when it is of another task."""
+        """Go on where `snapshot` was taken.
+
+        False, and nothing changed, when it is of another task.
+        """
         own = self._own()
         inner = {name[6:]: value for name, value in snapshot.items() if name.startswith("inner/")}
         fits = "fresh" in snapshot and all(

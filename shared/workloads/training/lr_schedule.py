@@ -1,4 +1,6 @@
-"""The learning rate of a global step, without torch: workers train by it, and the coordinator judges by it."""
+"""The learning rate of a global step, without torch: workers train by it, and the coordinator
+judges by it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,11 @@ LOOKS = 32  # points at which a long stretch of the schedule is looked at
 
 
 def learning_rate(train: TrainSettings, step: int, total: int) -> float:
-    """The rate of global step `step` (from 0): linear warm-up, then a cosine down to `min_lr_ratio`, then level.
+    """The rate of global step `step` (from 0): linear warm-up, then a cosine down to
+    `min_lr_ratio`, then level.
 
-    The cosine spans `decay_steps`, or `total` where that is 0; when both are unknown the rate stays level.
+    The cosine spans `decay_steps`, or `total` where that is 0; when both are unknown the rate stays
+    level.
     """
     if step < train.warmup_steps:
         return train.lr * (step + 1) / train.warmup_steps
@@ -25,7 +29,9 @@ def learning_rate(train: TrainSettings, step: int, total: int) -> float:
 
 
 def full_steps(train: TrainSettings, first: int, steps: int, total: int) -> float:
-    """How many steps at the full rate so many steps from global step `first` on amount to: what they can move a model by."""
+    """Return how many steps at the full rate so many steps from global step `first` on amount to:
+    what they can move a model by.
+    """
     looks = min(LOOKS, max(1, steps))
     rates = (
         learning_rate(train, first + (2 * look + 1) * steps // (2 * looks), total)

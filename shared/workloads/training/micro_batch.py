@@ -1,4 +1,4 @@
-"""How many samples one micro-batch takes, so that a pause is never more than about half a second away."""
+"""Size of a micro-batch, chosen so that a pause is never more than about half a second away."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ _CPU_FLOPS = 3e10  # a slow core: the first guess errs towards a quick answer
 
 
 class Pace:
-    """The size of the next micro-batch: it starts from a guess and follows the measured time; memory may cap it."""
+    """The size of the next micro-batch: it starts from a guess and follows the measured time;
+    memory may cap it.
+    """
 
     def __init__(self, batch: int, flops_per_sample: float, device: str) -> None:
         self._cap = batch
@@ -22,7 +24,10 @@ class Pace:
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)  # a sample
 
     def record(self, samples: int, seconds: float) -> None:
-        """Learn from finished work. The best of the last few counts, so that one hiccup changes nothing."""
+        """Learn from finished work.
+
+        The best of the last few counts, so that one hiccup changes nothing.
+        """
         self._seconds.append(seconds / samples)
         if len(self._seconds) < 2:
             return
@@ -42,7 +47,10 @@ class Pace:
         self._seconds.clear()
 
     def halve(self) -> int:
-        """Out of memory: never again more than half of this. Raises MemoryError when it is one sample already."""
+        """Out of memory: never again more than half of this.
+
+        Raises MemoryError when it is one sample already.
+        """
         if self.micro <= 1:
             raise MemoryError("one sample alone does not fit into the memory of this device")
         self._cap = self.micro // 2

@@ -15,9 +15,11 @@ _FUSED = ("cpu", "cuda")  # measured on a CPU: 3 to 5 times faster than the othe
 
 
 class InnerOptimizer:
-    """One optimiser over named parameters; weight decay on matrices only (as in GPT training since Radford et al. 2019).
+    """One optimiser over named parameters; weight decay on matrices only (as in GPT training since
+    Radford et al. 2019).
 
-    Its state is made at once and not at the first step: what does not fit is noticed before any work is done.
+    Its state is made at once and not at the first step: what does not fit is noticed before any
+    work is done.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], train: TrainSettings) -> None:
@@ -63,7 +65,10 @@ class InnerOptimizer:
         return found | {"steps": torch.tensor(self.steps, dtype=torch.int64)}
 
     def load(self, state: Mapping[str, Tensor]) -> bool:
-        """Go on from a kept state. False, and nothing changed, when it belongs to another model or optimiser."""
+        """Go on from a kept state.
+
+        False, and nothing changed, when it belongs to another model or optimiser.
+        """
         fits = "steps" in state and all(
             f"{key}/{name}" in state and state[f"{key}/{name}"].shape == value.shape
             for name, value in self._parameters.items()

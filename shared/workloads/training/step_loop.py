@@ -1,7 +1,8 @@
-"""A task that is steps of one optimiser over batches: all of `Work` but what a batch is and what its loss is.
+"""A task that is steps of one optimiser over batches: all of `Work` but what a batch is and what
+its loss is.
 
-A step is `batch_size` samples whatever the size of a micro-batch: each adds its share to the gradient. On a GPU nothing waits
-for the device but reading the figures, five times a second.
+A step is `batch_size` samples whatever the size of a micro-batch: each adds its share to the
+gradient. On a GPU nothing waits for the device but reading the figures, five times a second.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ _WORD = (1 << 63) - 1
 
 
 class StepWork(ABC):
-    """Local training ("delta") or the mean gradient at the base weights ("gradient") of a model without buffers; see `Work`.
+    """Local training ("delta") or the mean gradient at the base weights ("gradient") of a model
+    without buffers; see `Work`.
 
-    The parameters of `model` are named, and stand in the order, of the workload's schema. `samples` is how many the task has,
-    `flops` what one of them costs forward and backward.
+    The parameters of `model` are named, and stand in the order, of the workload's schema. `samples`
+    is how many the task has, `flops` what one of them costs forward and backward.
     """
 
     FIGURES: ClassVar[tuple[str, ...]] = ()  # what is measured beside the loss
@@ -63,7 +65,8 @@ class StepWork(ABC):
 
     @abstractmethod
     def measure(self, start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-        """The mean loss of samples [start, stop) of the task, all of one step; and, detached, its figures (F,).
+        """The mean loss of samples [start, stop) of the task, all of one step; and, detached, its
+        figures (F,).
 
         Must be the same for the same samples, however often it is asked.
         """
@@ -73,7 +76,10 @@ class StepWork(ABC):
         return self._step == self.job.steps
 
     def advance(self) -> Progress:
-        """Do one micro-batch. Raises InvalidRunFile when the loss stops being a number or a chunk cannot be used."""
+        """Do one micro-batch.
+
+        Raises InvalidRunFile when the loss stops being a number or a chunk cannot be used.
+        """
         if self.done:
             raise RuntimeError("this task is done")
         began = perf_counter()
@@ -178,9 +184,11 @@ class StepWork(ABC):
         self._unread, self._busy_s = 0, 0.0
 
     def _read(self, began: float, ended: bool) -> list[float]:
-        """Wait for the device and read the figures: on a CPU always, on a GPU rarely, and at the end.
+        """Wait for the device and read the figures: on a CPU always, on a GPU rarely, and at the
+        end.
 
-        Loss and figures of the step that has ended; nothing in the middle of a step or when they were not read.
+        Loss and figures of the step that has ended; nothing in the middle of a step or when they
+        were not read.
         """
         if self.device != "cpu" and not self.done and began - self._read_at < _READ_S:
             self._busy_s += perf_counter() - began

@@ -1,9 +1,10 @@
-"""FedAvg rounds of Flower: a SuperLink and N SuperNodes as processes over loopback, clients that return what they were given.
+"""FedAvg rounds of Flower: a SuperLink and N SuperNodes as processes over loopback, clients that
+return what they were given.
 
     FLOWER_ENVIRONMENT/bin/python flower_rounds.py --parameters 1000000 --nodes 2 --rounds 3
 
-Prints {"version": ..., "seconds": [one a round], "server_rss_bytes": ...}. A round ends when its average is there; the first
-one, in which the nodes are still starting, is left out.
+Prints {"version": ..., "seconds": [one a round], "server_rss_bytes": ...}. A round ends when its
+average is there; the first one, in which the nodes are still starting, is left out.
 """
 
 from __future__ import annotations
@@ -125,7 +126,9 @@ def write_app(folder: Path) -> Path:
 
 
 def resident(root: int) -> int:
-    """Bytes of resident memory of a process and of everything it has started, as the kernel counts them."""
+    """Bytes of resident memory of a process and of everything it has started, as the kernel counts
+    them.
+    """
     children: dict[int, list[int]] = {}
     sizes: dict[int, int] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):

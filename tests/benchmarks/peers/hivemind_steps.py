@@ -1,9 +1,11 @@
-"""Averaging steps of hivemind: N peers as processes over loopback, each with a DecentralizedAverager of the same group.
+"""Averaging steps of hivemind: N peers as processes over loopback, each with a
+DecentralizedAverager of the same group.
 
-    HIVEMIND_ENVIRONMENT/bin/python hivemind_steps.py --parameters 1000000 --nodes 4 --rounds 3 --codec none
+    HIVEMIND_ENVIRONMENT/bin/python hivemind_steps.py --parameters 1000000 --nodes 4 --rounds 3
+    --codec none
 
-Prints {"version": ..., "seconds": [one a step], "error": ...}: the error is that of the average relative to the true one, because
-a step may say that it succeeded and have averaged nothing.
+Prints {"version": ..., "seconds": [one a step], "error": ...}: the error is that of the average
+relative to the true one, because a step may say that it succeeded and have averaged nothing.
 """
 
 from __future__ import annotations

@@ -61,6 +61,8 @@ def line(parts: Sequence[str]) -> str:
 def joined(
     before: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Rows of several calls as one table: a later one of the same size and number takes the place of the earlier."""
+    """Rows of several calls as one table: a later one of the same size and number takes the place
+    of the earlier.
+    """
     found = {(row["million"], row["volunteers"]): row for row in (*before, *rows)}
     return [found[key] for key in sorted(found)]

@@ -1,4 +1,6 @@
-"""The weights of the next task come while the present one trains: once, in time, and only where they are of use."""
+"""The weights of the next task come while the present one trains: once, in time, and only where
+they are of use.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Real volunteers on leases in parts: gradients every n mini-batches, newer weights every m, and the loss falls."""
+"""Real volunteers on leases in parts: gradients every n mini-batches, newer weights every m, and
+the loss falls.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The end of a lease in parts at the volunteer: told once when it is refused, and nothing lost or twice over a kill."""
+"""The end of a lease in parts at the volunteer: told once when it is refused, and nothing lost or
+twice over a kill.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""One coordinator, every built-in workload at once, machines that are eight times as fast as others: all of it counts, and each
-run gets its share of the device time."""
+"""One coordinator, every built-in workload at once, machines that are eight times as fast as
+others: all of it counts, and each run gets its share of the device time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The coordinator is away: what was claimed ahead begins from the version that is here, and is told and handed in late."""
+"""The coordinator is away: what was claimed ahead begins from the version that is here, and is told
+and handed in late.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SPEED = 10.0  # of the clock: the last seconds of a task are long enough to clai
 
 
 class Away:
-    """A machine that is lent, and a coordinator that can be ended and started again on its database."""
+    """A machine that is lent, and a coordinator that can be ended and started again on its
+    database.
+    """
 
     def __init__(self, path: Path, database_url: str) -> None:
         self._path = path
@@ -75,7 +79,9 @@ async def second(process: Process) -> int:
 async def left_alone(
     path: Path, database_url: str, run: str
 ) -> AsyncIterator[tuple[Away, Process, int]]:
-    """A volunteer that does two tasks; the coordinator has gone away when the second one, which is named, was claimed."""
+    """A volunteer that does two tasks; the coordinator has gone away when the second one, which is
+    named, was claimed.
+    """
     async with (
         away(path, database_url, run) as there,
         there.machine.working(max_tasks=2) as process,

@@ -1,4 +1,6 @@
-"""Whole runs in one process: requests over ASGI, a clock that stands still unless it is moved, and nothing that sleeps."""
+"""Whole runs in one process: requests over ASGI, a clock that stands still unless it is moved, and
+nothing that sleeps.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Playing against a version of a run: fetched from a whole coordinator, checked, and asked on a thread of its own."""
+"""Playing against a version of a run: fetched from a whole coordinator, checked, and asked on a
+thread of its own.
+"""
 
 from __future__ import annotations
 

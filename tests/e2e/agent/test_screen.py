@@ -1,4 +1,6 @@
-"""The screen before a real coordinator and a real task: from the first key to the last, the terminal is left as it was."""
+"""The screen before a real coordinator and a real task: from the first key to the last, the
+terminal is left as it was.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Games that go on while newer versions come: heartbeats announce them, and what they took the place of is let go."""
+"""Games that go on while newer versions come: heartbeats announce them, and what they took the
+place of is let go.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class Lesson:
 
 
 async def announced(lesson: Lesson, machine: LocalMachine, process: Process) -> Path:
-    """The file of the version that comes of a lesson, in the cache of a machine that plays with it by now."""
+    """The file of the version that comes of a lesson, in the cache of a machine that plays with it
+    by now.
+    """
     home = machine.home
     before = len(await history(home))
     await lesson.hand_in()
@@ -90,7 +94,9 @@ def games(process: Process) -> int:
 
 
 def fill(cache: Path) -> None:
-    """More than the cache may hold, in a file that is thrown away last and takes no room on the disk."""
+    """More than the cache may hold, in a file that is thrown away last and takes no room on the
+    disk.
+    """
     path = cache / "ff" / ("f" * 64)
     path.parent.mkdir(exist_ok=True)
     with path.open("wb") as file:

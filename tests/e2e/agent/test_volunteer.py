@@ -1,4 +1,6 @@
-"""The volunteer's program as people and scripts run it: real processes, real sockets, signals and crashes."""
+"""The volunteer's program as people and scripts run it: real processes, real sockets, signals and
+crashes.
+"""
 
 from __future__ import annotations
 

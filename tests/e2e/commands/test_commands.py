@@ -1,4 +1,6 @@
-"""The organiser's commands, run as words on a command line in this process, on a data directory of their own."""
+"""The organiser's commands, run as words on a command line in this process, on a data directory of
+their own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Publishing a version on a model hub: the real library against a small server that stands for the hub."""
+"""Publishing a version on a model hub: the real library against a small server that stands for the
+hub.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class FakeHub(ThreadingHTTPServer):
-    """Takes commits of small files; big ones would go elsewhere, which is the library's business."""
+    """Takes commits of small files; big ones would go elsewhere, which is the library's
+    business.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -112,7 +116,9 @@ async def _started(data_dir: Path) -> None:
 
 
 def alone(folder: Path) -> dict[str, str]:
-    """For a process of its own, without the hub's files of this machine: the library reads this when it is imported."""
+    """For a process of its own, without the hub's files of this machine: the library reads this
+    when it is imported.
+    """
     return os.environ | {"HF_HOME": str(folder / "hf"), "HF_HUB_DISABLE_XET": "1"}
 
 

@@ -1,4 +1,6 @@
-"""Versions as a chain of links and snapshots: over HTTP, on both databases, with real volunteers, through crashes."""
+"""Versions as a chain of links and snapshots: over HTTP, on both databases, with real volunteers,
+through crashes.
+"""
 
 from __future__ import annotations
 
@@ -310,7 +312,9 @@ async def stored(home: LocalCoordinator) -> set[str]:
 
 
 async def learned(path: Path, text: str) -> tuple[RunInfo, int]:
-    """Two volunteers do a whole run: what became of it, and the bytes of weights that they fetched."""
+    """Two volunteers do a whole run: what became of it, and the bytes of weights that they
+    fetched.
+    """
     async with local_coordinator(path / "coordinator") as home:
         await home.start_run(text)
         async with home.coordinator.working():

@@ -1,4 +1,6 @@
-"""Runs that merge gradients: one version at a time, and nobody's work for an overtaken one is lost."""
+"""Runs that merge gradients: one version at a time, and nobody's work for an overtaken one is
+lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A run whose phase ends by its held-out loss: settled when a version is made, stored with it, and never taken back."""
+"""A run whose phase ends by its held-out loss: settled when a version is made, stored with it, and
+never taken back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Contributions that are wrong, by accident or on purpose: each is refused or bounded with its reason, and the merge goes on."""
+"""Contributions that are wrong, by accident or on purpose: each is refused or bounded with its
+reason, and the merge goes on.
+"""
 
 from __future__ import annotations
 

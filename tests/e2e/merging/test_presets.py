@@ -1,4 +1,6 @@
-"""Every named strategy, with its own defaults, makes versions out of what two volunteers hand in."""
+"""Every named strategy, with its own defaults, makes versions out of what two volunteers hand
+in.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Merges in shards: the same heads, shared work, failures and kills that leave the old head or the new one."""
+"""Merges in shards: the same heads, shared work, failures and kills that leave the old head or the
+new one.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,8 @@ async def test_a_run_in_shards_has_the_heads_of_a_whole_one_and_its_log_makes_th
             await round_of(crew, version)
             before = await stored(home)
             assert await home.coordinator.merger.merge_if_due(1)
-            # the weights, the list of the state's files, and those: nothing that was only on its way
+            # the weights, the list of the state's files, and those: nothing that was only on its
+            # way
             assert len(await stored(home) - before) == 1 + 1 + 3
         assert await heads(home) == wanted
         assert [await remade(home, shards) for shards in (0, 2, 5)] == [(3, None)] * 3
@@ -239,7 +242,8 @@ async def test_replicas_share_the_shards_of_one_merge(tmp_path: Path, postgres: 
 
 # --- kills ---
 
-# Six parts, surveys and merges of three shards; each process goes on where the one before was killed.
+# Six parts, surveys and merges of three shards; each process goes on where the one before was
+# killed.
 POINTS = [
     kill().amid("write _lease"),
     kill().after("write _lease"),
@@ -332,7 +336,9 @@ def merge_for_ever(settings: dict[str, Any]) -> None:
 
 
 class Replicas:
-    """Two coordinators that are paused for longer than their leases last, or killed and replaced."""
+    """Two coordinators that are paused for longer than their leases last, or killed and
+    replaced.
+    """
 
     def __init__(self, processes: Any, settings: dict[str, Any]) -> None:
         self._moments = random.Random(4)
@@ -397,7 +403,9 @@ async def test_two_coordinators_with_pauses_and_kills_never_merge_a_step_twice(
 
 
 async def merged_once(home: LocalCoordinator) -> None:
-    """Every step was committed by exactly one merge, of contributions of its own, and can be made again."""
+    """Every step was committed by exactly one merge, of contributions of its own, and can be made
+    again.
+    """
     assert (await home.coordinator.checks.run()).breaches == ()
     assert await home.coordinator.ledger.check() == ()
     rows = await home.coordinator.db.read(

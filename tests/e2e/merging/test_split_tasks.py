@@ -1,4 +1,6 @@
-"""Leases that hand in several gradients: each is checked, merged and paid once, and what is late is computed again."""
+"""Leases that hand in several gradients: each is checked, merged and paid once, and what is late is
+computed again.
+"""
 
 from __future__ import annotations
 

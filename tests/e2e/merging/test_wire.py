@@ -1,4 +1,6 @@
-"""Updates that are no good, in every codec that can hide it: a reason and a sentence, and the work goes on."""
+"""Updates that are no good, in every codec that can hide it: a reason and a sentence, and the work
+goes on.
+"""
 
 from __future__ import annotations
 

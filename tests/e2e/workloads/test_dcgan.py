@@ -1,4 +1,6 @@
-"""A GAN trained by a whole volunteer through a whole coordinator: both ways of merging, its statistics, its pictures."""
+"""A GAN trained by a whole volunteer through a whole coordinator: both ways of merging, its
+statistics, its pictures.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A workload of somebody else's package, through a whole coordinator and a whole volunteer: nothing of ours knows of it."""
+"""A workload of somebody else's package, through a whole coordinator and a whole volunteer: nothing
+of ours knows of it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Self-play through a whole coordinator: games, learners and matches from one queue, and what is done about fakes."""
+"""Self-play through a whole coordinator: games, learners and matches from one queue, and what is
+done about fakes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A shared value: loaded once for all who ask at the same time, again when it is old, and never kept after a failure."""
+"""A shared value: loaded once for all who ask at the same time, again when it is old, and never
+kept after a failure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The notebook that lends a hosted machine: its cells are run as they stand, with a program that says what a volunteer says."""
+"""The notebook that lends a hosted machine: its cells are run as they stand, with a program that
+says what a volunteer says.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ import pytest
 from tests.support.sources import ROOT
 
 NOTEBOOK = ROOT / "packaging" / "join.ipynb"
-# A stand-in for what draws in a notebook: it writes every state of the one place that is drawn anew.
+# A stand-in for what draws in a notebook: it writes every state of the one place that is drawn
+# anew.
 DISPLAY = """
 import json
 class Handle:
@@ -70,7 +73,10 @@ def test_it_is_saved_without_output_and_its_rules_come_first(cells: list[str]) -
 
 
 def worked(tmp_path: Path, cells: list[str], ends_with: int) -> tuple[int, list[str], str]:
-    """Run the cells behind the installation; interrupt when the task has trained. Exit code, what was drawn, last words."""
+    """Run the cells behind the installation; interrupt when the task has trained.
+
+    Exit code, what was drawn, last words.
+    """
     (tmp_path / "IPython").mkdir()
     (tmp_path / "IPython" / "__init__.py").write_text("")
     (tmp_path / "IPython" / "display.py").write_text(DISPLAY)

@@ -12,7 +12,8 @@ from shared.decoding import convert, decode, decoder
 from tests.support.sources import ROOT
 
 TYPES = 100
-# Types that nobody has decoded yet, each met by four threads at once. The interpreter changes threads as often as it can.
+# Types that nobody has decoded yet, each met by four threads at once. The interpreter changes
+# threads as often as it can.
 STORM = """
 import sys, threading, types
 from shared.decoding import convert, decode

@@ -1,4 +1,6 @@
-"""Join links: what is printed is understood, whatever a chat program or a shell did to it; anything else is a sentence."""
+"""Join links: what is printed is understood, whatever a chat program or a shell did to it; anything
+else is a sentence.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The puzzle at the door: dear to the sender, cheap to the server, bound to one account and one hour."""
+"""The puzzle at the door: dear to the sender, cheap to the server, bound to one account and one
+hour.
+"""
 
 from __future__ import annotations
 

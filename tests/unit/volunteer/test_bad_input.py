@@ -1,4 +1,6 @@
-"""What goes wrong outside of us gets a sentence that says what it was and what to do: links, versions, clocks, disks, devices."""
+"""What goes wrong outside of us gets a sentence that says what it was and what to do: links,
+versions, clocks, disks, devices.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ async def test_an_address_of_the_own_machine_that_nobody_answers_at() -> None:
     with pytest.raises(Unreachable) as error:
         await looked_up("http://127.0.0.1:8765/join", None)
     assert str(error.value) == (
-        "Nothing answers at 127.0.0.1:8765. This address means the very machine it is used on: ask your "
+        "Nothing answers at 127.0.0.1:8765. This address means the very machine it is used on: "
+        "ask your "
         "organiser for a link with an address that reaches their machine."
     )
     with pytest.raises(Unreachable, match=r"^https://train\.example\.org cannot be reached"):

@@ -1,4 +1,6 @@
-"""The volunteer without a screen: lines for people, JSON lines for machines, and nothing that steers a terminal."""
+"""The volunteer without a screen: lines for people, JSON lines for machines, and nothing that
+steers a terminal.
+"""
 
 from __future__ import annotations
 

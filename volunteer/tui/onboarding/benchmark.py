@@ -13,7 +13,7 @@ from volunteer.tui.widgets.panel import Drawn, Scene
 
 
 class BenchmarkStep(Step):
-    """See the module."""
+    """Step that measures the devices."""
 
     NAME = "Benchmark"
     HEADING = "What can this machine do?"

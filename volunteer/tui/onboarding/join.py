@@ -1,4 +1,6 @@
-"""Which coordinator: a join link or an address, checked while it is typed; or none, to practise."""
+"""Choice of a coordinator: a join link or an address, checked while it is typed; or none, to
+practise.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ COLUMNS = (Column(title="", cells=26), Column(title="", least=50))
 
 
 class JoinStep(Step):
-    """See the module."""
+    """Step that joins a coordinator."""
 
     NAME = "Join"
     HEADING = "Which coordinator do you want to help?"
@@ -184,12 +186,15 @@ class JoinStep(Step):
             return said(self._busy, width, height, "info", glyphs.wait)
         if self.choice.server is not None:
             return server_lines(self.choice.server, self.choice.link, scene, width)[:height]
-        text = "Your organiser gives you a link. It also says how to know that the right coordinator answers."
+        text = (
+            "Your organiser gives you a link. It also says how to know that the right "
+            "coordinator answers."
+        )
         return said(text, width, height, "dim")
 
 
 def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> list[Line]:
-    """Who answered."""
+    """Return who answered."""
     known = parse_link(link).fingerprint
     key = printable(server.fingerprint, 64)
     proof = "as your link says" if known else "compare it with your organiser"
@@ -216,7 +221,7 @@ def _fact(name: str, text: str, cells: int) -> Line:
 
 
 def advice(error: VolunteerError, text: str) -> str:
-    """What went wrong, and what to do."""
+    """Return what went wrong, and what to do."""
     if not isinstance(error, Unreachable) or is_loopback(_host(text)):
         return error.message
     return (

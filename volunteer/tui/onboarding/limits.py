@@ -1,4 +1,6 @@
-"""What the machine may give: a few settings with good defaults; all the others are on the settings page."""
+"""Limits of the machine: a few settings with good defaults; all the others are on the settings
+page.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ ASKED = (
 
 
 class LimitsStep(Step):
-    """See the module."""
+    """Step that asks for limits."""
 
     NAME = "Limits"
     HEADING = "How much may it take?"

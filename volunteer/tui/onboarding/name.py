@@ -1,4 +1,4 @@
-"""What to be called, and in plain words what is sent."""
+"""Choice of a nickname, and in plain words what is sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PRACTICE = "This is practice: nothing leaves this machine."
 
 
 class NameStep(Step):
-    """See the module."""
+    """Step that asks for a nickname."""
 
     NAME = "Name"
     HEADING = "What shall we call you?"
@@ -107,7 +107,7 @@ class NameStep(Step):
 
 
 def trouble(name: str) -> str:
-    """What is wrong with a nickname, as far as it can be told here."""
+    """Return what is wrong with a nickname, as far as it can be told here."""
     if not name:
         return ""
     if len(name) < NICKNAME_MIN:

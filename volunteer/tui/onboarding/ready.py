@@ -12,7 +12,7 @@ BAR = "press  SPACE  to start"
 
 
 class ReadyStep(Step):
-    """See the module."""
+    """Step that starts the work."""
 
     NAME = "Start"
     HEADING = "Everything is ready."

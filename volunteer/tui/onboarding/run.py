@@ -1,4 +1,4 @@
-"""Which run to help; any that fits is a good answer."""
+"""Choice of a run; any run is a good answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = (
 
 
 class RunStep(Step):
-    """See the module."""
+    """Step that chooses a run."""
 
     NAME = "Run"
     HEADING = "What do you want to help?"
@@ -83,12 +83,16 @@ class RunStep(Step):
                     "dim",
                 )
             return said(
-                "The coordinator gives you what suits this machine best. You can change it at any time.",
+                "The coordinator gives you what suits this machine best. You can change it at "
+                "any time.",
                 width,
                 height,
                 "dim",
             )
-        licence = f"The model is published under {info.licence}; the data is under {info.dataset_licence or 'no stated licence'}."
+        licence = (
+            f"The model is published under {info.licence}; the data is under "
+            f"{info.dataset_licence or 'no stated licence'}."
+        )
         return [*said(info.description, width, 2), *said(licence, width, 2, "dim")][:height]
 
     @on(Listing.Chosen)

@@ -1,4 +1,6 @@
-"""The first screen: six steps from nothing to a machine that is ready to start, each with a way back."""
+"""The first screen: six steps from nothing to a machine that is ready to start, each with a way
+back.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ class StepKeys(Bar):
 
 
 class Onboarding(Page):
-    """See the module."""
+    """First-start screen: one step after the other."""
 
     NAME = "onboarding"
     AUTO_FOCUS = ""

@@ -1,4 +1,4 @@
-"""What the steps of the first screen have in common."""
+"""Base of the steps of the first start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Choice(msgspec.Struct, kw_only=True):
-    """What has been answered so far."""
+    """Answers given so far."""
 
     link: str = ""
     server: ServerInfo | None = None

@@ -1,4 +1,7 @@
-"""`volunteer play`: a game against a version of a run. The screen never thinks: its rival does, on a thread of its own."""
+"""`volunteer play`: a game against a version of a run.
+
+The screen never thinks: its rival does, on a thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ HINT_LEVEL = 1  # at least: a hint of the easy level would err on purpose
 
 
 class Partner(Protocol):
-    """Who can be played against; see `volunteer.opponent.Rival`."""
+    """Interface of an opponent; see `volunteer.opponent.Rival`."""
 
     async def sit(self, version: int | None = None) -> Seated: ...
 
@@ -41,7 +44,7 @@ class Partner(Protocol):
 
 
 class State(Bar):
-    """Where the game stands."""
+    """State of the game."""
 
     game = Game()
 
@@ -50,7 +53,7 @@ class State(Bar):
 
 
 class Facts(Panel):
-    """What stands beside the board."""
+    """Facts beside the board."""
 
     game = Game()
 
@@ -70,7 +73,7 @@ class Keys(Bar):
 
 
 class PlayApp(App[int]):
-    """See the module."""
+    """Terminal application for playing against a version."""
 
     TITLE = "volunteer"
     CSS_PATH = "../app.tcss"
@@ -276,7 +279,7 @@ class PlayApp(App[int]):
             self._begin(-self.game.mine)
 
     def action_level(self, level: int | None = None) -> None:
-        """How far the rival looks, from its next move on."""
+        """Set how far the opponent searches, from its next move on."""
         chosen = (self.game.level + 1) % len(LEVELS) if level is None else level
         self.game = replace(self.game, level=chosen)
         self._draw()

@@ -1,4 +1,6 @@
-"""A game against a version, as data: where it stands, what is said beside the board, and which keys there are."""
+"""A game against a version, as data: where it stands, what is said beside the board, and which keys
+there are.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ EMPTY = Look(board=(), over=False)
 
 
 class Game(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a game stands, for everything that draws."""
+    """State of a game, for everything that draws."""
 
     run: str = ""
     version: int = 0
@@ -107,7 +109,7 @@ ACTIONS = (
 
 
 def verdict(game: Game) -> tuple[str, str]:
-    """Where the game stands in a few words, and their role."""
+    """Return where the game stands in a few words, and their role."""
     if game.trouble:
         return game.trouble, "bad"
     if not game.size:
@@ -131,7 +133,7 @@ def state_line(game: Game, cells: int, ellipsis: str) -> Line:
 
 
 def facts(game: Game, width: int, height: int) -> list[Line]:
-    """What stands beside the board."""
+    """Return what stands beside the board."""
     lines: list[Line] = []
     if game.trouble:
         lines += [*(((text, "bad"),) for text in wrap(game.trouble, width, 6)), ()]

@@ -27,13 +27,15 @@ CHOICES: tuple[tuple[How, str, str], ...] = (
 
 
 def in_hand(view: AgentView) -> tuple[TaskStatus, ...]:
-    """What leaving is about: a task that was only fetched ahead is given back, whatever is chosen."""
+    """Return what leaving is about: a task that was only fetched ahead is given back, whatever is
+    chosen.
+    """
     begun = tuple(t for t in view.status.tasks if t.phase not in ("claimed", "fetch"))
     return begun or view.status.tasks
 
 
 def consequences(view: AgentView) -> dict[How, str]:
-    """What each way of leaving means for the tasks in hand."""
+    """Return what each way of leaving means for the tasks in hand."""
     tasks = in_hand(view)
     paid = sum(task.price_micro for task in tasks)
     longest = max((t.eta_s for t in tasks if t.eta_s is not None), default=None)

@@ -1,7 +1,8 @@
-"""What this machine is doing now, and what comes of it.
+"""Dashboard: the current work of this machine and its results.
 
-Which cards are seen depends on the room: all of them from 116 x 34, the task, the curves and one group of the others at
-80 x 24, the task and one card at 60 x 16, one block of lines below that, one line below six rows.
+Which cards are seen depends on the room: all of them from 116 x 34, the task, the curves and one
+group of the others at 80 x 24, the task and one card at 60 x 16, one block of lines below that, one
+line below six rows.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ BRIEF_ROWS = 8
 
 
 class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
-    """Cards that are seen, and how high the task and the lowest row are; None takes what is left."""
+    """Cards that are seen, and how high the task and the lowest row are; None takes what is
+    left.
+    """
 
     cards: frozenset[str]
     task: int = 6
@@ -55,7 +58,7 @@ EACH: tuple[tuple[str, ...], ...] = (
 
 
 def arrange(width: int, height: int, turn: int) -> Arrangement:
-    """What is seen in a body of this size when `v` was pressed `turn` times."""
+    """Return what is seen in a body of this size when `v` was pressed `turn` times."""
     if height < SHORT:
         return Arrangement(cards=frozenset({"brief"}), low=None)
     if width < NARROW:
@@ -88,7 +91,7 @@ def _turned(
 
 
 class Dashboard(Page):
-    """See the module."""
+    """Page with the run, the task, the credits and the curves."""
 
     NAME = "dashboard"
     ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
@@ -172,7 +175,7 @@ class Dashboard(Page):
         self.query_one("#credits").styles.height = "1fr" if credits_last else 9
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Whether an action would do anything now."""
+        """Return whether an action would do anything now."""
         if action == "turn":
             return self._turns > 1
         if action == "device":

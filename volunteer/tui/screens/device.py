@@ -1,4 +1,4 @@
-"""What this machine can do: benchmarks, how they compare, and in words what a run will give it."""
+"""Device page: benchmarks, how they compare, and which tasks a run will give."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COLUMNS = (
 
 
 class DevicePage(AskingPage):
-    """See the module."""
+    """Page of the devices."""
 
     NAME = "device"
     AUTO_FOCUS = "#devices"
@@ -267,7 +267,9 @@ def benchmark_lines(
 def _compared(
     speed: Benchmark, workers: Sequence[WorkerInfo], scene: Scene, room: int
 ) -> list[Line]:
-    """This device beside the median of those at work, each by the same benchmark of the device it works on."""
+    """This device beside the median of those at work, each by the same benchmark of the device it
+    works on.
+    """
     info = scene.view.info(scene.view.run())
     # A machine is listed once for each of its tasks.
     rates = list({worker.worker_id: worker.rate for worker in workers if worker.rate}.values())
@@ -281,7 +283,9 @@ def _compared(
 
 
 def now_lines(device: Device, scene: Scene, cells: int) -> list[Line]:
-    """What a device does at this moment: its pace lately, its load, memory and heat, and the energy it takes."""
+    """Return what a device does at this moment: its pace lately, its load, memory and heat, and the
+    energy it takes.
+    """
     state = activity(scene.view, scene.now, scene.glyphs, device.id)
     lines: list[Line] = [
         fact("state", (f"{state.sign} {state.word}", state.role), (f"  {state.sentence}", "text"))
@@ -317,7 +321,10 @@ def _given(info: RunInfo, device: Device, scene: Scene, cells: int) -> list[Line
         said += f" The task in hand has {task.steps} steps, about {whole}."
     if able.credits_per_hour is not None:
         said += f" An hour of work earns about {count(able.credits_per_hour)} credits."
-    said += f" It needs {size(info.memory_bytes)} of memory; {fit(device.id, 12)} has {size(device.memory_bytes)}."
+    said += (
+        f" It needs {size(info.memory_bytes)} of memory; {fit(device.id, 12)} has "
+        f"{size(device.memory_bytes)}."
+    )
     return [*lines, *(((text, "text"),) for text in wrap(said, cells, 6))]
 
 

@@ -1,4 +1,4 @@
-"""What I handed in, what became of it and why, and every movement of my credits."""
+"""Contributions page: submissions, their verdicts and reasons, and every movement of credits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Page = tuple[tuple[Verdict, ...], str]
 
 
 class History(AskingPage):
-    """See the module."""
+    """Page of contributions and credits."""
 
     NAME = "history"
     AUTO_FOCUS = "#work"
@@ -137,7 +137,7 @@ class History(AskingPage):
         }
 
     async def _recent(self, control: Control) -> tuple[LedgerRow, ...]:
-        """What the totals draw, of which only the new is asked for."""
+        """Return what the totals draw, of which only the new is asked for."""
         known: Sequence[LedgerRow] = self.answer("ledger").value or ()
         return await ledger(control, recap_since(self.volunteer.clock.now()), known)
 
@@ -253,7 +253,7 @@ class History(AskingPage):
 
 
 def chosen_by(verdict: Verdict, kind: str, needle: str) -> bool:
-    """Whether a line is wanted."""
+    """Return True if a line is wanted."""
     wanted = {
         "all": True,
         "open": verdict.state in ("received", "checking", "accepted"),
@@ -311,7 +311,10 @@ def _empty(answer: Answer[Page], known: Sequence[Verdict], scene: Scene) -> str:
     if answer.error:
         return f"cannot be shown: {answer.error.rstrip('.')}. Press r to try again."
     if answer.value is not None:
-        return "what you hand in appears here, with the verdict and its reason; the first task begins it"
+        return (
+            "what you hand in appears here, with the verdict and its reason; the first task "
+            "begins it"
+        )
     return "asking the coordinator" if answer.asking else "shown as soon as the coordinator answers"
 
 
@@ -339,7 +342,7 @@ def detail_lines(
 
 
 def total_lines(rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int) -> list[Line]:
-    """What there is, what is waiting, and the last days."""
+    """Return what there is, what is waiting, and the last days."""
     me = scene.view.status.me
     if me is None:
         said = "credits appear here when your first contribution has been checked"
@@ -365,7 +368,9 @@ def _fact(name: str, text: str, role: str = "text") -> Line:
 
 
 def ledger_csv(rows: Sequence[LedgerRow], verdicts: Sequence[Verdict]) -> str:
-    """The ledger for a spreadsheet, times in UTC; a cell that would begin a formula there is text."""
+    """The ledger for a spreadsheet, times in UTC; a cell that would begin a formula there is
+    text.
+    """
     by_number = {verdict.contribution: verdict for verdict in verdicts}
     out = io.StringIO()
     writer = csv.writer(out)

@@ -45,7 +45,7 @@ COLUMNS = (
 
 
 class Leaderboard(AskingPage):
-    """See the module."""
+    """Page of the leaderboard."""
 
     NAME = "leaderboard"
     AUTO_FOCUS = "#ranks"
@@ -131,7 +131,7 @@ class Leaderboard(AskingPage):
         }
 
     async def _recent(self, control: Control) -> tuple[LedgerRow, ...]:
-        """What the recap is made of, of which only the new is asked for."""
+        """Return what the recap is made of, of which only the new is asked for."""
         known: Sequence[LedgerRow] = self.answer("ledger").value or ()
         return await ledger(control, recap_since(self.volunteer.clock.now()), known)
 
@@ -220,7 +220,10 @@ def _empty(answer: Answer[Sequence[LeaderRow]], scene: Scene) -> str:
     if answer.error:
         return f"cannot be shown: {answer.error.rstrip('.')}. Press r to try again."
     if answer.value is not None:
-        return "nobody has earned anything in this time yet: the first accepted contribution opens the list"
+        return (
+            "nobody has earned anything in this time yet: the first accepted contribution "
+            "opens the list"
+        )
     return "asking the coordinator" if answer.asking else "shown as soon as the coordinator answers"
 
 
@@ -302,12 +305,19 @@ def week_lines(found: Week, scene: Scene, cells: int, height: int) -> list[Line]
 
 
 def told_lines(scene: Scene, cells: int, height: int) -> list[Line]:
-    """What there is to tell others, in a sentence, and the key that draws it."""
+    """Return what there is to tell others, in a sentence, and the key that draws it."""
     me, model = scene.view.status.me, scene.view.models.get(scene.view.run())
     if me is None or me.merged == 0:
-        said = "With your first merged contribution there is a card to show to friends: your part, before and after."
+        said = (
+            "With your first merged contribution there is a card to show to friends: your "
+            "part, before and after."
+        )
         return [((text, "dim"),) for text in wrap(said, cells, height)]
-    said = f"{counted(me.merged, 'contribution')} of yours {'was' if me.merged == 1 else 'were'} merged"
+    said = (
+        f"{counted(me.merged, 'contribution')} of yours "
+        f"{'was' if me.merged == 1 else 'were'} "
+        "merged"
+    )
     if model is not None and model.mine:
         versions = counted(len(model.mine), "version")
         said += f"; your work is in {versions} of {printable(model.run, 40)}"

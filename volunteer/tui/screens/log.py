@@ -1,4 +1,6 @@
-"""Everything that happened since the start, to be searched, followed and shown to somebody who helps."""
+"""Everything that happened since the start, to be searched, followed and shown to somebody who
+helps.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ class Tail(Listing):
 
 
 class LogPage(Page):
-    """See the module."""
+    """Page of the log."""
 
     NAME = "log"
     AUTO_FOCUS = "#entries"
@@ -94,7 +96,8 @@ class LogPage(Page):
             key="c",
             action="diagnostics",
             short="diagnostics",
-            help="Copy versions, settings and the last events, without secrets, and write them to a file.",
+            help="Copy versions, settings and the last events, without secrets, and write them "
+            "to a file.",
             place="footer",
             rank=38,
         ),
@@ -209,7 +212,7 @@ class LogPage(Page):
 
 
 def level_of(event: AnyEvent) -> Level:
-    """How much an event matters to its owner."""
+    """Return how much an event matters to its owner."""
     match event:
         case events.Notice(level="error"):
             return "error"

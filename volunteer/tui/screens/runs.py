@@ -1,4 +1,4 @@
-"""What can be helped: how far each run is, what it needs, what it pays, and whether this machine takes part."""
+"""Runs page: progress, need, pay, and whether this machine takes part."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COLUMNS = (
 
 
 class Runs(AskingPage):
-    """See the module."""
+    """Page of the runs."""
 
     NAME = "runs"
     AUTO_FOCUS = "#list"
@@ -271,7 +271,7 @@ class Runs(AskingPage):
 
 
 def helped(info: RunInfo, chosen: Sequence[str]) -> bool:
-    """Whether tasks of a run are asked for."""
+    """Return True if tasks of a run are asked for."""
     return not chosen or info.name in chosen
 
 
@@ -360,7 +360,7 @@ def run_detail(info: RunInfo, able: Prospect, scene: Scene, joined: bool, cells:
 
 
 def _course(info: RunInfo, glyphs: Glyphs) -> str:
-    """What was measured of version 0 and of the newest; nothing before that."""
+    """Return what was measured of version 0 and of the newest; nothing before that."""
     if info.loss is None:
         return ""
     first = (
@@ -372,7 +372,9 @@ def _course(info: RunInfo, glyphs: Glyphs) -> str:
 
 
 def _fact(name: str, text: str, room: int) -> list[Line]:
-    """A name and what it is, on two lines where one is too short; nothing where there is nothing to say."""
+    """A name and what it is, on two lines where one is too short; nothing where there is nothing to
+    say.
+    """
     found = wrap(text, room, 2) if text else []
     return [
         ((left(name if row == 0 else "", NAME_CELLS), "dim"), (line, "text"))

@@ -1,4 +1,6 @@
-"""Every setting with one sentence of help, checked while it is typed; says who set it and when a change holds."""
+"""Every setting with one sentence of help, checked while it is typed; says who set it and when a
+change holds.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ OVERRULED = {"flag": "the command line", "environment": "the environment"}
 
 
 class SettingsPage(AskingPage):
-    """See the module."""
+    """Page of the settings."""
 
     NAME = "settings"
     AUTO_FOCUS = "Listing"
@@ -124,7 +126,7 @@ class SettingsPage(AskingPage):
         self.again()
 
     def _apply(self, name: str, value: Any) -> None:
-        """What the screen itself can change at once."""
+        """Apply a display setting at once."""
         if name in LOOKS:
             self.volunteer.change_look(name, value)
 

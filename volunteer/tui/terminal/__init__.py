@@ -1,1 +1,1 @@
-"""What a terminal can show: driver, stylesheet, ASCII."""
+"""Terminal capabilities: driver, stylesheet, ASCII."""

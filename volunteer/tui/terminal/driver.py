@@ -1,11 +1,12 @@
-"""Drawing on a terminal that may be taken away: a closed window, a lost connection; or that only standard output reaches.
+"""Drawing on a terminal that may be taken away: a closed window, a lost connection; or that only
+standard output reaches.
 
-Textual writes from a thread of its own, through a queue with a bound. When a write fails, the thread dies, the queue fills up and
-the event loop waits for ever in the next write, deaf to signals. Here what cannot be written is dropped, and the program goes on
-until it is told to end.
+Textual writes from a thread of its own, through a queue with a bound. When a write fails, the
+thread dies, the queue fills up and the event loop waits for ever in the next write, deaf to
+signals. Here what cannot be written is dropped, and the program goes on until it is told to end.
 
-Textual draws on standard error: who sends that into a file (`volunteer 2>errors`) would sit before an empty screen. So the
-screen is drawn on standard output where only that is a terminal.
+Textual draws on standard error: who sends that into a file (`volunteer 2>errors`) would sit before
+an empty screen. So the screen is drawn on standard output where only that is a terminal.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Screenless:
 
 
 def _terminal(errors: IO[str] | None) -> IO[str]:
-    """Where a screen is drawn."""
+    """Return where a screen is drawn."""
     output = sys.__stdout__
     only = output is not None and output.isatty() and (errors is None or not errors.isatty())
     return cast("IO[str]", output if only else errors)

@@ -6,8 +6,10 @@ from textual.css.stylesheet import Stylesheet
 
 
 class SteadyStylesheet(Stylesheet):
-    """Textual parses every style sheet anew for each page that is opened first, the first paint's too, though only another theme
-    changes the variables in them. This one goes by its cache, which another theme empties."""
+    """Textual parses every style sheet anew for each page that is opened first, the first paint's
+    too, though only another theme changes the variables in them. This one goes by its cache, which
+    another theme empties.
+    """
 
     def set_variables(self, variables: dict[str, str]) -> None:
         if variables != self._variables:

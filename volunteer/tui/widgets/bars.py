@@ -1,4 +1,6 @@
-"""The rows that every page has: tabs and connection above, the state below them, keys at the bottom."""
+"""The rows that every page has: tabs and connection above, the state below them, keys at the
+bottom.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def _named(link: Activity, scene: Scene, room: int) -> Line:
 
 
 def tabs(here: str, room: int) -> tuple[Line, tuple[Hit, ...]]:
-    """Tabs in `room` cells: all names, or only the name of this page beside the digits of the others."""
+    """Tabs in `room` cells: all names, or only the name of this page beside the digits of the
+    others.
+    """
     full = _tabs(here, titles=True)
     return full if wide(full[0]) <= room else _tabs(here, titles=False)
 
@@ -81,7 +85,7 @@ def _tabs(here: str, *, titles: bool) -> tuple[Line, tuple[Hit, ...]]:
 
 
 class StateBar(Bar):
-    """What this machine does and why; in trouble, what still works."""
+    """Status bar: state and reason; in trouble, what still works."""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return (state_line(scene, width),)
@@ -122,7 +126,9 @@ class KeyBar(Bar):
 def key_line(
     scene: Scene, cells: int, core: Sequence[keys.Command], own: Sequence[keys.Command] = ()
 ) -> tuple[Line, tuple[Hit, ...]]:
-    """Keys of every page around those of this one; where there is no room the least important are left out."""
+    """Keys of every page around those of this one; where there is no room the least important are
+    left out.
+    """
     chosen: list[keys.Command] = []
     room = cells
     for command in sorted([*core, *own], key=lambda c: c.rank):
@@ -144,7 +150,7 @@ def key_line(
 
 
 def _word(command: keys.Command, scene: Scene) -> str:
-    """What the key would do now."""
+    """Return what the key would do now."""
     if command.id == "pause" and scene.view.status.paused(scene.device):
         return "resume"
     if command.id == "finish" and scene.view.status.finishing:

@@ -1,4 +1,4 @@
-"""How a benchmark under way is drawn, on the first screen and on the page of the devices."""
+"""Progress of a benchmark, drawn on the first screen and on the device page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A square board of stones: two cells of the terminal to a field, so that brackets can stand around one."""
+"""A square board of stones: two cells of the terminal to a field, so that brackets can stand around
+one.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ SHARE_MIN = 0.02  # smaller ones are no digit
 
 
 class Laid(msgspec.Struct, frozen=True, kw_only=True):
-    """What a board shows. Fields are numbered row by row from above."""
+    """Contents of a board. Fields are numbered row by row from above."""
 
     size: int = 0  # 0 = no board yet
     stones: tuple[int, ...] = ()  # 1, -1, or 0 for none
@@ -39,7 +41,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def width_of(size: int) -> int:
-    """What a whole board and its border take."""
+    """Return what a whole board and its border take."""
     return LABEL + 2 * size + 4
 
 
@@ -88,7 +90,7 @@ def field_at(laid: Laid, x: int, y: int, width: int, height: int) -> int:
 
 
 def _before(laid: Laid, field: int, *, first: bool) -> str:
-    """What stands between a field and the one to its left."""
+    """Return what stands between a field and the one to its left."""
     opening = {laid.cursor: "[", laid.last: "("}.get(field)
     if opening or first:
         return opening or " "

@@ -85,7 +85,7 @@ def _speed(benchmark: Benchmark | None, cells: int) -> list[Span]:
 
 
 def memory(scene: Scene, device: Device, cells: int) -> Line:
-    """What there is and, where known, what is used."""
+    """Return what there is and, where known, what is used."""
     sensed = scene.view.sensors.get(device.id)
     whole = size(device.memory_bytes)
     if sensed is None or sensed.memory_bytes is None or device.memory_bytes <= 0:
@@ -96,7 +96,7 @@ def memory(scene: Scene, device: Device, cells: int) -> Line:
 
 
 def pace(scene: Scene, device: str, cells: int) -> list[Line]:
-    """How fast it trained lately."""
+    """Return how fast it trained lately."""
     speeds = scene.view.speeds.get(device, ())
     if not speeds:
         return []
@@ -106,7 +106,9 @@ def pace(scene: Scene, device: str, cells: int) -> list[Line]:
 
 
 def sensed_lines(scene: Scene, device: Device, cells: int) -> list[Line]:
-    """What sensors tell, where there are any; energy that nobody measures is said, not guessed."""
+    """Return what sensors tell, where there are any; energy that nobody measures is said, not
+    guessed.
+    """
     sensed = scene.view.sensors.get(device.id) or Sensed(device=device.id)
     lines = []
     if sensed.utilisation is not None:
@@ -135,7 +137,7 @@ WORTH = {"run": "they buy nothing yet", "practice": "practice credits"}
 
 
 class CreditsCard(Panel):
-    """What the work has earned."""
+    """Card of the credits."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         status = scene.view.status
@@ -173,7 +175,7 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
 
 
 def _work(me: Me, cells: int) -> list[Span]:
-    """What became of the contributions."""
+    """Return what became of the contributions."""
     merged = f"{me.merged} merged"
     if me.rejected:
         return [(merged, "text"), (", ", "dim"), (f"{me.rejected} rejected", "bad")]

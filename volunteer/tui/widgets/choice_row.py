@@ -10,7 +10,9 @@ from volunteer.tui.widgets.panel import Scene
 
 
 class Choices(Bar):
-    """`options` are pairs of a name and its words; `chosen` says which holds, `action` what a click runs with its name."""
+    """`options` are pairs of a name and its words; `chosen` says which holds, `action` what a click
+    runs with its name.
+    """
 
     DEFAULT_CSS = "Choices { height: 1; }"
 

@@ -1,4 +1,6 @@
-"""Everything in as many rows as there are: what is seen where there is no room for cards, down to one cell."""
+"""Everything in as many rows as there are: what is seen where there is no room for cards, down to
+one cell.
+"""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class ModelPlot(LossPlot):
 
 
 def _how(plot: LossPlot) -> str:
-    """What is unusual about the axes."""
+    """Return what is unusual about the axes."""
     return " ".join(
         [*(["log"] if plot.logarithmic else []), *([f"last {plot.window}"] if plot.window else [])]
     )

@@ -1,6 +1,8 @@
-"""The one way in which our widgets draw: a pure function gives lines, only the rows that changed are painted again.
+"""The one way in which our widgets draw: a pure function gives lines, only the rows that changed
+are painted again.
 
-Measured in the prototype, redrawing whole widgets twice a second cost several times more; the cores belong to training.
+Measured in the prototype, redrawing whole widgets twice a second cost several times more; the cores
+belong to training.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from volunteer.tui.view import AgentView
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
-    """What a panel draws: the view, the time, and how it is looked at."""
+    """Input of a panel: the view, the time, and the display settings."""
 
     view: AgentView = AgentView()
     now: float = 0.0  # UTC epoch seconds of this machine
@@ -39,20 +41,25 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def aged(lines: list[Line], scene: Scene) -> list[Line]:
-    """Lines of what the coordinator told: dim while it is away, as they were when the volunteer has ended."""
+    """Lines of what the coordinator told: dim while it is away, as they were when the volunteer has
+    ended.
+    """
     if not age(scene):
         return lines
     return [tuple((text, "dim") for text, _ in line) for line in lines]
 
 
 def age(scene: Scene) -> str:
-    """How old what the coordinator told is, while it is away; else nothing."""
+    """Return how old what the coordinator told is, while it is away; else nothing."""
     since = scene.view.status.away_since
     return "" if since is None else as_of(scene.now - since)
 
 
 class Panel(Widget):
-    """A rectangle of lines. Subclasses give `lines` and, where the border has a title, `heading`."""
+    """A rectangle of lines.
+
+    Subclasses give `lines` and, where the border has a title, `heading`.
+    """
 
     ALLOW_SELECT = False
     pace_s: ClassVar[float] = 0.5  # at most one redraw in this time
@@ -68,7 +75,7 @@ class Panel(Widget):
 
     @abstractmethod
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        """What is to be seen; pure, at most `height` lines."""
+        """Return what is to be seen; pure, at most `height` lines."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         """Title and subtitle of the border."""
@@ -122,10 +129,10 @@ class Panel(Widget):
         return style
 
     def _of_theme(self, role: str) -> Style:
-        """What the theme makes of a role on the ground of this panel.
+        """Return what the theme makes of a role on the ground of this panel.
 
-        Component classes would do the same, but each widget resolves all of them when it is mounted: with twenty
-        roles that was a third of the CPU of the first paint (measured).
+        Component classes would do the same, but each widget resolves all of them when it is
+        mounted: with twenty roles that was a third of the CPU of the first paint (measured).
         """
         colours = self.app.theme_variables
         look = ROLES[role]
@@ -159,7 +166,7 @@ Heading: TypeAlias = Callable[[Scene], tuple[str, str]]  # title, subtitle
 
 
 class Drawn(Panel):
-    """See the module."""
+    """Panel whose lines come from a function of its page."""
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""Pictures in a terminal: two pixels to a character cell, the upper as its ink and the lower as its paper."""
+"""Pictures in a terminal: two pixels to a character cell, the upper as its ink and the lower as its
+paper.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def half_blocks(picture: Picture, cells: int, rows: int) -> tuple[Line, ...]:
 def before_and_after(
     first: tuple[int, Picture] | None, last: tuple[int, Picture], cells: int, rows: int
 ) -> list[Line]:
-    """What the first and the newest version drew, side by side where there is room."""
+    """Return what the first and the newest version drew, side by side where there is room."""
     half = (cells - GAP) // 2
     shown = [last] if first is None or first[0] == last[0] or half < CELLS_MIN else [first, last]
     room = cells if len(shown) == 1 else half
@@ -96,7 +98,7 @@ def _hex(colour: Rgb) -> str:
 
 
 def drawn(text: str) -> bool:
-    """Whether a text is a picture or a board: its last lines are all as wide."""
+    """Return True if a text is a picture or a board: its last lines are all as wide."""
     rows = text.splitlines()[-3:]
     return len(rows) == 3 and len({cell_len(row) for row in rows}) == 1
 

@@ -1,4 +1,6 @@
-"""A curve with its axes: ticks at round numbers, marks on the bottom line, and a sentence where there is no curve yet."""
+"""A curve with its axes: ticks at round numbers, marks on the bottom line, and a sentence where
+there is no curve yet.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plot shows. Later series lie over earlier ones."""
+    """Contents of a plot. Later series lie over earlier ones."""
 
     series: tuple[Series, ...] = ()
     marks: tuple[float, ...] = ()  # places on the x axis
@@ -50,7 +52,7 @@ class Plot(Panel):
 
     @abstractmethod
     def chart(self, scene: Scene) -> Chart:
-        """What to draw."""
+        """Return what to draw."""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return plot(self.chart(scene), width, height, scene.glyphs)
@@ -140,7 +142,7 @@ def _axis(chart: Chart, view: Frame, margin: int, width: int, glyphs: Glyphs) ->
 
 
 def x_labels(chart: Chart, view: Frame, margin: int, width: int) -> Line:
-    """Where the x axis begins and ends, and what it counts."""
+    """Return where the x axis begins and ends, and what it counts."""
     start, end = number(view.left, 0.0), number(view.right, 0.0)
     name = f"{chart.x_name} " if chart.x_name else ""
     room = width - margin
@@ -151,7 +153,9 @@ def x_labels(chart: Chart, view: Frame, margin: int, width: int) -> Line:
 
 
 def y_ticks(view: Frame, rows: int) -> dict[int, str]:
-    """Labels at round numbers by row from the top, about one in three rows and at least two where two fit."""
+    """Labels at round numbers by row from the top, about one in three rows and at least two where
+    two fit.
+    """
     if rows < 1:
         return {}
     wanted = max(2, min(8, rows // 3 + 1)) if rows > 1 else 1
@@ -183,7 +187,9 @@ def _round_values(view: Frame, wanted: int) -> list[tuple[float, float]]:
 
 
 def _multiples(view: Frame, step: float) -> list[tuple[float, float]]:
-    """All multiples of a step inside the frame; none when it is too small to be told from its neighbours."""
+    """All multiples of a step inside the frame; none when it is too small to be told from its
+    neighbours.
+    """
     first = math.ceil(view.low / step)
     if abs(first) > 1e12:
         return []

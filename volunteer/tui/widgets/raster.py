@@ -1,4 +1,5 @@
-"""Curves as dots in character cells: every pixel column shows the lowest and the highest of its points, so no spike is lost.
+"""Curves as dots in character cells: every pixel column shows the lowest and the highest of its
+points, so no spike is lost.
 
 Cost grows with the width, not with the points. Points that are not finite are left out.
 """
@@ -71,7 +72,9 @@ def finite(points: Iterable[Point], *, positive: bool = False) -> list[Point]:
 def frame(
     series: Sequence[Sequence[Point]], *, log: bool = False, right: float | None = None
 ) -> Frame | None:
-    """A frame around all points, a little higher than they are; None when there is nothing to draw."""
+    """A frame around all points, a little higher than they are; None when there is nothing to
+    draw.
+    """
     points = [p for one in series for p in finite(one, positive=log)]
     if not points:
         return None
@@ -99,7 +102,9 @@ def columns(points: Sequence[Point], view: Frame, pixels: int) -> list[Column | 
 
 
 def runs(points: Sequence[Point], view: Frame, wide: int, high: int) -> list[tuple[int, int, int]]:
-    """Vertical strokes (column, from, to) in pixels, rows from the bottom, that make a line without gaps."""
+    """Vertical strokes (column, from, to) in pixels, rows from the bottom, that make a line without
+    gaps.
+    """
     strokes: list[tuple[int, int, int]] = []
     before: tuple[int, int] | None = None  # column and row where the line stands
     for at, column in enumerate(columns(points, view, wide)):
@@ -114,7 +119,9 @@ def runs(points: Sequence[Point], view: Frame, wide: int, high: int) -> list[tup
 
 
 def _joined(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int, int]]:
-    """Strokes of a straight line between two pixels, without its ends where they are drawn anyway."""
+    """Strokes of a straight line between two pixels, without its ends where they are drawn
+    anyway.
+    """
     (x0, y0), (x1, y1) = start, end
     steps = x1 - x0
     strokes = []
@@ -134,7 +141,9 @@ def _joined(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int
 def dots(
     points: Sequence[Point], size: tuple[int, int], view: Frame, alphabet: Alphabet = BRAILLE
 ) -> list[list[int]]:
-    """Bits of every cell, [row][column] from the top, for a picture of `size` (width, height) in cells."""
+    """Bits of every cell, [row][column] from the top, for a picture of `size` (width, height) in
+    cells.
+    """
     width, height = size
     cells = [[0] * width for _ in range(height)]
     if width <= 0 or height <= 0:
@@ -173,7 +182,9 @@ def braille(
 
 
 def average(points: Sequence[Point]) -> list[Point]:
-    """The running mean of a noisy curve (exponential, corrected for its beginning), over about a fifteenth of it."""
+    """The running mean of a noisy curve (exponential, corrected for its beginning), over about a
+    fifteenth of it.
+    """
     good = finite(points)
     if len(good) < 3:
         return []

@@ -1,4 +1,4 @@
-"""What was handed in and what became of it, and what the model says: before, and now."""
+"""Recent submissions with their verdicts, and samples of the model before and now."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ class Contributions(Panel):
 def verdict_lines(
     verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool = False
 ) -> list[Line]:
-    """A verdict, `named` with its run; the reason of a rejection has a line of its own where it does not fit beside."""
+    """A verdict, `named` with its run; the reason of a rejection has a line of its own where it
+    does not fit beside.
+    """
     line = verdict_line(verdict, cells, glyphs, named=named)
     if verdict.state != "rejected" or verdict.message in "".join(text for text, _ in line):
         return [line]
@@ -102,7 +104,9 @@ def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -
 
 
 class SampleCard(Panel):
-    """One fixed prompt, answered by the first version and by the newest; before that, what the task in hand draws."""
+    """One fixed prompt, answered by the first version and by the newest; before that, what the task
+    in hand draws.
+    """
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         model = scene.view.models.get(scene.view.run())
@@ -115,7 +119,9 @@ class SampleCard(Panel):
 
 
 def _live(scene: Scene) -> Curve | None:
-    """The task in hand, if there is something to look at that does not stand in the place of its loss."""
+    """The task in hand, if there is something to look at that does not stand in the place of its
+    loss.
+    """
     task = scene.view.task(scene.device)
     curve = scene.view.curve(task.task) if task is not None else None
     return curve if curve and curve.points and drawn(curve.preview) else None

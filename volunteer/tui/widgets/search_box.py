@@ -13,7 +13,7 @@ from textual.widgets import Input
 
 
 class Field(Input):
-    """See the module."""
+    """Text input without a blinking cursor."""
 
     cursor_blink = reactive(False, init=False)
 

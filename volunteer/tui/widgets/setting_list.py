@@ -1,4 +1,6 @@
-"""Settings that can be changed where they stand: flipped, turned to the next choice, or typed and checked meanwhile."""
+"""Settings that can be changed where they stand: flipped, turned to the next choice, or typed and
+checked meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ class Editor(Field):
 
 
 class SettingList(Vertical):
-    """See the module. `rows` gives the settings, `names` which of them are seen (all, under headings, if none)."""
+    """List of settings that can be changed in place.
+
+    `rows` gives the settings, `names` which of them are seen (all, under headings, if none).
+    """
 
     DEFAULT_CSS = """
     SettingList { height: 1fr; }

@@ -1,6 +1,7 @@
 """A list with columns and a cursor, drawn like every panel: only rows that changed are painted.
 
-Columns give way from the least important one when the room gets narrow; a row is chosen with enter or by a click.
+Columns give way from the least important one when the room gets narrow; a row is chosen with enter
+or by a click.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry: a line of spans for each column; `dim`: it is drawn as something that no longer counts."""
+    """One entry: a line of spans for each column; `dim`: it is drawn as something that no longer
+    counts.
+    """
 
     key: str
     cells: tuple[Line, ...]
@@ -43,7 +46,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Filling(msgspec.Struct, frozen=True, kw_only=True):
-    """What a list shows: its rows, what is said when there are none, and what its border says."""
+    """Contents of a table: its rows, the text when there are none, and its border titles."""
 
     rows: tuple[Row, ...] = ()
     empty: str = ""
@@ -94,7 +97,10 @@ def _entry(rows: Sequence[Row], at: int, step: int) -> int:
 
 
 class Listing(Panel):
-    """See the module. `filling` gives the rows of a scene; `Moved` and `Chosen` say where the cursor is."""
+    """Table of rows that can be searched, sorted and selected.
+
+    `filling` gives the rows of a scene; `Moved` and `Chosen` say where the cursor is.
+    """
 
     can_focus = True
     COMPONENT_CLASSES: ClassVar[set[str]] = {"listing--cursor"}
@@ -183,7 +189,7 @@ class Listing(Panel):
         return [*lines, *(self._row(rows[n], n == self._at, places, scene) for n in shown)]
 
     def _titled(self, height: int) -> int:
-        """Whether the first line names the columns."""
+        """Return whether the first line names the columns."""
         return int(height > 1 and any(column.title for column in self._columns))
 
     def _row(self, row: Row, here: bool, places: Sequence[tuple[int, int]], scene: Scene) -> Line:
@@ -197,7 +203,9 @@ class Listing(Panel):
         return tuple(spans)
 
     def _follow(self, rows: tuple[Row, ...]) -> None:
-        """Keep the cursor on its row when rows come and go; on the first one until somebody has moved it."""
+        """Keep the cursor on its row when rows come and go; on the first one until somebody has
+        moved it.
+        """
         wanted = self.place(rows)
         if wanted is not None:
             self._at = wanted
@@ -211,7 +219,7 @@ class Listing(Panel):
         self._tell(rows[self._at].key)
 
     def place(self, rows: Sequence[Row]) -> int | None:
-        """Where the cursor has to be, if somebody else than the keys decides."""
+        """Return where the cursor has to be, if somebody else than the keys decides."""
         return None
 
     def render_line(self, y: int) -> Strip:

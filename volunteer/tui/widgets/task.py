@@ -1,4 +1,6 @@
-"""The task in hand: where it stands, how long it will take and what it is worth; or why there is none."""
+"""The task in hand: where it stands, how long it will take and what it is worth; or why there is
+none.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def working(scene: Scene, task: TaskStatus, cells: int, height: int) -> list[Lin
 
 
 def stages(scene: Scene, task: TaskStatus, cells: int) -> Line:
-    """The way of a task, and how far it is; only the present stage where there is no room for all."""
+    """The way of a task, and how far it is; only the present stage where there is no room for
+    all.
+    """
     glyphs = scene.glyphs
     at = _AT["train" if fetched(task) else task.phase]
     paused = scene.view.status.paused(task.device) is not None
@@ -83,7 +87,7 @@ def stages(scene: Scene, task: TaskStatus, cells: int) -> Line:
 
 
 def share(task: TaskStatus) -> float:
-    """How much of the present stage is done."""
+    """Return how much of the present stage is done."""
     if task.phase in ("fetch", "upload") and not fetched(task):
         return task.done_bytes / task.total_bytes if task.total_bytes > 0 else 0.0
     if task.phase == "checking":
@@ -163,7 +167,9 @@ def _row(facts: Sequence[tuple[str, str, str]], cells: int) -> Line:
 
 
 def nothing_to_do(scene: Scene, cells: int, height: int) -> list[Line]:
-    """Why there is no task and what ends that, in plain words; the key that starts work where one is needed."""
+    """Return why there is no task and what ends that, in plain words; the key that starts work
+    where one is needed.
+    """
     state = activity(scene.view, scene.now, scene.glyphs, scene.device)
     status = scene.view.status
     sentence = state.sentence

@@ -1,6 +1,8 @@
-"""Every table of the first release: as long as this is the only revision, it is what `tables.py` says.
+"""Every table of the first release: as long as this is the only revision, it is what `tables.py`
+says.
 
-Before a second revision is added, this one is written out as it stood (a test insists): it must never change with the code.
+Before a second revision is added, this one is written out as it stood (a test insists): it must
+never change with the code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Aggregation: each rule against a whole-array reference, the same bytes on any number of threads, attacks bounded."""
+"""Aggregation: each rule against a whole-array reference, the same bytes on any number of threads,
+attacks bounded.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Server optimisers: against torch's own, against the papers' formulas, delayed Nesterov's identity, a golden trajectory."""
+"""Server optimisers: against torch's own, against the papers' formulas, delayed Nesterov's
+identity, a golden trajectory.
+"""
 
 from __future__ import annotations
 
@@ -266,7 +268,9 @@ ROUNDS, WORKERS = 4, 7
 
 
 class Exact:
-    """A contribution made of exact fractions, the same on every machine and under every version of numpy."""
+    """A contribution made of exact fractions, the same on every machine and under every version of
+    numpy.
+    """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -301,7 +305,10 @@ def trajectory(aggregate: str, optimizer: ServerOptimizer) -> list[str]:
 
 
 def test_merging_gives_the_golden_bytes() -> None:
-    """The stored list of contributions always gives the same head. UPDATE_GOLDEN=1 writes the file anew."""
+    """The stored list of contributions always gives the same head.
+
+    UPDATE_GOLDEN=1 writes the file anew.
+    """
     found = {f"mean + {name}": trajectory("mean", optimizer) for name, optimizer in EVERY.items()}
     for rule in ("trimmed-mean", "median", "krum", "multi-krum", "centred-clip", "norm-clip"):
         found[f"{rule} + nesterov"] = trajectory(rule, EVERY["nesterov"])

@@ -67,7 +67,9 @@ def test_rank_network_of_sixteen_selects_its_ranks(low: int, high: int) -> None:
 
 @pytest.mark.parametrize("count", [10, 17, 20, 24, 31, 32, 33, 48, 64])
 def test_rank_network_of_many_selects_its_ranks(count: int) -> None:
-    """Shuffled ranks, whose sums are exact, for every cut on both sides, an uneven one, and the middle."""
+    """Shuffled ranks, whose sums are exact, for every cut on both sides, an uneven one, and the
+    middle.
+    """
     ranks = np.tile(np.arange(count, dtype=np.float32)[:, None], (1, 300))
     shuffled = np.random.default_rng(count).permuted(ranks, axis=0)
     (piece,) = pieces((TensorSpec("x", (300,)),))
@@ -167,7 +169,9 @@ def test_centred_clip_matches_twenty_rounds_over_whole_arrays(count: int) -> Non
 def test_centred_clip_bounds_a_little_too_much_of_everything(
     count: int, deviations: float, of_mean: float
 ) -> None:
-    """Little is enough (Baruch et al. 2019), 30 % hostile: within the spread of the others it is the mean, beyond it less."""
+    """Little is enough (Baruch et al. 2019), 30 % hostile: within the spread of the others it is
+    the mean, beyond it less.
+    """
     rng, hostile = np.random.default_rng(count), int(0.3 * count)
     rows = rng.standard_normal(2000) + 0.5 * rng.standard_normal((count, 2000))
     honest = rows[hostile:]

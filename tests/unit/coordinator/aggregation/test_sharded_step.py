@@ -1,4 +1,6 @@
-"""A merge in shards, from files to files: the same bytes for any number of shards, threads and the split before it."""
+"""A merge in shards, from files to files: the same bytes for any number of shards, threads and the
+split before it.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def exact(spec: TensorSpec, seed: int) -> np.ndarray[Any, np.dtype[Any]]:
 
 @dataclass
 class Run:
-    """A run in a folder: its weights, its state in whatever files, and merges of one round after the other."""
+    """A run in a folder: its weights, its state in whatever files, and merges of one round after
+    the other.
+    """
 
     folder: Path
     plan: Plan
@@ -159,7 +163,10 @@ def trajectory(folder: Path, wanted: Plan, *splits: tuple[int, str]) -> list[str
 
 
 def test_any_number_of_shards_gives_the_golden_heads(tmp_path: Path) -> None:
-    """The stored list of contributions always gives the same head. UPDATE_GOLDEN=1 writes the file anew."""
+    """The stored list of contributions always gives the same head.
+
+    UPDATE_GOLDEN=1 writes the file anew.
+    """
     found = {name: trajectory(tmp_path / name, wanted, (0, "")) for name, wanted in PLANS.items()}
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,6 @@
-"""Shards: every piece in exactly one, balanced, the same everywhere, and the same bytes for any number of them."""
+"""Shards: every piece in exactly one, balanced, the same everywhere, and the same bytes for any
+number of them.
+"""
 
 from __future__ import annotations
 

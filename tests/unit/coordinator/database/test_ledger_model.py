@@ -98,7 +98,9 @@ class Model:
 
 
 def _row(number: int, lie: str) -> tuple[int, str, int]:
-    """A contribution always belongs to the same person for the same amount, unless somebody lies."""
+    """A contribution always belongs to the same person for the same amount, unless somebody
+    lies.
+    """
     who = PEOPLE[(number + (lie == "who")) % len(PEOPLE)]
     return number, who, number % 3 + (lie == "amount")
 
@@ -113,7 +115,10 @@ steps = st.sampled_from(["pending", "earn", "void", "reverse"])
 
 
 class Books(RuleBasedStateMachine):
-    """Does everything twice: in the model and in the database. Ids are fresh for every example, the database is not."""
+    """Does everything twice: in the model and in the database.
+
+    Ids are fresh for every example, the database is not.
+    """
 
     def __init__(self, runner: asyncio.Runner, db: Database) -> None:
         super().__init__()

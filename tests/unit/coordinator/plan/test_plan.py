@@ -1,4 +1,6 @@
-"""Plans: presets work as they are, mistakes get a sentence, triggers and weights do what the text says."""
+"""Plans: presets work as they are, mistakes get a sentence, triggers and weights do what the text
+says.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every named strategy as an organiser meets it: chosen in a run file, changed key by key, merged from files."""
+"""Every named strategy as an organiser meets it: chosen in a run file, changed key by key, merged
+from files.
+"""
 
 from __future__ import annotations
 

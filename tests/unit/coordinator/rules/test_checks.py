@@ -1,4 +1,6 @@
-"""Checks of work: who is drawn, what a look proves, and that cheating does not pay under these very rules."""
+"""Checks of work: who is drawn, what a look proves, and that cheating does not pay under these very
+rules.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ def test_shares_fade_and_a_new_run_neither_owes_nor_is_owed() -> None:
 
 
 def test_work_beside_the_pass_counts_by_what_it_is_and_not_by_its_steps() -> None:
-    # A run of games: a step is a game of 100 GFLOP, but a learn task of 100 steps is as much work as one of them.
+    # A run of games: a step is a game of 100 GFLOP, but a learn task of 100 steps is as much work
+    # as one of them.
     games = {"kind": "selfplay", "step_flops": 1e11, "price_micro": 10_000, "endless": True}
     runs = [
         run_of(1, samples_total=10**6, beside=("learn",), **games),

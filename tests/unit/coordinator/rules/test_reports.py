@@ -1,4 +1,6 @@
-"""What a machine tells of itself is cut to size, never refused, and cannot move a terminal's cursor."""
+"""What a machine tells of itself is cut to size, never refused, and cannot move a terminal's
+cursor.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What people read when a value has the wrong type: where it stands, and what was expected there."""
+"""What people read when a value has the wrong type: where it stands, and what was expected
+there.
+"""
 
 from __future__ import annotations
 

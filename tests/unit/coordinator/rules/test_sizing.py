@@ -183,7 +183,8 @@ SHORT = {"overrides": {"local_steps": 10}}
         ({"stop": {"tokens": 24_000}}, 1000, 94),  # 3,000 samples of 8
         ({"stop": {"tokens": 24_000}}, 0, 0),
         ({"stop": {"versions": 7}, "plan": {"local_steps": 20}}, 1000, 140),
-        # Phases with local steps of their own, by versions, by tokens (400 samples are 2 versions), by a loss nobody knows.
+        # Phases with local steps of their own, by versions, by tokens (400 samples are 2 versions),
+        # by a loss nobody knows.
         ({"stop": {"versions": 7}, "plan": {"phases": [SHORT | {"until_versions": 3}]}}, 1000, 230),
         ({"stop": {"versions": 2}, "plan": {"phases": [SHORT | {"until_versions": 3}]}}, 1000, 20),
         ({"stop": {"passes": 1}, "plan": {"phases": [SHORT | {"until_versions": 3}]}}, 1000, 32),

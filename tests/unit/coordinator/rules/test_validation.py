@@ -158,7 +158,9 @@ def gradient(**changes: Any) -> Judgement:
 def test_work_from_the_warm_up_of_the_rate_is_no_measure_of_what_comes_later_unless_the_rate_counts() -> (
     None
 ):
-    """Ten steps from step 0 of 40 steps of warm-up move a model by an eighth of what ten later steps do."""
+    """Ten steps from step 0 of 40 steps of warm-up move a model by an eighth of what ten later
+    steps do.
+    """
     train = TrainSettings(lr=1e-3, warmup_steps=40)
     early, later = (effort("delta", train, first, 10, 0) for first in (0, 40))
     assert early == pytest.approx(10 * 5.5 / 40)

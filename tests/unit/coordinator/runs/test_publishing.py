@@ -1,4 +1,6 @@
-"""What is published of a version: the master itself, or a chain; and which ways to it a manifest lists."""
+"""What is published of a version: the master itself, or a chain; and which ways to it a manifest
+lists.
+"""
 
 from __future__ import annotations
 

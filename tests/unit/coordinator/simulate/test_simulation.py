@@ -93,7 +93,9 @@ def test_waiting_for_a_slow_volunteer_is_named_and_speed_sized_tasks_mend_it() -
 
 
 def test_a_machine_may_get_a_task_again_that_it_is_still_handing_in() -> None:
-    """What came too late for its version goes back into the queue while its upload is still being answered."""
+    """What came too late for its version goes back into the queue while its upload is still being
+    answered.
+    """
     plan = {"preset": "gradient-average", "codec": "float32"}
     run = RUN | {"task": {"local_steps": 1, "batch_size": 4}, "plan": plan}
     outcome = played(workers=[{"count": 4, **QUICK}], run=run, hours=0.02)

@@ -35,7 +35,9 @@ def test_four_who_average_learn_more_than_one_alone_and_less_than_one_large_batc
 
 
 def test_nobody_is_refused_for_what_he_trained_while_the_learning_rate_rose(setup: Setup) -> None:
-    """Judged by steps alone, whatever came after the first eight contributions was refused for ever."""
+    """Judged by steps alone, whatever came after the first eight contributions was refused for
+    ever.
+    """
     slow_start = replace(setup, warmup=60)
     plan = {"preset": "fedasync", "quorum": 1, "deadline_seconds": 0.0, "phases": []}
     run = Run(plan=plan, workers=6, local_steps=10, tokens_share=0.4, stretch=6.0, hours=0.5)

@@ -1,4 +1,6 @@
-"""The way down: whoever follows links holds the same bits as who takes a snapshot, version after version."""
+"""The way down: whoever follows links holds the same bits as who takes a snapshot, version after
+version.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tensor files: what is written is what any reader of the format reads, and nothing else is accepted."""
+"""Tensor files: what is written is what any reader of the format reads, and nothing else is
+accepted.
+"""
 
 from __future__ import annotations
 

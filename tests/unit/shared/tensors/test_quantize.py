@@ -266,7 +266,9 @@ def test_names_that_would_collide_on_the_wire_are_refused() -> None:
 
 @pytest.mark.parametrize("name", [name for name in CODECS if name not in PACKED])
 def test_the_bytes_of_a_codec_do_not_change(tmp_path: Path, name: str) -> None:
-    """Old files must stay readable: rewrite with GOLDEN=write only together with a new codec name."""
+    """Old files must stay readable: rewrite with GOLDEN=write only together with a new codec
+    name.
+    """
     schema = (
         *vector(150),
         TensorSpec("m", (2,), "F32", "buffer"),

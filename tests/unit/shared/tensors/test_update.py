@@ -174,7 +174,9 @@ def test_the_sum_of_squares_is_pinned() -> None:
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_the_norm_of_blocks_is_exact(tmp_path: Path, name: str) -> None:
-    """Codes are whole numbers and scales have eight digits: nothing is rounded before the sum of the blocks."""
+    """Codes are whole numbers and scales have eight digits: nothing is rounded before the sum of
+    the blocks.
+    """
     schema = (TensorSpec("w", (3 * 65_536 + 777,)),)
     x = np.random.default_rng(5).standard_normal(schema[0].count, "f4") * np.float32(1e-5)
     x[:3000] = 0

@@ -1,4 +1,6 @@
-"""Identities: private, stored before they are used, one for each coordinator, one instance at a time."""
+"""Identities: private, stored before they are used, one for each coordinator, one instance at a
+time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The agent against a real coordinator: work is done once, never lost, and the owner's word is obeyed."""
+"""The agent against a real coordinator: work is done once, never lost, and the owner's word is
+obeyed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a device does while the result of its last task is encoded: the next task, in order, and nothing twice."""
+"""What a device does while the result of its last task is encoded: the next task, in order, and
+nothing twice.
+"""
 
 from __future__ import annotations
 

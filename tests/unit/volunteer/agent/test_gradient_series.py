@@ -1,4 +1,6 @@
-"""Leases in parts, as numbers: where parts and stretches begin and end, what they earn, and what they add up to."""
+"""Leases in parts, as numbers: where parts and stretches begin and end, what they earn, and what
+they add up to.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A volunteer that starts again: what lives is gone on with, what does not is dropped, and only what was handed in counts."""
+"""A volunteer that starts again: what lives is gone on with, what does not is dropped, and only
+what was handed in counts.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ from tests.support.local_coordinator import Worker
 from tests.support.local_volunteer import LONG, SHORT, LocalMachine, local_machine
 from volunteer.control import events
 
-# Twice 1,200 s is the longest that a lease may live whose speed nobody knows, however often a heartbeat renews it: after less
-# a heartbeat that comes between the advance and the expiry would save it.
+# Twice 1,200 s is the longest that a lease may live whose speed nobody knows, however often a
+# heartbeat renews it: after less a heartbeat that comes between the advance and the expiry would
+# save it.
 LEASE_S = 3000.0
 
 

@@ -19,7 +19,9 @@ class Refused(Exception):
 
 
 class Driver:
-    """The part of NVIDIA's library that is asked; `silent` names questions that the card does not answer."""
+    """The part of NVIDIA's library that is asked; `silent` names questions that the card does not
+    answer.
+    """
 
     NVMLError = Refused
     NVML_TEMPERATURE_GPU = 0

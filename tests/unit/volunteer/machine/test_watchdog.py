@@ -1,4 +1,6 @@
-"""The watch over the event loop: a block is told, then ended; a machine that slept is not taken for one."""
+"""The watch over the event loop: a block is told, then ended; a machine that slept is not taken for
+one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Large files on their way down: nothing that came is lost, nothing foreign is believed, and what is unusual goes by httpx."""
+"""Large files on their way down: nothing that came is lost, nothing foreign is believed, and what
+is unusual goes by httpx.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def whole(head: bytes, body: bytes = DATA) -> bytes:
 
 
 class Server:
-    """Sends what its script says, one entry for each connection, the last one for ever; then closes."""
+    """Sends what its script says, one entry for each connection, the last one for ever; then
+    closes.
+    """
 
     def __init__(self, *script: bytes, takes: int = 0) -> None:
         """It takes so many bytes of each body before it answers; -1 = it never reads one."""
@@ -136,7 +140,8 @@ async def test_a_break_keeps_what_came_and_goes_on_there(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "answer",
     [
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n" % SIZE + DATA + b"\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: "
+        b"chunked\r\n\r\n%x\r\n" % SIZE + DATA + b"\r\n0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + DATA,
     ],
     ids=["chunked", "until it closes"],

@@ -1,4 +1,6 @@
-"""HTTP to the coordinator: secrets stay secret, everything read has a limit, and trouble that passes is waited out."""
+"""HTTP to the coordinator: secrets stay secret, everything read has a limit, and trouble that
+passes is waited out.
+"""
 
 from __future__ import annotations
 

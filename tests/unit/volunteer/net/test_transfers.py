@@ -1,4 +1,6 @@
-"""Whole files to and from the coordinator: a break costs nothing, and what arrives is what was promised."""
+"""Whole files to and from the coordinator: a break costs nothing, and what arrives is what was
+promised.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How a volunteer gets the weights of a version: the fewest bytes that lead there, and never anything but those weights."""
+"""How a volunteer gets the weights of a version: the fewest bytes that lead there, and never
+anything but those weights.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ class Shelf(httpx.AsyncBaseTransport):
 
 
 class Volunteer:
-    """What of a volunteer has to do with weights. A second one in the same directory is the first one restarted."""
+    """What of a volunteer has to do with weights.
+
+    A second one in the same directory is the first one restarted.
+    """
 
     def __init__(self, run: Versions, path: Path) -> None:
         self.run = run

@@ -1,4 +1,6 @@
-"""The service of each system: what is written, that it starts and stops, and that a ban is no reason to start again."""
+"""The service of each system: what is written, that it starts and stops, and that a ban is no
+reason to start again.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,8 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = tmp_path / "bin" / "systemctl"
     program.parent.mkdir()
     program.write_text(
-        f'#!/bin/sh\necho "$@" >> {log}\n[ "$FAILS" = "$2" ] && echo "${{SAYS:-broken}}" >&2 && exit 1\nexit 0\n'
+        f'#!/bin/sh\necho "$@" >> {log}\n[ "$FAILS" = "$2" ] && echo "${{SAYS:-broken}}" >&2 && '
+        "exit 1\nexit 0\n"
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")

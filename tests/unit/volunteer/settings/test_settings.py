@@ -1,4 +1,6 @@
-"""The volunteer's settings: who wins, what is refused and how, and that nothing a person wrote is lost."""
+"""The volunteer's settings: who wins, what is refused and how, and that nothing a person wrote is
+lost.
+"""
 
 from __future__ import annotations
 

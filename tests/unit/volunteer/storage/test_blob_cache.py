@@ -1,4 +1,6 @@
-"""Downloaded blobs: only whole and right ones are used, a break costs nothing, and the limit holds."""
+"""Downloaded blobs: only whole and right ones are used, a break costs nothing, and the limit
+holds.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def test_what_comes_ahead_of_its_time_has_room_only_beside_what_is_in_use(tmp_pa
 
 
 def test_a_download_that_ends_while_room_is_counted_is_no_trouble(tmp_path: Path) -> None:
-    """Several run side by side: what was listed as on its way may have its place by the time it is looked at."""
+    """Several run side by side: what was listed as on its way may have its place by the time it is
+    looked at.
+    """
     cache = Cache(tmp_path, 1000)
     with closing(cache.partial(named(b"abc"), 3)) as partial:
         partial.write(b"ab")

@@ -1,4 +1,6 @@
-"""Results wait on disk until the coordinator has answered for them, whatever happens to the process."""
+"""Results wait on disk until the coordinator has answered for them, whatever happens to the
+process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The training thread: it obeys between two micro-batches, and frees the device while it is told to rest."""
+"""The training thread: it obeys between two micro-batches, and frees the device while it is told to
+rest.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Ticking:
 
 
 class Steps:
-    """Work that counts: two micro-batches a step, and it stops at `gate` until the test opens it."""
+    """Work that counts: two micro-batches a step, and it stops at `gate` until the test opens
+    it.
+    """
 
     def __init__(self, steps: int, clock: Ticking, *, gate: int = -1, micro: int = 8) -> None:
         self.steps = steps

@@ -1,4 +1,6 @@
-"""Datasets of images: what is read from folders and archives, what is refused, and what comes of it."""
+"""Datasets of images: what is read from folders and archives, what is refused, and what comes of
+it.
+"""
 
 from __future__ import annotations
 

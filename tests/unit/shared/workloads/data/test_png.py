@@ -1,4 +1,6 @@
-"""PNG files and what is made of pixels for terminals: exact, bounded, and the same as other programs see it."""
+"""PNG files and what is made of pixels for terminals: exact, bounded, and the same as other
+programs see it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Token datasets: from any text to chunks that mean the same everywhere, with nothing held out ever trained on."""
+"""Token datasets: from any text to chunks that mean the same everywhere, with nothing held out ever
+trained on.
+"""
 
 from __future__ import annotations
 

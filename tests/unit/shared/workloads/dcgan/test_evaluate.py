@@ -1,4 +1,6 @@
-"""What is measured of a generator, and what it shows: real images score well, noise does not, training helps."""
+"""What is measured of a generator, and what it shows: real images score well, noise does not,
+training helps.
+"""
 
 from __future__ import annotations
 

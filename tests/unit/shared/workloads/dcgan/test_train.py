@@ -86,7 +86,9 @@ def test_the_statistics_of_batch_norm_are_what_the_batches_had(data: Folder) -> 
 
 
 def test_a_step_is_the_classic_one(data: Folder) -> None:
-    """Discriminator on real and fake, then the generator against the new discriminator, Adam for each."""
+    """Discriminator on real and fake, then the generator against the new discriminator, Adam for
+    each.
+    """
     model = config(data)
     weights = WORKLOAD.init(model, 0)
     work = WORKLOAD.begin(job(model, steps=3, batch=32), weights, data, "cpu", None)

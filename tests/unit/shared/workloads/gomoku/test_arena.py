@@ -1,4 +1,6 @@
-"""Games that advance together: whoever plays them can stop between any two batches of the network."""
+"""Games that advance together: whoever plays them can stop between any two batches of the
+network.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from shared.workloads.gomoku.search import Floats, uniform
 
 
 def test_it_comes_back_after_every_batch_when_asked_to() -> None:
-    """A pause, a swap of the weights or a key on the screen never waits for a move, let alone for a game."""
+    """A pause, a swap of the weights or a key on the screen never waits for a move, let alone for a
+    game.
+    """
     asked: list[int] = []
 
     def evaluator(boards: Boards) -> tuple[Floats, Floats]:

@@ -151,7 +151,9 @@ def test_positions_are_seen_by_whoever_is_to_move(games: list[GameRecord]) -> No
 
 
 def invented(record: GameRecord, rules: Rules, rng: np.random.Generator) -> GameRecord:
-    """Moves that anybody can make without a network, with visits from which they would have been drawn."""
+    """Moves that anybody can make without a network, with visits from which they would have been
+    drawn.
+    """
     position = Position(rules, drawn(rules, record.seed, MANNER.opening_plies))
     visits = []
     while not position.over:

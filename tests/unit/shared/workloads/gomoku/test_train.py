@@ -1,4 +1,6 @@
-"""Tasks of the gomoku workload: self-play, learning and matches, however often they are interrupted."""
+"""Tasks of the gomoku workload: self-play, learning and matches, however often they are
+interrupted.
+"""
 
 from __future__ import annotations
 

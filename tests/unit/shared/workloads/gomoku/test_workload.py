@@ -232,7 +232,9 @@ def test_a_sample_is_a_game_that_people_can_read() -> None:
 
 @pytest.mark.slow
 def test_it_becomes_stronger_than_version_0(tmp_path: Path) -> None:
-    """Four rounds of self-play and learning on 6 x 6, four in a row; `make experiments` has the long run."""
+    """Four rounds of self-play and learning on 6 x 6, four in a row; `make experiments` has the
+    long run.
+    """
     model, how = config(channels=32), options(simulations=64, slots=48, opening_plies=4)
     first = WORKLOAD.init(model, 1)
     weights, window, inner = first, Window(tmp_path, opponent=first), None

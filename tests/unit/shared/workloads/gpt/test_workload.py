@@ -1,4 +1,6 @@
-"""The GPT workload: what an organiser may write in a run file, what a version holds and what it can do."""
+"""The GPT workload: what an organiser may write in a run file, what a version holds and what it can
+do.
+"""
 
 from __future__ import annotations
 
@@ -218,7 +220,9 @@ def test_generating_with_kept_keys_is_generating_without(data: Folder) -> None:
 
 
 def test_a_model_is_built_without_importing_the_compiler() -> None:
-    """It takes 2 s, and 5 in a server that answers others meanwhile; only an optimiser may bring it."""
+    """It takes 2 s, and 5 in a server that answers others meanwhile; only an optimiser may bring
+    it.
+    """
     code = """
 import sys
 import torch
