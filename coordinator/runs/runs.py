@@ -69,10 +69,7 @@ class Runs(Reading):
     # --- the life of a run ---
 
     async def create(self, text: str) -> RunInfo:
-        """Store a run file as a draft, checked as a whole.
-
-        Raises InvalidRunFile, NotFound, Conflict.
-        """
+        """Store a run file as a draft. Raises InvalidRunFile, NotFound, Conflict."""
         file = run_file.parse(text)
         workload = load(file.workload)
         file = run_file.parse(text, table_defaults(file, workload))
@@ -106,8 +103,7 @@ class Runs(Reading):
             "tokens": 0,
             "phase": 0,
             "parameters": about.parameters,
-            # Of a run that makes its own data: how many games may be begun before anybody learns
-            # from them.
+            # Of a run that makes its own data: games that may begin before a learner needs them.
             "samples_total": about.play.queue if about.play else sum(counts),
             "samples_per_chunk": msgspec.json.encode(counts).decode(),
             "sample_size": workload.items_per_sample(model),
