@@ -34,8 +34,8 @@ from volunteer.tui.event_feed import Feed, Listener
 from volunteer.tui.page import Page
 from volunteer.tui.terminal.ascii import AsciiFilter
 from volunteer.tui.terminal.driver import lasting_driver
-from volunteer.tui.terminal.stylesheet import SteadyStylesheet
 from volunteer.tui.text import ASCII, UNICODE, Glyphs
+from volunteer.tui.themes import SteadyStylesheet
 from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Scene
 

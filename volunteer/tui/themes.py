@@ -7,6 +7,7 @@ own themes get too.
 
 from __future__ import annotations
 
+from textual.css.stylesheet import Stylesheet
 from textual.theme import Theme
 
 DEFAULT = "volunteer-dark"
@@ -126,3 +127,19 @@ THEMES = (
         },
     ),
 )
+
+
+class SteadyStylesheet(Stylesheet):
+    """Stylesheet that is parsed again only where its variables have changed.
+
+    Textual parses every stylesheet anew for each page that is opened first, also for the first
+    paint, though only another theme changes the variables in them.
+    """
+
+    def set_variables(self, variables: dict[str, str]) -> None:
+        if variables != self._variables:
+            super().set_variables(variables)
+
+    def reparse(self) -> None:
+        """Raises StylesheetError and StylesheetParseError, as Textual's own."""
+        self.parse()

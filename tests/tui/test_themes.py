@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.color import Color
 
-from volunteer.tui.terminal.stylesheet import SteadyStylesheet
+from volunteer.tui.themes import SteadyStylesheet
 
 
 def sheet() -> SteadyStylesheet:
