@@ -54,7 +54,7 @@ async def walk(
             case "limits":
                 await pilot.press(*"ada", "enter")
             case "measuring":
-                await pilot.press("n")
+                await pilot.press("enter")
                 await settle(app, pilot)
                 await engine.play([*met, events.BenchmarkProgress(stage="step", done=0.6)])
             case "measured":

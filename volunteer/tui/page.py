@@ -76,6 +76,9 @@ class Page(Screen[None]):
         for panel in panels(self):
             if panel.quick or not hurried:
                 panel.show(scene, at_once=at_once or hurried)
+            else:
+                panel.scene = scene
+                panel.draw_heading()
         self.shown(scene)
 
     def on_screen_resume(self) -> None:

@@ -58,7 +58,7 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return [((text, "dim"),) for text in wrap(empty, width, height)]
 
 
-OFFLINE = "this is shown as soon as the coordinator answers"
+OFFLINE = "shown as soon as the coordinator answers"
 
 
 class AskingPage(Page):

@@ -16,7 +16,7 @@ STATES = {
     "completed": "completed",
     "failed": "failed",
 }
-SLOW_STEP_S = 60.0  # a step that takes longer is hardly help
+SLOW_STEP_S = 60.0  # a longer step hardly helps
 
 
 class Prospect(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ def prospect(
     usable = [device for device in devices if device.usable]
     if not usable:
         if devices:
-            return Prospect(fits=False, sentence="torch cannot use it")
+            return Prospect(fits=False, sentence="torch cannot use any device here")
         return Prospect(fits=True, sentence="your devices are not known yet")
     able = [d for d in usable if not d.memory_bytes or d.memory_bytes >= info.memory_bytes]
     if not able:
@@ -68,9 +68,9 @@ def _measured(
     step_s = info.step_flops / speed
     earns = info.credits_per_step * 3600 / step_s
     if step_s > SLOW_STEP_S:
-        sentence = f"a step takes {duration_words(step_s)} on {best.id}: tasks will be short"
+        sentence = f"{duration_words(step_s)} per step on {best.id}: tasks will be short"
     else:
-        sentence = f"suits {best.id}: a step takes {duration_words(step_s)}"
+        sentence = f"fits {best.id}, {duration_words(step_s)} per step"
     return Prospect(fits=True, sentence=sentence, step_s=step_s, credits_per_hour=earns)
 
 

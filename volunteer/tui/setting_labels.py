@@ -41,7 +41,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
 # What people call a setting; the name that the file and the command line know is shown beside it.
 LABELS = {
     "schedule": "hours",
-    "in_use": "while you use it",
+    "in_use": "while you use the computer",
     "idle_minutes": "unused after",
     "on_battery": "on battery",
     "programs": "pause beside",
@@ -75,6 +75,14 @@ LABELS = {
     "quit_seconds": "finish before leaving",
     "log_level": "least in the log",
 }
+# Values that a person reads in other words than the file has.
+WORDS = {
+    ("in_use", "work"): "keep working",
+    ("in_use", "gentle"): "work gently",
+    ("in_use", "pause"): "pause",
+    ("on_battery", "yes"): "keep working",
+    ("on_battery", "no"): "pause",
+}
 _AT_ONCE = frozenset(
     field.name for kind in (Rules, Looks) for field in msgspec.structs.fields(kind)
 )
@@ -82,7 +90,7 @@ SOURCES = {
     "flag": "the command line",
     "environment": "the environment",
     "config.toml": "config.toml",
-    "default": "nobody: the default",
+    "default": "default",
 }
 
 
@@ -118,9 +126,9 @@ def shown(row: SettingRow) -> str:
     """A value as it is read: what nothing means is said."""
     text = as_text(row.value)
     if not text:
-        return {"schedule": "always", "runs": "any that fits", "alerts": "none"}.get(
-            row.name, "none"
-        )
+        return {"schedule": "always", "runs": "any run", "alerts": "none"}.get(row.name, "none")
+    if (row.name, text) in WORDS:
+        return WORDS[row.name, text]
     if row.name == "webhook":
         return "set"  # it may hold a key
     zero = {
@@ -143,10 +151,10 @@ def holds(row: SettingRow) -> str:
     if row.name in _AT_ONCE:
         return "at once"
     if row.name == "runs":
-        return "from the next task on"
+        return "from the next task"
     if row.name == "public":
         return "as soon as the coordinator answers"
-    return "from the next start on"
+    return "from the next start"
 
 
 def choices(row: SettingRow) -> tuple[str, ...]:

@@ -249,6 +249,24 @@ def countdown(seconds: float) -> str:
     return f"{whole // 3600}:{whole % 3600 // 60:02}:{whole % 60:02}"
 
 
+def soon(seconds: float) -> str:
+    """Return how long until: 42 s, 3:12."""
+    return f"{int(max(0.0, seconds) + 0.999)} s" if seconds <= 99 else countdown(seconds)
+
+
+def rate(value: float) -> str:
+    """Return a number a second with three digits at least, so that it does not change its width:
+    2.00, 0.187, 383.
+    """
+    return f"{value:#.3g}".rstrip(".") if TINY <= value < 999.5 else count(value)
+
+
+def ordinal(place: int) -> str:
+    """1st, 2nd, 3rd, 4th, 11th."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
+    return f"{place:,}{'th' if place % 100 in (11, 12, 13) else ending}"
+
+
 def ago(seconds: float) -> str:
     """Return how long since: now, 12 s, 3 min, 2 h, 4 d."""
     if seconds < 2:

@@ -57,7 +57,7 @@ class BenchmarkStep(Step):
             self.post_message(self.Done())
 
     def skip(self) -> None:
-        """Do not measure: tasks are sized by guessing at first."""
+        """Stop measuring: the first tasks are sized by an estimate."""
         if self.engine is not None and self.volunteer.view.benchmark is not None:
             self.volunteer.command(self.engine.stop_measuring())
 
@@ -88,10 +88,10 @@ class BenchmarkStep(Step):
             return [*lines, *said(why, width, height - 2, "bad", glyphs.cross)]
         if scene.view.benchmark is not None:
             lines += progress_lines(scene, width, 5)
-            return [*lines, (("s skips it", "dim"),)][:height]
+            return [*lines, (("s: skip", "dim"),)][:height]
         if not status.devices:
             waiting = (
-                status.connection or "looking at your devices; the first look takes some seconds"
+                status.connection or "looking for your devices; the first time takes some seconds"
             )
             return [*lines, *said(waiting, width, height - 2, "info", glyphs.wait)]
         speeds = {b.device: b for b in status.benchmarks}
@@ -108,4 +108,4 @@ class BenchmarkStep(Step):
             )
             if not device.usable:
                 lines += said(device.problem, width, 3, "bad", glyphs.cross)
-        return [*lines, (), (("enter goes on", "dim"),)][:height]
+        return [*lines, (), (("enter: next", "dim"),)][:height]

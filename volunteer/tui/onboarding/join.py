@@ -27,9 +27,9 @@ SETTLE_S = 0.4  # after the last key, before somebody is asked
 PRACTISE = "practise"
 HOW = (
     "Your machine gets the newest model and a small piece of work: a task.",
-    "It trains at low priority, and space pauses it within two seconds.",
-    "What it learned is checked, merged with what others learned, and paid.",
-    "Nothing starts before you say so, at the last of these steps.",
+    "It trains at low priority; space pauses it within two seconds.",
+    "Its result is checked, merged with the results of others, and paid.",
+    "No training starts before you say so, on the last of these pages.",
 )
 COLUMNS = (Column(title="", cells=26), Column(title="", least=50))
 
@@ -187,8 +187,8 @@ class JoinStep(Step):
         if self.choice.server is not None:
             return server_lines(self.choice.server, self.choice.link, scene, width)[:height]
         text = (
-            "Your organiser gives you a link. It also says how to know that the right "
-            "coordinator answers."
+            "Your organiser gives you a join link. It also proves that the right coordinator "
+            "answers."
         )
         return said(text, width, height, "dim")
 
@@ -213,7 +213,7 @@ def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> lis
     if wrong:  # where there is little room, this is what has to be seen
         told: list[Line] = [(("  " + text, "warn"),) for text in wrap(wrong, cells - 2, 3)]
         return [lines[0], *told, *lines[1:]]
-    return [*lines, (("  enter goes on", "dim"),)]
+    return [*lines, (("  enter: next", "dim"),)]
 
 
 def _fact(name: str, text: str, cells: int) -> Line:

@@ -11,7 +11,7 @@ from textual.app import ComposeResult
 
 from shared.errors import VolunteerError
 from volunteer.control.commands import SettingRow
-from volunteer.tui.onboarding.step import BACK, Step, said
+from volunteer.tui.onboarding.step import BACK, NEXT, Step, said
 from volunteer.tui.text import Line
 from volunteer.tui.widgets.panel import Drawn, Scene
 from volunteer.tui.widgets.setting_list import SettingList
@@ -34,11 +34,13 @@ class LimitsStep(Step):
     """Step that asks for limits."""
 
     NAME = "Limits"
-    HEADING = "How much may it take?"
-    KEYS = (("enter", "change", ""), ("n", "next", "go_on"), *BACK)
+    HEADING = "What may volunteer use?"
+    KEYS = (*NEXT, ("space", "change", "start"), *BACK)
 
     def compose(self) -> ComposeResult:
-        yield SettingList(lambda: self.choice.settings, names=ASKED, title="", id="asked")
+        yield SettingList(
+            lambda: self.choice.settings, names=ASKED, title="", id="asked", by_enter=False
+        )
         yield Drawn(self._help, id="setting-help")
 
     def begin(self, why: str = "") -> None:
@@ -59,6 +61,9 @@ class LimitsStep(Step):
     def proceed(self) -> None:
         if not self._list.editing:
             self.post_message(self.Done())
+
+    def press_space(self) -> None:
+        self._list.change()
 
     @property
     def _list(self) -> SettingList:
@@ -87,8 +92,8 @@ class LimitsStep(Step):
         text = (
             row.help
             if row is not None
-            else "The defaults are gentle: low priority, one core left free."
+            else "The defaults are gentle: low priority, and one core stays free."
         )
         lines = said(text, width, height)
-        more = "All of it can be changed later, with more besides, on the settings page."
+        more = "You can change all of this later, and more, on the Settings page."
         return [*lines, *said(more, width, 1, "dim")][:height]

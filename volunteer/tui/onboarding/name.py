@@ -17,7 +17,7 @@ SENT = (
     "your nickname, and the name of this machine",
     "processor, memory, GPUs, system, Python and torch",
     "how fast your devices are",
-    "what training makes; never a file of yours",
+    "the result of training; never a file of yours",
 )
 PRACTICE = "This is practice: nothing leaves this machine."
 
@@ -35,7 +35,7 @@ class NameStep(Step):
 
     def compose(self) -> ComposeResult:
         yield Field(
-            placeholder="a nickname; leave it empty and one is made up",
+            placeholder="a nickname; without one you get a made-up name",
             max_length=NICKNAME_MAX,
             id="nickname",
         )
@@ -112,4 +112,4 @@ def trouble(name: str) -> str:
         return ""
     if len(name) < NICKNAME_MIN:
         return f"At least {NICKNAME_MIN} letters, please."
-    return "" if name.isprintable() else "That holds signs that cannot be shown."
+    return "" if name.isprintable() else "A nickname cannot hold characters that are not printable."

@@ -7,7 +7,7 @@ from textual.app import ComposeResult
 
 from shared.workloads.base import installed
 from volunteer.text import printable
-from volunteer.tui.onboarding.step import BACK, Step, said
+from volunteer.tui.onboarding.step import BACK, NEXT, Step, said
 from volunteer.tui.run_estimate import Prospect, prospect
 from volunteer.tui.text import Line, count
 from volunteer.tui.widgets.panel import Drawn, Scene
@@ -16,7 +16,7 @@ from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 ANY = "*"
 COLUMNS = (
     Column(title="run", cells=24),
-    Column(title="earns", cells=13, align="right", least=54),
+    Column(title="credits (estimate)", cells=18, align="right", least=60),
     Column(title="for this machine"),
 )
 
@@ -25,8 +25,8 @@ class RunStep(Step):
     """Step that chooses a run."""
 
     NAME = "Run"
-    HEADING = "What do you want to help?"
-    KEYS = (("enter", "choose", "next"), *BACK)
+    HEADING = "Which run do you want to help?"
+    KEYS = (*NEXT, *BACK)
 
     def compose(self) -> ComposeResult:
         yield Listing(COLUMNS, self._filling, id="choices", classes="card")
@@ -47,12 +47,16 @@ class RunStep(Step):
         rows = [
             Row(
                 key=ANY,
-                cells=((("any that fits", "value"),), (), (("where help is needed most", "dim"),)),
+                cells=((("any run", "value"),), (), (("where help is most needed", "dim"),)),
             )
         ]
         for info in scene.view.status.runs:
             able = self._prospect(scene, info.name)
-            earns = f"{count(able.credits_per_hour)}/h" if able.credits_per_hour is not None else ""
+            earns = (
+                f"{count(able.credits_per_hour)} an hour"
+                if able.credits_per_hour is not None
+                else ""
+            )
             rows.append(
                 Row(
                     key=info.name,
@@ -64,7 +68,7 @@ class RunStep(Step):
                     dim=not able.fits,
                 )
             )
-        return Filling(rows=tuple(rows), title="", subtitle="enter chooses")
+        return Filling(rows=tuple(rows), title="", subtitle="up and down choose")
 
     def _prospect(self, scene: Scene, name: str) -> Prospect:
         status = scene.view.status
@@ -77,14 +81,14 @@ class RunStep(Step):
         if info is None:
             if not scene.view.status.runs:
                 return said(
-                    "This coordinator has no run yet: yours begins when it starts one.",
+                    "This coordinator has no run yet. Your machine begins when it starts one.",
                     width,
                     height,
                     "dim",
                 )
             return said(
-                "The coordinator gives you what suits this machine best. You can change it at "
-                "any time.",
+                "The coordinator gives you the run that suits this machine best. You can "
+                "choose another one at any time.",
                 width,
                 height,
                 "dim",

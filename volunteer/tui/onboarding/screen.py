@@ -82,7 +82,7 @@ class Onboarding(Page):
             key="n",
             action="go_on",
             short="go on",
-            help="On to the next step, also from a list.",
+            help="On to the next step, as enter.",
         ),
         keys.Command(
             id="back",
@@ -112,7 +112,7 @@ class Onboarding(Page):
             key="space",
             action="start",
             short="start",
-            help="Go to work.",
+            help="Start to work on the last page; change the setting under the cursor on Limits.",
             place="footer",
             rank=3,
         ),
@@ -239,13 +239,12 @@ class Onboarding(Page):
             self.step.hide()
 
     def action_start(self) -> None:
-        if isinstance(self.step, ReadyStep):
-            self.step.start()
+        self.step.press_space()
 
     # What is seen.
 
     def _title(self, scene: Scene, width: int, height: int) -> list[Line]:
-        words = "  lend your machine, train one model together"
+        words = "  Lend your machine. Train a model together."
         return [((" volunteer", "title"), (words if width > 60 else "", "dim"))]
 
     def _steps(self, scene: Scene, width: int, height: int) -> list[Line]:

@@ -79,6 +79,9 @@ class Step(Vertical):
         """Enter was pressed: finish this step if it has its answer."""
         self.finish()
 
+    def press_space(self) -> None:
+        """Space was pressed; most steps have no use for it."""
+
 
 def said(text: str, cells: int, rows: int, role: str = "text", sign: str = "") -> list[Line]:
     """A text in lines, with a sign before the first."""

@@ -52,7 +52,7 @@ ACTIONS = (
         key="i",
         action="hint",
         short="hint",
-        help="What the version would do here: tenths of its visits on the board.",
+        help="Show what the version would play here: tenths of its visits, on the board.",
         place="footer",
         rank=10,
     ),
@@ -81,8 +81,8 @@ ACTIONS = (
         id="level",
         key="l",
         action="level",
-        short="level",
-        help="Easy, middle, hard; also 1, 2, 3.",
+        short="level 1-3",
+        help="Easy, middle, hard: 1, 2, 3, or the next one.",
         place="footer",
         rank=45,
     ),
@@ -113,7 +113,7 @@ def verdict(game: Game) -> tuple[str, str]:
     if game.trouble:
         return game.trouble, "bad"
     if not game.size:
-        return "the version is being fetched", "dim"
+        return "downloading the version", "dim"
     if game.position.over:
         if not game.position.winner:
             return "a draw", "value"
@@ -149,7 +149,7 @@ def facts(game: Game, width: int, height: int) -> list[Line]:
         ("moves", str(len(game.moves))),
     ]
     if game.value is not None:
-        rows.append(("it expects", f"{50 + 50 * game.value:.0f} % of the points"))
+        rows.append(("its guess", f"{50 + 50 * game.value:.0f} % for itself"))
     names = [cell_name(move, game.size) for move in game.moves[-MOVES_SHOWN:]]
     if names:
         rows.append(("last moves", " ".join(names)))
@@ -159,15 +159,15 @@ def facts(game: Game, width: int, height: int) -> list[Line]:
 
 def _hint(game: Game) -> list[Line]:
     if game.asking:
-        return [(), (("the version looks at the board", "dim"),)]
+        return [(), (("the version is thinking", "dim"),)]
     if game.hint is None:
-        choose = "the arrow keys or the mouse choose a field"
+        choose = "arrow keys or mouse choose a field"
         return [] if game.moves or game.thinking else [(), ((choose, "dim"),)]
     heat = game.hint.heat
     best = sorted(range(len(heat)), key=lambda field: -heat[field])[:BEST]
     told = [f"{cell_name(field, game.size)} {100 * heat[field]:.0f} %" for field in best]
     return [
         (),
-        (("it would play here", "dim"),),
+        (("it would play (digits: tenths)", "dim"),),
         *(((text, "mark"),) for text in told if not text.endswith(" 0 %")),
     ]

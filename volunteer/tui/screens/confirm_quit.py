@@ -42,9 +42,9 @@ def consequences(view: AgentView) -> dict[How, str]:
     it = "it" if len(tasks) == 1 else "them"
     time = f"in about {countdown(longest)}" if longest is not None else "when it is done"
     return {
-        "finish": f"complete {it}, end {time}, earn {credit(paid)} credits",
-        "save": "end now; go on at the next start while leased",
-        "release": "end now; somebody else does it, yours is lost",
+        "finish": f"complete {it}, quit {time}, earn {credit(paid)} credits",
+        "save": "quit now; resume at the next start if still reserved",
+        "release": "quit now; another worker redoes it, your part is lost",
     }
 
 

@@ -24,10 +24,8 @@ from volunteer.tui.widgets.panel import panels
 from volunteer.tui.widgets.recent_work import Contributions, SampleCard
 from volunteer.tui.widgets.task import TaskCard
 
-WIDE, TALL = (
-    116,
-    32,
-)  # room for everything; heights are those of the body, three rows less than the terminal
+# Room for everything; heights are those of the body, three rows less than the terminal.
+WIDE, TALL = 116, 32
 NORMAL, MIDDLE = 80, 19
 NARROW, SHORT = 60, 11
 RUN_TOO = 23
@@ -78,15 +76,21 @@ def arrange(width: int, height: int, turn: int) -> Arrangement:
         groups = (("contributions",), ("sample",), ("low-run",))[: 2 if "run" in left else 3]
         return _turned((*curves, *left), groups, turn, low=7)
     everything = (*curves, "device", "credits", "run", "contributions", "sample")
-    low = 10 if height < 45 else 14
-    return Arrangement(cards=frozenset(everything), task=8, low=low)
+    # a picture beside a picture needs height: beyond the usual size, a third of the screen
+    return Arrangement(cards=frozenset(everything), task=8, low=max(10, height // 3))
 
 
 def _turned(
     top: tuple[str, ...], groups: tuple[tuple[str, ...], ...], turn: int, *, low: int | None
 ) -> Arrangement:
-    """The cards that stay, and the group whose turn it is."""
+    """Return the cards that stay, and the group whose turn it is.
+
+    A sample takes the room of the curves too: in four rows there is no picture, and one line of
+    text.
+    """
     shown = groups[turn % len(groups)]
+    if shown == ("sample",):
+        top, low = tuple(card for card in top if not card.endswith("-curve")), None
     return Arrangement(cards=frozenset((*top, *shown)), low=low, turns=len(groups))
 
 

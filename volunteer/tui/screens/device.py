@@ -47,7 +47,7 @@ class DevicePage(AskingPage):
             key="b",
             action="benchmark",
             short="measure",
-            help="Measure the device under the cursor, about 20 seconds; again: stop measuring.",
+            help="Measure the device under the cursor, some seconds; again: stop.",
             place="footer",
             rank=33,
         ),
@@ -65,7 +65,7 @@ class DevicePage(AskingPage):
             key="l",
             action="link",
             short="add a machine",
-            help="A code, good for ten minutes, that adds another machine to your account.",
+            help="Show a link, good for ten minutes, that adds another machine to your account.",
             place="footer",
             rank=36,
         ),
@@ -96,7 +96,7 @@ class DevicePage(AskingPage):
                 yield Drawn(
                     self._measured, title=self._measured_title, id="measured", classes="card"
                 )
-                yield Drawn(self._given, title="What you will be given", id="given", classes="card")
+                yield Drawn(self._given, title="Tasks for this device", id="given", classes="card")
             yield Drawn(self._now, title=self._now_title, id="now", classes="card")
 
     def questions(self) -> dict[str, Question]:
@@ -117,7 +117,7 @@ class DevicePage(AskingPage):
         speeds = {b.device: b for b in status.benchmarks}
         return Filling(
             rows=tuple(device_row(d, speeds.get(d.id), scene) for d in status.devices),
-            empty="looking at this machine: the first look takes some seconds",
+            empty="looking for devices; the first time takes some seconds",
             title="Devices",
             subtitle=f"{size(status.sent_bytes)} sent, {size(status.received_bytes)} received",
         )
@@ -166,10 +166,10 @@ class DevicePage(AskingPage):
             return
         device = self._device()
         if device is None or not device.usable:
-            self.volunteer.tell("there is nothing to measure here", "warning")
+            self.volunteer.tell("this device cannot be measured", "warning")
             return
         if self.volunteer.view.task(device.id) is not None:
-            self.volunteer.tell("measuring begins when the task in hand is done")
+            self.volunteer.tell("measuring starts after the task in hand")
         self.volunteer.command(control.measure(device.id), lambda: self.ask_measured())
 
     def ask_measured(self) -> None:
@@ -189,7 +189,9 @@ class DevicePage(AskingPage):
 
         async def tell() -> None:
             code = await control.link()
-            words = "On the other machine, within ten minutes: volunteer join '...' with this link."
+            words = (
+                "On the other machine, within ten minutes: volunteer join '<link>' with this link."
+            )
             self.app.push_screen(Told("Add a machine to your account", words, code.link))
 
         self.volunteer.command(tell())
@@ -234,7 +236,7 @@ def benchmark_lines(
         return [((text, "bad"),) for text in wrap(said, cells, 8)]
     speed = next((b for b in scene.view.status.benchmarks if b.device == device.id), None)
     if speed is None:
-        said = "not measured: b measures it (about 20 seconds, and can be stopped)"
+        said = "not measured: b measures it (a few seconds; b again stops)"
         return [((text, "dim"),) for text in wrap(said, cells, 3)]
     status = scene.view.status
     products = " in matrix products" if room > 36 else ""
@@ -291,7 +293,7 @@ def now_lines(device: Device, scene: Scene, cells: int) -> list[Line]:
         fact("state", (f"{state.sign} {state.word}", state.role), (f"  {state.sentence}", "text"))
     ]
     told = pace(scene, device.id, cells)
-    lines += told or [fact("pace", ("not at work since this screen was opened", "dim"))]
+    lines += told or [fact("pace", ("no training since this screen was opened", "dim"))]
     lines.append(fact("memory", *memory(scene, device, cells)))
     return [*lines, *sensed_lines(scene, device, cells)]
 
@@ -300,7 +302,7 @@ def given_lines(device: Device | None, scene: Scene, cells: int, height: int) ->
     """In words, what each run means for a device."""
     infos = [info for info in scene.view.status.runs if info.state == "running"]
     if device is None or not infos:
-        said = "as soon as a run is there, this says how long a task takes here and what it earns"
+        said = "with the first run, the time of a task here and its credits appear"
         return [((text, "dim"),) for text in wrap(said, cells, height)]
     lines: list[Line] = []
     for info in infos:
@@ -320,7 +322,7 @@ def _given(info: RunInfo, device: Device, scene: Scene, cells: int) -> list[Line
         whole = duration_words(able.step_s * task.steps)
         said += f" The task in hand has {task.steps} steps, about {whole}."
     if able.credits_per_hour is not None:
-        said += f" An hour of work earns about {count(able.credits_per_hour)} credits."
+        said += f" It earns about {count(able.credits_per_hour)} credits an hour (estimate)."
     said += (
         f" It needs {size(info.memory_bytes)} of memory; {fit(device.id, 12)} has "
         f"{size(device.memory_bytes)}."

@@ -17,17 +17,17 @@ from volunteer.tui.widgets.panel import Panel, Scene
 
 KEY_CELLS, NAME_CELLS = 7, 13
 WORDS = (
-    ("run", "one effort to train one model; it belongs to whoever runs the coordinator"),
-    ("task", "a piece of work of a run; it is yours while the lease lives"),
-    ("lease", "the time you have for a task; it is renewed while this program runs, paused or not"),
+    ("run", "one effort to train one model, started by the organiser of the coordinator"),
+    ("task", "a piece of work of a run, reserved for your machine by a lease"),
+    ("lease", "the time you have for a task; this program renews it, also while paused"),
     (
         "contribution",
-        "what you hand in for a task: only the change of the model, never a file of yours",
+        "the result of a task: only the change of the model, never a file of yours",
     ),
     ("version", "a state of the model; a merge of contributions makes the next one"),
-    ("credit", "what accepted work earns: pending when accepted, yours when it is merged"),
-    ("pause", "the device is free within two seconds and the task is kept"),
-    ("finish", "the task in hand is completed, then no more are taken"),
+    ("credit", "the pay for accepted work: pending when accepted, earned when merged"),
+    ("pause", "frees the device within two seconds and keeps the task"),
+    ("finish", "completes the task in hand and takes no more"),
 )
 
 
@@ -36,11 +36,11 @@ def signs(glyphs: Glyphs) -> tuple[tuple[str, str, str], ...]:
     return (
         (glyphs.on, "good", "at work, or online"),
         (glyphs.off, "dim", "not yet, stopped, or offline"),
-        (glyphs.paused, "warn", "paused; the reason and what ends it stand beside it"),
+        (glyphs.paused, "warn", "paused, with the reason and what ends it"),
         (glyphs.wait, "info", "waiting for the coordinator"),
         (glyphs.check, "good", "accepted or done"),
-        (glyphs.cross, "bad", "rejected; the check that failed stands below it"),
-        (glyphs.mark, "mark", "a version with a contribution of yours in it"),
+        (glyphs.cross, "bad", "rejected, with the check that failed"),
+        (glyphs.mark, "mark", "a version that holds a contribution of yours"),
     )
 
 

@@ -22,7 +22,7 @@ from volunteer.stats.milestones import Milestone, Week, milestones, recap_since,
 from volunteer.text import counted, credit, duration, printable
 from volunteer.tui import keys
 from volunteer.tui.query_page import Answer, AskingPage, Question
-from volunteer.tui.text import Line, bar, count, fit, left, spark, spread, wrap
+from volunteer.tui.text import Line, bar, count, fit, left, ordinal, spark, spread, wrap
 from volunteer.tui.widgets.choice_row import Choices
 from volunteer.tui.widgets.panel import Drawn, Scene, aged
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
@@ -73,7 +73,7 @@ class Leaderboard(AskingPage):
             key="c",
             action="card",
             short="card",
-            help="Draw a card of what you gave, to show to friends, into your home directory.",
+            help="Draw a card of your part, to show to friends, into your home directory.",
             place="footer",
             rank=37,
         ),
@@ -148,14 +148,12 @@ class Leaderboard(AskingPage):
         """Hide my name from others, or show it again."""
         control, me = self.volunteer.control, self.volunteer.view.status.me
         if control is None or me is None:
-            self.volunteer.tell(
-                "your account is not known yet: it is as soon as the coordinator answers"
-            )
+            self.volunteer.tell("your account is not known before the coordinator answers")
             return
         said = "your name is hidden from others" if me.public else "others can see your name"
 
         def done() -> None:
-            self.volunteer.tell(f"{said}, as soon as the coordinator has been told")
+            self.volunteer.tell(f"{said}, as soon as the coordinator knows it")
 
         self.volunteer.command(control.set_settings({"public": not me.public}), done)
 
@@ -166,9 +164,7 @@ class Leaderboard(AskingPage):
     async def _draw_card(self) -> None:
         control, status = self.volunteer.control, self.volunteer.view.status
         if control is None or status.me is None:
-            self.volunteer.tell(
-                "your account is not known yet: it is as soon as the coordinator answers"
-            )
+            self.volunteer.tell("your account is not known before the coordinator answers")
             return
         path = Path.home() / CARD
         try:
@@ -182,7 +178,7 @@ class Leaderboard(AskingPage):
         except OSError as error:
             self.volunteer.tell(f"{path} cannot be written: {error.strerror}", "error")
         else:
-            self.volunteer.tell(f"{CARD} is in your home directory: any browser shows it")
+            self.volunteer.tell(f"written to {path}: open it in a browser")
 
     def _told(self, scene: Scene, width: int, height: int) -> list[Line]:
         return told_lines(scene, width, height)
@@ -211,7 +207,7 @@ class Leaderboard(AskingPage):
     def _goals(self, scene: Scene, width: int, height: int) -> list[Line]:
         me = scene.view.status.me
         if me is None:
-            said = "marks that only grow appear here with your first contribution"
+            said = "milestones appear here with your first contribution"
             return [((text, "dim"),) for text in wrap(said, width, height)]
         return aged(goal_lines(milestones(me), scene, width, height), scene)
 
@@ -220,10 +216,7 @@ def _empty(answer: Answer[Sequence[LeaderRow]], scene: Scene) -> str:
     if answer.error:
         return f"cannot be shown: {answer.error.rstrip('.')}. Press r to try again."
     if answer.value is not None:
-        return (
-            "nobody has earned anything in this time yet: the first accepted contribution "
-            "opens the list"
-        )
+        return "no credits were earned in this time; the first accepted contribution opens the list"
     return "asking the coordinator" if answer.asking else "shown as soon as the coordinator answers"
 
 
@@ -269,10 +262,10 @@ def place_line(leaders: Sequence[LeaderRow], scene: Scene, cells: int) -> Line:
         return ((fit("you are not in this list yet", cells), "dim"),) if leaders else ()
     above = [row for row in leaders if row.earned_micro > mine.earned_micro]
     gap = min((row.earned_micro for row in above), default=0) - mine.earned_micro
-    text = f"place {mine.rank} of {len(leaders)}, {credit(mine.earned_micro)} credits"
+    text = f"{ordinal(mine.rank)} of {len(leaders)}, {credit(mine.earned_micro)} credits"
     if me is not None and not me.public:
         text = f"hidden from others (h shows it); {text}"
-    more = f", {credit(gap)} to the next place" if gap > 0 else ", nobody is ahead of you"
+    more = f", {credit(gap)} to the next place" if gap > 0 else " - you lead"
     room = cells - 2
     return (
         (f"{scene.glyphs.mark} ", "mark"),
@@ -283,7 +276,7 @@ def place_line(leaders: Sequence[LeaderRow], scene: Scene, cells: int) -> Line:
 def week_lines(found: Week, scene: Scene, cells: int, height: int) -> list[Line]:
     """Seven days in a few lines."""
     if found.total_micro == 0 and found.streak == 0:
-        said = "what your machines earn this week appears here: one accepted contribution begins it"
+        said = "the credits of this week appear here, from your first accepted contribution on"
         return [((text, "dim"),) for text in wrap(said, cells, height)]
     lines: list[Line] = [_fact("credits", credit(found.total_micro), "value")]
     drawn = spark([max(0, micro) for micro in found.credits_micro], 7, scene.glyphs)
@@ -309,7 +302,7 @@ def told_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     me, model = scene.view.status.me, scene.view.models.get(scene.view.run())
     if me is None or me.merged == 0:
         said = (
-            "With your first merged contribution there is a card to show to friends: your "
+            "After your first merged contribution you can draw a card to show to friends: your "
             "part, before and after."
         )
         return [((text, "dim"),) for text in wrap(said, cells, height)]

@@ -22,7 +22,7 @@ from volunteer.control.events import AnyEvent
 from volunteer.control.sentences import words
 from volunteer.files import write_whole
 from volunteer.machine.devices import hardware
-from volunteer.text import printable
+from volunteer.text import counted, printable
 from volunteer.tui import keys
 from volunteer.tui.page import Page
 from volunteer.tui.text import Line, wrap
@@ -70,7 +70,7 @@ class LogPage(Page):
             id="level",
             key="w",
             action="level",
-            short="which",
+            short="filter",
             help="Show everything, or only warnings and errors.",
             place="footer",
             rank=35,
@@ -140,9 +140,9 @@ class LogPage(Page):
             rows=self._rows,
             empty="nothing of this kind has happened"
             if entries
-            else "what happens is written down here, beginning with the first connection",
+            else "events appear here, from the first connection on",
             title=f"Log {found}".rstrip(),
-            subtitle=f"{len(self._rows)} lines{', following' if following else ', end: follow'}",
+            subtitle=f"{counted(len(self._rows), 'line')}{', following' if following else ', end: follow'}",
         )
 
     def _entry(self, scene: Scene, width: int, height: int) -> list[Line]:
@@ -206,9 +206,7 @@ class LogPage(Page):
         except OSError as error:
             self.volunteer.tell(f"copied; {path} cannot be written: {error.strerror}", "warning")
         else:
-            self.volunteer.tell(
-                f"copied, and written to {path}: look through it before you send it"
-            )
+            self.volunteer.tell(f"copied, and written to {path}: read it before you send it")
 
 
 def level_of(event: AnyEvent) -> Level:

@@ -19,7 +19,7 @@ from volunteer.tui import keys
 from volunteer.tui.query_page import Answer, AskingPage, Question
 from volunteer.tui.run_estimate import STATES, Prospect, prospect
 from volunteer.tui.screens.copy_text import Told
-from volunteer.tui.status_line import merging
+from volunteer.tui.status_line import next_merge
 from volunteer.tui.text import Glyphs, Line, bar, count, left, percent, wrap
 from volunteer.tui.widgets.panel import Drawn, Scene, aged
 from volunteer.tui.widgets.plot import Chart, Charted, Series
@@ -49,7 +49,7 @@ class Runs(AskingPage):
             key="enter",
             action="help_run",
             short="help/leave",
-            help="Help the run under the cursor, or leave it.",
+            help="Help the run under the cursor, or stop helping it.",
             place="footer",
             rank=33,
         ),
@@ -76,7 +76,7 @@ class Runs(AskingPage):
             key="s",
             action="share",
             short="share",
-            help="A link with which others can join this coordinator.",
+            help="Show a link with which others can join this coordinator.",
             place="footer",
             rank=36,
         ),
@@ -85,7 +85,7 @@ class Runs(AskingPage):
             key="y",
             action="licence",
             short="accept licence",
-            help="Say yes to the licence of the run under the cursor.",
+            help="Accept the licence of the run under the cursor.",
         ),
         keys.Command(
             id="reload", key="r", action="reload", short="reload", help="Ask the coordinator again."
@@ -155,8 +155,8 @@ class Runs(AskingPage):
         infos, chosen = self.infos(), self.chosen()
         answer = self.answer("runs")
         old = not scene.view.status.online
-        subtitle = answer.note(scene) or ("as they were told last" if old and infos else "")
-        helping = f"helping {', '.join(chosen)}" if chosen else "helping any that fits"
+        subtitle = answer.note(scene) or ("as last reported" if old and infos else "")
+        helping = f"helping: {', '.join(chosen) or 'any run'}"
         return Filling(
             rows=tuple(
                 run_row(info, self.prospect(info), scene, helped=helped(info, chosen), old=old)
@@ -174,10 +174,10 @@ class Runs(AskingPage):
     def _detail(self, scene: Scene, width: int, height: int) -> list[Line]:
         info = self._under_cursor()
         if info is None:
-            said = "what a run trains, under which licence and on which data is shown here"
+            said = "what a run trains, its licence and its data appear here"
             return [((text, "dim"),) for text in wrap(said, width, height)]
-        joined = helped(info, self.chosen())
-        return aged(run_detail(info, self.prospect(info), scene, joined, width)[:height], scene)
+        lines = run_detail(info, self.prospect(info), scene, self.chosen(), width)
+        return aged(lines[:height], scene)
 
     def _chart_title(self, scene: Scene) -> tuple[str, str]:
         info = self._under_cursor()
@@ -224,17 +224,19 @@ class Runs(AskingPage):
         chosen = self.chosen()
         if info.name in chosen:
             left_over = tuple(name for name in chosen if name != info.name)
-            said = f"{info.name} is left" + ("" if left_over else "; any run that fits is helped")
+            said = f"left {info.name}; helping {', '.join(left_over) or 'any run'}"
             self._choose(left_over, said)
             return
         able = self.prospect(info)
         if not able.fits:
-            self.volunteer.tell(f"{info.name} cannot be helped now: {able.sentence}", "warning")
+            self.volunteer.tell(
+                f"this machine cannot help {info.name} now: {able.sentence}", "warning"
+            )
             return
-        self._choose((*chosen, info.name), f"{info.name} is helped from the next task on")
+        self._choose((*chosen, info.name), f"helping {info.name} from the next task")
 
     def action_any_run(self) -> None:
-        self._choose((), "any run that fits is helped from the next task on")
+        self._choose((), "helping any run from the next task")
 
     def _choose(self, runs: tuple[str, ...], said: str) -> None:
         control = self.volunteer.control
@@ -264,7 +266,7 @@ class Runs(AskingPage):
         async def tell() -> None:
             link = await control.invitation()
             self.app.push_screen(
-                Told("Share", "Others join with this link (volunteer join '...'):", link)
+                Told("Share", "Invite others: volunteer join '<link>' with this link:", link)
             )
 
         self.volunteer.command(tell())
@@ -319,7 +321,9 @@ def run_row(info: RunInfo, able: Prospect, scene: Scene, *, helped: bool, old: b
     )
 
 
-def run_detail(info: RunInfo, able: Prospect, scene: Scene, joined: bool, cells: int) -> list[Line]:
+def run_detail(
+    info: RunInfo, able: Prospect, scene: Scene, chosen: Sequence[str], cells: int
+) -> list[Line]:
     """All that is known of a run."""
     glyphs = scene.glyphs
     room = cells - NAME_CELLS
@@ -332,17 +336,15 @@ def run_detail(info: RunInfo, able: Prospect, scene: Scene, joined: bool, cells:
         ((left("for you", NAME_CELLS), "dim"), (f"{sign[0]} ", sign[1]), (said[0], "text"))
     )
     lines += [((" " * (NAME_CELLS + 2), "dim"), (text, "text")) for text in said[1:]]
-    helping = "yes: enter chooses" if joined else "no: enter helps it"
-    if not able.fits:
-        helping = "it cannot be helped from here"
+    helping = _helping(info, chosen) if able.fits else "not from this machine"
     earns = able.credits_per_hour
-    when = merging(scene.view, info.name, scene.now).removeprefix("merging ")
+    when = next_merge(scene.view, info.name, scene.now)
     data = f"{info.dataset}, {info.dataset_licence or 'no licence stated'}"
     if not info.dataset:
         data = "none: it makes its own"
     facts = (
-        ("earns", f"about {count(earns)} credits an hour" if earns is not None else ""),
-        ("you help", helping),
+        ("earns", f"{count(earns)} credits/h (estimate)" if earns is not None else ""),
+        ("helped", helping),
         ("licence", f"{info.licence} (model)"),
         ("data", data),
         ("model", f"{count(info.parameters)} weights, needs {size(info.memory_bytes)}"),
@@ -357,6 +359,13 @@ def run_detail(info: RunInfo, able: Prospect, scene: Scene, joined: bool, cells:
     for name, text in facts:
         lines += _fact(name, text, room)
     return lines
+
+
+def _helping(info: RunInfo, chosen: Sequence[str]) -> str:
+    """Return if a run is helped, and what enter changes: it leaves a run that was chosen."""
+    if info.name in chosen:
+        return "yes (enter: stop helping)"
+    return "no (enter: help)" if chosen else "as any run (enter: only this one)"
 
 
 def _course(info: RunInfo, glyphs: Glyphs) -> str:

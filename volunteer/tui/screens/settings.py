@@ -45,8 +45,8 @@ class SettingsPage(AskingPage):
             id="default",
             key="delete,backspace",
             action="default",
-            short="default",
-            help="Set it back to its default.",
+            short="reset",
+            help="Reset the setting under the cursor to its default.",
             place="footer",
             rank=36,
         ),
@@ -89,7 +89,7 @@ class SettingsPage(AskingPage):
     def _about(self, scene: Scene, width: int, height: int) -> list[Line]:
         row = self._list.chosen
         if row is None:
-            said = "enter changes the setting under the cursor; delete sets it back"
+            said = "enter changes the setting under the cursor; del resets it"
             return [((text, "dim"),) for text in wrap(said, width, height)]
         return about_lines(row, width, height)
 
@@ -121,7 +121,7 @@ class SettingsPage(AskingPage):
             return
         self._apply(row.name, value)
         if row.source in OVERRULED:
-            said = f"saved, but {OVERRULED[row.source]} says otherwise and wins"
+            said = f"saved, but {OVERRULED[row.source]} sets another value and wins"
             self.volunteer.tell(said, "warning")
         self.again()
 
@@ -134,14 +134,14 @@ class SettingsPage(AskingPage):
 def about_lines(row: SettingRow, cells: int, height: int) -> list[Line]:
     """All about one setting."""
     lines: list[Line] = [((text, "text"),) for text in wrap(row.help, cells, 4)]
-    lines.append(_fact("now", shown(row), "value"))
+    lines.append(_fact("value", shown(row), "value"))
     options = choices(row)
     if options and row.type != "bool":
         lines.append(_fact("choose", ", ".join(options)))
     standard = msgspec.structs.replace(row, value=getattr(Settings(), row.name, row.value))
     lines.append(_fact("default", shown(standard)))
     lines.append(_fact("set by", SOURCES.get(row.source, row.source)))
-    lines.append(_fact("changes", f"hold {holds(row)}"))
+    lines.append(_fact("applies", holds(row)))
     if height > len(lines) + 2:
         lines += [(), _fact("also", f"--set {row.name}=...")]
         lines.append(_fact("", f"VOLUNTEER_{row.name.upper()}"))

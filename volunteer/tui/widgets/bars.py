@@ -5,7 +5,7 @@ bottom.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.cells import cell_len
 from textual.app import App
@@ -18,6 +18,10 @@ from volunteer.tui.text import Line, Span, fit, spread
 from volunteer.tui.text import width as wide
 from volunteer.tui.widgets.panel import Panel, Scene
 
+if TYPE_CHECKING:
+    from volunteer.tui.app import VolunteerApp
+
+NAME_CELLS_MIN = 8  # less of a coordinator's name says nothing
 Hit = tuple[int, int, str]  # first cell, end, action
 
 
@@ -50,12 +54,15 @@ class TabBar(Bar):
 
 
 def _named(link: Activity, scene: Scene, room: int) -> Line:
-    """The connection with the coordinator's name, where there is room for both."""
+    """Return the connection beside the coordinator's name, which is shortened where both do not
+    fit; nothing where hardly a letter of the name is left.
+    """
+    text = f"{link.sign} {link.word} "
+    room -= cell_len(text) + 2  # a space on either side of the name
     name = scene.view.status.server
-    text = f" {link.sign} {link.word} "
-    if not name or len(text) + cell_len(name) + 3 > room:
+    if not name or room < min(NAME_CELLS_MIN, cell_len(name)):
         return ()
-    return ((f"{name} ", "dim"), (text[1:], link.role))
+    return ((f"{fit(name, room, scene.glyphs.ellipsis)} ", "dim"), (text, link.role))
 
 
 def tabs(here: str, room: int) -> tuple[Line, tuple[Hit, ...]]:
@@ -88,13 +95,18 @@ class StateBar(Bar):
     """Status bar: state and reason; in trouble, what still works."""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        return (state_line(scene, width),)
+        control = cast("VolunteerApp", self.app).control
+        return (state_line(scene, width, background=control is not None and control.remote),)
 
 
-def state_line(scene: Scene, cells: int) -> Line:
-    """Sign, word and sentence, and when the run is merged next."""
+def state_line(scene: Scene, cells: int, *, background: bool = False) -> Line:
+    """Return sign, word and sentence, and when the run is merged next; `background` marks the
+    view of a volunteer that runs in another process.
+    """
     state = activity(scene.view, scene.now, scene.glyphs, scene.device)
     start: Line = ((f" {state.sign} {state.word}", state.role),)
+    if background:
+        start = (*start, (" (background)", "dim"))
     if scene.leaving is not None and scene.view.ended is None:
         said = f"{LEAVING[scene.leaving]}; q again ends at once"
         room = cells - wide(start) - 10
@@ -154,5 +166,5 @@ def _word(command: keys.Command, scene: Scene) -> str:
     if command.id == "pause" and scene.view.status.paused(scene.device):
         return "resume"
     if command.id == "finish" and scene.view.status.finishing:
-        return "take tasks"
+        return "keep going"
     return command.short

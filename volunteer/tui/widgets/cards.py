@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shared.protocol.accounts import Benchmark, Device, Me
 from volunteer.control.events import Sensed
 from volunteer.text import credit, duration, loss, measure_word, size
-from volunteer.tui.status_line import activity, merging, traffic
+from volunteer.tui.status_line import activity, next_merge, traffic
 from volunteer.tui.text import (
     Line,
     Span,
@@ -19,6 +19,7 @@ from volunteer.tui.text import (
     flops,
     left,
     percent,
+    rate,
     spark,
     wrap,
 )
@@ -100,7 +101,7 @@ def pace(scene: Scene, device: str, cells: int) -> list[Line]:
     speeds = scene.view.speeds.get(device, ())
     if not speeds:
         return []
-    tail = f" {count(speeds[-1])}/s"
+    tail = f" {rate(speeds[-1])}/s"
     drawn = spark(speeds, cells - NAME_CELLS - len(tail), scene.glyphs)
     return [fact("pace", (drawn, "raw"), (tail, "text"))]
 
@@ -133,7 +134,7 @@ def _used(sensed: Sensed, price: float) -> str:
     return f", {kwh:.3f} kWh" + (f" = {kwh * price:.2f}" if price > 0 else "")
 
 
-WORTH = {"run": "they buy nothing yet", "practice": "practice credits"}
+WORTH = {"run": "cannot be spent yet", "practice": "practice credits"}
 
 
 class CreditsCard(Panel):
@@ -216,9 +217,9 @@ def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
         tail = f" {percent(info.progress)}"
         room = cells - NAME_CELLS - len(tail)
         lines.append(fact("progress", *bar(info.progress, room, glyphs), (tail, "text")))
-    said = merging(view, run, scene.now)
+    said = next_merge(view, run, scene.now)
     for row, text in enumerate(wrap(said, cells - NAME_CELLS, 2 if said else 0, glyphs.ellipsis)):
-        lines.append(fact("next" if row == 0 else "", (text.removeprefix("merging "), "text")))
+        lines.append(fact("next" if row == 0 else "", (text, "text")))
     workers = beat.workers if beat else (info.workers if info else 0)
     lines.append(fact("helpers", (str(workers), "text"), (" online", "dim")))
     if model is not None and model.mine:

@@ -39,7 +39,7 @@ def brief(scene: Scene, cells: int, height: int) -> list[Line]:
         lines.append((*bar(share(task), cells - len(tail), glyphs), (tail, "text")))
         if paused := view.status.paused(task.device):
             lines.append(((fit(why_paused(paused), cells, glyphs.ellipsis), "warn"),))
-        eta = f" {glyphs.dot} {countdown(task.eta_s)} to go" if task.eta_s is not None else ""
+        eta = f" {glyphs.dot} {countdown(task.eta_s)} left" if task.eta_s is not None else ""
         lines.append(((fit(f"loss {loss(task.loss)}{eta}", cells, glyphs.ellipsis), "text"),))
     elif state.sentence:
         lines.append(((fit(state.sentence, cells, glyphs.ellipsis), "text"),))

@@ -89,8 +89,8 @@ class Panel(Widget):
         self._drawn_at = scene.now
         self.draw()
 
-    def draw(self) -> None:
-        """Compare with what is on the screen and paint the rows that differ."""
+    def draw_heading(self) -> None:
+        """Paint title and subtitle if they differ from those on the screen."""
         if not self.is_attached or not self.display:
             return
         heading = self.heading(self.scene)
@@ -98,6 +98,12 @@ class Panel(Widget):
             self._heading = heading
             # as content: a plain string would be read as markup, and names are not ours
             self.border_title, self.border_subtitle = (Content(printable(t)) for t in heading)
+
+    def draw(self) -> None:
+        """Compare with what is on the screen and paint the rows that differ."""
+        if not self.is_attached or not self.display:
+            return
+        self.draw_heading()
         width, height = self.content_size
         if width <= 0 or height <= 0:
             return

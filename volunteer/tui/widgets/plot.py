@@ -54,6 +54,13 @@ class Plot(Panel):
     def chart(self, scene: Scene) -> Chart:
         """Return what to draw."""
 
+    def show(self, scene: Scene, *, at_once: bool = False) -> None:
+        """Draw a scene, or only its titles while the curve is not due: a number in a title must
+        not be older than the same number on another panel.
+        """
+        super().show(scene, at_once=at_once)
+        self.draw_heading()
+
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return plot(self.chart(scene), width, height, scene.glyphs)
 

@@ -33,6 +33,7 @@ VERDICTS = {
     "checking": ("wait", "checking", "info"),
     "accepted": ("check", "accepted", "info"),
     "merged": ("check", "merged", "good"),
+    "paid": ("check", "paid", "good"),  # games: paid at once, merged by no version
     "superseded": ("check", "not needed", "dim"),
     "rejected": ("cross", "rejected", "bad"),
 }
@@ -51,9 +52,7 @@ class Contributions(Panel):
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         verdicts = scene.view.status.verdicts
         if not verdicts:
-            text = (
-                "what you hand in appears here, with the verdict of the coordinator and its reason"
-            )
+            text = "your contributions appear here with their verdicts and reasons"
             return blank(text, width, height)
         lines: list[Line] = []
         several = len({verdict.run for verdict in verdicts}) > 1
@@ -78,6 +77,13 @@ def verdict_lines(
     ]
 
 
+def reason_of(verdict: Verdict) -> str:
+    """Return the sentence of a verdict; its state alone is none."""
+    if verdict.message and verdict.message != verdict.state:
+        return verdict.message
+    return "waiting for the merge" if verdict.state == "accepted" else ""
+
+
 def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -> Line:
     """Time, run or task or both, verdict, credits and reason, as far as there is room."""
     name, word, role = VERDICTS[verdict.state]
@@ -93,7 +99,7 @@ def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -
         spans.append((left(f"#{verdict.task}", 7), "dim"))
     spans.append((f"{sign} {left(word, 11)}", role))
     spans.append((right(paid, 6), "value"))
-    reason = verdict.message if verdict.message != verdict.state else ""
+    reason = reason_of(verdict)
     room = cells - width(spans) - 2
     if verdict.state == "merged" and verdict.version is not None:
         whole = f"version {verdict.version}"
@@ -111,8 +117,11 @@ class SampleCard(Panel):
     def heading(self, scene: Scene) -> tuple[str, str]:
         model = scene.view.models.get(scene.view.run())
         sampled = model is not None and model.last_sample is not None
-        live = not sampled and _live(scene) is not None
-        return ("This task now" if live else "What the model makes of it"), ""
+        if not sampled and _live(scene) is not None:
+            return "This task now", ""
+        text = model.last_sample[1] if model and model.last_sample else ""
+        drawing = drawn(text) or (model is not None and model.last_picture is not None)
+        return f"What the model {'draws' if drawing else 'writes'}", ""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return sample_lines(scene, width, height)
@@ -138,7 +147,7 @@ def sample_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     if last is None:
         if curve := _live(scene):
             return picture(curve.preview, curve.metrics, cells, height)
-        text = "a sample of the model appears here with the next version that is evaluated"
+        text = "a sample of the model appears here when the next version is evaluated"
         return blank(text, cells, height)
     if first is not None and first[0] == last[0]:
         first = None

@@ -31,7 +31,7 @@ class Finder(Field):
         """Somebody is done with typing."""
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(placeholder="text to look for: enter keeps it, esc shows all again", id=id)
+        super().__init__(placeholder="search: enter keeps the text, esc shows all again", id=id)
 
     @property
     def needle(self) -> str:

@@ -24,7 +24,7 @@ from volunteer.tui.widgets.search_box import Field
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 COLUMNS = (
-    Column(title="setting", cells=23),
+    Column(title="setting", cells=28),
     Column(title="value"),
     Column(title="set by", cells=12, least=60),
 )
@@ -46,6 +46,7 @@ class SettingList(Vertical):
     """List of settings that can be changed in place.
 
     `rows` gives the settings, `names` which of them are seen (all, under headings, if none).
+    Without `by_enter` a page calls `change` for a key of its own; a click changes in any case.
     """
 
     DEFAULT_CSS = """
@@ -76,9 +77,11 @@ class SettingList(Vertical):
         names: Sequence[str] = (),
         title: str = "Settings",
         empty: Callable[[], str] = lambda: "reading the settings",
+        by_enter: bool = True,
         id: str | None = None,
     ) -> None:
         super().__init__(id=id)
+        self._by_enter = by_enter
         self._rows = rows
         self._names = tuple(names)
         self._title = title
@@ -86,7 +89,7 @@ class SettingList(Vertical):
         self._trouble = ""
 
     def compose(self) -> ComposeResult:
-        yield Listing(COLUMNS, self._filling, id="list")
+        yield Listing(COLUMNS, self._filling, id="list", by_enter=self._by_enter)
         with Vertical(id="editing"):
             yield Editor(id="field", select_on_focus=False)
             yield Drawn(self._verdict, id="verdict")
@@ -129,7 +132,7 @@ class SettingList(Vertical):
             return [
                 ((sign, "bad"), (text, "bad")) for sign, text in zip(signs, lines, strict=False)
             ]
-        return [((f"{glyphs.check} ", "good"), ("enter saves, esc leaves it", "dim"))]
+        return [((f"{glyphs.check} ", "good"), ("enter saves, esc cancels", "dim"))]
 
     @on(Listing.Moved)
     def _moved(self, event: Listing.Moved) -> None:

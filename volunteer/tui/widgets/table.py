@@ -99,7 +99,8 @@ def _entry(rows: Sequence[Row], at: int, step: int) -> int:
 class Listing(Panel):
     """Table of rows that can be searched, sorted and selected.
 
-    `filling` gives the rows of a scene; `Moved` and `Chosen` say where the cursor is.
+    `filling` gives the rows of a scene; `Moved` and `Chosen` say where the cursor is. A row is
+    chosen by a click and, unless `by_enter` is False, by enter.
     """
 
     can_focus = True
@@ -143,8 +144,10 @@ class Listing(Panel):
         *,
         id: str | None = None,
         classes: str | None = "card",
+        by_enter: bool = True,
     ) -> None:
         super().__init__(id=id, classes=classes)
+        self._by_enter = by_enter
         self._columns = tuple(columns)
         self._filling = filling
         self._filled = Filling()
@@ -279,6 +282,12 @@ class Listing(Panel):
 
     def action_edge(self, to: int) -> None:
         self.go(len(self._filled.rows) - 1 if to > 0 else 0)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Return False for enter where the page has its own use for it."""
+        if action == "choose" and not self._by_enter:
+            return False
+        return super().check_action(action, parameters)
 
     def action_choose(self) -> None:
         if self._filled.rows:

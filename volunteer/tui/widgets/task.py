@@ -18,6 +18,7 @@ from volunteer.tui.text import (
     fit,
     left,
     percent,
+    rate,
     right,
     width,
     wrap,
@@ -26,6 +27,7 @@ from volunteer.tui.widgets.panel import Panel, Scene
 
 STAGES = ("claim", "download", "train", "upload", "check", "credit")
 BY_THEMSELVES = ("temperature", "disk")  # pauses that no key can lift
+_LATE = "(accepted until another worker has it)"
 _AT = {"claimed": 0, "fetch": 1, "train": 2, "upload": 3, "checking": 4}
 
 
@@ -102,7 +104,7 @@ def progress(scene: Scene, task: TaskStatus, cells: int) -> Line:
         if task.phase == "fetch" and task.what:
             done = f"{task.what} {done}"
     elif task.phase == "checking":
-        done = "the coordinator checks it"
+        done = "being checked by the coordinator"
     elif task.phase == "claimed":
         done = f"{task.steps} steps, {count(task.samples)} samples"
     elif task.counted:
@@ -130,16 +132,16 @@ def _numbers(scene: Scene, task: TaskStatus, cells: int) -> list[Line]:
         facts = [
             *(("", count(value), name.replace("_", " ")) for name, value in told),
             *([] if told else [("loss", loss(task.loss), "")]),
-            ("to go", eta, ""),
-            ("", count(task.steps_per_s), f"{task.counted or 'steps'}/s"),
+            ("left", eta, ""),
+            ("", rate(task.steps_per_s), f"{task.counted or 'steps'}/s"),
         ]
         if task.tokens_per_s > 0 and not task.counted:
-            facts.append(("", count(task.tokens_per_s), f"{task.items}/s"))
+            facts.append(("", rate(task.tokens_per_s), f"{task.items}/s"))
         first = _row(facts, cells)
-    lease = countdown(left_s) if left_s > 0 else "over"
+    lease = countdown(left_s)
     second = [
-        ("lease", lease, "left" if left_s > 0 else "but taken while nobody else has it"),
-        ("worth", credit(task.price_micro), ""),
+        ("reserved for", lease, "") if left_s > 0 else ("", "lease over", _LATE),
+        ("pays", credit(task.price_micro), "credits"),
         ("version", str(task.version) if task.version or task.phase == "train" else "-", ""),
         ("", count(task.samples), task.counted or "samples"),
     ]
@@ -175,9 +177,9 @@ def nothing_to_do(scene: Scene, cells: int, height: int) -> list[Line]:
     sentence = state.sentence
     if pause := status.paused(scene.device):
         own = "space" in sentence or pause.by in BY_THEMSELVES
-        hint = "" if own else "press space to go on"
+        hint = "" if own else "press space to resume"
     elif status.finishing:
-        hint = "press f to take tasks again, q to quit"
+        hint = "press f to keep going, q to quit"
     elif not status.online and status.connection:
         sentence = status.connection
         hint = "press r to try now"
