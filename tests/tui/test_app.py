@@ -351,7 +351,7 @@ async def test_a_theme_that_was_chosen_is_kept(engine: FakeEngine) -> None:
 async def test_a_long_name_of_a_coordinator_never_hides_the_connection(
     engine: FakeEngine, online: bool
 ) -> None:
-    told = [
+    told: list[events.AnyEvent] = [
         events.Started(
             coordinator="https://x",
             server="The Coordinator of a Very Long Name Indeed (Lab 4)",

@@ -1,4 +1,4 @@
-"""What the cards of the first page hold, and how they look where there is little room."""
+"""Cards of the first page: contents, and layout in small terminals."""
 
 from __future__ import annotations
 

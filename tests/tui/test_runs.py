@@ -23,7 +23,7 @@ from tests.tui.pages import (
 )
 from volunteer.control import commands
 from volunteer.tui.app import Look
-from volunteer.tui.run_estimate import duration_words, prospect
+from volunteer.tui.run_estimate import duration_words, estimate
 
 PAGE = Look(page="runs")
 CPU_ONLY = (scenes.CPU,)
@@ -157,20 +157,20 @@ async def test_the_link_is_shown_and_closed(engine: FakeEngine) -> None:
 
 def test_a_prospect_in_words() -> None:
     speeds = (scenes.BENCHMARK,)
-    good = prospect(RUNS[0], CPU_ONLY, speeds, ("gpt",))
+    good = estimate(RUNS[0], CPU_ONLY, speeds, ("gpt",))
     assert good.fits
     assert good.sentence == "fits cpu, 18 ms per step"
     assert good.credits_per_hour == pytest.approx(3600 / good.step_s) if good.step_s else False
     slow = replace(RUNS[0], step_flops=118e9 * 300)
-    assert "tasks will be short" in prospect(slow, CPU_ONLY, speeds, ("gpt",)).sentence
-    assert "not measured yet" in prospect(RUNS[0], CPU_ONLY, (), ("gpt",)).sentence
-    assert "needs 90 GB" in prospect(RUNS[3], CPU_ONLY, speeds, ("gpt",)).sentence
-    assert "not installed" in prospect(RUNS[1], CPU_ONLY, speeds, ("gpt",)).sentence
+    assert "tasks will be short" in estimate(slow, CPU_ONLY, speeds, ("gpt",)).sentence
+    assert "not measured yet" in estimate(RUNS[0], CPU_ONLY, (), ("gpt",)).sentence
+    assert "needs 90 GB" in estimate(RUNS[3], CPU_ONLY, speeds, ("gpt",)).sentence
+    assert "not installed" in estimate(RUNS[1], CPU_ONLY, speeds, ("gpt",)).sentence
     prepared = replace(RUNS[2], state="draft")
-    assert prospect(prepared, CPU_ONLY, speeds, ("gpt",)).sentence == "the run is being prepared"
-    assert "paused" in prospect(RUNS[2], CPU_ONLY, speeds, ("gpt",)).sentence
+    assert estimate(prepared, CPU_ONLY, speeds, ("gpt",)).sentence == "the run is being prepared"
+    assert "paused" in estimate(RUNS[2], CPU_ONLY, speeds, ("gpt",)).sentence
     broken = replace(scenes.CPU, usable=False)
-    assert not prospect(RUNS[0], (broken,), speeds, ("gpt",)).fits
+    assert not estimate(RUNS[0], (broken,), speeds, ("gpt",)).fits
 
 
 @pytest.mark.parametrize(

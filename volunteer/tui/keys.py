@@ -21,7 +21,7 @@ Place = Literal["footer", "palette", "hidden"]
 
 
 class PageInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A page: `name` is its mode, `source` the module and class that are loaded when it is first
+    """Page in the table: `name` is its mode, `source` the module and class to load when it is first
     opened.
     """
 
@@ -93,7 +93,7 @@ ONBOARDING = PageInfo(
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """An action: `id` is its name in `[keys]`, `short` its word in the footer."""
+    """Action in the table: `id` is its name in `[keys]`, `short` its word in the footer."""
 
     id: str
     key: str
@@ -170,7 +170,7 @@ COMMANDS = (
 
 
 def bindings() -> list[Binding]:
-    """Bindings of the app: pages by digit, actions by letter."""
+    """Return the bindings of the app: pages by digit, actions by letter."""
     pages = [
         Binding(page.key, f"page('{page.name}')", page.title, show=False, id=f"page.{page.name}")
         for page in PAGES
@@ -196,18 +196,18 @@ _NAMES = {
 
 
 def shown(key: str) -> str:
-    """A key as the footer writes it: the first of several, `?` instead of its long name."""
+    """Return a key as the footer writes it: the first of several, `?` instead of its long name."""
     held, plus, name = key.split(",")[0].strip().rpartition("+")
     return (held + plus).replace("ctrl+", "^") + _NAMES.get(name, name)
 
 
 def key_of(command: Command, keymap: Mapping[str, str]) -> str:
-    """The key of an action as it is set here."""
+    """Return the key of an action under the user's key map."""
     return shown(keymap.get(command.id, command.key))
 
 
 def load(info: PageInfo) -> type[Page]:
-    """The class of a page; its module is imported now."""
+    """Import the module of a page and return its class."""
     module, _, name = info.source.partition(":")
     found: Any = getattr(import_module(module), name)
     page: type[Page] = found
@@ -215,6 +215,6 @@ def load(info: PageInfo) -> type[Page]:
 
 
 def page_commands(screen: object) -> tuple[Command, ...]:
-    """Return what a page adds to the footer: its class attribute `ACTIONS`."""
+    """Return the commands that a page adds to the footer: its class attribute `ACTIONS`."""
     own: tuple[Command, ...] = getattr(screen, "ACTIONS", ())
     return own

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def entries(
     app: VolunteerApp, screen: Screen[Any], pages: Sequence[keys.PageInfo]
 ) -> Iterator[SystemCommand]:
-    """All of them, as they are on this screen."""
+    """Yield the entries of the palette for this screen."""
     for page in pages:
         go = functools.partial(app.action_page, page.name)
         yield SystemCommand(page.title, page.help, go)
@@ -60,5 +60,5 @@ def _entry(
 
 
 def _titled(short: str) -> str:
-    """The word of a key with a capital letter, names such as CSV as they are."""
+    """Return the word of a key with a capital letter, names such as CSV unchanged."""
     return short[:1].upper() + short[1:]

@@ -26,7 +26,9 @@ STAGES = {
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """`role` colours the sign and the word; the sentence stays plain."""
+    """State as a sign, a word and a sentence. `role` colours sign and word; the sentence stays
+    plain.
+    """
 
     sign: str
     word: str
@@ -51,7 +53,7 @@ LEAVING: dict[How, str] = {
 
 
 def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> Activity:
-    """Return what this machine (or one device of it) does."""
+    """Return the state of this machine, or of one device of it."""
     status = view.status
     if view.ended is not None or status.stopped:
         code, said = (view.ended.code, view.ended.message) if view.ended else (0, "")
@@ -91,17 +93,17 @@ def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> A
 
 
 def stage_words(told: BenchmarkProgress) -> str:
-    """Return what of a device is being measured."""
+    """Return the stage of a benchmark in words."""
     return STAGES.get(told.stage) or printable(told.stage, 40)
 
 
 def fetched(task: TaskStatus) -> bool:
-    """Return True if all that was asked for is here, and the first step is on its way."""
+    """Return True if all downloads of a task are complete and its first step is running."""
     return task.phase == "fetch" and task.done_bytes >= task.total_bytes > 0
 
 
 def why_paused(pause: PauseStatus) -> str:
-    """The reason of a pause and what ends it, as one sentence."""
+    """Return the reason of a pause and what ends it, as one sentence."""
     if pause.by == YOU:
         own = pause.message if pause.message not in ("", "paused") else "by you"
         return own if "space" in own else f"{own}; press space to resume"
@@ -109,7 +111,7 @@ def why_paused(pause: PauseStatus) -> str:
 
 
 def connection(view: AgentView, now: float, glyphs: Glyphs) -> Activity:
-    """Return whether the coordinator answers."""
+    """Return the state of the connection with the coordinator."""
     status = view.status
     if view.ended is not None or status.stopped:
         return Activity(sign=glyphs.off, word="ended", role="dim", sentence=status.server)
@@ -142,7 +144,7 @@ def next_merge(view: AgentView, run: str, now: float) -> str:
 
 
 def when_merged(beat: RunBeat, since_s: float) -> str:
-    """Return what a merge waits for, `since_s` after the heartbeat that reported it."""
+    """Return the condition of the next merge, `since_s` after the heartbeat that reported it."""
     parts = []
     if beat.needs > 0:
         parts.append(f"in {beat.needs} contribution{'' if beat.needs == 1 else 's'}")
@@ -156,7 +158,7 @@ REASON_CELLS = 46
 
 
 def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> str:
-    """Return what is wrong with the connection, when it is tried again and what still works; empty
+    """Return the fault of the connection, the time of the next retry and what still works; empty
     while all is well.
     """
     status = view.status
@@ -178,6 +180,6 @@ def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> st
 
 
 def traffic(view: AgentView, glyphs: Glyphs) -> str:
-    """Bytes sent and received since the start."""
+    """Return the bytes sent and received since the start."""
     status = view.status
     return f"{glyphs.up} {size(status.sent_bytes)}  {glyphs.down} {size(status.received_bytes)}"

@@ -1,4 +1,4 @@
-"""Making the account, and measuring what this machine can do."""
+"""Fourth step: make the account and measure the devices."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from volunteer.text import printable, size
 from volunteer.tui.onboarding.step import BACK, NEXT, Choice, Step, said
 from volunteer.tui.text import Line, flops, left
 from volunteer.tui.widgets.benchmark_progress import progress_lines
-from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
 
 
 class BenchmarkStep(Step):
-    """Step that measures the devices."""
+    """Step that registers the account and waits for the benchmark."""
 
     NAME = "Benchmark"
     HEADING = "What can this machine do?"
@@ -25,7 +25,7 @@ class BenchmarkStep(Step):
         self._joining = False
 
     def compose(self) -> ComposeResult:
-        yield Drawn(self._draw, title="This machine", id="machine", classes="card")
+        yield FunctionPanel(self._draw, title="This machine", id="machine", classes="card")
 
     def begin(self, why: str = "") -> None:
         self.query_one("#machine").focus()
@@ -48,7 +48,7 @@ class BenchmarkStep(Step):
             self._trouble = f"{error.message.rstrip('.')}. Enter tries again, esc goes back."
         finally:
             self._joining = False
-            self.query_one("#machine", Drawn).draw()
+            self.query_one("#machine", FunctionPanel).draw()
 
     def proceed(self) -> None:
         if not self.choice.joined:

@@ -1,6 +1,4 @@
-"""Limits of the machine: a few settings with good defaults; all the others are on the settings
-page.
-"""
+"""Third step: the few settings that limit the work; all others are on the settings page."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from shared.errors import VolunteerError
 from volunteer.control.commands import SettingRow
 from volunteer.tui.onboarding.step import BACK, NEXT, Step, said
 from volunteer.tui.text import Line
-from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.setting_list import SettingList
 from volunteer.tui.widgets.table import Listing
 
@@ -31,7 +29,7 @@ ASKED = (
 
 
 class LimitsStep(Step):
-    """Step that asks for limits."""
+    """Step that sets the limits: space changes a setting, enter leads on."""
 
     NAME = "Limits"
     HEADING = "What may volunteer use?"
@@ -41,7 +39,7 @@ class LimitsStep(Step):
         yield SettingList(
             lambda: self.choice.settings, names=ASKED, title="", id="asked", by_enter=False
         )
-        yield Drawn(self._help, id="setting-help")
+        yield FunctionPanel(self._help, id="setting-help")
 
     def begin(self, why: str = "") -> None:
         self.run_worker(self._read(), group="limits")
@@ -71,7 +69,7 @@ class LimitsStep(Step):
 
     @on(SettingList.Moved)
     def _moved(self) -> None:
-        self.query_one("#setting-help", Drawn).draw()
+        self.query_one("#setting-help", FunctionPanel).draw()
 
     @on(SettingList.Changed)
     def _changed(self, event: SettingList.Changed) -> None:
@@ -85,7 +83,7 @@ class LimitsStep(Step):
         except VolunteerError as error:
             self.volunteer.tell(error.message, "error")
         self._list.refill()
-        self.query_one("#setting-help", Drawn).draw()
+        self.query_one("#setting-help", FunctionPanel).draw()
 
     def _help(self, scene: Scene, width: int, height: int) -> list[Line]:
         row = self._list.chosen

@@ -6,7 +6,7 @@ from textual.app import ComposeResult
 
 from volunteer.tui.onboarding.step import BACK, Step
 from volunteer.tui.text import Line, wrap
-from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
 
 BAR = "press  ENTER  to start"
 
@@ -19,10 +19,10 @@ class ReadyStep(Step):
     KEYS = (("enter", "start", "next"), *BACK)
 
     def compose(self) -> ComposeResult:
-        yield Drawn(self._draw, id="ready")
+        yield FunctionPanel(self._draw, id="ready")
 
     def begin(self, why: str = "") -> None:
-        self.query_one("#ready", Drawn).focus()
+        self.query_one("#ready", FunctionPanel).focus()
 
     def proceed(self) -> None:
         """Start to work."""

@@ -1,4 +1,4 @@
-"""Choice of a run; any run is a good answer."""
+"""Fifth step: the run to help, or any run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from textual.app import ComposeResult
 from shared.workloads.base import installed
 from volunteer.text import printable
 from volunteer.tui.onboarding.step import BACK, NEXT, Step, said
-from volunteer.tui.run_estimate import Prospect, prospect
+from volunteer.tui.run_estimate import RunEstimate, estimate
 from volunteer.tui.text import Line, count
-from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 ANY = "*"
@@ -30,7 +30,7 @@ class RunStep(Step):
 
     def compose(self) -> ComposeResult:
         yield Listing(COLUMNS, self._filling, id="choices", classes="card")
-        yield Drawn(self._about, id="about-run")
+        yield FunctionPanel(self._about, id="about-run")
 
     def begin(self, why: str = "") -> None:
         listing = self.query_one("#choices", Listing)
@@ -41,17 +41,17 @@ class RunStep(Step):
         self.query_one("#choices", Listing).action_choose()
 
     def shown(self, scene: Scene) -> None:
-        self.query_one("#about-run", Drawn).draw()
+        self.query_one("#about-run", FunctionPanel).draw()
 
     def _filling(self, scene: Scene) -> Filling:
         rows = [
             Row(
                 key=ANY,
-                cells=((("any run", "value"),), (), (("where help is most needed", "dim"),)),
+                cells=((("any run", "value"),), (), (("where most needed", "dim"),)),
             )
         ]
         for info in scene.view.status.runs:
-            able = self._prospect(scene, info.name)
+            able = self._estimate(scene, info.name)
             earns = (
                 f"{count(able.credits_per_hour)} an hour"
                 if able.credits_per_hour is not None
@@ -70,10 +70,10 @@ class RunStep(Step):
             )
         return Filling(rows=tuple(rows), title="", subtitle="up and down choose")
 
-    def _prospect(self, scene: Scene, name: str) -> Prospect:
+    def _estimate(self, scene: Scene, name: str) -> RunEstimate:
         status = scene.view.status
         info = next(run for run in status.runs if run.name == name)
-        return prospect(info, status.devices, status.benchmarks, tuple(installed()))
+        return estimate(info, status.devices, status.benchmarks, tuple(installed()))
 
     def _about(self, scene: Scene, width: int, height: int) -> list[Line]:
         key = self.query_one("#choices", Listing).key
@@ -111,4 +111,4 @@ class RunStep(Step):
     def _moved(self, event: Listing.Moved) -> None:
         event.stop()
         if not isinstance(event, Listing.Chosen):
-            self.query_one("#about-run", Drawn).draw()
+            self.query_one("#about-run", FunctionPanel).draw()

@@ -14,14 +14,14 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, Device, RunInfo, WorkerInfo
 from volunteer.text import printable, size
 from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, AskingPage, Question
-from volunteer.tui.run_estimate import duration_words, prospect
-from volunteer.tui.screens.copy_text import Told
+from volunteer.tui.query_page import Answer, PageQuery, QueryPage
+from volunteer.tui.run_estimate import duration_words, estimate
+from volunteer.tui.screens.copy_text import CopyText
 from volunteer.tui.status_line import activity
 from volunteer.tui.text import Line, ago, count, fit, flops, left, spark, wrap
 from volunteer.tui.widgets.benchmark_progress import progress_lines
 from volunteer.tui.widgets.cards import fact, memory, pace, sensed_lines
-from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 NAME_CELLS = 11
@@ -36,7 +36,7 @@ COLUMNS = (
 )
 
 
-class DevicePage(AskingPage):
+class DevicePage(QueryPage):
     """Page of the devices."""
 
     NAME = "device"
@@ -93,20 +93,22 @@ class DevicePage(AskingPage):
         with Vertical():
             yield Listing(COLUMNS, self._filling, id="devices")
             with Horizontal(id="below"):
-                yield Drawn(
+                yield FunctionPanel(
                     self._measured, title=self._measured_title, id="measured", classes="card"
                 )
-                yield Drawn(self._given, title="Tasks for this device", id="given", classes="card")
-            yield Drawn(self._now, title=self._now_title, id="now", classes="card")
+                yield FunctionPanel(
+                    self._given, title="Tasks for this device", id="given", classes="card"
+                )
+            yield FunctionPanel(self._now, title=self._now_title, id="now", classes="card")
 
-    def questions(self) -> dict[str, Question]:
+    def queries(self) -> dict[str, PageQuery]:
         run = self.volunteer.view.run()
-        asked: dict[str, Question] = {"measured": lambda control: control.measured()}
+        asked: dict[str, PageQuery] = {"measured": lambda control: control.measured()}
         if run:
             asked["workers"] = lambda control: control.query(endpoints.WORKERS, run=run)
         return asked
 
-    # What is seen.
+    # Drawing.
 
     def _device(self) -> Device | None:
         key = self.query_one("#devices", Listing).key
@@ -151,11 +153,11 @@ class DevicePage(AskingPage):
 
     @on(Listing.Moved)
     def _moved(self) -> None:
-        self.query_one("#measured", Drawn).draw()
-        self.query_one("#given", Drawn).draw()
-        self.query_one("#now", Drawn).draw()
+        self.query_one("#measured", FunctionPanel).draw()
+        self.query_one("#given", FunctionPanel).draw()
+        self.query_one("#now", FunctionPanel).draw()
 
-    # What can be done.
+    # Actions.
 
     def action_benchmark(self) -> None:
         control = self.volunteer.control
@@ -173,7 +175,7 @@ class DevicePage(AskingPage):
         self.volunteer.command(control.measure(device.id), lambda: self.ask_measured())
 
     def ask_measured(self) -> None:
-        self.ask("measured", lambda control: control.measured())
+        self.query_now("measured", lambda control: control.measured())
 
     def action_pause_device(self) -> None:
         control, device = self.volunteer.control, self._device()
@@ -192,13 +194,13 @@ class DevicePage(AskingPage):
             words = (
                 "On the other machine, within ten minutes: volunteer join '<link>' with this link."
             )
-            self.app.push_screen(Told("Add a machine to your account", words, code.link))
+            self.app.push_screen(CopyText("Add a machine to your account", words, code.link))
 
         self.volunteer.command(tell())
 
 
 def device_row(device: Device, speed: Benchmark | None, scene: Scene) -> Row:
-    """A device as a line."""
+    """Return a device as a row of the table."""
     glyphs = scene.glyphs
     state = activity(scene.view, scene.now, glyphs, device.id)
     lent = scene.view.task(device.id) is not None or scene.view.status.paused(device.id)
@@ -229,7 +231,7 @@ def benchmark_lines(
     scene: Scene,
     cells: int,
 ) -> list[Line]:
-    """The figures of a device, how they went on, and those of others."""
+    """Return the figures of a device, their history, and the comparison with other machines."""
     glyphs, room = scene.glyphs, cells - NAME_CELLS
     if not device.usable:
         said = device.problem or "torch cannot use this device"
@@ -269,9 +271,7 @@ def benchmark_lines(
 def _compared(
     speed: Benchmark, workers: Sequence[WorkerInfo], scene: Scene, room: int
 ) -> list[Line]:
-    """This device beside the median of those at work, each by the same benchmark of the device it
-    works on.
-    """
+    """Compare this device with the median of the workers at work, by the same benchmark."""
     info = scene.view.info(scene.view.run())
     # A machine is listed once for each of its tasks.
     rates = list({worker.worker_id: worker.rate for worker in workers if worker.rate}.values())
@@ -285,9 +285,7 @@ def _compared(
 
 
 def now_lines(device: Device, scene: Scene, cells: int) -> list[Line]:
-    """Return what a device does at this moment: its pace lately, its load, memory and heat, and the
-    energy it takes.
-    """
+    """Return the state of a device now: its pace lately, load, memory, heat and energy."""
     state = activity(scene.view, scene.now, scene.glyphs, device.id)
     lines: list[Line] = [
         fact("state", (f"{state.sign} {state.word}", state.role), (f"  {state.sentence}", "text"))
@@ -299,7 +297,7 @@ def now_lines(device: Device, scene: Scene, cells: int) -> list[Line]:
 
 
 def given_lines(device: Device | None, scene: Scene, cells: int, height: int) -> list[Line]:
-    """In words, what each run means for a device."""
+    """Return, for each run, the time of a step and of a task on a device, and its credits."""
     infos = [info for info in scene.view.status.runs if info.state == "running"]
     if device is None or not infos:
         said = "with the first run, the time of a task here and its credits appear"
@@ -312,7 +310,7 @@ def given_lines(device: Device | None, scene: Scene, cells: int, height: int) ->
 
 def _given(info: RunInfo, device: Device, scene: Scene, cells: int) -> list[Line]:
     speeds = scene.view.status.benchmarks
-    able = prospect(info, [device], speeds, (info.workload,))
+    able = estimate(info, [device], speeds, (info.workload,))
     lines: list[Line] = [((printable(info.name, cells), "title"),)]
     if not able.fits or able.step_s is None:
         return [*lines, *(((text, "text"),) for text in wrap(able.sentence, cells, 2))]

@@ -1,4 +1,4 @@
-"""All keys, and what the signs and words on the screens mean."""
+"""Help: all keys, and the meaning of the signs and words on the screens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WORDS = (
 
 
 def signs(glyphs: Glyphs) -> tuple[tuple[str, str, str], ...]:
-    """Sign, role and meaning."""
+    """Return the signs with their roles and meanings."""
     return (
         (glyphs.on, "good", "at work, or online"),
         (glyphs.off, "dim", "not yet, stopped, or offline"),
@@ -45,7 +45,7 @@ def signs(glyphs: Glyphs) -> tuple[tuple[str, str, str], ...]:
 
 
 def help_lines(own: Sequence[keys.Command], scene: Scene, cells: int) -> list[Line]:
-    """The whole text for this width."""
+    """Return the whole help text for this width."""
     lines: list[Line] = []
     if own:
         lines += _section("This page", [_command(c, scene) for c in own], cells)
@@ -76,7 +76,7 @@ def _section(title: str, rows: Sequence[tuple[str, str, str, str]], cells: int) 
 
 
 class HelpText(Panel):
-    """As high as its text."""
+    """Panel that is as high as its text."""
 
     def __init__(self, own: Sequence[keys.Command]) -> None:
         super().__init__(id="help-text")
@@ -90,7 +90,7 @@ class HelpText(Panel):
 
 
 class Help(ModalScreen[None]):
-    """Closed by any of its keys."""
+    """Help dialog; any of its keys closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,f1,enter,space", "close", "close", show=False),

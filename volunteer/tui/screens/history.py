@@ -24,10 +24,10 @@ from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import recap_since, week
 from volunteer.text import credit, printable
 from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, AskingPage, Question
+from volunteer.tui.query_page import Answer, PageQuery, QueryPage
 from volunteer.tui.text import Line, ago, clock_time, fit, left, spark, wrap
-from volunteer.tui.widgets.choice_row import Choices
-from volunteer.tui.widgets.panel import Drawn, Scene, aged
+from volunteer.tui.widgets.choice_row import ChoiceRow
+from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
 from volunteer.tui.widgets.recent_work import VERDICTS, reason_of
 from volunteer.tui.widgets.search_box import Finder
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
@@ -59,7 +59,7 @@ COLUMNS = (
 Page = tuple[tuple[Verdict, ...], str]
 
 
-class History(AskingPage):
+class History(QueryPage):
     """Page of contributions and credits."""
 
     NAME = "history"
@@ -125,28 +125,30 @@ class History(AskingPage):
     def body(self) -> ComposeResult:
         with Horizontal(id="columns"):
             with Vertical(id="list"):
-                yield Choices(KINDS, lambda: self.kind, action="pick", key="w", id="span")
+                yield ChoiceRow(KINDS, lambda: self.kind, action="pick", key="w", id="span")
                 yield Finder(id="finder")
                 yield Listing(COLUMNS, self._filling, id="work")
             with Vertical(id="side"):
-                yield Drawn(self._totals, title="Credits", id="totals", classes="card")
-                yield Drawn(self._detail, title=self._detail_title, id="detail", classes="card")
+                yield FunctionPanel(self._totals, title="Credits", id="totals", classes="card")
+                yield FunctionPanel(
+                    self._detail, title=self._detail_title, id="detail", classes="card"
+                )
 
-    def questions(self) -> dict[str, Question]:
+    def queries(self) -> dict[str, PageQuery]:
         return {
             "history": lambda control: control.page(endpoints.CONTRIBUTIONS),
             "ledger": self._recent,
         }
 
     async def _recent(self, control: Control) -> tuple[LedgerRow, ...]:
-        """Return what the totals draw, of which only the new is asked for."""
+        """Return the ledger rows of the last two weeks; only new ones are queried."""
         known: Sequence[LedgerRow] = self.answer("ledger").value or ()
         return await ledger(control, recap_since(self.volunteer.clock.now()), known)
 
-    # Which lines.
+    # The rows.
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        """All that is known, newest first, each contribution once by its newest state."""
+        """Return all known verdicts, newest first, each contribution once by its newest state."""
         answer: Answer[Page] = self.answer("history")
         found: dict[int, Verdict] = {}
         for verdict in (
@@ -199,13 +201,15 @@ class History(AskingPage):
     def _left(self) -> None:
         self.query_one("#work").focus()
 
-    # More of them.
+    # Older rows.
 
     @on(Listing.Ended)
     def _more(self) -> None:
         if self._cursor and self._pages < PAGES_MAX and not self.answer("older").asking:
             cursor = self._cursor
-            self.ask("older", lambda control: control.page(endpoints.CONTRIBUTIONS, cursor=cursor))
+            self.query_now(
+                "older", lambda control: control.page(endpoints.CONTRIBUTIONS, cursor=cursor)
+            )
 
     def answered(self, name: str) -> None:
         page: Page | None = self.answer(name).value
@@ -218,7 +222,7 @@ class History(AskingPage):
 
     @on(Listing.Moved)
     def _moved(self) -> None:
-        self.query_one("#detail", Drawn).draw()
+        self.query_one("#detail", FunctionPanel).draw()
 
     # Beside the list.
 
@@ -271,7 +275,7 @@ def stage(verdict: Verdict, paid: Collection[int]) -> str:
 
 
 def chosen_by(verdict: Verdict, kind: str, needle: str, paid: Collection[int] = ()) -> bool:
-    """Return True if a line is wanted."""
+    """Return True if the filter and the search text let a contribution through."""
     state = stage(verdict, paid)
     wanted = {
         "all": True,
@@ -284,7 +288,7 @@ def chosen_by(verdict: Verdict, kind: str, needle: str, paid: Collection[int] = 
 
 
 def verdict_row(verdict: Verdict, scene: Scene, paid: Collection[int], *, old: bool) -> Row:
-    """A contribution as a line."""
+    """Return a contribution as a row of the table."""
     state = stage(verdict, paid)
     sign, word, role = VERDICTS[state]
     pay = credit(verdict.credits_micro) if verdict.credits_micro else "-"
@@ -306,12 +310,14 @@ def verdict_row(verdict: Verdict, scene: Scene, paid: Collection[int], *, old: b
 
 
 def when(at: float, now: float) -> str:
-    """The time of day, or for how many days it is past."""
+    """Return the time of day, or the days since then."""
     return clock_time(at) if 0 <= now - at < 20 * 3600 else f"{ago(now - at)} ago"
 
 
 def way(state: str, scene: Scene) -> Line:
-    """pending, checked, paid: how far a contribution in this state has come."""
+    """Return the line "pending, checked, paid", bright as far as a contribution in this state has
+    come.
+    """
     glyphs = scene.glyphs
     if state == "rejected":
         return (("pending ", "dim"), (f"{glyphs.right} ", "faint"), ("not paid", "bad"))
@@ -340,7 +346,7 @@ def _empty(answer: Answer[Page], known: Sequence[Verdict], scene: Scene) -> str:
 def detail_lines(
     verdict: Verdict, rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int
 ) -> list[Line]:
-    """All about one contribution: its verdict, the check that failed, and the postings."""
+    """Return all about one contribution: its verdict, the check that failed, and its postings."""
     paid = {row.contribution for row in rows if row.kind == "earned" and row.contribution}
     state = stage(verdict, paid)
     sign, word, role = VERDICTS[state]
@@ -355,7 +361,7 @@ def detail_lines(
         lines.append(_fact("version", str(verdict.version)))
     if verdict.weight is not None:
         lines.append(_fact("weight", f"{verdict.weight:.0%}"))
-    for row in reversed(rows):  # newest first, as they are told
+    for row in reversed(rows):  # newest first
         if row.contribution == verdict.contribution:
             amount = f"{'+' if row.amount_micro >= 0 else ''}{credit(row.amount_micro)}"
             line = ((left(clock_time(row.at), 6), "dim"), (left(row.kind, 9), "text"))
@@ -364,7 +370,7 @@ def detail_lines(
 
 
 def total_lines(rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int) -> list[Line]:
-    """Return what there is, what is waiting, and the last days."""
+    """Return the balance, the pending credits, and the last days."""
     me = scene.view.status.me
     if me is None:
         said = "credits appear here when your first contribution has been checked"
@@ -390,9 +396,7 @@ def _fact(name: str, text: str, role: str = "text") -> Line:
 
 
 def ledger_csv(rows: Sequence[LedgerRow], verdicts: Sequence[Verdict]) -> str:
-    """The ledger for a spreadsheet, times in UTC; a cell that would begin a formula there is
-    text.
-    """
+    """Return the ledger as CSV, times in UTC; a cell that would begin a formula is made text."""
     by_number = {verdict.contribution: verdict for verdict in verdicts}
     out = io.StringIO()
     writer = csv.writer(out)

@@ -1,4 +1,4 @@
-"""My week and my milestones first, then who else has given how much."""
+"""Ranks page: the week and the milestones of this volunteer, then the leaderboard."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import Milestone, Week, milestones, recap_since, week
 from volunteer.text import counted, credit, duration, printable
 from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, AskingPage, Question
+from volunteer.tui.query_page import Answer, PageQuery, QueryPage
 from volunteer.tui.text import Line, bar, count, fit, left, ordinal, spark, spread, wrap
-from volunteer.tui.widgets.choice_row import Choices
-from volunteer.tui.widgets.panel import Drawn, Scene, aged
+from volunteer.tui.widgets.choice_row import ChoiceRow
+from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 WINDOWS = (("7", "7 days"), ("30", "30 days"), ("0", "all time"))
@@ -44,7 +44,7 @@ COLUMNS = (
 )
 
 
-class Leaderboard(AskingPage):
+class Leaderboard(QueryPage):
     """Page of the leaderboard."""
 
     NAME = "leaderboard"
@@ -113,15 +113,15 @@ class Leaderboard(AskingPage):
     def body(self) -> ComposeResult:
         with Horizontal(id="sides"):
             with Vertical(id="mine"):
-                yield Drawn(self._week, title="My week", id="week", classes="card")
-                yield Drawn(self._goals, title="Milestones", id="goals", classes="card")
-                yield Drawn(self._told, title="Show it", id="told", classes="card")
+                yield FunctionPanel(self._week, title="My week", id="week", classes="card")
+                yield FunctionPanel(self._goals, title="Milestones", id="goals", classes="card")
+                yield FunctionPanel(self._told, title="Show it", id="told", classes="card")
             with Vertical(id="board"):
-                yield Choices(WINDOWS, lambda: self.window, action="pick", key="w", id="span")
+                yield ChoiceRow(WINDOWS, lambda: self.window, action="pick", key="w", id="span")
                 yield Listing(COLUMNS, self._filling, id="ranks")
-                yield Drawn(self._place, id="place")
+                yield FunctionPanel(self._place, id="place")
 
-    def questions(self) -> dict[str, Question]:
+    def queries(self) -> dict[str, PageQuery]:
         days = int(self.window)
         return {
             f"leaders {self.window}": lambda control: control.query(
@@ -131,7 +131,7 @@ class Leaderboard(AskingPage):
         }
 
     async def _recent(self, control: Control) -> tuple[LedgerRow, ...]:
-        """Return what the recap is made of, of which only the new is asked for."""
+        """Return the ledger rows of the last two weeks; only new ones are queried."""
         known: Sequence[LedgerRow] = self.answer("ledger").value or ()
         return await ledger(control, recap_since(self.volunteer.clock.now()), known)
 
@@ -145,7 +145,7 @@ class Leaderboard(AskingPage):
         self.show(self.volunteer.scene(), at_once=True)
 
     def action_hide(self) -> None:
-        """Hide my name from others, or show it again."""
+        """Hide the nickname from others, or show it again."""
         control, me = self.volunteer.control, self.volunteer.view.status.me
         if control is None or me is None:
             self.volunteer.tell("your account is not known before the coordinator answers")
@@ -158,7 +158,7 @@ class Leaderboard(AskingPage):
         self.volunteer.command(control.set_settings({"public": not me.public}), done)
 
     def action_card(self) -> None:
-        """Write a picture of what I gave."""
+        """Write the card of this volunteer's part."""
         self.run_worker(self._draw_card(), group="card", exclusive=True)
 
     async def _draw_card(self) -> None:
@@ -221,7 +221,7 @@ def _empty(answer: Answer[Sequence[LeaderRow]], scene: Scene) -> str:
 
 
 def leader_rows(leaders: Sequence[LeaderRow], scene: Scene, *, old: bool) -> tuple[Row, ...]:
-    """The list, mine marked."""
+    """Return the rows of the leaderboard, with this volunteer's marked."""
     top = max((row.earned_micro for row in leaders), default=0)
     rows = []
     for row in leaders:
@@ -247,13 +247,13 @@ def leader_rows(leaders: Sequence[LeaderRow], scene: Scene, *, old: bool) -> tup
 
 
 def day_letters(now: float) -> str:
-    """The last seven days by their first letters, today last, three cells each."""
+    """Return the last seven days by their first letters, today last, three cells each."""
     today = datetime.fromtimestamp(now, tz=UTC).astimezone().weekday()
     return "".join(f" {LETTERS[(today + back) % 7]} " for back in range(1, 8))
 
 
 def place_line(leaders: Sequence[LeaderRow], scene: Scene, cells: int) -> Line:
-    """My own place, always in sight."""
+    """Return the place of this volunteer, which stays visible below the list."""
     mine = next((row for row in leaders if row.me), None)
     me = scene.view.status.me
     if mine is None:
@@ -274,7 +274,7 @@ def place_line(leaders: Sequence[LeaderRow], scene: Scene, cells: int) -> Line:
 
 
 def week_lines(found: Week, scene: Scene, cells: int, height: int) -> list[Line]:
-    """Seven days in a few lines."""
+    """Return seven days in a few lines."""
     if found.total_micro == 0 and found.streak == 0:
         said = "the credits of this week appear here, from your first accepted contribution on"
         return [((text, "dim"),) for text in wrap(said, cells, height)]
@@ -298,7 +298,7 @@ def week_lines(found: Week, scene: Scene, cells: int, height: int) -> list[Line]
 
 
 def told_lines(scene: Scene, cells: int, height: int) -> list[Line]:
-    """Return what there is to tell others, in a sentence, and the key that draws it."""
+    """Return a sentence to share about this volunteer's part, and the key that draws the card."""
     me, model = scene.view.status.me, scene.view.models.get(scene.view.run())
     if me is None or me.merged == 0:
         said = (
@@ -324,7 +324,7 @@ def _fact(name: str, text: str, role: str = "text") -> Line:
 
 
 def goal_lines(found: Sequence[Milestone], scene: Scene, cells: int, height: int) -> list[Line]:
-    """The mark that was passed last on each ladder, and how far the next one is."""
+    """Return, for each milestone, the mark that was passed last and the distance to the next."""
     lines: list[Line] = []
     roomy = height >= 3 * len(found) - 1
     for goal in found:

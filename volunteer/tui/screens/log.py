@@ -1,6 +1,4 @@
-"""Everything that happened since the start, to be searched, followed and shown to somebody who
-helps.
-"""
+"""Log page: all events since the start, to search, follow, and send as diagnostics."""
 
 from __future__ import annotations
 
@@ -27,8 +25,8 @@ from volunteer.tui import keys
 from volunteer.tui.page import Page
 from volunteer.tui.text import Line, wrap
 from volunteer.tui.view import Entry
-from volunteer.tui.widgets.choice_row import Choices
-from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.choice_row import ChoiceRow
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.search_box import Finder
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
@@ -48,7 +46,7 @@ COLUMNS = (
 
 
 class Tail(Listing):
-    """A list whose cursor stays on the newest row until somebody moves it away."""
+    """Table whose cursor stays on the newest row until a key moves it away."""
 
     following = True
 
@@ -118,10 +116,10 @@ class LogPage(Page):
         self._made_of: tuple[int, str, str, str] = (-1, "", "", "")
 
     def body(self) -> ComposeResult:
-        yield Choices(LEVELS, lambda: self.level, action="pick", key="w", id="span")
+        yield ChoiceRow(LEVELS, lambda: self.level, action="pick", key="w", id="span")
         yield Finder(id="finder")
         yield Tail(COLUMNS, self._filling, id="entries")
-        yield Drawn(self._entry, title="In full", id="entry", classes="card")
+        yield FunctionPanel(self._entry, title="In full", id="entry", classes="card")
 
     @property
     def needle(self) -> str:
@@ -176,7 +174,7 @@ class LogPage(Page):
 
     @on(Listing.Moved)
     def _moved(self) -> None:
-        self.query_one("#entry", Drawn).draw()
+        self.query_one("#entry", FunctionPanel).draw()
 
     def action_diagnostics(self) -> None:
         self.run_worker(self._diagnose(), group="diagnostics", exclusive=True)
@@ -187,7 +185,7 @@ class LogPage(Page):
         try:
             rows = await control.settings() if control is not None else ()
         except VolunteerError:
-            pass  # it helps without them too
+            pass  # diagnostics help without them too
         try:
             version = importlib.metadata.version("volunteer")
         except importlib.metadata.PackageNotFoundError:
@@ -210,7 +208,7 @@ class LogPage(Page):
 
 
 def level_of(event: AnyEvent) -> Level:
-    """Return how much an event matters to its owner."""
+    """Return the level of an event."""
     match event:
         case events.Notice(level="error"):
             return "error"
@@ -231,7 +229,7 @@ def level_of(event: AnyEvent) -> Level:
 
 
 def entry_rows(entries: Sequence[Entry], scene: Scene, level: str, needle: str) -> tuple[Row, ...]:
-    """The lines that are wanted, oldest first."""
+    """Return the rows that pass level and search text, oldest first."""
     rows = []
     wanted = needle.casefold()
     for entry in entries:
@@ -254,5 +252,5 @@ def entry_rows(entries: Sequence[Entry], scene: Scene, level: str, needle: str) 
 
 
 def clock_seconds(at: float) -> str:
-    """Time of day on this machine, with seconds."""
+    """Return the time of day on this machine, with seconds."""
     return time.strftime("%H:%M:%S", time.localtime(at)) if 0 < at < 4e9 else "--:--:--"

@@ -1,6 +1,4 @@
-"""Every setting with one sentence of help, checked while it is typed; says who set it and when a
-change holds.
-"""
+"""Settings page: every setting with its help, source, and the time from which a change applies."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ from shared.errors import VolunteerError
 from volunteer.control.commands import SettingRow
 from volunteer.settings.settings import Settings
 from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, AskingPage, Question
+from volunteer.tui.query_page import Answer, PageQuery, QueryPage
 from volunteer.tui.setting_labels import SOURCES, choices, holds, label, shown
 from volunteer.tui.text import Line, left, wrap
-from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.setting_list import SettingList
 
 NAME_CELLS = 8
@@ -26,7 +24,7 @@ LOOKS = frozenset({"theme", "ascii", "animations", "keys", "power_price"})  # fi
 OVERRULED = {"flag": "the command line", "environment": "the environment"}
 
 
-class SettingsPage(AskingPage):
+class SettingsPage(QueryPage):
     """Page of the settings."""
 
     NAME = "settings"
@@ -66,9 +64,9 @@ class SettingsPage(AskingPage):
     def body(self) -> ComposeResult:
         with Horizontal(id="columns"):
             yield SettingList(self.rows, empty=self._empty)
-            yield Drawn(self._about, title=self._title, id="about", classes="card")
+            yield FunctionPanel(self._about, title=self._title, id="about", classes="card")
 
-    def questions(self) -> dict[str, Question]:
+    def queries(self) -> dict[str, PageQuery]:
         return {"settings": lambda control: control.settings()}
 
     def rows(self) -> tuple[SettingRow, ...]:
@@ -95,7 +93,7 @@ class SettingsPage(AskingPage):
 
     @on(SettingList.Moved)
     def _moved(self) -> None:
-        self.query_one("#about", Drawn).draw()
+        self.query_one("#about", FunctionPanel).draw()
 
     def action_change(self) -> None:
         self._list.change()
@@ -132,7 +130,7 @@ class SettingsPage(AskingPage):
 
 
 def about_lines(row: SettingRow, cells: int, height: int) -> list[Line]:
-    """All about one setting."""
+    """Return all about one setting."""
     lines: list[Line] = [((text, "text"),) for text in wrap(row.help, cells, 4)]
     lines.append(_fact("value", shown(row), "value"))
     options = choices(row)

@@ -26,7 +26,7 @@ Hit = tuple[int, int, str]  # first cell, end, action
 
 
 class Bar(Panel):
-    """One row, parts of which can be clicked."""
+    """Row of one line, parts of which can be clicked."""
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -39,7 +39,7 @@ class Bar(Panel):
 
 
 class TabBar(Bar):
-    """Pages by their keys; the connection at the right."""
+    """Header: pages by their keys, the connection at the right."""
 
     def __init__(self, here: str) -> None:
         super().__init__(id="tabs")
@@ -66,8 +66,8 @@ def _named(link: Activity, scene: Scene, room: int) -> Line:
 
 
 def tabs(here: str, room: int) -> tuple[Line, tuple[Hit, ...]]:
-    """Tabs in `room` cells: all names, or only the name of this page beside the digits of the
-    others.
+    """Return the tabs in `room` cells: all names, or only that of this page beside the digits of
+    the others.
     """
     full = _tabs(here, titles=True)
     return full if wide(full[0]) <= room else _tabs(here, titles=False)
@@ -123,7 +123,7 @@ def state_line(scene: Scene, cells: int, *, background: bool = False) -> Line:
 
 
 class KeyBar(Bar):
-    """The keys that do something here and now."""
+    """Footer: the keys that do something here and now."""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         core = [c for c in keys.COMMANDS if self._useful(c, self.app)]
@@ -138,8 +138,8 @@ class KeyBar(Bar):
 def key_line(
     scene: Scene, cells: int, core: Sequence[keys.Command], own: Sequence[keys.Command] = ()
 ) -> tuple[Line, tuple[Hit, ...]]:
-    """Keys of every page around those of this one; where there is no room the least important are
-    left out.
+    """Return the keys of every page around those of this one; the least important are left out
+    first.
     """
     chosen: list[keys.Command] = []
     room = cells
@@ -162,7 +162,7 @@ def key_line(
 
 
 def _word(command: keys.Command, scene: Scene) -> str:
-    """Return what the key would do now."""
+    """Return the word for the effect of a key now."""
     if command.id == "pause" and scene.view.status.paused(scene.device):
         return "resume"
     if command.id == "finish" and scene.view.status.finishing:

@@ -8,7 +8,7 @@ from volunteer.tui.widgets.panel import Scene
 
 
 def progress_lines(scene: Scene, cells: int, height: int) -> list[Line]:
-    """A benchmark under way."""
+    """Return the lines of a benchmark under way."""
     now = scene.view.benchmark
     if now is None:
         return []

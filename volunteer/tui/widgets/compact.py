@@ -1,6 +1,4 @@
-"""Everything in as many rows as there are: what is seen where there is no room for cards, down to
-one cell.
-"""
+"""The state in any number of rows: shown where there is no room for cards, down to one cell."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from volunteer.tui.widgets.task import share
 
 
 class Brief(Panel):
-    """The most important first."""
+    """Panel with the most important facts first."""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return brief(scene, width, height)

@@ -1,4 +1,4 @@
-"""The two loss curves: of the task on this machine, and of the model that all train."""
+"""The two loss curves: of the task on this machine, and of the run's model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ RECENT = 500  # points of the shorter window
 
 
 class LossPlot(Plot):
-    """A plot whose height can be a logarithm and whose curve can be cut to its newest part."""
+    """Plot with an optional logarithmic height and an optional cut to the newest points."""
 
     logarithmic = False
     window = 0  # points; 0 = all
 
 
 class TaskPlot(LossPlot):
-    """Loss of the task that is looked at, or of the last one: every step dim, their mean bold."""
+    """Loss of the task that is shown, or of the last one: every step dim, their mean bold."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         curve = self._curve(scene)
@@ -53,7 +53,7 @@ class TaskPlot(LossPlot):
         return scene.view.curve(shown)
 
     def _picture(self, scene: Scene) -> Curve | None:
-        """Work without a loss, self-play for one, that can be looked at."""
+        """Return work without a loss but with a picture, such as self-play."""
         curve = self._curve(scene)
         return curve if curve and not curve.points and drawn(curve.preview) else None
 
@@ -104,7 +104,7 @@ class ModelPlot(LossPlot):
 
 
 def _axes(plot: LossPlot) -> str:
-    """Return what is unusual about the axes."""
+    """Return the settings of the axes that differ from the defaults."""
     return " ".join(
         [*(["log"] if plot.logarithmic else []), *([f"last {plot.window}"] if plot.window else [])]
     )

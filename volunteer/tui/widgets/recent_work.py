@@ -40,11 +40,11 @@ VERDICTS = {
 
 
 class Contributions(Panel):
-    """Verdicts, the newest first."""
+    """Card of the verdicts, the newest first."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         status = scene.view.status
-        waiting = 0 if status.online else status.queued  # as told when the connection changed
+        waiting = 0 if status.online else status.queued  # counted when the connection changed
         runs = {verdict.run for verdict in status.verdicts}
         of = next(iter(runs)) if len(runs) == 1 else ""  # else each line says it
         return "Contributions", f"{waiting} waiting to be sent" if waiting else of
@@ -64,8 +64,8 @@ class Contributions(Panel):
 def verdict_lines(
     verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool = False
 ) -> list[Line]:
-    """A verdict, `named` with its run; the reason of a rejection has a line of its own where it
-    does not fit beside.
+    """Return a verdict, `named` with its run; the reason of a rejection gets a line of its own
+    where it does not fit beside.
     """
     line = verdict_line(verdict, cells, glyphs, named=named)
     if verdict.state != "rejected" or verdict.message in "".join(text for text, _ in line):
@@ -85,7 +85,7 @@ def reason_of(verdict: Verdict) -> str:
 
 
 def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -> Line:
-    """Time, run or task or both, verdict, credits and reason, as far as there is room."""
+    """Return time, run or task or both, verdict, credits and reason, as far as there is room."""
     name, word, role = VERDICTS[verdict.state]
     sign: str = getattr(glyphs, name)
     paid = f"+{credit(verdict.credits_micro)}" if verdict.credits_micro else ""
@@ -110,8 +110,8 @@ def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -
 
 
 class SampleCard(Panel):
-    """One fixed prompt, answered by the first version and by the newest; before that, what the task
-    in hand draws.
+    """Card with the samples of the first and the newest version; before that, the picture of the
+    task in hand.
     """
 
     def heading(self, scene: Scene) -> tuple[str, str]:
@@ -128,7 +128,7 @@ class SampleCard(Panel):
 
 
 def _live(scene: Scene) -> Curve | None:
-    """The task in hand, if there is something to look at that does not stand in the place of its
+    """Return the curve of the task in hand if it has a picture that is not shown in place of its
     loss.
     """
     task = scene.view.task(scene.device)
@@ -137,7 +137,7 @@ def _live(scene: Scene) -> Curve | None:
 
 
 def sample_lines(scene: Scene, cells: int, height: int) -> list[Line]:
-    """Before and after, or the picture of the task, or what will stand here."""
+    """Return both samples, or the picture of the task, or a sentence before the first of either."""
     model = scene.view.models.get(scene.view.run())
     coloured = scene.glyphs.curve != ASCII.curve
     if model is not None and model.last_picture is not None and coloured:
@@ -168,7 +168,7 @@ def _told(sample: tuple[int, str], cells: int, rows: int, role: str) -> list[Lin
 def _pictures(
     first: tuple[int, str] | None, last: tuple[int, str], cells: int, height: int
 ) -> list[Line]:
-    """Two pictures side by side, or only the newest where there is no room for both."""
+    """Return two pictures side by side, or only the newest where there is no room for both."""
     old = printable_lines(first[1])[-(height - 1) :] if first is not None else []
     new = printable_lines(last[1])[-max(1, height - 1) :]
     title = f"version {first[0]}" if first is not None else ""
