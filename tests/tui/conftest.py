@@ -4,8 +4,11 @@ the tester's terminal.
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -21,6 +24,35 @@ def _same_terminal_everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     yield
     monkeypatch.undo()
     time.tzset()
+
+
+SOON_S = 0.03  # a timer that is due earlier belongs to the drawing that a test waits for
+TIMERS_MAX = 20  # waited for in a row: that of a screen that is left never rests
+
+
+async def run_until_idle(min_sleep: float = 0.0, max_sleep: float = 1.0) -> None:
+    """Wait until no callback is ready and no timer is due soon.
+
+    Textual's own guesses this from the CPU time of pauses of 20 ms, two of them for each key: a
+    third of the time of these tests, and wrong when another process has the cores.
+    """
+    loop: Any = asyncio.get_running_loop()  # which does not publish its queues
+    until = loop.time() + max_sleep
+    for _ in range(TIMERS_MAX):
+        await asyncio.sleep(0)
+        while loop._ready and loop.time() < until:
+            await asyncio.sleep(0)
+        due = min((t.when() for t in loop._scheduled if not t.cancelled()), default=math.inf)
+        if due - loop.time() > SOON_S:
+            return
+        await asyncio.sleep(max(0.0, due - loop.time()))
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("textual.app.wait_for_idle", run_until_idle)
+    monkeypatch.setattr("textual.pilot.wait_for_idle", run_until_idle)
+    monkeypatch.setattr("textual.screen.UPDATE_PERIOD", 0.001)  # 1/60 s, waited for at each step
 
 
 @pytest.fixture
