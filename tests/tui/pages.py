@@ -131,6 +131,7 @@ ANSWERS: dict[Any, Any] = {
     endpoints.RUNS: RUNS,
     commands.GetMeasured: MEASURED,
     endpoints.WORKERS: WORKERS,
+    endpoints.VERSIONS: (),
     commands.GetSettings: SETTINGS,
     commands.SetSettings: SETTINGS,
     commands.GetInvitation: LINK,
