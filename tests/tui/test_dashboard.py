@@ -110,7 +110,8 @@ async def test_nothing_is_cut_off_at_the_usual_sizes(engine: FakeEngine) -> None
             app.redraw()
             await pilot.pause()
             text = screen_text(app)
-            for said in ("step 34 of 50", "loss 3.3", "reserved for 8:42", "pays 50.00 credits", "q quit",
+            for said in ("step 34 of 50", "loss 3.3", "reserved for 8:42", "pays 50.00 credits",
+                         "q quit",
                          "next version in 2 contributions or 3:12", "1 Home", "7 Log",
                          "total    1,240.50" if size == (80, 24) else "24 merged, 1 "
                                                                       "rejected"):  # fmt: skip

@@ -27,13 +27,16 @@ EDGES = [
 
 
 async def test_without_colours_every_page_says_the_same(
-    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[list[str]] = []
     for colours in (True, False):
         if not colours:
             monkeypatch.setenv("NO_COLOR", "1")
-        async with opened(prepared(engine), scenes.filled(), size=(120, 36)) as (app, pilot):
+        async with opened(prepared(FakeEngine()), scenes.filled(), size=(120, 36)) as (
+            app,
+            pilot,
+        ):
             seen.append([])
             for page in PAGES:
                 app.action_page(page)

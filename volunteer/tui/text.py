@@ -164,7 +164,7 @@ def right(text: str, cells: int, ellipsis: str = "…") -> str:
 
 
 def spread(start: Line, end: Line, cells: int) -> Line:
-    """Return a line with its two parts at its two ends; the end is dropped where both do not fit."""
+    """Return a line with a part at either end; the end is dropped where both do not fit."""
     room = cells - width(start)
     if width(end) + 1 > room:
         return start

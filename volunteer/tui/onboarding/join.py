@@ -192,7 +192,7 @@ class JoinStep(Step):
 
 
 def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> list[Line]:
-    """Return name, key, version and runs of the coordinator that answered, for the user to compare."""
+    """Return name, key, version and runs of the coordinator that answered."""
     known = parse_link(link).fingerprint
     key = printable(server.fingerprint, 64)
     proof = "as your link says" if known else "compare it with your organiser"

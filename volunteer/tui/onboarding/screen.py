@@ -128,7 +128,11 @@ class Onboarding(Page):
         ContentSwitcher { height: 1fr; }
         Step { height: 1fr; }
         Input { border: round $line; background: $background; padding: 0 1; }
-        Input:focus { border: round $primary; background: $background; background-tint: $background 0%; }
+        Input:focus {
+            border: round $primary;
+            background: $background;
+            background-tint: $background 0%;
+        }
         #answer { height: 8; padding: 0 1; }
         #others { height: 6; }
         #how { height: 6; display: none; }

@@ -16,7 +16,14 @@ class CopyText(ModalScreen[None]):
 
     CSS = """
     CopyText { align: center middle; }
-    CopyText > Vertical { width: 76; max-width: 96%; height: auto; max-height: 90%; background: $surface; padding: 1 2; }
+    CopyText > Vertical {
+        width: 76;
+        max-width: 96%;
+        height: auto;
+        max-height: 90%;
+        background: $surface;
+        padding: 1 2;
+    }
     CopyText #what { color: $foreground; margin-bottom: 1; }
     CopyText #text { color: $accent; text-style: bold; }
     CopyText #keys { color: $dim; margin-top: 1; height: 1; background: $surface; }

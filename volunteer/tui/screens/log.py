@@ -140,7 +140,8 @@ class LogPage(Page):
             if entries
             else "events appear here, from the first connection on",
             title=f"Log {found}".rstrip(),
-            subtitle=f"{counted(len(self._rows), 'line')}{', following' if following else ', end: follow'}",
+            subtitle=f"{counted(len(self._rows), 'line')}, "
+            + ("following" if following else "end: follow"),
         )
 
     def _entry(self, scene: Scene, width: int, height: int) -> list[Line]:

@@ -381,7 +381,7 @@ def _course(info: RunInfo, glyphs: Glyphs) -> str:
 
 
 def _fact(name: str, text: str, room: int) -> list[Line]:
-    """Return a name and its text, on two lines where one is too short; nothing for an empty text."""
+    """Return a name and its text, on two lines if one is too short; nothing for an empty text."""
     found = wrap(text, room, 2) if text else []
     return [
         ((left(name if row == 0 else "", NAME_CELLS), "dim"), (line, "text"))

@@ -51,7 +51,13 @@ class SettingList(Vertical):
 
     DEFAULT_CSS = """
     SettingList { height: 1fr; }
-    SettingList #editing { height: 6; display: none; border: round $primary; border-title-color: $primary; padding: 0 1; }
+    SettingList #editing {
+        height: 6;
+        display: none;
+        border: round $primary;
+        border-title-color: $primary;
+        padding: 0 1;
+    }
     SettingList Editor { border: none; height: 1; padding: 0; background: $surface; }
     SettingList Editor:focus { border: none; }
     SettingList #verdict { height: 2; margin-top: 1; }
@@ -142,7 +148,7 @@ class SettingList(Vertical):
 
     @on(Listing.Chosen)
     def change(self, event: Listing.Chosen | None = None) -> None:
-        """Toggle the setting under the cursor, turn it to its next choice, or open the text input."""
+        """Toggle the setting under the cursor, take its next choice, or open the text input."""
         if event is not None:
             event.stop()
         row = self.chosen

@@ -86,7 +86,7 @@ def lay_out(columns: Sequence[Column], width: int) -> list[tuple[int, int]]:
 
 
 def _entry(rows: Sequence[Row], at: int, step: int) -> int:
-    """Return the row at a place, or the next one in the direction of `step`; headings are skipped."""
+    """Return the row at a place, or the next one towards `step`; headings are skipped."""
     for direction in (step, -step):
         place = at
         while 0 <= place < len(rows):
