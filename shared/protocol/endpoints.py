@@ -47,7 +47,10 @@ R = TypeVar("R")
 
 LISTING_BYTES_MAX = 16 << 20
 MANIFEST_BYTES_MAX = 64 << 20  # of a dataset: about 120 bytes a chunk
-NUMBERS = frozenset({"task", "version", "contribution"})  # parameters of a path that are numbers
+INTEGER_MAX = 2**31 - 1  # what a column of versions holds
+KEY_MAX = 2**63 - 1
+# Parameters of a path that are numbers, and the largest that a row may have.
+NUMBERS = {"task": KEY_MAX, "version": INTEGER_MAX, "contribution": KEY_MAX}
 NOTHING = type(None)
 BYTES = "application/octet-stream"
 

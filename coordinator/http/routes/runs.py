@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coordinator.http.routes.endpoint import Call, Reply, json_reply
 from shared.decoding import decode
+from shared.protocol.endpoints import INTEGER_MAX
 from shared.protocol.listings import LeaderRow, LedgerRow, Summary
 from shared.protocol.versions import SignedManifest, VersionInfo, VersionManifest
 
@@ -12,7 +13,7 @@ async def versions(call: Call[None]) -> tuple[VersionInfo, ...]:
     after = call.query_number("cursor")
     return await call.coordinator.runs.versions(
         call.text("run"),
-        after=-1 if after is None else after,
+        after=-1 if after is None else min(after, INTEGER_MAX),
         volunteer_id=call.principal.volunteer_id,
     )
 

@@ -107,7 +107,7 @@ def test_hostile_json_gets_a_sentence(body: bytes) -> None:
 
 def test_honest_json_passes_whatever_its_strings_hold() -> None:
     body = json.dumps(
-        {"reason": '[{"' * 1000 + "9" * 100, "unknown": {"1" * 30: 0.12345678901234567890123}}
+        {"reason": '[{"' * 200 + "9" * 100, "unknown": {"1" * 30: 0.12345678901234567890123}}
     ).encode()
     assert read_json(body, HeartbeatRequest).reason.startswith('[{"[{"')
     many = b'{"tasks": [' + b",".join([b'{"task": 1, "attempt": 2}'] * 200) + b"]}"
