@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.database import contributions, runs, submissions, tasks, uploads, versions
+from coordinator.database import (
+    contributions,
+    evaluations,
+    runs,
+    submissions,
+    tasks,
+    uploads,
+    verdicts,
+    versions,
+)
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import UPDATES as MERGED
 from coordinator.database.contributions import ContributionRow
@@ -170,7 +179,7 @@ class Intake:
         held = submissions.is_held(conn, row)
         if not held:
             judgement = LOST
-        contributions.decide(
+        verdicts.decide(
             conn,
             row,
             judgement.state,
@@ -211,7 +220,7 @@ class Intake:
                     conn, run.id, row.kind, about.file.validation.cohort
                 )
             ],
-            loss=versions.newest_loss(conn, run.id) if comparable else None,
+            loss=evaluations.newest_loss(conn, run.id) if comparable else None,
             parameters=about.parameters,
             replayed=contributions.seen_before(conn, row),
         )
@@ -238,7 +247,7 @@ class Intake:
             "the task has failed here"
         )
         stale = Reason.STALE.value
-        contributions.decide(conn, row, "rejected", now=now, reason=stale, message=message)
+        verdicts.decide(conn, row, "rejected", now=now, reason=stale, message=message)
         if again:
             submissions.once_more(conn, row, now)
         else:
@@ -301,7 +310,7 @@ class Intake:
 
         def read(conn: Connection) -> Verdict:
             row = contributions.by_id(conn, contribution_id, principal.volunteer_id)
-            verdict = contributions.latest_verdict(conn, row.id)
+            verdict = verdicts.latest_verdict(conn, row.id)
             if verdict is not None:
                 redo = verdict.reason == Reason.STALE and submissions.goes_on(conn, row)
                 return msgspec.structs.replace(verdict, redo=redo)
@@ -322,7 +331,7 @@ class Intake:
         """This volunteer's verdicts, newest first; the number beside each continues the listing."""
         limit = max(1, min(limit, HISTORY_MAX))
         return await self._db.read(
-            lambda conn: contributions.history(conn, principal.volunteer_id, before, limit)
+            lambda conn: verdicts.history(conn, principal.volunteer_id, before, limit)
         )
 
 

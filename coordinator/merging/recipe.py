@@ -14,8 +14,9 @@ from coordinator.aggregation.optimizer import Push
 from coordinator.aggregation.shards import Shard, split
 from coordinator.database import contributions, merge_jobs, runs, versions
 from coordinator.database.contributions import ContributionRow
+from coordinator.database.merges import MergeRow
 from coordinator.database.runs import RunRow
-from coordinator.database.versions import MergeRow, VersionRow
+from coordinator.database.versions import VersionRow
 from coordinator.plan.plan import Plan, Term, in_phase, weigh
 from coordinator.rules.sizing import steps_of_update
 from coordinator.runs.definition import Definition, definition

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.database import audit, datasets, passes, runs, tasks, versions
+from coordinator.database import audit, datasets, evaluations, passes, runs, tasks, versions
 from coordinator.database.runs import RunRow
 from coordinator.rules import run_file
 from coordinator.runs import publishing
 from coordinator.runs.definition import (
     Definition,
+    check_model,
     definition,
     of_file,
     step_price_micro,
@@ -23,7 +24,6 @@ from coordinator.runs.definition import (
     with_downlink,
 )
 from coordinator.runs.export import imported
-from coordinator.runs.model_size import check_model
 from coordinator.runs.queries import Reading
 from coordinator.runs.settlement import settle_accepted
 from coordinator.runs.version_files import Content, Progress, write_weights
@@ -282,7 +282,7 @@ class Runs(Reading):
                 )
                 raise NotFound(f'"{name}" is at version {run.head}: {there}')
             target = versions.get(conn, run.id, to)
-            if versions.evaluation(conn, run.id, to).pruned:
+            if evaluations.evaluation(conn, run.id, to).pruned:
                 raise NotFound(
                     f"the files of version {to} were pruned; kept: see `coordinator run show "
                     f"{name}`"

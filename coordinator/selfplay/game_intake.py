@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.database import contributions, datasets, games, runs, tasks, versions
+from coordinator.database import contributions, datasets, games, runs, tasks, verdicts, versions
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import payments
@@ -125,7 +125,7 @@ class Harvest:
         price = price_of_flops(run.price_micro, run.step_flops, flops)
         row = msgspec.structs.replace(row, price_micro=price)
         judgement = judge(case, found, run.state)
-        contributions.decide(
+        verdicts.decide(
             conn,
             msgspec.structs.replace(row, price_micro=price),
             judgement.state,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.database import contributions
+from coordinator.database import verdicts
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LONG, LocalMachine, Process
 from volunteer.control import events
@@ -107,7 +107,7 @@ async def test_the_next_task_begins_offline_and_both_results_are_credited(
         assert process.all(events.TaskEnded) == []
         assert len(process.all(events.Submitted)) == 2
         rows = await there.machine.home.coordinator.db.read(
-            lambda conn: contributions.history(conn, volunteer(process), None, 10)
+            lambda conn: verdicts.history(conn, volunteer(process), None, 10)
         )
         assert len({verdict.contribution for _, verdict in rows}) == 2
         assert {verdict.state for _, verdict in rows} <= {"accepted", "merged"}

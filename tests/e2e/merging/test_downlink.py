@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from coordinator.admin import runs as run_commands
 from coordinator.admin.command import Named
-from coordinator.database import datasets, runs, versions
+from coordinator.database import datasets, evaluations, runs, versions
 from coordinator.database.versions import VersionRow
 from coordinator.rules import run_file
 from coordinator.runs.definition import definition, of_file
@@ -209,7 +209,7 @@ async def test_what_is_exported_is_the_master_and_what_is_measured_is_published(
     await whole.blobs.delete(row.master_sha256)
     while await whole.evaluation.evaluate_next():
         pass
-    seen = await whole.db.read(lambda conn: versions.evaluation(conn, 1, 2))
+    seen = await whole.db.read(lambda conn: evaluations.evaluation(conn, 1, 2))
     assert seen.state == "done"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.runs.model_size import check_model
+from coordinator.runs.definition import check_model
 from shared.errors import InvalidRunFile
 from tests.support.local_coordinator import RUN, local_coordinator
 
