@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from shared.protocol.limits import UPLOAD_BYTES_MAX
 
-# Numbers of the other side, bounded as the columns that hold them: PostgreSQL refuses what is larger.
+# Numbers of the other side, bounded as the columns that hold them: PostgreSQL refuses larger ones.
 Count: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Size: TypeAlias = Annotated[int, Meta(ge=0, le=UPLOAD_BYTES_MAX)]
