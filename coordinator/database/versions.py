@@ -38,7 +38,6 @@ class VersionRow(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     phase: int
     update_norm: float | None
-    merge_s: float
     created_at: float
 
 

@@ -164,7 +164,7 @@ class Merger:
             return False
         took = self._clock.monotonic() - started
         try:
-            await self._db.write(lambda conn: self._commit(conn, job, content, draft, took))
+            await self._db.write(lambda conn: self._commit(conn, job, content, draft))
         except Conflict as error:
             return await self._overtaken(job, error)
         await self._parts.discard(draft.spent)
@@ -300,9 +300,7 @@ class Merger:
                 f"the merged model has loss {loss:.3f} where {before or 0:.3f} was measured before"
             )
 
-    def _commit(
-        self, conn: Connection, job: Job, content: Content, draft: Draft, took: float
-    ) -> None:
+    def _commit(self, conn: Connection, job: Job, content: Content, draft: Draft) -> None:
         """Version, head, contributions, credits: all of it or nothing.
 
         Raises Conflict when somebody else was faster.
@@ -320,7 +318,6 @@ class Merger:
             global_step=progress.global_step,
             tokens=progress.tokens,
             phase=phase,
-            last_merge_at=now,
         )
         if not moved or not verdicts.merge_all(conn, job.rows, progress.version, now):
             raise Conflict("the head has moved, or a contribution was decided elsewhere")
@@ -348,7 +345,6 @@ class Merger:
                 "tokens": progress.tokens,
                 "phase": phase,
                 "update_norm": draft.norm,
-                "merge_s": took,
                 "created_at": now,
             },
             evaluate=every > 0 and progress.version % every == 0,

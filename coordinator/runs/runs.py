@@ -108,13 +108,10 @@ class Runs(Reading):
             "samples_per_chunk": msgspec.json.encode(counts).decode(),
             "sample_size": workload.items_per_sample(model),
             "pass_no": 0,
-            "pass_seed": 0,
             "cursor": 0,
             "step_flops": step_flops,
             "price_micro": step_price_micro(file, step_flops),
             "weight": file.weight,
-            "median_task_s": None,
-            "last_merge_at": None,
             "stop_reason": None,
             "created_at": self._clock.now(),
             "started_at": None,
@@ -161,7 +158,7 @@ class Runs(Reading):
         def begin(conn: Connection) -> RunRow:
             now = self._clock.now()
             row = runs.by_id(conn, run.id, lock=True)
-            runs.move(conn, row, "running", head=0, started_at=now, last_merge_at=now)
+            runs.move(conn, row, "running", head=0, started_at=now)
             self._add_version(conn, row, content, kind="initial", now=now)
             passes.open_pass(conn, run.id, now)
             audit.append(conn, "organiser", "run.start", name, "", now)
@@ -225,7 +222,6 @@ class Runs(Reading):
                 "tokens": run.tokens,
                 "phase": run.phase,
                 "update_norm": None,
-                "merge_s": 0.0,
                 "created_at": now,
             },
             ways=[way.sha256 for way in content.ways],
@@ -298,7 +294,6 @@ class Runs(Reading):
                 run.head,
                 global_step=target.global_step,
                 tokens=target.tokens,
-                last_merge_at=now,
             )
             if not moved:
                 raise Conflict(f'"{name}" has just moved on; look again and retry')

@@ -224,7 +224,7 @@ class Claims:
         )
         for one in outcome.assignments:
             served.given[one.run_id] += round(work_of(offers[one.run_id], one.price_micro))
-        claims.move(conn, outcome.moved, {run_id: spec.seed for run_id, spec in specs.items()})
+        claims.move(conn, outcome.moved)
         plans = {run.id: lease_message.phase(specs[run.id], run) for run in view.runs}
         wanted = [
             _taken(one, able[one.waiter], specs[one.run_id], plans[one.run_id])

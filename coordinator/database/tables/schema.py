@@ -12,10 +12,23 @@ from coordinator.database.tables import (
     record,
     runs,
     tasks,
+    trust,
     versions,
 )
 from coordinator.database.tables.base import metadata
 
-TABLES = (accounts, contributions, datasets, games, ledger, merges, record, runs, tasks, versions)
+TABLES = (
+    accounts,
+    contributions,
+    datasets,
+    games,
+    ledger,
+    merges,
+    record,
+    runs,
+    tasks,
+    trust,
+    versions,
+)
 
 __all__ = ["TABLES", "metadata"]
