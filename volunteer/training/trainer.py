@@ -24,7 +24,7 @@ from shared.errors import Internal
 from shared.workloads.base import Progress, Work
 from volunteer.machine.device_memory import out_of_memory, release_device
 from volunteer.machine.policy import rest_after
-from volunteer.training.job import Assignment, Finished, Interrupted, Report, Spent
+from volunteer.training.job import Assignment, Finished, Interrupted, Spent, TrainingReport
 
 REPORT_S = 0.25  # the event loop hears of progress at most this often
 SAVE_SHARE = 0.02  # at most this part of the time goes into snapshots
@@ -40,7 +40,7 @@ class Handle(Generic[T]):
 
     def __init__(self, trainer: Trainer) -> None:
         self.future: Future[Finished[T] | Interrupted] = Future()
-        self.latest: Report | None = None
+        self.latest: TrainingReport | None = None
         self.stopping = ""  # why, once somebody asked
         self.saving = False
         self.orders: deque[Callable[[Work], None]] = deque()
@@ -316,7 +316,7 @@ class _Session(Generic[T]):
         spent = self._spent()
         rate = self._meter.rate(spent.train_s, progress.samples)
         total = max(1, self._assignment.samples)
-        report = Report(
+        report = TrainingReport(
             step=progress.step,
             steps=progress.steps,
             samples=progress.samples,
