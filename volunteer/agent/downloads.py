@@ -1,4 +1,4 @@
-"""Files that a task needs from the coordinator: its data, the weights of versions, newer versions."""
+"""Files of a task from the coordinator: its data, the weights of its base, newer versions."""
 
 from __future__ import annotations
 

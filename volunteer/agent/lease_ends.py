@@ -1,4 +1,4 @@
-"""Ends of leases: given back, dropped, lost or done; each leaves the held leases and is announced."""
+"""Ends of leases: given back, dropped or done; each leaves the held leases and is announced."""
 
 from __future__ import annotations
 

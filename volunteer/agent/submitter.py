@@ -1,4 +1,4 @@
-"""Submits what lies in the outbox, oldest first, until the coordinator has accepted or refused it."""
+"""Submits results from the outbox, oldest first, until the coordinator accepts or refuses them."""
 
 from __future__ import annotations
 

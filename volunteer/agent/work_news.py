@@ -24,23 +24,23 @@ class WorkNews:
     _later: events.Idle | None = field(default=None, init=False)
 
     def begins(self) -> None:
-        """The device begins a task."""
+        """Note that the device begins a task."""
         self.at_work, self._later = True, None
 
     def ends(self) -> None:
-        """The device has ended a task: say why there is no next one, if that is known."""
+        """Note that the device has ended a task; announce why there is no next one, if known."""
         self.at_work = False
         if self._later is not None:
             self.hub.emit(self._later)
         self._later = None
 
     def claims(self) -> None:
-        """The device is without work and claims."""
+        """Announce that the device claims, unless it works or a reason to idle is shown."""
         if not self.at_work and not self.hub.status.idle:
             self.idle(Idle(reason="asking", message="asking the coordinator for work"))
 
     def idle(self, why: Idle) -> None:
-        """Say why there is nothing to do, once, and when the next claim is made."""
+        """Announce why there is nothing to do, once, and when the next claim is made."""
         until = self.clock.now() + why.wait_s if why.wait_s else None
         status = self.hub.status
         known = (status.idle, status.idle_message) == (why.reason, why.message)

@@ -267,7 +267,7 @@ class LocalTask:
             elif lease.job.update == "gradient":
                 update = arrays
             else:
-                raise InvalidFrame(f"this version cannot hand in {lease.job.update}")
+                raise InvalidFrame(f"this version cannot submit {lease.job.update}")
             if chosen.name in EXACT_CODECS:
                 return chosen.encode(update, schema, path)
             steps = files.manifest.global_step

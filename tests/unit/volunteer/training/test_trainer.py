@@ -16,7 +16,7 @@ import pytest
 
 from shared.workloads.base import Progress, Result
 from volunteer.machine.device_memory import out_of_memory
-from volunteer.training.job import Assignment, Finished, Interrupted, TrainingReport, Spent
+from volunteer.training.job import Assignment, Finished, Interrupted, Spent, TrainingReport
 from volunteer.training.trainer import Handle, ThreadDied, Trainer
 
 WAIT_S = 20.0
