@@ -17,7 +17,7 @@ from tests.tui.engine import FakeEngine, opened, screen_text
 from volunteer.agent.run_watcher import SIDE, thumbnail
 from volunteer.control import events
 from volunteer.control.events import Picture
-from volunteer.tui.app import Look
+from volunteer.tui.look import Look
 from volunteer.tui.view import AgentView, reduce
 from volunteer.tui.widgets.pictures import before_and_after, half_blocks
 
