@@ -24,7 +24,8 @@ from volunteer.control.commands import Command
 from volunteer.control.control import Control
 from volunteer.control.event_bus import Hub
 from volunteer.control.events import AnyEvent
-from volunteer.tui.app import Look, VolunteerApp
+from volunteer.tui.app import VolunteerApp
+from volunteer.tui.look import Look
 
 
 class Paged(NamedTuple):

@@ -141,7 +141,7 @@ class Api:
 
         With the version `known` here, work that has begun goes on from the newest one. `base` is
         the version that work began from while the coordinator did not answer (see
-        `volunteer.agent.offline_begin`).
+        `volunteer.agent.base_versions`).
         """
         request = BeginRequest(attempt=attempt, newest=known is not None, known=known, base=base)
         timeout_s = LONG_POLL_S_MAX + HELD_S

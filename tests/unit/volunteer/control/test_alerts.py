@@ -41,7 +41,7 @@ from volunteer.net.client import post_json
 from volunteer.settings import settings as config
 from volunteer.settings.display import Looks
 from volunteer.settings.settings import directories
-from volunteer.tui.app import Look
+from volunteer.tui.look import Look
 
 NOW = 1_700_000_000.0
 
