@@ -6,17 +6,15 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
+from coordinator.plan.tables import Plan
 from shared import decoding
 from shared.errors import InvalidPlan
 from shared.protocol.limits import PARTS_MAX
 from shared.text import SHOWN_CHARS_MAX, escaped
-
-if TYPE_CHECKING:
-    from coordinator.plan.plan import Plan
 
 T = TypeVar("T", bound=msgspec.Struct)
 

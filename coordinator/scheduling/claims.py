@@ -21,7 +21,7 @@ from coordinator.database import claims, leases, passes
 from coordinator.database.claims import View
 from coordinator.database.leases import Taken
 from coordinator.database.tasks import TaskRow
-from coordinator.plan.plan import Plan
+from coordinator.plan.tables import Plan
 from coordinator.rules import codes
 from coordinator.rules.codec_choice import Agreements
 from coordinator.rules.dispatch import (
