@@ -253,7 +253,8 @@ def decode(stored: str) -> RunFile:
         return decoding.decode(stored, RunFile)
     except msgspec.ValidationError:
         table = decoding.decode(stored)
-        for struct, values in ((RunFile, table), *_tables(table)):
+        _drop_unfit(table, RunFile)
+        for struct, values in _tables(table):
             _drop_unfit(values, struct)
         return decoding.convert(table, RunFile)
 

@@ -22,7 +22,6 @@ from coordinator.database import runs
 from coordinator.database import versions as version_rows
 from coordinator.database.engine.memory import in_memory
 from coordinator.database.versions import VersionRow
-from coordinator.runs.datasets import LocalData
 from coordinator.runs.definition import Definition, definition, of_file, with_downlink
 from coordinator.services import Coordinator
 from coordinator.simulate.labour import Labour, Pretended
@@ -32,6 +31,7 @@ from coordinator.simulate.scenario import Scenario
 from coordinator.simulate.trace import Trace
 from coordinator.simulate.world import Net, World
 from shared.decoding import decode
+from shared.local_data import LocalData
 from shared.workloads.base import ChunkRef, DatasetManifest, load
 
 RAM_DISK = Path("/dev/shm")  # where there is one nothing has to reach a disk

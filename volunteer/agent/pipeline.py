@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from shared.errors import InvalidFrame, VolunteerError
+from shared.local_data import LocalData
 from shared.protocol.accounts import Device
 from shared.protocol.leases import BeginReply, Lease
 from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest
@@ -23,7 +24,7 @@ from volunteer.agent.gradient_series import Base, Series, comes_in_parts
 from volunteer.agent.offline_begin import NEWEST, Early
 from volunteer.agent.shared_state import Held, with_begin
 from volunteer.control import events
-from volunteer.storage.dataset import LocalData, blob_of, wanted
+from volunteer.storage.dataset import blob_of, wanted
 from volunteer.storage.manifests import checked
 from volunteer.storage.outbox import Entry
 from volunteer.training.background_thread import Aside
@@ -144,11 +145,7 @@ class Pipeline:
         stack.enter_context(self._parts.cache.hold(refs))
         tell = self._teller(held, "data", sum(ref.size for ref in refs.values()))
         found = await self._fetch_all(refs.values(), tell)
-        return LocalData(
-            manifest=manifest,
-            chunks={index: found[ref.sha256] for index, ref in chunks.items()},
-            assets={name: found[ref.sha256] for name, ref in assets.items()},
-        )
+        return LocalData(manifest, found)
 
     async def _fetch_all(
         self, refs: Iterable[BlobRef], tell: Callable[[int], None]
