@@ -37,10 +37,10 @@ from coordinator.scheduling.renewals import Renewals
 from coordinator.selfplay.replay import Replay
 from coordinator.signals import Signals
 from coordinator.storage.blobs import BlobStore
-from coordinator.storage.boxes import Depot
 from coordinator.storage.disk_space import Space
 from coordinator.storage.folders import data_directory
 from coordinator.storage.open import open_blobs
+from coordinator.storage.transfer_boxes import TransferBoxes
 from coordinator.traffic import Traffic
 from coordinator.upkeep.checks import Checks
 from coordinator.upkeep.upkeep import Upkeep
@@ -87,7 +87,7 @@ class Coordinator:
     replay: Replay
     upkeep: Upkeep
     checks: Checks
-    depot: Depot
+    boxes: TransferBoxes
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
@@ -168,7 +168,7 @@ class Coordinator:
             replay=Replay(db, clock, signals, blobs, threads),
             upkeep=Upkeep(db, clock, signals, blobs, intake, uploads),
             checks=Checks(db, blobs, ledger, key),
-            depot=Depot(blobs.scratch() / "depot", clock, space),
+            boxes=TransferBoxes(blobs.scratch() / "depot", clock, space),
         )
 
     async def close(self) -> None:
@@ -187,7 +187,7 @@ class Coordinator:
             "replay": self.replay.run,
             "upkeep": self.upkeep.run,
             "space": self.space.run,
-            "depot": self.depot.run,
+            "boxes": self.boxes.run,
         }
 
     async def _keep_running(self, name: str, job: BackgroundJob) -> None:

@@ -117,7 +117,7 @@ async def export(coordinator: Coordinator, ask: ExportRun) -> ExportedRun:
         exported = await coordinator.export.export(ask.name, Path(ask.to), ask.version)
         return ExportedRun(exported=exported)
     box = secrets.token_hex(16)
-    to = coordinator.depot.folder(box)
+    to = coordinator.boxes.folder(box)
     exported = await coordinator.export.export(ask.name, to, ask.version)
     return ExportedRun(exported=msgspec.structs.replace(exported, path=""), box=box)
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from coordinator.cli.listing import as_json, bytes_of, credits_of, facts, table, when, write_csv
+from coordinator.cli.listing import as_json, facts, table, when, write_csv
 from coordinator.cli.target import HERE, Where, call
 from shared.errors import BadRequest, why
+from shared.text import credit, size
 
 if TYPE_CHECKING:
     from shared.protocol.accounts import RunInfo
@@ -198,7 +199,7 @@ def report(
             "accepted": lambda p: p.work.accepted,
             "rejected": lambda p: p.work.refused,
             "hours": lambda p: round(p.work.device_s / 3600, 2),
-            "credits": lambda p: credits_of(p.earned_micro),
+            "credits": lambda p: credit(p.earned_micro),
         }
         table(people, columns, "Nobody yet.")
 
@@ -243,9 +244,7 @@ def export(
         as_json(done)
         return
     loss = "" if done.loss is None else f", loss {done.loss:.4f}"
-    print(
-        f'Version {done.version} of "{done.run}" is in {done.path} ({bytes_of(done.bytes)}{loss}).'
-    )
+    print(f'Version {done.version} of "{done.run}" is in {done.path} ({size(done.bytes)}{loss}).')
 
 
 @app.command

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from shared.text import credit, size
 from shared.workloads.data.png import read_png
 from shared.workloads.data.resize import braille, corner, half_blocks
 
@@ -35,15 +36,6 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
     low, high = min(shown), max(shown)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[round((value - low) * scale)] for value in shown)
-
-
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return ""
 
 
 class View:
@@ -140,7 +132,7 @@ def panel(glance: Glance) -> list[str]:
         lines.append(f"{measure} version 0 is being measured")
     lines.append("")
     lines += [
-        f"  {row.nickname:<24} {row.earned_micro / 1e6:10.1f} credits   {row.accepted:3d} "
+        f"  {row.nickname:<24} {credit(row.earned_micro, 1):>10} credits   {row.accepted:3d} "
         "contributions"
         for row in glance.leaders[:8]
     ]

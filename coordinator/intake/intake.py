@@ -33,7 +33,8 @@ from coordinator.database.ledger import payments
 from coordinator.database.runs import OPEN, RunRow
 from coordinator.database.submissions import Part
 from coordinator.database.tasks import FailureKind, TaskRow
-from coordinator.plan.plan import Plan, in_phase
+from coordinator.plan.plan import in_phase
+from coordinator.plan.tables import Plan
 from coordinator.rules import codec_choice, trust, validation
 from coordinator.rules.validation import Evidence, Judgement, Measurement
 from coordinator.runs import phases

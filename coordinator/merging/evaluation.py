@@ -20,12 +20,13 @@ from coordinator.database import datasets, evaluations, runs, versions
 from coordinator.database.evaluations import EvaluationRow
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
-from coordinator.runs.datasets import LocalData, heldout
+from coordinator.runs.datasets import heldout
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.version_files import read_weights
 from coordinator.signals import Signals
 from shared.clock import Clock
 from shared.errors import VolunteerError
+from shared.local_data import LocalData
 from shared.workloads.base import Sample
 
 if TYPE_CHECKING:

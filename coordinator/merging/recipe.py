@@ -17,7 +17,8 @@ from coordinator.database.contributions import ContributionRow
 from coordinator.database.merges import MergeRow
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
-from coordinator.plan.plan import Plan, Term, in_phase, weigh
+from coordinator.plan.plan import Term, in_phase, weigh
+from coordinator.plan.tables import Plan
 from coordinator.rules.sizing import steps_of_update
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.version_files import Progress

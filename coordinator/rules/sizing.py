@@ -7,7 +7,8 @@ import math
 
 import msgspec
 
-from coordinator.plan.plan import Plan, in_phase
+from coordinator.plan.plan import in_phase
+from coordinator.plan.tables import Plan
 from coordinator.rules.run_file import RunFile, TaskSettings
 
 LEASE_MAX_S = 86_400.0

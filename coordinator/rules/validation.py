@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.plan.plan import Plan, staleness_weight
+from coordinator.plan.plan import staleness_weight
+from coordinator.plan.tables import Plan
 from coordinator.rules.run_file import ValidationSettings
 from shared.errors import InvalidFrame
 from shared.protocol.base import ContributionState, Reason

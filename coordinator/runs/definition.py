@@ -13,9 +13,10 @@ import psutil
 
 from coordinator.aggregation.shards import split
 from coordinator.plan.checks import check_steps
-from coordinator.plan.plan import Plan, in_phase
+from coordinator.plan.plan import in_phase
 from coordinator.plan.plan import plan as read_plan
 from coordinator.plan.presets import TASKS
+from coordinator.plan.tables import Plan
 from coordinator.rules import run_file
 from coordinator.rules.run_file import RunFile
 from coordinator.rules.sizing import total_steps

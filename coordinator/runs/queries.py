@@ -10,7 +10,8 @@ import msgspec
 from coordinator.database import contributions, datasets, evaluations, games, runs, versions
 from coordinator.database.runs import RunRow
 from coordinator.database.volunteers import worker_state
-from coordinator.plan.plan import Pending, Plan, Ready, ready
+from coordinator.plan.plan import Pending, Ready, ready
+from coordinator.plan.tables import Plan
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition

@@ -17,9 +17,9 @@ from coordinator.database.engine.open import Database
 from coordinator.database.ledger import payments, spending
 from coordinator.database.ledger.payments import Payment
 from coordinator.report import as_csv
-from shared.clock import VirtualClock
 from shared.errors import BadRequest, NotFound
 from tests.support.account_rows import add_contribution, add_run, join, newcomer
+from tests.support.virtual_clock import VirtualClock
 
 DAY = 86_400.0
 

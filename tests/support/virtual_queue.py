@@ -14,12 +14,12 @@ from coordinator.database.engine.open import Database
 from coordinator.database.tables.tasks import tasks as tasks_table
 from coordinator.database.tasks import TaskRow
 from coordinator.scheduling.queue import Queue
-from shared.clock import VirtualClock
 from shared.protocol.base import Reason
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat, TaskOrder
 from shared.protocol.leases import Lease
 from shared.protocol.limits import RENEW_S
 from tests.support.run_rows import add_run, add_worker, claim, queue_of
+from tests.support.virtual_clock import VirtualClock
 
 T = TypeVar("T")
 

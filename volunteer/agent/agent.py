@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from shared.errors import VolunteerError
+from shared.local_data import LocalData
 from shared.protocol.accounts import Device
 from shared.protocol.limits import PROTOCOL
 from shared.workloads.base import Workload
@@ -54,7 +55,6 @@ from volunteer.machine.surroundings import Senses
 from volunteer.net.retry import Backoff
 from volunteer.settings.settings import Settings
 from volunteer.settings.work_rules import Rules
-from volunteer.storage.dataset import LocalData
 from volunteer.storage.leases import HeldLease
 from volunteer.text import clock_words
 from volunteer.training.background_thread import Aside

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from shared.errors import InvalidFrame
+from shared.local_data import LocalData
 from shared.protocol.leases import Lease
 from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest
 from shared.workloads.base import DatasetManifest
@@ -18,7 +19,7 @@ from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
 from volunteer.control.event_bus import Hub
 from volunteer.storage.blob_cache import Cache
-from volunteer.storage.dataset import LocalData, blob_of, wanted
+from volunteer.storage.dataset import blob_of, wanted
 from volunteer.storage.manifests import checked
 
 FETCH_AT_ONCE = 4

@@ -16,6 +16,7 @@ from functools import partial
 
 import msgspec
 
+from shared.local_data import LocalData
 from shared.protocol.leases import BeginReply
 from volunteer.agent.base_versions import Base, BaseVersions
 from volunteer.agent.downloads import Downloads
@@ -23,7 +24,6 @@ from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.stretch import LeasePlan, StretchRunner
 from volunteer.agent.verdicts import Verdicts
-from volunteer.storage.dataset import LocalData
 from volunteer.storage.leases import HeldLease
 from volunteer.storage.outbox import Entry, Outbox
 from volunteer.training.background_thread import Aside

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shared.errors import InvalidFrame, NotFound, StorageFull, TooLarge, VolunteerError
+from shared.local_data import LocalData
 from shared.protocol.contributions import SubmitRequest
 from shared.protocol.versions import VersionManifest
 from shared.signing import canonical, digest
@@ -23,7 +24,6 @@ from shared.workloads.base import Result, Traits, Work, Workload
 from shared.workloads.games import Actor
 from volunteer.files import write_whole
 from volunteer.storage.carried import Carried
-from volunteer.storage.dataset import LocalData
 from volunteer.storage.leases import HeldLease
 from volunteer.storage.outbox import Entry, Outbox
 from volunteer.storage.tensor_files import load, store

@@ -29,10 +29,10 @@ from coordinator.database.tables.merges import state_parts as state_parts_table
 from coordinator.http.app import opened
 from coordinator.merging.verify import Remerge
 from coordinator.runs.definition import definition
-from shared.clock import VirtualClock
 from tests.support.failpoints import Fault, Faults, fail, faults, install, kill
 from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, local_coordinator
 from tests.support.server_process import command
+from tests.support.virtual_clock import VirtualClock
 
 PRESET = 'preset = "fedavg"\nquorum = 2'
 SHARDED = RUN.replace(

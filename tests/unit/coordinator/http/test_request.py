@@ -15,11 +15,11 @@ from coordinator.config import Settings
 from coordinator.http.request import ClientGone, read_body, read_json
 from coordinator.rate_limit import KEYS_MAX, Rates
 from coordinator.storage.disk_space import Space
-from shared.clock import VirtualClock
 from shared.errors import BadRequest, Configuration, StorageFull, TooLarge, TooManyRequests
 from shared.protocol.contributions import SubmitRequest
 from shared.protocol.heartbeat import HeartbeatRequest
 from shared.protocol.limits import JSON_BYTES_MAX, JSON_DEPTH_MAX
+from tests.support.virtual_clock import VirtualClock
 
 
 class Request:

@@ -13,9 +13,9 @@ import httpx
 import msgspec
 import pytest
 
-from shared.clock import VirtualClock
 from shared.errors import BadRequest, Configuration, Unreachable
 from shared.protocol.contributions import Verdict
+from tests.support.virtual_clock import VirtualClock
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from volunteer.control import events

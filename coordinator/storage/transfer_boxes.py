@@ -31,7 +31,7 @@ _BOX = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
-class Depot:
+class TransferBoxes:
     """Boxes below a directory; a box is named by whoever fills it, with 128 random bits."""
 
     def __init__(self, directory: Path, clock: Clock, space: Space) -> None:
