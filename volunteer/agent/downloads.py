@@ -13,13 +13,12 @@ from shared.errors import InvalidFrame
 from shared.local_data import LocalData
 from shared.protocol.leases import Lease
 from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest
-from shared.workloads.base import DatasetManifest
+from shared.workloads.base import ChunkRef, DatasetManifest
 from volunteer.agent.collaborators import Remote, ServerClock
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
 from volunteer.control.event_bus import Hub
 from volunteer.storage.blob_cache import Cache
-from volunteer.storage.dataset import blob_of, wanted
 from volunteer.storage.manifests import checked
 
 FETCH_AT_ONCE = 4
@@ -56,11 +55,7 @@ class Downloads:
         stack.enter_context(self.cache.hold(refs))
         progress = self._progress(held, "data", sum(ref.size for ref in refs.values()))
         found = await self._fetch_all(refs.values(), progress)
-        return LocalData(
-            manifest=manifest,
-            chunks={index: found[ref.sha256] for index, ref in chunks.items()},
-            assets={name: found[ref.sha256] for name, ref in assets.items()},
-        )
+        return LocalData(manifest, found)
 
     async def prefetch_data(self, held: LeaseInWork) -> None:
         """Bring the data of a task that has not begun into the cache."""
@@ -164,3 +159,17 @@ class Downloads:
                 )
 
         return moved
+
+
+def wanted(lease: Lease, manifest: DatasetManifest) -> dict[int, BlobRef]:
+    """Return the chunks a task needs, by index. Raises InvalidFrame for one that is not there."""
+    found = {}
+    for index in lease.chunks:
+        if not 0 <= index < len(manifest.chunks):
+            raise InvalidFrame(f"the task names chunk {index}, which {manifest.name} does not have")
+        found[index] = blob_of(manifest.chunks[index])
+    return found
+
+
+def blob_of(chunk: ChunkRef) -> BlobRef:
+    return BlobRef(sha256=chunk.sha256, size=chunk.size)
