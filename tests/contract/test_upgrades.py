@@ -102,8 +102,8 @@ async def _write(url: str, *steps: Any) -> None:
         engine.dispose()
         return
     remote = postgres.engine(target.render_as_string(hide_password=False), pool_size=1)
-    async with remote.begin() as connection:
-        await connection.run_sync(run)
+    async with remote.begin() as held:
+        await held.run_sync(run)
     await remote.dispose()
 
 
