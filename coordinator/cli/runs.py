@@ -13,6 +13,9 @@ from shared.errors import BadRequest, why
 from shared.text import credit, size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from coordinator.database.statistics import Person
     from shared.protocol.accounts import RunInfo
 
 Json = Annotated[bool, Parameter(help="As JSON, for machines.", negative="")]
@@ -186,9 +189,7 @@ def report(
     if json:
         as_json(people)
     elif csv:
-        reasons = sorted({reason for person in people for reason in person.work.rejected})
-        names = [*REPORT, *(f"rejected_{reason}" for reason in reasons), *TOTALS]
-        write_csv([_reported(person) for person in people], names)
+        write_report(people)
     else:
         columns = {
             "nickname": lambda p: p.nickname,
@@ -204,7 +205,16 @@ def report(
         table(people, columns, "Nobody yet.")
 
 
-def _reported(person: Any) -> dict[str, object]:
+def write_report(people: Sequence[Person]) -> None:
+    """Print the people of a run as CSV, with one column for each reason that anything was rejected
+    for.
+    """
+    reasons = sorted({reason for person in people for reason in person.work.rejected})
+    names = [*REPORT, *(f"rejected_{reason}" for reason in reasons), *TOTALS]
+    write_csv([_reported(person) for person in people], names)
+
+
+def _reported(person: Person) -> dict[str, object]:
     work = person.work
     return {
         "nickname": person.nickname,

@@ -12,7 +12,6 @@ from coordinator.database.engine.statements import its
 from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.accounts import codes, consents, volunteers, workers
 from coordinator.database.tables.tasks import failures
-from coordinator.rules.standing import State as Standing
 from shared.errors import NotFound
 from shared.protocol.limits import RENEW_S
 
@@ -33,13 +32,6 @@ class VolunteerRow(msgspec.Struct, frozen=True, kw_only=True):
     trust: float
     invite_id: int | None
     created_at: float
-    standing: Standing = "vetted"
-    invited: bool = True
-    passed: int = 0
-    forward_streak: int = 0
-    recompute_streak: int = 0
-    network: str = ""
-    suspended_reason: str = ""
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Boolean, Column, Double, ForeignKey, Integer, String, Table, Text, true
+from sqlalchemy import Boolean, Column, Double, ForeignKey, Integer, String, Table, Text
 
 from coordinator.database.tables.base import Key, metadata
 
@@ -18,16 +18,6 @@ volunteers = Table(
     Column("trust", Double, nullable=False),
     Column("invite_id", Key, nullable=True),
     Column("created_at", Double, nullable=False),
-    # probation, vetted, suspended: rules/standing.py
-    Column("standing", String(16), nullable=False, server_default="vetted"),
-    # the organiser vouches for it
-    Column("invited", Boolean, nullable=False, server_default=true()),
-    Column("passed", Integer, nullable=False, server_default="0"),  # checks, in all
-    # checks of a kind passed in a row
-    Column("forward_streak", Integer, nullable=False, server_default="0"),
-    Column("recompute_streak", Integer, nullable=False, server_default="0"),
-    Column("network", String(64), nullable=False, server_default=""),  # rules/networks.py
-    Column("suspended_reason", Text, nullable=False, server_default=""),
 )
 
 workers = Table(

@@ -12,7 +12,6 @@ from coordinator.database.tables import (
     record,
     runs,
     tasks,
-    trust,
     versions,
 )
 from coordinator.database.tables.base import metadata
@@ -27,7 +26,6 @@ TABLES = (
     record,
     runs,
     tasks,
-    trust,
     versions,
 )
 

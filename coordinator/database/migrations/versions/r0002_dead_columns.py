@@ -4,8 +4,10 @@ tables, columns and indexes of the first revision.
 
 from __future__ import annotations
 
+from typing import Any
+
 from alembic import op
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Column, Connection, inspect
 
 from coordinator.database.migrations.versions.r0001_tables import metadata
 
@@ -38,6 +40,13 @@ def _complete(connection: Connection) -> None:
         known = {column["name"] for column in there.get_columns(table.name)}
         for column in table.columns:
             if column.name not in known:
-                op.add_column(table.name, column.copy())
+                op.add_column(table.name, _alone(column))
         for index in table.indexes:
             index.create(connection, checkfirst=True)
+
+
+def _alone(column: Column[Any]) -> Column[Any]:
+    """Return a column without its table."""
+    return Column(
+        column.name, column.type, nullable=column.nullable, server_default=column.server_default
+    )
