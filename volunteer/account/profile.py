@@ -3,7 +3,7 @@
     <profile>/current            names the coordinator that is helped now
     <profile>/lock               held while an instance runs
     <profile>/control.json       where a running instance listens
-    <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, inner/ of one coordinator
+    <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, inner/ of one of them
 
 The identity, with its secret, is on disk before it is sent to anyone, so a lost reply never makes a
 second account.
@@ -208,7 +208,7 @@ class Profile:
 def new_identity(
     server: ServerInfo, *, url: str, tls_pin: str, nickname: str, code: str
 ) -> Identity:
-    """Make a fresh account: the ids and a secret of 256 bits are made here, not by the coordinator."""
+    """Make a fresh account: ids and a secret of 256 bits come from here, not the coordinator."""
     return Identity(
         url=url,
         tls_pin=tls_pin,

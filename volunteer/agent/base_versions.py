@@ -153,8 +153,8 @@ class BaseVersions:
             manifest, signed = here
             self.hub.notice(
                 f"the coordinator does not answer ({error.message}): task {lease.task} begins "
-                f"from version {manifest.version}, which is here, and the coordinator is told "
-                "later",
+                f"from version {manifest.version}, which is here, and the coordinator learns of "
+                "it later",
                 "warning",
             )
         held.change(early=True)

@@ -42,7 +42,7 @@ class Benchmarks:
         self._cancelled = True
 
     async def know(self, pairs: list[tuple[Device, Trainer]], *, measure: bool) -> None:
-        """Announce the speeds of these devices, after a quick measurement of those that have none."""
+        """Announce the speeds of these devices; measure those that have none, quickly."""
         known = {b.device: b for b in self._remembered()}
         for device, trainer in pairs:
             if device.id in known:

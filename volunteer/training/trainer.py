@@ -231,7 +231,7 @@ class Trainer:
         return waited
 
     def rest(self, handle: Handle[T], busy_s: float) -> None:
-        """Leave the device alone for its share of the time, unless a pause or a stop is requested."""
+        """Leave the device alone for its share of the time, until a pause or stop is requested."""
         wait = rest_after(busy_s, self.share)
         if wait > 0:
             with self.changed:

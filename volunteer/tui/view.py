@@ -80,7 +80,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     seen: int = 0  # events so far
 
     def task(self, device: str = "") -> TaskStatus | None:
-        """Return the task that matters most now: being trained before being sent before being fetched."""
+        """Return the task that matters most: in training before in transfer out, then in."""
         tasks = [t for t in self.status.tasks if device in ("", t.device)]
         return min(tasks, key=lambda t: (_ORDER[t.phase], t.task), default=None)
 
@@ -240,8 +240,8 @@ def add(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
 
 
 def thin(points: tuple[Point, ...]) -> tuple[Point, ...]:
-    """Return about half of the points: of every four the lowest and the highest, in their order; the last
-    always.
+    """Return about half of the points: of every four the lowest and the highest, in their order;
+    the last always.
     """
     kept: list[Point] = []
     for start in range(0, len(points) - 1, 4):

@@ -1,4 +1,4 @@
-"""The visibility of a nickname can be changed at any time: on the screen, while the coordinator is away."""
+"""The visibility of a nickname can be changed on the screen while the coordinator is away."""
 
 from __future__ import annotations
 
