@@ -1,7 +1,7 @@
 """From many contributions to one update: the aggregation rules and the walk over a model that
 applies them.
 
-    recipe = prepare(rule, cohort, pieces(schema))          # distance rules read everything once; the mean reads nothing
+    recipe = prepare(rule, cohort, pieces(schema))  # distance rules read all once; the mean nothing
     for merged in merge(rule, cohort, recipe, pieces(schema)):
         ...                                                 # server optimiser, write
 

@@ -109,7 +109,7 @@ def judge_recompute(
     """Judge a recompute: direction and length of the update beside ours.
 
     `comparable` is False where the worker's arithmetic is not ours (another device class or
-    precision for which no tolerance was measured): then nothing is proved, and no account is punished.
+    precision for which no tolerance was measured): then nothing is proved and no account punished.
     `tolerance` widens both bounds for what the codec and the arithmetic lose.
     """
     if not comparable:

@@ -396,7 +396,7 @@ class FairShares:
     def lately(self, weights: Mapping[int, float], now: float) -> dict[int, float]:
         """Return the operations that each of the running runs was given lately.
 
-        A run that has just started owes nothing and is owed nothing: it begins with the least share.
+        A run that has just started owes nothing and is owed nothing: it begins with the least.
         """
         self._fade(now)
         known = {run: self._given[run] for run in weights if run in self._given}

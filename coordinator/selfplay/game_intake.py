@@ -107,7 +107,7 @@ class Harvest:
             local = self._blobs.local(hashes[number])
             return asyncio.run_coroutine_threadsafe(local, loop).result(WEIGHTS_S)
 
-        # The secret is drawn when the games are in: no client knows which positions will be checked.
+        # The secret is drawn when the games are in: no client knows which will be checked.
         return games_of(case.run).inspect(
             case.job, path.read_bytes(), case.known, weights, secrets.randbits(63)
         )

@@ -207,7 +207,7 @@ class _Simulation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _until_over(self) -> str:
-        """Return the reason why the run ended; empty when the time was up or every machine has left."""
+        """Return the reason of the end; empty when the time was up or every machine has left."""
         until = self._scenario.hours * 3600
         watch = self._coordinator.signals.watch("versions", f"run:{self._run_id}")
         while (left := until - self._clock.monotonic()) > 0:

@@ -9,7 +9,10 @@ from shared.workloads.base import ChunkRef, DatasetManifest
 
 
 def wanted(lease: Lease, manifest: DatasetManifest) -> dict[int, BlobRef]:
-    """Return the chunks a task needs, by index. Raises InvalidFrame when the lease names one that is not there."""
+    """Return the chunks a task needs, by index.
+
+    Raises InvalidFrame when the lease names one that is not there.
+    """
     found = {}
     for index in lease.chunks:
         if not 0 <= index < len(manifest.chunks):
