@@ -75,7 +75,7 @@ def file_name(piece: Piece) -> str:
 
 def shard_schema(shard: Shard) -> Schema:
     """Return the schema of the file of a shard: tensors that are whole in it under their name,
-    others     flat as "name[start:stop]".
+    others flat as "name[start:stop]".
     """
     return tuple(piece.spec if piece.whole else _slice_spec(piece) for piece in shard)
 

@@ -142,7 +142,7 @@ def _seen(char: str) -> str:
 
 def skeleton(name: str) -> str:
     """Return the form that two lookalikes have in common: no case, accents, blanks or signs,
-    lookalike     letters made one.
+    lookalike letters made one.
     """
     text = unicodedata.normalize("NFKC", name).translate(_TABLE)
     text = unicodedata.normalize("NFKC", text.casefold())

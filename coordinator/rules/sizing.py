@@ -136,11 +136,11 @@ def target_s(run: Run) -> float:
 
 
 def steps_for(run: Run, flops: float) -> int:
-    """Return the steps of a new task for a worker of this speed has.
+    """Return the steps of a new task for a worker of this speed.
 
     Without `target_seconds` no worker gets more than `local_steps`, and a worker much slower than
-    the     median gets as many as take the same time: a merge that waits for all is then not kept by one of
-    them.
+    the median gets as many as take the same time: a merge that waits for all is then not kept
+    by one of them.
     """
     settings, wanted_s = run.settings, target_s(run)
     one = estimate_s(run, 1, flops) if wanted_s > 0 else None
@@ -196,8 +196,8 @@ def steps_in(samples: int, batch_size: int) -> int:
 
 
 def parts_of(steps: int, part_steps: int) -> int:
-    """Return the number of updates that a task submits, one after every `part_steps` (0 = one at its
-    end);     the last may be shorter.
+    """Return the number of updates that a task submits, one after every `part_steps` (0 = one at
+    its end); the last may be shorter.
     """
     return -(-steps // part_steps) if part_steps else 1
 
