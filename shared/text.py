@@ -35,7 +35,7 @@ def escaped(text: object, limit: int = SHOWN_CHARS_MAX) -> str:
 
 
 def cells(text: str) -> int:
-    """Return how many cells of a terminal a text takes: two for wide East Asian letters, none for
+    """Return the width of a text in cells of a terminal: two for wide East Asian letters, none for
     combining marks (Unicode Standard Annex 11).
     """
     if text.isascii():

@@ -202,7 +202,7 @@ def reissue(name: Who, *, where: Where = HERE, json: Json = False) -> None:
 
 @volunteers.command
 def forget(name: Who, *, where: Where = HERE, json: Json = False) -> None:
-    """Wipe who somebody was; credits and contributions keep adding up."""
+    """Wipe the identity of an account; credits and contributions keep adding up."""
     _done(where, "volunteer.forget", json, name=name)
 
 

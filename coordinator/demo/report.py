@@ -142,8 +142,8 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Traffic
 
 
 async def strength(services: Any, name: str) -> Strength | None:
-    """Return how the newest version of a run plays; None where versions do not play, or there is
-    only one.
+    """Return the strength of the newest version of a run; None where versions do not play, or
+    there is only one.
     """
     run = await services.db.read(lambda conn: runs.by_name(conn, name))
     if definition(run).workload.games is None or run.head == ANCHOR:

@@ -146,7 +146,7 @@ def _quoted(text: str) -> list[str]:
 
 
 def summary(report: Report) -> list[str]:
-    """Return what came out of it."""
+    """Return the summary of a demo, as lines."""
     lines = ["", f"  {report.run}: {report.versions} versions merged in {report.seconds:.0f} s", ""]
     if report.loss_first is not None and report.loss_last is not None:
         fall = 100 * (1 - report.loss_last / report.loss_first)
@@ -178,7 +178,7 @@ def summary(report: Report) -> list[str]:
 
 
 def played(strength: Strength) -> list[str]:
-    """Return how well the last version plays."""
+    """Return the strength of the last version, as lines."""
     one = f"version {strength.version}"
     return [
         f"  against first    {one} beat version 0 by {strength.wins} : {strength.losses}, "
@@ -228,7 +228,7 @@ def record(strength: Strength) -> list[str]:
 
 
 def samples(report: Report) -> list[str]:
-    """Return what the first and the last version wrote."""
+    """Return the texts of the first and the last version."""
     what = f"continues “{report.sample_prompt}”:" if report.sample_prompt else "gives:"
     lines = ["", f"  version 0 {what}", *_quoted(report.sample_first)]
     return [*lines, "", f"  version {report.versions} {what}", *_quoted(report.sample_last), ""]
@@ -256,7 +256,7 @@ def _cell(colours: Sequence[Sequence[int]]) -> str:
 
 
 def hints(report: Report) -> list[str]:
-    """Return what to do next."""
+    """Return the next steps, as lines."""
     lines = []
     if report.data_dir:
         there = shlex.quote(f"{report.data_dir}/coordinator")

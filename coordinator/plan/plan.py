@@ -139,7 +139,7 @@ def quorum_of(plan: Plan, live_workers: int) -> int:
 
 
 def ready(plan: Plan, pending: Pending) -> Ready:
-    """Return whether the plan (of the phase that holds) merges now."""
+    """Return the state of the merge trigger of this plan (of the phase that holds)."""
     quorum = quorum_of(plan, pending.live_workers)
     least = min(plan.min_contributions, quorum)
     needs = max(0, quorum - pending.count)
@@ -151,7 +151,7 @@ def ready(plan: Plan, pending: Pending) -> Ready:
 
 
 def no_base(plan: Plan, head: int, base: int) -> str:
-    """Return why work may not have begun from a version without asking, while `head` is the newest;
+    """Return the reason why work may not begin from a version unasked, while `head` is the newest;
     empty where it may.
     """
     gap = head - base
@@ -168,7 +168,7 @@ def no_base(plan: Plan, head: int, base: int) -> str:
 
 
 def staleness_weight(plan: Plan, gap: int) -> float:
-    """Return what a contribution counts whose base is `gap` versions old; 0 = too old.
+    """Return the weight of a contribution whose base is `gap` versions old; 0 = too old.
 
     Raises ValueError for a base to come.
     """

@@ -2,8 +2,8 @@
 
 For each waiting worker, those of volunteers with the least in hand first: the run that was given
 the least device time lately for its weight, of those that fit; in it a reissued task before a new
-range of the pass. A task that a worker has failed before goes to somebody else while there is
-somebody else.
+range of the pass. A task that a worker has failed before goes to another worker while there is
+one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     run_id: int
     open: int  # tasks that have not ended
     price_micro: int  # of those in hand: how much work they are
-    holders: frozenset[str] = frozenset()  # workers; only told where a task was failed by somebody
+    holders: frozenset[str] = frozenset()  # workers; only given where a worker failed a task
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     price_micro: int
     seed: int
-    allowance_s: float  # until it must be handed in
+    allowance_s: float  # until it must be submitted
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +117,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def misfit(run: Run, waiter: Waiter) -> str:
-    """Return why a worker cannot take part in a run, in words; "" when it can."""
+    """Return the reason why a worker cannot take part in a run, in words; "" when it can."""
     if run.workload not in waiter.workloads:
         return (
             f'"{run.name}" needs the workload "{run.workload}", which is not enabled on this '
@@ -150,7 +150,7 @@ class _Share:
 
     @property
     def given(self) -> tuple[float, int]:
-        """Return what it got for its weight: the least goes first."""
+        """Return its work for its weight: the least goes first."""
         return max(self.work, self.lately) / self.run.weight, self.run.id
 
     @property
@@ -394,9 +394,9 @@ class FairShares:
         self._at = 0.0
 
     def lately(self, weights: Mapping[int, float], now: float) -> dict[int, float]:
-        """Return what each of the running runs was given lately.
+        """Return the operations that each of the running runs was given lately.
 
-        A run that has just started owes nothing and is owed nothing: it begins with the least share.
+        A run that has just started owes nothing and is owed nothing: it begins with the least.
         """
         self._fade(now)
         known = {run: self._given[run] for run in weights if run in self._given}

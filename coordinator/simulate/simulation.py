@@ -207,7 +207,7 @@ class _Simulation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _until_over(self) -> str:
-        """Return why the run ended; empty when the time was up or everybody has left."""
+        """Return the reason of the end; empty when the time was up or every machine has left."""
         until = self._scenario.hours * 3600
         watch = self._coordinator.signals.watch("versions", f"run:{self._run_id}")
         while (left := until - self._clock.monotonic()) > 0:
@@ -279,7 +279,7 @@ def _parameters(schema: Any) -> int:
 
 
 def _imagined(scenario: Scenario, kinds: tuple[str, ...]) -> tuple[DatasetManifest | None, Blobs]:
-    """A dataset of the right size that nobody will read."""
+    """A dataset of the right size that no machine reads."""
     if not kinds:
         return None, {}
     data = scenario.data

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coordinator.database.tables.trust import merkle_nodes
-from sqlalchemy import Connection, inspect, select, text
+from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from coordinator.database import contributions, invariants, runs, versions, volunteers
 from coordinator.database.engine import dump, postgres, sqlite
 from coordinator.database.engine.open import Database, migrate, parse
-from coordinator.database.migrations.upgrade import REVISIONS, settings
+from coordinator.database.migrations.upgrade import settings
 from coordinator.database.migrations.versions import r0001_tables as first
 from coordinator.database.tables.schema import metadata
 from shared.errors import Configuration
@@ -200,17 +199,3 @@ async def test_rows_of_a_backup_of_the_first_revision_are_loaded(database: Datab
 
     await database.write(load)
     await _check_upgraded(database)
-
-
-async def test_bytes_survive_a_backup(database: Database) -> None:
-    import msgspec
-
-    node = {"log": "events", "level": 0, "number": 2**40, "hash": bytes(range(32))}
-    saved = msgspec.json.decode(msgspec.json.encode(node))
-    await database.write(lambda conn: dump.load(conn, "merkle_nodes", [saved]))
-    found = await database.read(lambda conn: conn.execute(select(merkle_nodes)).mappings().one())
-    assert dict(found) == node
-
-
-def test_revisions_are_in_order() -> None:
-    assert list(REVISIONS) == sorted(REVISIONS)
