@@ -129,7 +129,7 @@ class Coordinator:
         runs = Runs(db, clock, signals, blobs, key, threads)
         intake = Intake(db, clock, signals, blobs, threads)
         ledger = Ledger(db)
-        server = ServerIdentity(settings, clock, db, key, runs.listing)
+        server = ServerIdentity(settings, clock, db, key, runs.queries.listing)
         await server.load()
         space = Space(settings.directory, settings.space_floor_bytes, clock)
         evaluation = Evaluation(

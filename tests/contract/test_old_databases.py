@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from alembic import command
-from sqlalchemy import Connection, delete, insert, inspect, select, text, update
+from sqlalchemy import Connection, Executable, delete, insert, inspect, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from coordinator.database import invariants, runs
@@ -22,6 +23,10 @@ from coordinator.database.tables.schema import metadata
 from coordinator.database.tables.versions import versions
 from shared.errors import Configuration
 from tests.support.databases import Postgres
+
+
+def _execute(conn: Connection, change: Executable) -> None:
+    conn.execute(change)
 
 
 def _change(url: str, fn: Callable[[Connection], None]) -> None:
@@ -107,7 +112,7 @@ def test_the_rows_stay_and_history_stays_guarded(old_url: str) -> None:
             assert await db.read(check_ledger) == []
             for change in (update(versions).values(size=2), delete(versions)):
                 with pytest.raises(DBAPIError, match="never change"):
-                    await db.write(lambda conn, change=change: conn.execute(change))
+                    await db.write(partial(_execute, change=change))
         finally:
             await db.close()
 
