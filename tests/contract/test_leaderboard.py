@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from coordinator.accounts.accounts import Principal, Volunteers
 from coordinator.accounts.leaderboard import DAYS_MAX, FRESH_S, ROWS
+from coordinator.cli.listing import when
 from coordinator.cli.runs import write_report
 from coordinator.config import Settings
 from coordinator.database.engine.open import Database
@@ -201,8 +202,8 @@ async def test_the_report_of_a_class(
     assert table[0]["label"] == "'=Mia Meyer"  # not a formula
     assert table[0]["credits_earned"] == "1.500000"
     assert (table[0]["rejected_norm"], table[0]["rejected_stale"]) == ("2", "1")
-    assert (table[0]["accepted"], table[0]["device_seconds"]) == ("1", "2.0")
-    assert table[0]["first_seen"] == "2023-11-14 22:13:20"
+    assert (table[0]["accepted"], table[0]["device_seconds"]) == ("1", "2.5")
+    assert table[0]["first_seen"] == when(start)
     assert table[1]["accepted"] == "0"
     assert (table[2]["credits_earned"], table[2]["credits_pending"]) == ("0.000000", "0.000007")
     assert table[3]["state"] == "invited"
