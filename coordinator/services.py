@@ -28,6 +28,7 @@ from coordinator.merging.merger import Merger
 from coordinator.rate_limit import Rates
 from coordinator.runs.datasets import Datasets
 from coordinator.runs.export import Export
+from coordinator.runs.queries import RunQueries
 from coordinator.runs.runs import Runs
 from coordinator.runs.samples import Samples
 from coordinator.scheduling.claims import Claims
@@ -79,6 +80,7 @@ class Coordinator:
     uploads: Uploads
     datasets: Datasets
     runs: Runs
+    run_queries: RunQueries
     export: Export
     samples: Samples
     intake: Intake
@@ -129,7 +131,7 @@ class Coordinator:
         runs = Runs(db, clock, signals, blobs, key, threads)
         intake = Intake(db, clock, signals, blobs, threads)
         ledger = Ledger(db)
-        server = ServerIdentity(settings, clock, db, key, runs.listing)
+        server = ServerIdentity(settings, clock, db, key, runs.queries.listing)
         await server.load()
         space = Space(settings.directory, settings.space_floor_bytes, clock)
         evaluation = Evaluation(
@@ -160,6 +162,7 @@ class Coordinator:
             uploads=uploads,
             datasets=Datasets(db, clock, blobs, threads),
             runs=runs,
+            run_queries=runs.queries,
             export=Export(db, blobs, threads),
             samples=Samples(db, clock, blobs, threads),
             intake=intake,

@@ -206,9 +206,7 @@ def report(
 
 
 def write_report(people: Sequence[Person]) -> None:
-    """Print the people of a run as CSV, with one column for each reason that anything was rejected
-    for.
-    """
+    """Write a report as CSV on standard output, with a column for each reason of a rejection."""
     reasons = sorted({reason for person in people for reason in person.work.rejected})
     names = [*REPORT, *(f"rejected_{reason}" for reason in reasons), *TOTALS]
     write_csv([_reported(person) for person in people], names)
@@ -255,32 +253,6 @@ def export(
         return
     loss = "" if done.loss is None else f", loss {done.loss:.4f}"
     print(f'Version {done.version} of "{done.run}" is in {done.path} ({size(done.bytes)}{loss}).')
-
-
-@app.command
-def replay(
-    name: Run,
-    *,
-    shards: Annotated[int, Parameter(help="Merge in so many shards (0 = at once).")] = 0,
-    where: Where = HERE,
-    json: Json = False,
-) -> int:
-    """Merge again what is still there of a run's log: the same contributions must give the same
-    hashes.
-    """
-    done = call(where, "run.replay", name=name, shards=shards)
-    if json:
-        as_json(done)
-    elif done.wrong is not None:
-        print(f"Version {done.wrong} came out otherwise when it was merged again.")
-    elif done.merges:
-        print(
-            f'Versions {done.base + 1} to {done.head} of "{name}", merged again, are the same to '
-            "the last bit."
-        )
-    else:
-        print(f'Nothing to merge again: of "{name}" only version {done.base} is still there.')
-    return 0 if done.wrong is None else 1
 
 
 def _exported(where: Where, name: str, version: int | None, to: Path) -> Any:

@@ -171,11 +171,13 @@ class Intake:
         if row.state != "checking":
             return  # somebody else was faster
         run = runs.by_id(conn, row.run_id)
-        if phases.at_head(run).in_flight == "redo":  # whether it is late must not change any more
+        plan = phases.at_head(run)
+        if plan.in_flight == "redo":  # whether it is late must not change any more
             run = runs.by_id(conn, row.run_id, lock=True)
-        judgement = self._judge(conn, row, run, measured)
-        if judgement.reason == Reason.STALE and _is_late(row, run, phases.at_head(run)):
-            self._too_late(conn, row, run, phases.at_head(run))
+            plan = phases.at_head(run)
+        judgement = self._judge(conn, row, run, plan, measured)
+        if judgement.reason == Reason.STALE and _is_late(row, run, plan):
+            self._too_late(conn, row, run, plan)
             return
         held = submissions.is_held(conn, row)
         if not held:
@@ -197,9 +199,17 @@ class Intake:
             self._reject(conn, row, run, judgement, now)
 
     def _judge(
-        self, conn: Connection, row: ContributionRow, run: RunRow, measured: Measurement
+        self,
+        conn: Connection,
+        row: ContributionRow,
+        run: RunRow,
+        plan: Plan,
+        measured: Measurement,
     ) -> Judgement:
-        """By its content first: also what nobody needs any more is only paid when it is good."""
+        """Judge the content first: work that the run no longer needs is only paid when it is good.
+
+        `plan` is the one that holds at the head.
+        """
         about = definition(run)
         base = versions.get(conn, run.id, row.base_version)
         comparable = about.workload.traits.loss_is_measured
@@ -229,7 +239,7 @@ class Intake:
         judgement = validation.judge(evidence, file.validation, file.train, then)
         if judgement.state == "accepted" and run.state not in OPEN:
             return validation.TOO_LATE
-        if judgement.state == "accepted" and row.kind != phases.at_head(run).update:
+        if judgement.state == "accepted" and row.kind != plan.update:
             message = "the run merges another kind of update by now; the work is paid"
             return Judgement(state="superseded", reason=Reason.STALE, message=message)
         return judgement

@@ -194,12 +194,12 @@ class Merger:
         """
         running = runs.every(conn, ("running",))
         some = [run for run in running if contributions.any_to_merge(conn, run.id)]
-        return running, [run for run in some if self._runs.readiness(conn, run)[0].now]
+        return running, [run for run in some if self._runs.queries.readiness(conn, run)[0].now]
 
     def _lease(self, conn: Connection, run_id: int) -> Job | None:
         """The trigger again, now under the lock of the run, and the lease."""
         run = runs.by_id(conn, run_id, lock=True)
-        state, live = self._runs.readiness(conn, run)
+        state, live = self._runs.queries.readiness(conn, run)
         if run.state != "running" or not state.now:
             return None
         recipe = self._left_behind(conn, run)

@@ -34,7 +34,7 @@ LISTING_MAX = 1000
 LOSSES_MAX = 2000
 
 
-class Reading:
+class RunQueries:
     """Reads runs, versions and figures."""
 
     def __init__(self, db: Database, clock: Clock) -> None:

@@ -24,7 +24,7 @@ from coordinator.runs.definition import (
     with_downlink,
 )
 from coordinator.runs.export import imported
-from coordinator.runs.queries import Reading
+from coordinator.runs.queries import RunQueries
 from coordinator.runs.settlement import settle_accepted
 from coordinator.runs.version_files import Content, Progress, write_weights
 from coordinator.runs.version_files import sign as sign_version
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from shared.tensors.frame import Written
 
 
-class Runs(Reading):
-    """Creates, starts, stops and describes runs."""
+class Runs:
+    """Creates, starts, stops and rolls back runs; `queries` reads them."""
 
     def __init__(
         self,
@@ -60,7 +60,9 @@ class Runs(Reading):
         key: SigningKey,
         threads: Executor,
     ) -> None:
-        super().__init__(db, clock)
+        self.queries = RunQueries(db, clock)
+        self._db = db
+        self._clock = clock
         self._signals = signals
         self._blobs = blobs
         self._key = key
@@ -123,7 +125,7 @@ class Runs(Reading):
             audit.append(conn, "organiser", "run.create", file.name, "", self._clock.now())
             return runs.by_id(conn, run_id)
 
-        return await self.describe(await self._db.write(store))
+        return await self.queries.describe(await self._db.write(store))
 
     async def _dataset_of(self, file: RunFile, workload: Workload) -> DatasetRow | None:
         """The dataset that a run file names.
@@ -166,7 +168,7 @@ class Runs(Reading):
 
         started = await self._db.write(begin)
         self._wake(started.id)
-        return await self.describe(started)
+        return await self.queries.describe(started)
 
     async def _store_initial(
         self, run: RunRow, about: Definition, loop: asyncio.AbstractEventLoop
@@ -260,7 +262,7 @@ class Runs(Reading):
 
         row = await self._db.write(move)
         self._wake(row.id)
-        return await self.describe(row)
+        return await self.queries.describe(row)
 
     async def rollback(self, name: str, to: int) -> RunInfo:
         """Head + 1 with the content of version `to`; leases on what it reverts are cancelled,
@@ -303,7 +305,7 @@ class Runs(Reading):
 
         row = await self._db.write(revert)
         self._wake(row.id)
-        return await self.describe(row)
+        return await self.queries.describe(row)
 
     def _wake(self, run_id: int) -> None:
         for topic in (f"run:{run_id}", "runs", "queue"):

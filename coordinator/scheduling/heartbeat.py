@@ -45,7 +45,7 @@ class Heartbeats:
         self._db = db
         self._clock = clock
         self._renewals = renewals
-        self._runs = Fresh(runs.beats, SHARED_S, clock)
+        self._runs = Fresh(runs.queries.beats, SHARED_S, clock)
         self._newest = Fresh(self._newest_verdict, SHARED_S, clock)
         self.notice = ""  # a message to every worker, e.g. that the disk is full
 

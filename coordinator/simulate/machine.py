@@ -263,7 +263,7 @@ class Machine:
             del self._held[lease.task], self._halts[lease.task]
 
     async def _manifest(self, begun: Begun) -> VersionManifest:
-        signed = await self._world.coordinator.runs.manifest(begun.run, begun.version)
+        signed = await self._world.coordinator.runs.queries.manifest(begun.run, begun.version)
         return decode(signed.payload, VersionManifest)
 
     async def _fetch_data(self, lease: Lease) -> None:

@@ -83,7 +83,7 @@ class Parameter:
 class Endpoint(Generic[R]):
     """One endpoint. `path` is below /api/v1, unless it stands at the `root`.
 
-    `operation` names the service of the coordinator and its method, as "runs.workers": it gets the
+    `operation` names the service of the coordinator and its method, as "run_queries.workers": it gets the
     principal if its first parameter is called so, then the parameters of the path, the request, and
     the query parameters by name. Where it is empty, a handler of `coordinator.http.routes` answers.
     """
@@ -266,13 +266,13 @@ BLOB = Endpoint(
 RUNS = Endpoint(
     method="GET",
     path="/runs",
-    operation="runs.listing",
+    operation="run_queries.listing",
     summary="Every run",
     reply=tuple[RunInfo, ...],
     bytes_max=LISTING_BYTES_MAX,
 )
 RUN = Endpoint(
-    method="GET", path="/runs/{run}", operation="runs.info", summary="One run", reply=RunInfo
+    method="GET", path="/runs/{run}", operation="run_queries.info", summary="One run", reply=RunInfo
 )
 CONSENT = Endpoint(
     method="POST",
@@ -309,7 +309,7 @@ SUMMARY = Endpoint(
 LOSS = Endpoint(
     method="GET",
     path="/runs/{run}/loss",
-    operation="runs.loss_history",
+    operation="run_queries.loss_history",
     summary="Measured losses, oldest first; of more than 2,000 about so many, evenly spread",
     reply=tuple[LossPoint, ...],
     bytes_max=LISTING_BYTES_MAX,
@@ -317,7 +317,7 @@ LOSS = Endpoint(
 WORKERS = Endpoint(
     method="GET",
     path="/runs/{run}/workers",
-    operation="runs.workers",
+    operation="run_queries.workers",
     summary="Machines at work on a run, without names",
     reply=tuple[WorkerInfo, ...],
     bytes_max=LISTING_BYTES_MAX,

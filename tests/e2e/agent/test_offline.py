@@ -153,11 +153,11 @@ async def test_a_task_begun_offline_goes_on_after_a_restart_from_the_same_base(
 async def publish(home: LocalCoordinator, count: int) -> None:
     """Others make so many versions."""
     bob = await home.join("Bob")
-    before = (await home.coordinator.runs.info("tiny")).version
+    before = (await home.coordinator.runs.queries.info("tiny")).version
     for seed in range(count):
         await bob.work(seed)
         async with asyncio.timeout(30):
-            while (await home.coordinator.runs.info("tiny")).version <= before + seed:
+            while (await home.coordinator.runs.queries.info("tiny")).version <= before + seed:
                 await asyncio.sleep(0.01)
 
 

@@ -74,7 +74,7 @@ async def bytes_of(home: LocalCoordinator, sha256: str) -> bytes:
 async def advance(home: LocalCoordinator, worker: Worker, versions_: int) -> None:
     """So many merges of one contribution each."""
     for _ in range(versions_):
-        head = (await home.coordinator.runs.info("tiny")).version
+        head = (await home.coordinator.runs.queries.info("tiny")).version
         assert (await worker.work(seed=head)).state == "accepted"
         assert await home.coordinator.merger.merge_if_due(1)
 
@@ -322,12 +322,12 @@ async def learned(path: Path, text: str) -> tuple[RunInfo, int]:
             await ann.join("Ann")
             await bob.join("Bob")
             async with ann.working() as one, bob.working() as other, one.eventually(90):
-                while (await home.coordinator.runs.info("tiny")).state != "completed":
+                while (await home.coordinator.runs.queries.info("tiny")).state != "completed":
                     await one.tick()
         while await home.coordinator.evaluation.evaluate_next():
             pass
         taken = await down_bytes(home, one) + await down_bytes(home, other)
-        return await home.coordinator.runs.info("tiny"), taken
+        return await home.coordinator.runs.queries.info("tiny"), taken
 
 
 async def down_bytes(home: LocalCoordinator, process: Process) -> int:

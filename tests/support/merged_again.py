@@ -1,4 +1,4 @@
-"""Merging a run's log once more: the stored lists of contributions must give the stored hashes.
+"""Merge a run's log once more: the stored lists of contributions must give the stored hashes.
 
 It begins at the oldest version from which on everything is still there; contributions go an hour
 after their merge.
