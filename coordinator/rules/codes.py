@@ -3,8 +3,8 @@
 Pure; the database only ever sees their SHA-256.
 
 An **invite** lets a volunteer register, a **link code** adds a machine to an account. Both are
-written in Crockford's base 32 in groups of four, so that they can be read aloud and typed: case, blanks and
-dashes do not matter, O is 0, I and L are 1.
+written in Crockford's base 32 in groups of four, so that they can be read aloud and typed: case,
+blanks and dashes do not matter, O is 0, I and L are 1.
 """
 
 from __future__ import annotations

@@ -83,9 +83,10 @@ class Parameter:
 class Endpoint(Generic[R]):
     """One endpoint. `path` is below /api/v1, unless it stands at the `root`.
 
-    `operation` names the service of the coordinator and its method, as "run_queries.workers": it gets the
-    principal if its first parameter is called so, then the parameters of the path, the request, and
-    the query parameters by name. Where it is empty, a handler of `coordinator.http.routes` answers.
+    `operation` names the service of the coordinator and its method, as "run_queries.workers": it
+    gets the principal if its first parameter is called so, then the parameters of the path, the
+    request, and the query parameters by name. Where it is empty, a handler of
+    `coordinator.http.routes` answers.
     """
 
     method: Literal["GET", "POST", "PUT"]

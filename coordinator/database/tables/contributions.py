@@ -14,7 +14,6 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    true,
 )
 
 from coordinator.database.tables.base import Key, metadata
@@ -71,47 +70,6 @@ contributions = Table(
     Column("received_at", Double, nullable=False),
     Column("decided_at", Double, nullable=True),
     Column("merged_at", Double, nullable=True),
-    UniqueConstraint("task_id", "attempt", "part", "tries", "sha256"),
-)
-
-contributions = Table(
-    "contributions",
-    metadata,
-    Column("id", Key, primary_key=True, autoincrement=True),
-    Column("run_id", ForeignKey("runs.id"), nullable=False),
-    Column("task_id", ForeignKey("tasks.id"), nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("part", Integer, nullable=False),
-    Column("tries", Integer, nullable=False),
-    Column("worker_id", String(64), nullable=False),
-    Column("volunteer_id", String(64), nullable=False),
-    # of the submit message: same key, other digest = 409
-    Column("digest", String(64), nullable=False),
-    Column("kind", String(16), nullable=False),  # delta, gradient, games, evaluation
-    Column("codec", String(32), nullable=False),
-    Column("sha256", String(64), nullable=False),
-    Column("size", BigInteger, nullable=False),
-    Column("base_version", Integer, nullable=False),
-    Column("steps", Integer, nullable=False),  # from the task
-    Column("samples", BigInteger, nullable=False),  # from the task
-    Column("price_micro", BigInteger, nullable=False),
-    Column("loss_first", Double, nullable=True),  # reported
-    Column("loss_last", Double, nullable=True),
-    Column("train_s", Double, nullable=False),
-    Column("norm", Double, nullable=True),  # measured
-    Column("clip", Double, nullable=False),  # factor <= 1 that bounds it to its cohort
-    Column("weight", Double, nullable=True),  # staleness x trust, used at the merge
-    Column("state", String(16), nullable=False),
-    Column("reason", String(32), nullable=False),
-    Column("message", Text, nullable=False),
-    Column("version", Integer, nullable=True),  # merged into
-    Column("report", Text, nullable=False),  # JSON of metrics
-    Column("received_at", Double, nullable=False),
-    Column("decided_at", Double, nullable=True),
-    Column("merged_at", Double, nullable=True),
-    # standing and network of the account when it was received
-    Column("vetted", Boolean, nullable=False, server_default=true()),
-    Column("network", String(64), nullable=False, server_default=""),
     UniqueConstraint("task_id", "attempt", "part", "tries"),
 )
 _c = contributions.c
