@@ -1,7 +1,7 @@
-"""A volunteer that does nothing but tell what a test wants to see.
+"""Volunteer that only emits the events of a test.
 
-The real `Control` over the real event hub, with a clock that stands; only what carries the commands
-out is a test's.
+The real `Control` over the real event hub, with a clock that stands; only the execution of commands
+is replaced.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FakeEngine:
         self.refuses: VolunteerError | None = None
 
     async def play(self, told: Iterable[AnyEvent]) -> None:
-        """Emit events, and let whoever listens take each one."""
+        """Emit events, and let each listener take each one."""
         for event in told:
             self.hub.emit(event)
             await asyncio.sleep(0)
@@ -97,7 +97,7 @@ def _is_query(command: Command, endpoint: Endpoint[Any]) -> TypeGuard[commands.Q
 
 
 def open_app(engine: FakeEngine, look: Look | None = None) -> VolunteerApp:
-    """The program in front of a test's volunteer; it draws when told to, not by a timer."""
+    """Return the program in front of a test's volunteer; it draws on request, not by a timer."""
     return VolunteerApp(engine.control, look=look, clock=engine.clock, tick_s=None)
 
 
@@ -120,7 +120,7 @@ async def opened(
 
 
 def screen_text(app: App[int]) -> str:
-    """What stands on the screen, row by row."""
+    """Return the text on the screen, row by row."""
     strips = app.screen._compositor.render_strips()
     filters = app.get_line_filters()
     rows = []

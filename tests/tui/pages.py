@@ -1,6 +1,4 @@
-"""What a coordinator answers to the pages of the screen, and one way to take pictures of them in
-every state.
-"""
+"""Replies of a coordinator to the pages of the screen, and pictures of the pages in every state."""
 
 from __future__ import annotations
 
@@ -155,14 +153,14 @@ NOTHING: dict[Any, Any] = {
 
 
 def prepared(engine: FakeEngine, state: str = "filled") -> FakeEngine:
-    """With what the coordinator would answer in this state."""
+    """Give the engine the replies of a coordinator in this state."""
     engine.answers = dict(NOTHING if state == "empty" else ANSWERS)
     engine.refuses = REFUSED if state == "error" else None
     return engine
 
 
 async def settle(app: VolunteerApp, pilot: Pilot[Any]) -> None:
-    """Until questions are answered and drawn."""
+    """Wait until queries are answered and drawn."""
     for _ in range(3):
         app.redraw()
         await pilot.pause()
@@ -177,7 +175,7 @@ def picture(
     size: tuple[int, int] = (80, 24),
     look: Look | None = None,
 ) -> bool:
-    """Whether a page in this state looks as it did."""
+    """Return True if a page in this state looks as in its snapshot."""
     prepared(engine, state)
 
     async def before(pilot: Pilot[Any]) -> None:

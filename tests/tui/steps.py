@@ -28,7 +28,7 @@ STEPS = ("join", "found", "name", "limits", "measuring", "measured", "run", "rea
 
 
 async def tell(app: VolunteerApp, pilot: Pilot[Any], engine: FakeEngine, link: str) -> None:
-    """Type a link and wait until somebody was asked."""
+    """Type a link and wait until the coordinator was probed."""
     app.screen.query_one("#link", Input).value = link
     await pilot.pause()
     await engine.clock.advance(1)
@@ -55,7 +55,7 @@ async def walk(
             case "limits":
                 await pilot.press(*"ada", "enter")
             case "measuring":
-                await pilot.press("n")
+                await pilot.press("enter")
                 await settle(app, pilot)
                 await engine.play([*met, events.BenchmarkProgress(stage="step", done=0.6)])
             case "measured":
@@ -83,7 +83,7 @@ def drawn(
     look: Look = PAGE,
     then: str = "",
 ) -> bool:
-    """Whether a step looks as it did; `then` is a link that is typed at its end."""
+    """Return True if a step looks as in its snapshot; `then` is a link that is typed at its end."""
 
     async def before(pilot: Pilot[Any]) -> None:
         assert isinstance(pilot.app, VolunteerApp)

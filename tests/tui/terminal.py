@@ -83,7 +83,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What was written since the last key, without the codes between."""
+        """Return the text since the last key, without escape codes."""
         return _CODES.sub("", self._raw[self._read_until :].decode(errors="replace"))
 
     def ended(self) -> int:
@@ -99,7 +99,7 @@ class Terminal:
         return self.child.returncode
 
     def left_as_found(self) -> bool:
-        """Whether line editing, echo and every mode are as they were."""
+        """Return True if line editing, echo and every mode are as they were."""
         raw = self._raw.decode(errors="replace")
         for mode in MODES:
             last = re.findall(rf"\x1b\[\?(?:\d+;)*{mode}(?:;\d+)*([hl])", raw)[-1:]

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from textual.widgets import Static
@@ -154,6 +155,41 @@ async def test_an_action_of_the_palette_works(engine: FakeEngine) -> None:
         assert any(isinstance(asked, commands.Finish) for asked in engine.asked)
 
 
+async def test_a_screenshot_lies_beside_the_card_and_its_path_is_told(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        await pilot.press("ctrl+p")
+        await pilot.pause()
+        await pilot.press(*"screenshot")
+        await app.workers.wait_for_complete()
+        await pilot.press("enter")
+        await pilot.pause()
+        await pilot.pause()
+        (path,) = tmp_path.iterdir()
+        assert path.name == "volunteer-screen-2023-11-14-221320.svg"
+        picture = path.read_text()
+        assert picture.startswith("<svg")
+        assert "stdlib-gpt" in picture
+        assert "Search" not in picture  # the palette itself is closed
+        await pilot.pause()
+        assert "written to" in screen_text(app)
+
+
+async def test_a_screenshot_that_cannot_be_written_says_why(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "nowhere"))
+    (tmp_path / "nowhere").write_text("a file, no directory")
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        take = next(c for c in app.get_system_commands(app.screen) if c.title == "Screenshot")
+        take.callback()
+        await pilot.pause()
+        await pilot.pause()
+        assert "cannot be written" in screen_text(app)
+
+
 # -------------------------------------------------------------------------------------- drawing
 
 
@@ -181,6 +217,18 @@ async def test_curves_are_drawn_at_most_once_a_second(engine: FakeEngine) -> Non
         await engine.clock.advance(0.5)
         app.publish()
         assert plot._drawn_at == engine.clock.now()
+
+
+async def test_a_number_in_the_title_of_a_curve_is_as_new_as_on_a_card(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.filled(), size=(120, 36)) as (app, pilot):
+        await engine.clock.advance(0.5)  # the cards are due, the curves not yet
+        newer = events.LossMeasured(run="stdlib-gpt", version=42, loss=2.987, mine=0)
+        await engine.play([newer, *list(scenes.training(35))[-1:]])
+        app.publish()
+        await pilot.pause()
+        assert "→ 2.987" in screen_text(app)
+        assert "Loss of the model 2.987" in screen_text(app)
+        assert "Loss of this task ─" in screen_text(app)  # one reading: that in the card
 
 
 async def test_a_key_does_not_wait_for_a_curve(engine: FakeEngine) -> None:
@@ -298,6 +346,41 @@ async def test_a_theme_that_was_chosen_is_kept(engine: FakeEngine) -> None:
         await pilot.pause()
         await app.workers.wait_for_complete()
     assert engine.asked == [commands.SetSettings(changes={"theme": "volunteer-light"})]
+
+
+@pytest.mark.parametrize("online", [True, False])
+async def test_a_long_name_of_a_coordinator_never_hides_the_connection(
+    engine: FakeEngine, online: bool
+) -> None:
+    told: list[events.AnyEvent] = [
+        events.Started(
+            coordinator="https://x",
+            server="The Coordinator of a Very Long Name Indeed (Lab 4)",
+            nickname="ada",
+            fingerprint="",
+            volunteer_id="v",
+        ),
+        events.Connection(online=online, message="" if online else "connection refused"),
+    ]
+    async with opened(engine, told, size=(120, 36)) as (app, pilot):
+        for width in (80, 90, 100, 110, 120, 200):
+            await pilot.resize_terminal(width, 36)
+            app.redraw()
+            await pilot.pause()
+            header = screen_text(app).splitlines()[0]
+            assert header.endswith("● online" if online else "○ offline")
+            assert ("The Coord" in header) == (width >= 90)
+
+
+async def test_a_view_of_another_process_says_so(engine: FakeEngine) -> None:
+    for size in ((120, 36), (80, 24), (60, 16)):
+        engine.control.remote = False
+        async with opened(engine, scenes.filled(), size=size) as (app, pilot):
+            assert "background" not in screen_text(app)
+            engine.control.remote = True
+            app.redraw()
+            await pilot.pause()
+            assert "● training (background)" in screen_text(app).splitlines()[1]
 
 
 async def test_names_of_others_are_no_markup_and_no_control_codes(engine: FakeEngine) -> None:

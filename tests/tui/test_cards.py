@@ -1,9 +1,10 @@
-"""What the cards of the first page hold, and how they look where there is little room."""
+"""Cards of the first page: contents, and layout in small terminals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -40,6 +41,20 @@ def test_every_card_can_be_reached_with_v(width: int, height: int) -> None:
     if height >= SHORT:
         everything = {"task-curve", "model-curve", "contributions", "credits", "sample", "device"}
         assert everything | {"run"} <= seen
+
+
+@pytest.mark.parametrize(("size", "rows"), [((81, 20), 11), ((200, 57), 16), ((116, 33), 8)])
+def test_a_sample_has_room_for_a_picture(size: tuple[int, int], rows: int) -> None:
+    """In inner rows, without border and title."""
+    width, height = size
+    first = arrange(width, height, 0)
+    found = next(
+        a
+        for a in (arrange(width, height, turn) for turn in range(first.turns))
+        if "sample" in a.cards
+    )
+    low = height - found.task if found.low is None else found.low
+    assert low - 3 >= rows
 
 
 def scene_of(told: Iterable[AnyEvent]) -> Scene:
@@ -90,7 +105,7 @@ async def test_figures_are_called_what_the_workload_calls_them(engine: FakeEngin
     told = [*scenes.started(), events.RunsListed(runs=(run,)), *scenes.claimed(), step]
     async with opened(engine, told, size=(120, 36)) as (app, pilot):
         text = screen_text(app)
-        assert "64 images/s" in text
+        assert "64.0 images/s" in text
         assert "Fréchet distance" in text
         await pilot.press("2")
         await pilot.pause()

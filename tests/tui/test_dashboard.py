@@ -111,8 +111,9 @@ async def test_nothing_is_cut_off_at_the_usual_sizes(engine: FakeEngine) -> None
             app.redraw()
             await pilot.pause()
             text = screen_text(app)
-            for said in ("step 34 of 50", "loss 3.3", "lease 8:42 left", "worth 50.00", "q quit",
-                         "merging after 2 more contributions or 3:12", "1 Home", "7 Log",
+            for said in ("step 34 of 50", "loss 3.3", "reserved for "
+                                                      "8:42", "pays 50.00 credits", "q quit",
+                         "next version in 2 contributions or 3:12", "1 Home", "7 Log",
                          "total    1,240.50" if size == (80, 24) else "24 merged, 1 "
                                                                       "rejected"):  # fmt: skip
                 assert said in text
@@ -152,7 +153,7 @@ async def test_an_idle_machine_says_the_servers_reason(engine: FakeEngine) -> No
 async def test_offline_the_training_goes_on_and_results_wait(engine: FakeEngine) -> None:
     async with opened(engine, scenes.offline(), size=(120, 36)) as (app, _):
         text = screen_text(app)
-        for said in ("○ offline", "next try in 0:42", "2 results queued", "training goes on",
+        for said in ("○ offline", "next try in 42 s", "2 results queued", "training goes on",
                      "2 waiting to be sent", "step 34 of 50"):  # fmt: skip
             assert said in text
 
@@ -225,7 +226,7 @@ async def test_every_phase_of_a_task_has_its_numbers(engine: FakeEngine) -> None
         assert "50 %  1 MB of 2 MB" in text
         text = await told(events.Submitted(task=4711, contribution=5, bytes=2_000_000))
         assert "● check" in text
-        assert "the coordinator checks it" in text
+        assert "being checked by the coordinator" in text
         paid = Verdict(
             contribution=5, task=4711, run="stdlib-gpt", state="merged", version=42,
             credits_micro=50_000_000, at=scenes.NOW,
@@ -239,12 +240,11 @@ async def test_the_curve_of_the_last_task_stays_until_the_next_one_trains(
     engine: FakeEngine,
 ) -> None:
     async with opened(engine, scenes.filled()) as (app, _):
-        value = "Loss of this task 3.3"
-        assert value in screen_text(app)
+        assert "Loss of this task ─" in screen_text(app)  # its value is in the card of the task
         await engine.play([events.TaskEnded(task=4711, how="gone", message="taken by another")])
         await engine.play(scenes.claimed(4712))
         app.redraw()
-        assert value in screen_text(app)
+        assert "Loss of task 4711 3.3" in screen_text(app)
 
 
 async def test_a_loss_that_is_still_to_come_is_not_said_to_be_none(engine: FakeEngine) -> None:
@@ -254,7 +254,17 @@ async def test_a_loss_that_is_still_to_come_is_not_said_to_be_none(engine: FakeE
         assert "its loss appears here" in screen_text(app)
         await engine.play([replace(first, step=3, loss=None)])
         app.redraw()
-        assert "no loss is measured in this task" in screen_text(app)
+        assert "this task measures no loss" in screen_text(app)
+
+
+async def test_after_a_restart_the_next_loss_is_awaited_not_the_first(engine: FakeEngine) -> None:
+    async with opened(engine, scenes.started(), size=(120, 36)) as (app, _):
+        assert "the loss of your first task" in screen_text(app)
+        await engine.play([events.Credits(me=scenes.ME)])
+        app.redraw()
+        text = screen_text(app)
+        assert "the loss of your next task" in text
+        assert "first task" not in text
 
 
 async def test_tasks_of_several_devices_can_be_looked_at(engine: FakeEngine) -> None:

@@ -1,4 +1,4 @@
-"""What versions draw, in the app: fetched, made small, shown in two colours to a cell."""
+"""Pictures of versions in the app: fetched, made small, shown in two colours a cell."""
 
 from __future__ import annotations
 

@@ -55,6 +55,34 @@ async def test_a_rejection_says_which_check_failed(engine: FakeEngine) -> None:
         assert "not paid" in text
 
 
+async def test_games_that_the_ledger_has_paid_wait_no_longer(engine: FakeEngine) -> None:
+    prepared(engine)
+    games = replace(
+        OLDER[0], contribution=904, state="accepted", version=None, message="16 games in order"
+    )
+    waits = replace(games, contribution=905, task=4901, message="")
+    engine.answers[endpoints.CONTRIBUTIONS] = Paged((games, waits), "")
+    row = replace(LEDGER[0], contribution=904, kind="earned")
+    pending = replace(row, id=901, contribution=905, kind="pending")
+    engine.answers[endpoints.LEDGER] = (row, pending)
+    async with opened(engine, scenes.started(), look=PAGE, size=(120, 36)) as (app, pilot):
+        await settle(app, pilot)
+        text = screen_text(app)
+        assert "✓ paid" in text
+        assert "waiting for the merge" in text
+        await pilot.press("w")  # waiting
+        await settle(app, pilot)
+        text = screen_text(app)
+        assert "games in order" not in text
+        assert "waiting for the merge" in text
+        await pilot.press("w")  # paid
+        await settle(app, pilot)
+        text = screen_text(app)
+        assert "games in order" in text
+        assert "waiting for the merge" not in text
+        assert "pending → checked → paid" in text
+
+
 async def test_only_what_holds_the_text_is_shown_until_escape(engine: FakeEngine) -> None:
     async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
         await settle(app, pilot)

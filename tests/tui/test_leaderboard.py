@@ -59,7 +59,7 @@ async def test_my_own_place_is_seen_wherever_the_list_stands(engine: FakeEngine)
         await settle(app, pilot)
         text = screen_text(app)
         assert "volunteer-1 " in text
-        assert "place 60 of 60, 900.00 credits, 41.00 to the next place" in text
+        assert "60th of 60, 900.00 credits, 41.00 to the next place" in text
         await pilot.press("end")
         await settle(app, pilot)
         assert "ada (you)" in screen_text(app)
@@ -97,7 +97,7 @@ async def test_before_the_account_is_known_there_is_no_name_to_hide(engine: Fake
         await settle(app, pilot)
         await pilot.press("h")
         await settle(app, pilot)
-        assert "your account is not known yet" in screen_text(app)
+        assert "your account is not known before" in screen_text(app)
     assert not [c for c in engine.asked if isinstance(c, commands.SetSettings)]
 
 
@@ -111,7 +111,8 @@ async def test_a_card_to_show_is_drawn_into_the_home_directory(
         await settle(app, pilot)
         await pilot.press("c")
         await settle(app, pilot)
-        assert "any browser" in screen_text(app)
+        assert "written to" in screen_text(app)
+        assert "browser" in screen_text(app)
     drawn = (tmp_path / "volunteer-card.svg").read_text()
     assert drawn.startswith("<svg")
     assert "ada" in drawn

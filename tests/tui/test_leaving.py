@@ -28,7 +28,7 @@ async def test_a_task_that_was_only_fetched_ahead_is_not_promised(engine: FakeEn
         await pilot.pause()
         text = screen_text(app)
         assert "Task 4711 of stdlib-gpt is 68 % done." in text
-        assert "complete it, end in about 1:26, earn 50.00 credits" in text
+        assert "complete it, quit in about 1:26, earn 50.00 credits" in text
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ async def test_with_a_task_q_asks_what_to_do_with_it(
         await pilot.pause()
         assert isinstance(app.screen, Quit)
         assert "Task 4711 of stdlib-gpt is 68 % done." in screen_text(app)
-        assert "end in about 1:26, earn 50.00 credits" in screen_text(app)
+        assert "quit in about 1:26, earn 50.00 credits" in screen_text(app)
         await pilot.press(key)
         await pilot.pause()
         await pilot.pause()

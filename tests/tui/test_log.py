@@ -80,7 +80,7 @@ async def test_search_finds_and_says_what_for(engine: FakeEngine) -> None:
         await pilot.press("slash", *"rejected", "enter")
         await settle(app, pilot)
         assert 'Log with "rejected"' in screen_text(app)
-        assert "1 lines" in screen_text(app)
+        assert "1 line" in screen_text(app)
 
 
 async def test_diagnostics_go_into_a_file(

@@ -73,9 +73,9 @@ def test_picture_where_nothing_runs(engine: FakeEngine, snap_compare: Snapshot) 
 
 async def test_from_a_link_to_work_in_six_steps(engine: FakeEngine) -> None:
     async with at(engine, "ready") as (app, pilot):
-        assert "press  SPACE  to start" in screen_text(app)
+        assert "press  ENTER  to start" in screen_text(app)
         assert not [c for c in engine.asked if isinstance(c, commands.Resume)]
-        await pilot.press("space")
+        await pilot.press("enter")
         await settle(app, pilot)
         assert app.current_mode == "dashboard"
     done = [type(c).__name__ for c in engine.asked]
@@ -87,6 +87,28 @@ async def test_from_a_link_to_work_in_six_steps(engine: FakeEngine) -> None:
     ]
     (joined,) = (c for c in engine.asked if isinstance(c, commands.Join))
     assert (joined.link, joined.name) == (LINK, "ada")
+
+
+@pytest.mark.parametrize(
+    ("step", "key", "heading"),
+    [("limits", "n", "What may volunteer use?"), ("ready", "space", "Everything is ready.")],
+)
+async def test_the_keys_of_before_lead_on_as_well(
+    engine: FakeEngine, step: str, key: str, heading: str
+) -> None:
+    async with at(engine, step) as (app, pilot):
+        assert heading in screen_text(app)
+        await pilot.press(key)
+        await settle(app, pilot)
+        assert heading not in screen_text(app)
+
+
+@pytest.mark.parametrize("step", [step for step in STEPS if step != "measuring"])
+async def test_every_page_names_enter_as_the_key_that_leads_on(
+    engine: FakeEngine, step: str
+) -> None:
+    async with at(engine, step) as (app, _):
+        assert screen_text(app).splitlines()[-1].startswith(" enter ")
 
 
 async def test_who_answers_is_shown_before_anything_is_sent(engine: FakeEngine) -> None:
@@ -273,15 +295,27 @@ async def test_the_name_can_be_kept_from_others(engine: FakeEngine) -> None:
 
 async def test_limits_are_changed_where_they_stand(engine: FakeEngine) -> None:
     async with at(engine, "limits") as (app, pilot):
-        await pilot.press("down", "down", "enter")
+        await pilot.press("down", "down", "space")
         await settle(app, pilot)
-        await pilot.press("down", "down", "enter", *"sat-sun")
+        await pilot.press("down", "down", "space", *"sat-sun")
         await settle(app, pilot)
         await pilot.press("enter")
         await settle(app, pilot)
-        assert "How much may it take?" in screen_text(app)
+        assert "What may volunteer use?" in screen_text(app)
     changed = [c.changes for c in engine.asked if isinstance(c, commands.SetSettings)]
     assert changed == [{"in_use": "gentle"}, {"schedule": ("sat-sun",)}]
+
+
+async def test_a_click_changes_a_limit_and_leads_nowhere(engine: FakeEngine) -> None:
+    async with at(engine, "limits") as (app, pilot):
+        lines = screen_text(app).splitlines()
+        row = next(n for n, line in enumerate(lines) if "while you use the computer" in line)
+        await pilot.click(offset=(20, row))
+        await pilot.click(offset=(20, row))
+        await settle(app, pilot)
+        assert "What may volunteer use?" in screen_text(app)
+    changed = [c.changes for c in engine.asked if isinstance(c, commands.SetSettings)]
+    assert changed[0] == {"in_use": "gentle"}
 
 
 async def test_the_benchmark_is_waited_for_or_skipped(engine: FakeEngine) -> None:
@@ -296,7 +330,7 @@ async def test_the_benchmark_is_waited_for_or_skipped(engine: FakeEngine) -> Non
         await settle(app, pilot)
         await pilot.press("enter")
         await settle(app, pilot)
-        assert "What do you want to help?" in screen_text(app)
+        assert "Which run do you want to help?" in screen_text(app)
 
 
 async def test_one_run_or_any_is_chosen(engine: FakeEngine) -> None:
@@ -317,7 +351,7 @@ async def test_escape_goes_back_as_far_as_an_account_allows(engine: FakeEngine) 
         for _ in range(6):
             await pilot.press("escape")
             await settle(app, pilot)
-        assert "How much may it take?" in screen_text(app)
+        assert "What may volunteer use?" in screen_text(app)
 
 
 async def test_who_joined_on_the_command_line_begins_with_the_limits(engine: FakeEngine) -> None:
@@ -325,7 +359,7 @@ async def test_who_joined_on_the_command_line_begins_with_the_limits(engine: Fak
     engine.hub.status = replace(engine.hub.status, joined=True)
     async with opened(engine, MET, look=PAGE) as (app, pilot):
         await settle(app, pilot)
-        assert "How much may it take?" in screen_text(app)
+        assert "What may volunteer use?" in screen_text(app)
         await pilot.press("n")
         await settle(app, pilot)
         assert "welcome, ada" in screen_text(app)

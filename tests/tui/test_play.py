@@ -23,7 +23,7 @@ from volunteer.tui.keys import shown
 from volunteer.tui.look import Look
 from volunteer.tui.play.app import PlayApp
 from volunteer.tui.text import UNICODE
-from volunteer.tui.widgets.board import Laid, board_lines, field_at
+from volunteer.tui.widgets.board import BoardState, board_lines, field_at
 
 
 class Friend:
@@ -93,12 +93,12 @@ async def test_stones_are_laid_by_keys_and_the_version_answers() -> None:
     friend = Friend()
     async with at_the_board(friend) as (app, pilot):
         assert "your turn" in screen_text(app)
-        assert "the arrow keys or the mouse choose a field" in screen_text(app)
+        assert "arrow keys or mouse choose a field" in screen_text(app)
         await press(pilot, "enter", "up", "left", "space")
-        assert "the arrow keys" not in screen_text(app)
+        assert "arrow keys" not in screen_text(app)
         assert names(app) == ["d3", "a6", "c4", "b6"]
         assert friend.asked == [((21,), 1), ((21, 0, 14), 1)]
-        assert "it expects  60 % of the points" in screen_text(app)
+        assert "its guess   60 % for itself" in screen_text(app)
         await press(pilot, "enter")  # a stone lies there
         assert len(app.game.moves) == 4
 
@@ -207,17 +207,17 @@ async def test_without_a_version_there_is_a_sentence_and_a_way_out() -> None:
 
 @pytest.mark.parametrize(("x", "y", "field"), [(3, 0, 0), (4, 0, 1), (5, 0, 1), (13, 5, 35)])
 def test_every_place_has_its_field(x: int, y: int, field: int) -> None:
-    laid = Laid(size=6, stones=(0,) * 36)
+    laid = BoardState(size=6, stones=(0,) * 36)
     assert field_at(laid, x, y, 20, 10) == field
 
 
 @pytest.mark.parametrize(("x", "y"), [(0, 0), (3, 6), (3, -1), (30, 0)])
 def test_beside_the_board_is_no_field(x: int, y: int) -> None:
-    assert field_at(Laid(size=6, stones=(0,) * 36), x, y, 20, 10) == -1
+    assert field_at(BoardState(size=6, stones=(0,) * 36), x, y, 20, 10) == -1
 
 
 def test_the_cursor_is_in_brackets_and_the_last_stone_in_others() -> None:
-    laid = Laid(size=3, stones=(0, 1, 0, 0, -1, 0, 0, 0, 0), cursor=8, last=4)
+    laid = BoardState(size=3, stones=(0, 1, 0, 0, -1, 0, 0, 0, 0), cursor=8, last=4)
     lines = ["".join(text for text, _ in line) for line in board_lines(laid, 20, 9, UNICODE)]
     assert lines == [" 3 · X · ", " 2 ·(O)· ", " 1 · ·[·]", "   a b c"]
 

@@ -16,7 +16,6 @@ from volunteer.tui.widgets.raster import (
     Frame,
     Point,
     average,
-    braille,
     columns,
     dots,
     frame,
@@ -30,6 +29,15 @@ sizes = st.tuples(st.integers(1, 300), st.integers(1, 80))
 
 def curve(values: list[float]) -> list[Point]:
     return [(float(step), value) for step, value in enumerate(values)]
+
+
+def braille(points: list[Point], width: int, height: int) -> list[str]:
+    """Return a curve that fills `height` rows of `width` cells."""
+    view = frame([points])
+    if view is None:
+        return [" " * width] * height
+    cells = dots(points, (width, height), view)
+    return ["".join(BRAILLE.signs[cell] for cell in row) for row in cells]
 
 
 def drawn(picture: list[str]) -> int:

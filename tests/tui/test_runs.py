@@ -23,7 +23,7 @@ from tests.tui.pages import (
 )
 from volunteer.control import commands
 from volunteer.tui.look import Look
-from volunteer.tui.run_estimate import duration_words, prospect
+from volunteer.tui.run_estimate import duration_words, estimate
 
 PAGE = Look(page="runs")
 CPU_ONLY = (scenes.CPU,)
@@ -46,7 +46,7 @@ def test_picture_of_the_link_to_share(engine: FakeEngine, snap_compare: Snapshot
 async def test_a_run_is_chosen_and_left_again(engine: FakeEngine) -> None:
     async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
         await settle(app, pilot)
-        assert "helping any that fits" in screen_text(app)
+        assert "helping: any run" in screen_text(app)
         await pilot.press("enter")
         await settle(app, pilot)
         chosen = [c.runs for c in engine.asked if isinstance(c, commands.ChooseRuns)]
@@ -56,11 +56,32 @@ async def test_a_run_is_chosen_and_left_again(engine: FakeEngine) -> None:
         )
         await pilot.press("r")
         await settle(app, pilot)
-        assert "helping stdlib-gpt" in screen_text(app)
+        assert "helping: stdlib-gpt" in screen_text(app)
         await pilot.press("enter")
         await settle(app, pilot)
         chosen = [c.runs for c in engine.asked if isinstance(c, commands.ChooseRuns)]
         assert chosen[-1] == ()
+
+
+async def test_what_enter_does_is_told_beside_the_run(engine: FakeEngine) -> None:
+    prepared(engine)
+
+    def chosen(*names: str) -> None:
+        engine.answers[commands.GetSettings] = tuple(
+            replace(row, value=names) if row.name == "runs" else row for row in SETTINGS
+        )
+
+    async with opened(engine, scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        assert "as any run (enter: only this one)" in screen_text(app)
+        chosen("stdlib-gpt")
+        await pilot.press("r")
+        await settle(app, pilot)
+        assert "yes (enter: stop helping)" in screen_text(app)
+        chosen("another")
+        await pilot.press("r")
+        await settle(app, pilot)
+        assert "no (enter: help)" in screen_text(app)
 
 
 async def test_what_does_not_fit_is_refused_with_the_reason(engine: FakeEngine) -> None:
@@ -136,20 +157,20 @@ async def test_the_link_is_shown_and_closed(engine: FakeEngine) -> None:
 
 def test_a_prospect_in_words() -> None:
     speeds = (scenes.BENCHMARK,)
-    good = prospect(RUNS[0], CPU_ONLY, speeds, ("gpt",))
+    good = estimate(RUNS[0], CPU_ONLY, speeds, ("gpt",))
     assert good.fits
-    assert good.sentence == "suits cpu: a step takes 18 ms"
+    assert good.sentence == "fits cpu, 18 ms per step"
     assert good.credits_per_hour == pytest.approx(3600 / good.step_s) if good.step_s else False
     slow = replace(RUNS[0], step_flops=118e9 * 300)
-    assert "tasks will be short" in prospect(slow, CPU_ONLY, speeds, ("gpt",)).sentence
-    assert "not measured yet" in prospect(RUNS[0], CPU_ONLY, (), ("gpt",)).sentence
-    assert "needs 90 GB" in prospect(RUNS[3], CPU_ONLY, speeds, ("gpt",)).sentence
-    assert "not installed" in prospect(RUNS[1], CPU_ONLY, speeds, ("gpt",)).sentence
+    assert "tasks will be short" in estimate(slow, CPU_ONLY, speeds, ("gpt",)).sentence
+    assert "not measured yet" in estimate(RUNS[0], CPU_ONLY, (), ("gpt",)).sentence
+    assert "needs 90 GB" in estimate(RUNS[3], CPU_ONLY, speeds, ("gpt",)).sentence
+    assert "not installed" in estimate(RUNS[1], CPU_ONLY, speeds, ("gpt",)).sentence
     prepared = replace(RUNS[2], state="draft")
-    assert prospect(prepared, CPU_ONLY, speeds, ("gpt",)).sentence == "the run is being prepared"
-    assert "paused" in prospect(RUNS[2], CPU_ONLY, speeds, ("gpt",)).sentence
+    assert estimate(prepared, CPU_ONLY, speeds, ("gpt",)).sentence == "the run is being prepared"
+    assert "paused" in estimate(RUNS[2], CPU_ONLY, speeds, ("gpt",)).sentence
     broken = replace(scenes.CPU, usable=False)
-    assert not prospect(RUNS[0], (broken,), speeds, ("gpt",)).fits
+    assert not estimate(RUNS[0], (broken,), speeds, ("gpt",)).fits
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_a_result_that_cannot_be_sent_waits_and_no_address_takes_the_room_of_the
     view = seen([*scenes.filled(), sent, away])
     assert words(view)[0] == "waiting"
     assert banner(view, NOW, 80) == (
-        "cannot be reached: nothing listens there; next try in 0:30; 1 result queued"
+        "cannot be reached: nothing listens there; next try in 30 s; 1 result queued"
     )
 
 
@@ -221,13 +221,13 @@ def test_an_end_without_a_reason_says_how_to_leave() -> None:
     )
     assert words(seen([*scenes.filled(), ended])) == (
         "stopped",
-        "the volunteer has ended; q leaves",
+        "the volunteer has ended; q quits",
     )
 
 
 def test_a_pause_by_hand_names_the_key_that_ends_it() -> None:
     pause = events.Paused(device="", by="you", message="paused", until="you resume")
-    assert words(seen([*scenes.filled(), pause]))[1] == "by you; press space to go on"
+    assert words(seen([*scenes.filled(), pause]))[1] == "by you; press space to resume"
     start = events.Paused(device="", by="you", message="press space to start", until="you start")
     assert words(seen([start]))[1] == "press space to start"
     both = [*scenes.paused(), pause, events.Resumed(device="")]
@@ -240,19 +240,22 @@ def test_the_merge_counts_down_and_says_what_it_waits_for() -> None:
         for e in scenes.merging()
         if isinstance(e, events.RunProgress)
     )
-    assert merging(view, "stdlib-gpt", NOW) == "merging after 2 more contributions or 3:12"
-    assert merging(view, "stdlib-gpt", NOW + 60) == "merging after 2 more contributions or 2:12"
-    assert merging(view, "stdlib-gpt", NOW + 6000) == "merging after 2 more contributions or 0:00"
+    assert merging(view, "stdlib-gpt", NOW) == "next version in 2 contributions or 3:12"
+    assert merging(view, "stdlib-gpt", NOW + 60) == "next version in 2 contributions or 2:12"
+    assert merging(view, "stdlib-gpt", NOW + 6000) == "next version in 2 contributions or 0:00"
     assert merging(view, "unknown", NOW) == ""
+    told = replace(scenes.RUN, merging="merging after 1 more contribution")
+    before = seen([events.RunsListed(runs=(told,))])  # a heartbeat has not come yet
+    assert merging(before, "stdlib-gpt", NOW) == "next version after 1 more contribution"
 
 
 def test_offline_says_the_reason_the_next_try_and_what_still_works() -> None:
     view = seen(scenes.offline())
     said = banner(view, NOW, 200)
     assert said == (
-        "Little Lab does not answer: connection refused; next try in 0:42; 2 results queued; "
+        "Little Lab does not answer: connection refused; next try in 42 s; 2 results queued; "
         "training goes on"
     )
-    assert banner(view, NOW + 12, 70).endswith("next try in 0:30")
+    assert banner(view, NOW + 12, 70).endswith("next try in 30 s")
     assert banner(seen(scenes.filled()), NOW, 200) == ""
     assert len(banner(view, NOW, 10)) <= 10

@@ -21,7 +21,7 @@ Place = Literal["footer", "palette", "hidden"]
 
 
 class PageInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A page: `name` is its mode, `source` the module and class that are loaded when it is first
+    """Page in the table: `name` is its mode, `source` the module and class to load when it is first
     opened.
     """
 
@@ -38,21 +38,21 @@ PAGES = (
         key="1",
         title="Home",
         source="volunteer.tui.screens.dashboard:Dashboard",
-        help="What this machine is doing now, and what comes of it.",
+        help="The work of this machine now, and its results.",
     ),
     PageInfo(
         name="runs",
         key="2",
         title="Runs",
         source="volunteer.tui.screens.runs:Runs",
-        help="What can be helped; join, leave, share.",
+        help="All runs: help one, stop helping, share.",
     ),
     PageInfo(
         name="device",
         key="3",
         title="Device",
         source="volunteer.tui.screens.device:DevicePage",
-        help="Benchmarks, and what your devices will be given.",
+        help="Benchmarks, and the tasks that your devices will get.",
     ),
     PageInfo(
         name="history",
@@ -66,7 +66,7 @@ PAGES = (
         key="5",
         title="Ranks",
         source="volunteer.tui.screens.leaderboard:Leaderboard",
-        help="Who has given how much.",
+        help="Your week, your milestones, and the leaderboard.",
     ),
     PageInfo(
         name="settings",
@@ -93,7 +93,7 @@ ONBOARDING = PageInfo(
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """An action: `id` is its name in `[keys]`, `short` its word in the footer."""
+    """Action in the table: `id` is its name in `[keys]`, `short` its word in the footer."""
 
     id: str
     key: str
@@ -110,7 +110,7 @@ COMMANDS = (
         key="space",
         action="pause",
         short="pause",
-        help="Free the device within two seconds and keep the task; again: go on.",
+        help="Free the device within two seconds and keep the task; again: resume.",
         place="footer",
         rank=0,
     ),
@@ -137,7 +137,7 @@ COMMANDS = (
         key="question_mark,f1",
         action="help",
         short="help",
-        help="All keys, and what the words mean.",
+        help="All keys, and the meaning of signs and words.",
         place="footer",
         rank=20,
     ),
@@ -155,7 +155,8 @@ COMMANDS = (
         key="q",
         action="leave",
         short="quit",
-        help="Leave; asks what to do with a task in hand. A volunteer in the background goes on.",
+        help="Quit; asks what to do with a task in hand. A volunteer in the background keeps "
+        "running.",
         place="footer",
         rank=10,
     ),
@@ -170,7 +171,7 @@ COMMANDS = (
 
 
 def bindings() -> list[Binding]:
-    """Bindings of the app: pages by digit, actions by letter."""
+    """Return the bindings of the app: pages by digit, actions by letter."""
     pages = [
         Binding(page.key, f"page('{page.name}')", page.title, show=False, id=f"page.{page.name}")
         for page in PAGES
@@ -189,24 +190,25 @@ _NAMES = {
     "left_square_bracket": "[",
     "right_square_bracket": "]",
     "escape": "esc",
+    "delete": "del",
     "left": "←",
     "right": "→",
 }
 
 
 def shown(key: str) -> str:
-    """A key as the footer writes it: the first of several, `?` instead of its long name."""
+    """Return a key as the footer writes it: the first of several, `?` instead of its long name."""
     held, plus, name = key.split(",")[0].strip().rpartition("+")
     return (held + plus).replace("ctrl+", "^") + _NAMES.get(name, name)
 
 
 def key_of(command: Command, keymap: Mapping[str, str]) -> str:
-    """The key of an action as it is set here."""
+    """Return the key of an action under the user's key map."""
     return shown(keymap.get(command.id, command.key))
 
 
 def load(info: PageInfo) -> type[Page]:
-    """The class of a page; its module is imported now."""
+    """Import the module of a page and return its class."""
     module, _, name = info.source.partition(":")
     found: Any = getattr(import_module(module), name)
     page: type[Page] = found
@@ -214,6 +216,6 @@ def load(info: PageInfo) -> type[Page]:
 
 
 def page_commands(screen: object) -> tuple[Command, ...]:
-    """Return what a page adds to the footer: its class attribute `ACTIONS`."""
+    """Return the commands that a page adds to the footer: its class attribute `ACTIONS`."""
     own: tuple[Command, ...] = getattr(screen, "ACTIONS", ())
     return own

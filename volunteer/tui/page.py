@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Page(Screen[None]):
-    """A page: subclasses set `NAME`, yield widgets in `body` and, beyond panels, fill them in
-    `shown`.
+    """Base of the pages: subclasses set `NAME`, yield widgets in `body` and, beyond panels, fill
+    them in `shown`.
 
     Panels anywhere on the page are drawn by themselves. `ACTIONS` of a page become its keys
     (`action` is a method of the page, `action_<name>`), stand first in the footer, and are in the
@@ -50,7 +50,7 @@ class Page(Screen[None]):
 
     @property
     def volunteer(self) -> VolunteerApp:
-        """The program."""
+        """The application that this page belongs to."""
         return cast("VolunteerApp", self.app)
 
     def compose(self) -> ComposeResult:
@@ -62,11 +62,11 @@ class Page(Screen[None]):
 
     @abstractmethod
     def body(self) -> ComposeResult:
-        """The page's own widgets."""
+        """Yield the page's own widgets."""
 
     def shown(self, scene: Scene) -> None:
-        """Called with each new scene while the page can be seen, at most twice a second: fill
-        tables and the like.
+        """Fill tables and the like; called with each new scene while the page is visible, at most
+        twice a second.
         """
 
     def show(self, scene: Scene, *, at_once: bool = False, hurried: bool = False) -> None:
@@ -76,6 +76,9 @@ class Page(Screen[None]):
         for panel in panels(self):
             if panel.quick or not hurried:
                 panel.show(scene, at_once=at_once or hurried)
+            else:
+                panel.scene = scene
+                panel.draw_heading()
         self.shown(scene)
 
     def on_screen_resume(self) -> None:
@@ -86,6 +89,6 @@ class Page(Screen[None]):
 
 
 def commands(pages: Sequence[type[Page]]) -> list[tuple[str, keys.Command]]:
-    """Commands of several pages, for help and palette."""
+    """Return the commands of several pages, for help and palette."""
     found: list[tuple[str, Any]] = [(page.NAME, c) for page in pages for c in page.ACTIONS]
     return found

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from textual.app import App, SystemCommand
 from textual.screen import Screen
 
+from volunteer.files import write_whole
 from volunteer.tui import keys
 
 if TYPE_CHECKING:
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 def entries(
     app: VolunteerApp, screen: Screen[Any], pages: Sequence[keys.PageInfo]
 ) -> Iterator[SystemCommand]:
-    """All of them, as they are on this screen."""
+    """Yield the entries of the palette for this screen."""
     for page in pages:
         go = functools.partial(app.action_page, page.name)
         yield SystemCommand(page.title, page.help, go)
@@ -29,7 +32,22 @@ def entries(
             yield _entry(app, command, app)
     colours = "Colours: dark, light, colour-blind, high contrast."
     yield SystemCommand("Theme", colours, app.action_change_theme)
-    yield SystemCommand("Screenshot", "Save this screen as an SVG.", app.action_screenshot)
+    take = functools.partial(app.call_after_refresh, screenshot, app)
+    yield SystemCommand("Screenshot", "Save this screen as an SVG in your home directory.", take)
+
+
+def screenshot(app: VolunteerApp) -> None:
+    """Write the screen into the home directory, beside the card and the ledger, and report the
+    path.
+    """
+    stamp = time.strftime("%Y-%m-%d-%H%M%S", time.localtime(app.clock.now()))
+    path = Path.home() / f"volunteer-screen-{stamp}.svg"
+    try:
+        write_whole(path, app.export_screenshot().encode())
+    except OSError as error:
+        app.tell(f"{path} cannot be written: {error.strerror}", "error")
+    else:
+        app.tell(f"written to {path}")
 
 
 def _entry(
@@ -42,5 +60,5 @@ def _entry(
 
 
 def _titled(short: str) -> str:
-    """The word of a key with a capital letter, names such as CSV as they are."""
+    """Return the word of a key with a capital letter, names such as CSV unchanged."""
     return short[:1].upper() + short[1:]

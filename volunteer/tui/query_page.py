@@ -1,5 +1,5 @@
-"""Pages that ask the coordinator something: what it answered is kept, with its age, while it cannot
-be reached.
+"""Base of the pages that query the coordinator. A reply is kept, with its age, while the
+coordinator cannot be reached.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from volunteer.tui.text import Line, as_of, wrap
 from volunteer.tui.widgets.panel import Scene
 
 T = TypeVar("T")
-Question: TypeAlias = Callable[[Control], Awaitable[Any]]
+PageQuery: TypeAlias = Callable[[Control], Awaitable[Any]]
 
 AGED_S = 90.0  # an answer older than this is drawn with its age
 
@@ -32,20 +32,18 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     tried_at: float = float("-inf")
 
     def old(self, scene: Scene) -> bool:
-        """Return True if it is from before: the coordinator is away, or the last question
-        failed.
-        """
+        """Return True if the reply is old: the coordinator is away, or the last query failed."""
         away = not scene.view.status.online or bool(self.error)
         return self.value is not None and (away or scene.now - self.at > AGED_S)
 
     def note(self, scene: Scene) -> str:
-        """Return what a border says of it."""
+        """Return the note for the border: the age of the reply, or that it is awaited."""
         if self.value is not None and self.old(scene):
             return as_of(scene.now - self.at)
         return "asking" if self.asking and self.value is None else ""
 
     def instead(self, scene: Scene, width: int, height: int, empty: str) -> list[Line]:
-        """Return what is said where nothing can be shown."""
+        """Return the lines in place of a reply: the error, or why there is none yet."""
         glyphs = scene.glyphs
         if self.error:
             lines: list[Line] = [((f"{glyphs.cross} cannot be shown", "bad"),)]
@@ -58,11 +56,11 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return [((text, "dim"),) for text in wrap(empty, width, height)]
 
 
-OFFLINE = "this is shown as soon as the coordinator answers"
+OFFLINE = "shown as soon as the coordinator answers"
 
 
-class AskingPage(Page):
-    """A page with questions: `questions` names them, `answer` gives what is known."""
+class QueryPage(Page):
+    """Page with queries: `queries` names them, `answer` returns the newest reply."""
 
     EVERY_S: ClassVar[float] = 30.0
 
@@ -71,8 +69,8 @@ class AskingPage(Page):
         self._answers: dict[str, Answer[Any]] = {}
 
     @abstractmethod
-    def questions(self) -> dict[str, Question]:
-        """Return what this page wants to know now, by name."""
+    def queries(self) -> dict[str, PageQuery]:
+        """Return the queries of this page by name."""
 
     def answer(self, name: str) -> Answer[Any]:
         return self._answers.get(name) or Answer()
@@ -80,13 +78,13 @@ class AskingPage(Page):
     def shown(self, scene: Scene) -> None:
         if self.volunteer.control is None or self.volunteer.view.ended is not None:
             return
-        for name, question in self.questions().items():
+        for name, question in self.queries().items():
             known = self.answer(name)
             if not known.asking and scene.now - known.tried_at >= self.EVERY_S:
-                self.ask(name, question)
+                self.query_now(name, question)
 
-    def ask(self, name: str, question: Question) -> None:
-        """Ask now, whatever is known."""
+    def query_now(self, name: str, question: PageQuery) -> None:
+        """Send a query now, also if its reply is fresh."""
         control = self.volunteer.control
         if control is None:
             return
@@ -108,14 +106,14 @@ class AskingPage(Page):
             self.show(self.volunteer.scene(), at_once=True)
 
     def answered(self, name: str) -> None:
-        """Called when a question was answered, or could not be."""
+        """Handle the end of a query, answered or failed; for subclasses."""
 
     def again(self) -> None:
-        """Ask everything anew."""
-        for name, question in self.questions().items():
-            self.ask(name, question)
+        """Send every query again."""
+        for name, question in self.queries().items():
+            self.query_now(name, question)
 
     def action_reload(self) -> None:
-        """Try the coordinator, and ask anew."""
+        """Retry the connection and send every query again."""
         self.volunteer.action_retry()
         self.again()

@@ -16,11 +16,11 @@ STATES = {
     "completed": "completed",
     "failed": "failed",
 }
-SLOW_STEP_S = 60.0  # a step that takes longer is hardly help
+SLOW_STEP_S = 60.0  # a longer step hardly helps
 
 
-class Prospect(msgspec.Struct, frozen=True, kw_only=True):
-    """`fits` or why not; what is not measured is None."""
+class RunEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Estimate for a run: if it fits or why not; figures that were not measured are None."""
 
     fits: bool
     sentence: str
@@ -28,29 +28,29 @@ class Prospect(msgspec.Struct, frozen=True, kw_only=True):
     credits_per_hour: float | None = None
 
 
-def prospect(
+def estimate(
     info: RunInfo,
     devices: Sequence[Device],
     benchmarks: Sequence[Benchmark],
     workloads: Collection[str],
-) -> Prospect:
-    """Return how well the best device here suits a run."""
+) -> RunEstimate:
+    """Return the estimate of a run for the best device here."""
     if info.state != "running":
-        return Prospect(fits=False, sentence=f"the run is {STATES[info.state]}")
+        return RunEstimate(fits=False, sentence=f"the run is {STATES[info.state]}")
     if info.workload not in workloads:
-        return Prospect(
+        return RunEstimate(
             fits=False,
             sentence=f'the workload "{info.workload}" is not installed or not allowed here',
         )
     usable = [device for device in devices if device.usable]
     if not usable:
         if devices:
-            return Prospect(fits=False, sentence="torch cannot use it")
-        return Prospect(fits=True, sentence="your devices are not known yet")
+            return RunEstimate(fits=False, sentence="torch cannot use any device here")
+        return RunEstimate(fits=True, sentence="your devices are not known yet")
     able = [d for d in usable if not d.memory_bytes or d.memory_bytes >= info.memory_bytes]
     if not able:
         most = max(device.memory_bytes for device in usable)
-        return Prospect(
+        return RunEstimate(
             fits=False,
             sentence=f"needs {size(info.memory_bytes)} of memory, your devices have {size(most)}",
         )
@@ -59,23 +59,23 @@ def prospect(
 
 def _measured(
     info: RunInfo, devices: Sequence[Device], benchmarks: Sequence[Benchmark]
-) -> Prospect:
+) -> RunEstimate:
     speeds = {b.device: b.step_flops for b in benchmarks if b.step_flops > 0}
     best = max(devices, key=lambda device: speeds.get(device.id, 0.0))
     speed = speeds.get(best.id)
     if speed is None or info.step_flops <= 0:
-        return Prospect(fits=True, sentence=f"fits {best.id}; its speed is not measured yet")
+        return RunEstimate(fits=True, sentence=f"fits {best.id}; its speed is not measured yet")
     step_s = info.step_flops / speed
     earns = info.credits_per_step * 3600 / step_s
     if step_s > SLOW_STEP_S:
-        sentence = f"a step takes {duration_words(step_s)} on {best.id}: tasks will be short"
+        sentence = f"{duration_words(step_s)} per step on {best.id}: tasks will be short"
     else:
-        sentence = f"suits {best.id}: a step takes {duration_words(step_s)}"
-    return Prospect(fits=True, sentence=sentence, step_s=step_s, credits_per_hour=earns)
+        sentence = f"fits {best.id}, {duration_words(step_s)} per step"
+    return RunEstimate(fits=True, sentence=sentence, step_s=step_s, credits_per_hour=earns)
 
 
 def duration_words(seconds: float) -> str:
-    """2.1 ms, 0.35 s, 12 s, 3.4 min."""
+    """Return a short time: 2.1 ms, 0.35 s, 12 s, 3.4 min."""
     if seconds < 0.0995:
         return f"{seconds * 1000:.2g} ms"
     if seconds < 9.95:

@@ -38,10 +38,10 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("Ending", ("snapshot_seconds", "quit_seconds", "log_level")),
 )
-# What people call a setting; the name that the file and the command line know is shown beside it.
+# Labels of the settings; the name in the file and on the command line is shown beside them.
 LABELS = {
     "schedule": "hours",
-    "in_use": "while you use it",
+    "in_use": "while you use the computer",
     "idle_minutes": "unused after",
     "on_battery": "on battery",
     "programs": "pause beside",
@@ -75,6 +75,14 @@ LABELS = {
     "quit_seconds": "finish before leaving",
     "log_level": "least in the log",
 }
+# Values that a person reads in other words than the file has.
+WORDS = {
+    ("in_use", "work"): "keep working",
+    ("in_use", "gentle"): "work gently",
+    ("in_use", "pause"): "pause",
+    ("on_battery", "yes"): "keep working",
+    ("on_battery", "no"): "pause",
+}
 _AT_ONCE = frozenset(
     field.name for kind in (Rules, Looks) for field in msgspec.structs.fields(kind)
 )
@@ -82,12 +90,12 @@ SOURCES = {
     "flag": "the command line",
     "environment": "the environment",
     "config.toml": "config.toml",
-    "default": "nobody: the default",
+    "default": "default",
 }
 
 
 def grouped(rows: Sequence[SettingRow]) -> list[tuple[str, list[SettingRow]]]:
-    """All settings under their headings; what has no heading comes last."""
+    """Return all settings under their headings; those without one come last."""
     by_name = {row.name: row for row in rows}
     found = []
     for title, names in GROUPS:
@@ -97,12 +105,12 @@ def grouped(rows: Sequence[SettingRow]) -> list[tuple[str, list[SettingRow]]]:
 
 
 def label(row: SettingRow) -> str:
-    """Return what people call a setting."""
+    """Return the label of a setting."""
     return LABELS.get(row.name, row.name)
 
 
 def as_text(value: object) -> str:
-    """A value as it is typed."""
+    """Return a value as it is typed."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -115,12 +123,12 @@ def as_text(value: object) -> str:
 
 
 def shown(row: SettingRow) -> str:
-    """A value as it is read: what nothing means is said."""
+    """Return a value in words; empty and zero get their meaning."""
     text = as_text(row.value)
     if not text:
-        return {"schedule": "always", "runs": "any that fits", "alerts": "none"}.get(
-            row.name, "none"
-        )
+        return {"schedule": "always", "runs": "any run", "alerts": "none"}.get(row.name, "none")
+    if (row.name, text) in WORDS:
+        return WORDS[row.name, text]
     if row.name == "webhook":
         return "set"  # it may hold a key
     zero = {
@@ -139,25 +147,25 @@ def shown(row: SettingRow) -> str:
 
 
 def holds(row: SettingRow) -> str:
-    """From when a change holds."""
+    """Return the time from which a change applies."""
     if row.name in _AT_ONCE:
         return "at once"
     if row.name == "runs":
-        return "from the next task on"
+        return "from the next task"
     if row.name == "public":
         return "as soon as the coordinator answers"
-    return "from the next start on"
+    return "from the next start"
 
 
 def choices(row: SettingRow) -> tuple[str, ...]:
-    """Return what can be chosen from; empty where something has to be typed."""
+    """Return the values to choose from; empty where the value has to be typed."""
     if row.type == "bool":
         return ("yes", "no")
     return tuple(row.type.split(" or ")) if " or " in row.type else ()
 
 
 def parsed(row: SettingRow, text: str, themes: Sequence[str] = ()) -> object:
-    """The value that a text means. Raises Configuration with what it must be."""
+    """Return the value that a text means. Raises Configuration with what it must be."""
     text = text.strip()
     if row.type == "bool":
         words = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
@@ -173,6 +181,6 @@ def parsed(row: SettingRow, text: str, themes: Sequence[str] = ()) -> object:
 
 
 def complaint(error: Configuration, name: str) -> str:
-    """Return what is wrong with a value, without what is on the screen anyway."""
+    """Return the message of an error without the name of the setting, which is on the screen."""
     said = error.message.removeprefix("this: ")
     return said.removeprefix(f'setting "{name}": ')

@@ -12,7 +12,7 @@ from volunteer.control.commands import How
 from volunteer.control.events import BenchmarkProgress
 from volunteer.control.status import PauseStatus, TaskStatus
 from volunteer.text import printable, size
-from volunteer.tui.text import Glyphs, countdown, fit
+from volunteer.tui.text import Glyphs, countdown, fit, soon
 from volunteer.tui.view import AgentView
 
 YOU = "you"  # who pauses by hand
@@ -26,7 +26,9 @@ STAGES = {
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """`role` colours the sign and the word; the sentence stays plain."""
+    """State as a sign, a word and a sentence. `role` colours sign and word; the sentence stays
+    plain.
+    """
 
     sign: str
     word: str
@@ -45,17 +47,17 @@ _PHASES = {
 
 LEAVING: dict[How, str] = {
     "finish": "the task in hand is completed first",
-    "save": "what is done is kept for the next start",
+    "save": "the half-done task is kept for the next start",
     "release": "the task is given back",
 }
 
 
 def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> Activity:
-    """Return what this machine (or one device of it) does."""
+    """Return the state of this machine, or of one device of it."""
     status = view.status
     if view.ended is not None or status.stopped:
         code, said = (view.ended.code, view.ended.message) if view.ended else (0, "")
-        said = "the volunteer has ended; q leaves" if said in ("", "ended") else said
+        said = "the volunteer has ended; q quits" if said in ("", "ended") else said
         sign, role = (glyphs.cross, "bad") if code else (glyphs.off, "dim")
         return Activity(sign=sign, word="stopped", role=role, sentence=said)
     if pause := status.paused(device):
@@ -91,25 +93,25 @@ def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> A
 
 
 def stage_words(told: BenchmarkProgress) -> str:
-    """Return what of a device is being measured."""
+    """Return the stage of a benchmark in words."""
     return STAGES.get(told.stage) or printable(told.stage, 40)
 
 
 def fetched(task: TaskStatus) -> bool:
-    """Return True if all that was asked for is here, and the first step is on its way."""
+    """Return True if all downloads of a task are complete and its first step is running."""
     return task.phase == "fetch" and task.done_bytes >= task.total_bytes > 0
 
 
 def why_paused(pause: PauseStatus) -> str:
-    """The reason of a pause and what ends it, as one sentence."""
+    """Return the reason of a pause and what ends it, as one sentence."""
     if pause.by == YOU:
         own = pause.message if pause.message not in ("", "paused") else "by you"
-        return own if "space" in own else f"{own}; press space to go on"
+        return own if "space" in own else f"{own}; press space to resume"
     return f"{pause.message}, until {pause.until}" if pause.until else pause.message
 
 
 def connection(view: AgentView, now: float, glyphs: Glyphs) -> Activity:
-    """Return whether the coordinator answers."""
+    """Return the state of the connection with the coordinator."""
     status = view.status
     if view.ended is not None or status.stopped:
         return Activity(sign=glyphs.off, word="ended", role="dim", sentence=status.server)
@@ -117,26 +119,35 @@ def connection(view: AgentView, now: float, glyphs: Glyphs) -> Activity:
         return Activity(sign=glyphs.on, word="online", role="good", sentence=status.server)
     if not status.connection and status.retry_at is None:
         return Activity(sign=glyphs.wait, word="connecting", role="dim", sentence=status.server)
-    retry = f"next try in {countdown(status.retry_at - now)}" if status.retry_at else ""
+    retry = f"next try in {soon(status.retry_at - now)}" if status.retry_at else ""
     return Activity(sign=glyphs.off, word="offline", role="bad", sentence=retry)
 
 
 def merging(view: AgentView, run: str, now: float) -> str:
-    """Return when the next version is made: "merging after 2 more contributions or 3:12"."""
+    """Return when the next version is made: "next version in 2 contributions or 3:12"."""
+    beat = view.beat(run)
+    if beat is not None and beat.state != "running":
+        return f"run is {beat.state}"
+    when = next_merge(view, run, now)
+    return f"next version {when}" if when else ""
+
+
+def next_merge(view: AgentView, run: str, now: float) -> str:
+    """Return when a run is merged next: "in 2 contributions or 3:12"; empty if unknown."""
     beat = view.beat(run)
     if beat is None:
         info = view.info(run)
-        return info.merging if info else ""
+        return info.merging.removeprefix("merging ") if info else ""
     if beat.state != "running":
         return f"run is {beat.state}"
-    return "merging " + when_merged(beat, now - view.beats_at.get(run, now))
+    return when_merged(beat, now - view.beats_at.get(run, now))
 
 
 def when_merged(beat: RunBeat, since_s: float) -> str:
-    """Return what a merge waits for, `since_s` after the beat."""
+    """Return the condition of the next merge, `since_s` after the heartbeat that reported it."""
     parts = []
     if beat.needs > 0:
-        parts.append(f"after {beat.needs} more contribution{'' if beat.needs == 1 else 's'}")
+        parts.append(f"in {beat.needs} contribution{'' if beat.needs == 1 else 's'}")
     if beat.merge_in_s is not None:
         left = beat.merge_in_s - since_s
         parts.append(f"in {countdown(left)}" if not parts else countdown(left))
@@ -147,7 +158,7 @@ REASON_CELLS = 46
 
 
 def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> str:
-    """Return what is wrong with the connection, when it is tried again and what still works; empty
+    """Return the fault of the connection, the time of the next retry and what still works; empty
     while all is well.
     """
     status = view.status
@@ -157,7 +168,7 @@ def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> st
     said = fit(reason.partition("; ")[0].rstrip("."), min(cells, REASON_CELLS), ellipsis)
     parts = []
     if status.retry_at:
-        parts.append(f"next try in {countdown(status.retry_at - now)}")
+        parts.append(f"next try in {soon(status.retry_at - now)}")
     if status.queued:
         parts.append(f"{status.queued} result{'' if status.queued == 1 else 's'} queued")
     if any(task.phase == "train" for task in status.tasks):
@@ -169,6 +180,6 @@ def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> st
 
 
 def traffic(view: AgentView, glyphs: Glyphs) -> str:
-    """Bytes sent and received since the start."""
+    """Return the bytes sent and received since the start."""
     status = view.status
     return f"{glyphs.up} {size(status.sent_bytes)}  {glyphs.down} {size(status.received_bytes)}"

@@ -1,5 +1,4 @@
-"""Words, numbers and signs as the screens write them: pure functions, every width counted in
-terminal cells.
+"""Words, numbers and signs of the screens: pure functions, every width counted in terminal cells.
 
 A line of a screen is a tuple of spans, a span is text and the name of its role ("dim", "good",
 "bad" ...). Roles get their colours from the theme, so nothing here knows a colour; state is always
@@ -116,13 +115,12 @@ ASCII = Glyphs(
     curve="ascii",
 )
 
-# What is not ours (names, prompts, samples) may hold any letter; `--ascii` shows only what a 7-bit
-# terminal can.
+# Foreign text (names, prompts, samples) may hold any letter; `--ascii` shows 7 bits.
 _PLAIN = {ord(a): b for a, b in zip("–—−…·‘’“”×≤≥→←↑↓", "---~-''\"\"x<>><^v", strict=True)}
 
 
 def ascii_only(text: str) -> str:
-    """The text in 7 bits, as wide as before."""
+    """Return the text in 7 bits, as wide as before."""
     if text.isascii():
         return text
     plain = text.translate(_PLAIN)
@@ -130,7 +128,7 @@ def ascii_only(text: str) -> str:
 
 
 def _bare(letter: str) -> str:
-    """A letter without its accent, or question marks."""
+    """Return a letter without its accent, or question marks."""
     base = unicodedata.normalize("NFKD", letter)[:1]
     cells = cell_len(letter)
     return base if base.isascii() and cell_len(base) == cells else "?" * cells
@@ -140,12 +138,12 @@ def _bare(letter: str) -> str:
 
 
 def width(line: Iterable[Span]) -> int:
-    """Cells of a line."""
+    """Return the cells of a line."""
     return sum(cell_len(text) for text, _ in line)
 
 
 def fit(text: str, cells: int, ellipsis: str = "…") -> str:
-    """Text cut to at most `cells`, with a sign that something is missing."""
+    """Return text cut to at most `cells`, with an ellipsis if something is missing."""
     if cells <= 0:
         return ""
     if cell_len(text) <= cells:
@@ -154,20 +152,20 @@ def fit(text: str, cells: int, ellipsis: str = "…") -> str:
 
 
 def left(text: str, cells: int, ellipsis: str = "…") -> str:
-    """Text in exactly `cells`, to the left."""
+    """Return text in exactly `cells`, to the left."""
     cut = fit(text, cells, ellipsis)
     return cut + " " * max(0, cells - cell_len(cut))
 
 
 def right(text: str, cells: int, ellipsis: str = "…") -> str:
-    """Text in exactly `cells`, to the right."""
+    """Return text in exactly `cells`, to the right."""
     cut = fit(text, cells, ellipsis)
     return " " * max(0, cells - cell_len(cut)) + cut
 
 
 def spread(start: Line, end: Line, cells: int) -> Line:
-    """Two parts of one line at its two ends; the end gives way first where there is no room for
-    both.
+    """Return a line with its two parts at its two ends; the end is dropped where both do not
+    fit.
     """
     room = cells - width(start)
     if width(end) + 1 > room:
@@ -176,7 +174,7 @@ def spread(start: Line, end: Line, cells: int) -> Line:
 
 
 def wrap(text: str, cells: int, rows: int, ellipsis: str = "…") -> list[str]:
-    """Words of a text on at most `rows` lines of at most `cells`."""
+    """Return the words of a text on at most `rows` lines of at most `cells`."""
     if cells <= 0 or rows <= 0:
         return []
     lines: list[str] = []
@@ -206,14 +204,14 @@ def wrap(text: str, cells: int, rows: int, ellipsis: str = "…") -> list[str]:
 
 
 def blank(sentence: str, cells: int, rows: int, ellipsis: str = "…") -> list[Line]:
-    """Return what will appear in an empty place, in its middle."""
+    """Return a sentence in the middle of an empty panel."""
     said = wrap(sentence, min(cells, 48), rows, ellipsis) if sentence else []
     lines: list[Line] = [()] * ((rows - len(said)) // 2)
     return lines + [((" " * ((cells - cell_len(text)) // 2) + text, "dim"),) for text in said]
 
 
 def printable_lines(text: str, limit: int = FOREIGN_CHARS_MAX) -> list[str]:
-    """Lines of somebody else's text, safe for a terminal."""
+    """Return the lines of a foreign text, safe for a terminal."""
     return [printable(line, limit) for line in text[:limit].splitlines()] or [""]
 
 
@@ -221,7 +219,7 @@ def printable_lines(text: str, limit: int = FOREIGN_CHARS_MAX) -> list[str]:
 
 
 def count(value: float | None, digits: int = 3) -> str:
-    """4.21 M and the like: a number in few letters, never in powers of ten."""
+    """Return a number in few letters, never in powers of ten: 4.21 M."""
     if value is None or value != value:
         return "-"
     if abs(value) >= MANY:
@@ -237,20 +235,38 @@ def count(value: float | None, digits: int = 3) -> str:
 
 
 def flops(value: float) -> str:
-    """Floating point operations a second."""
+    """Return floating point operations a second in words."""
     return f"{count(value)}FLOP/s" if " " in count(value) else f"{count(value)} FLOP/s"
 
 
 def countdown(seconds: float) -> str:
-    """3:12, 1:02:03; never below 0:00."""
+    """Return a time left: 3:12, 1:02:03; never below 0:00."""
     whole = int(max(0.0, min(seconds, 359_999.0)) + 0.999)
     if whole < 3600:
         return f"{whole // 60}:{whole % 60:02}"
     return f"{whole // 3600}:{whole % 3600 // 60:02}:{whole % 60:02}"
 
 
+def soon(seconds: float) -> str:
+    """Return the time until something: 42 s, 3:12."""
+    return f"{int(max(0.0, seconds) + 0.999)} s" if seconds <= 99 else countdown(seconds)
+
+
+def rate(value: float) -> str:
+    """Return a number a second with three digits at least, so that it does not change its width:
+    2.00, 0.187, 383.
+    """
+    return f"{value:#.3g}".rstrip(".") if TINY <= value < 999.5 else count(value)
+
+
+def ordinal(place: int) -> str:
+    """Return an ordinal number: 1st, 2nd, 3rd, 4th, 11th."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
+    return f"{place:,}{'th' if place % 100 in (11, 12, 13) else ending}"
+
+
 def ago(seconds: float) -> str:
-    """Return how long since: now, 12 s, 3 min, 2 h, 4 d."""
+    """Return the time since something: now, 12 s, 3 min, 2 h, 4 d."""
     if seconds < 2:
         return "now"
     for size, name in ((60.0, "s"), (3600.0, "min"), (86_400.0, "h")):
@@ -261,22 +277,22 @@ def ago(seconds: float) -> str:
 
 
 def as_of(seconds: float) -> str:
-    """Return what is said of something that was known so long ago."""
+    """Return the age of a reply as words: as of 3 min ago."""
     return "as of now" if seconds < 2 else f"as of {ago(seconds)} ago"
 
 
 def clock_time(at: float) -> str:
-    """Time of day on this machine."""
+    """Return the time of day on this machine."""
     return time.strftime("%H:%M", time.localtime(at)) if 0 < at < 4e9 else "--:--"
 
 
 def percent(share: float) -> str:
-    """Whole per cent, 100 only when it is done."""
+    """Return whole per cent, 100 only when it is done."""
     return f"{min(100, int(max(0.0, share) * 100 + 1e-9))} %"
 
 
 def bar(share: float, cells: int, glyphs: Glyphs = UNICODE) -> Line:
-    """A bar of exactly `cells`; the empty part is another sign, not only another colour."""
+    """Return a bar of exactly `cells`; the empty part is another sign, not only another colour."""
     if cells <= 0:
         return ()
     share = 0.0 if share != share else min(1.0, max(0.0, share))
@@ -288,7 +304,7 @@ def bar(share: float, cells: int, glyphs: Glyphs = UNICODE) -> Line:
 
 
 def spark(values: Sequence[float], cells: int, glyphs: Glyphs = UNICODE) -> str:
-    """The newest values as a row of small columns, from nothing to the highest of them."""
+    """Return the newest values as a row of small columns, from nothing to the highest of them."""
     finite = [v for v in values if v == v and 0 <= v < float("inf")]
     shown = finite[-cells:] if cells > 0 else []
     top = max(shown, default=0.0)
@@ -298,7 +314,7 @@ def spark(values: Sequence[float], cells: int, glyphs: Glyphs = UNICODE) -> str:
     return "".join(glyphs.columns[round(v / top * (last - 2))] for v in shown)
 
 
-# Digits three cells wide and three lines high, for the one number of a screen that matters most.
+# Digits three cells wide and three lines high, for the most important number of a screen.
 _BIG = {
     "0": ("╭─╮", "│ │", "╰─╯"),
     "1": ("╶╮ ", " │ ", "╶┴╴"),
@@ -318,7 +334,7 @@ _BIG = {
 
 
 def big(text: str) -> tuple[str, str, str] | None:
-    """The digits of a number on three lines, or None where a sign has no big form."""
+    """Return the digits of a number on three lines, or None where a sign has no big form."""
     if any(sign not in _BIG for sign in text):
         return None
     top, middle, bottom = ("".join(_BIG[sign][row] for sign in text) for row in range(3))

@@ -141,5 +141,5 @@ class SteadyStylesheet(Stylesheet):
             super().set_variables(variables)
 
     def reparse(self) -> None:
-        """Raises StylesheetError and StylesheetParseError, as Textual's own."""
+        """Parse what changed. Raises StylesheetError and StylesheetParseError, as Textual's own."""
         self.parse()

@@ -18,10 +18,10 @@ from tests.tui.terminal import Terminal
 VOLUNTEER = [sys.executable, "-c", "from volunteer.__main__ import main; main()"]
 PLAN = RUN.replace("local_steps = 2", "local_steps = 3000").replace("quorum = 2", "quorum = 1")
 PAGES = (
-    ("2", "helping tiny", "for you"),
-    ("3", "What you will be given", "b measures it"),
-    ("4", "Contributions", "to spend"),
-    ("5", "Milestones", "nobody has earned anything"),
+    ("2", "helping: tiny", "for you"),
+    ("3", "Tasks for this device", "b measures it"),
+    ("4", "Contributions", "balance"),
+    ("5", "Milestones", "no credits were earned"),
     ("6", "When to work", "unused after"),
     ("7", "what happened", "following"),
 )
@@ -58,23 +58,23 @@ def test_from_the_first_key_to_the_last(tmp_path: Path, server: Process) -> None
     with volunteer(tmp_path) as screen:
         screen.see("Which coordinator do you want to help?", "paste your join link")
         screen.press(server.link)
-        screen.see("as your link says", "enter goes on")
+        screen.see("as your link says", "enter: next")
         screen.press("\r")
         screen.see("What shall we call you?", "What is sent")
         screen.press("ada\r")
-        screen.see("How much may it take?", "processor threads")
-        screen.press("n")
-        screen.see("welcome, ", "ada", "s skips it")  # it measures
-        screen.press("s")
-        screen.see("enter goes on")
+        screen.see("What may volunteer use?", "processor threads")
         screen.press("\r")
-        screen.see("What do you want to help?", "any that fits", "tiny")
+        screen.see("welcome, ", "ada", "s: skip")  # it measures
+        screen.press("s")
+        screen.see("enter: next")
+        screen.press("\r")
+        screen.see("Which run do you want to help?", "any run", "tiny")
         screen.press("\x1b[B\r")
-        screen.see("Everything is ready.", "SPACE  to start")
-        screen.press(" ")
+        screen.see("Everything is ready.", "ENTER  to start")
+        screen.press("\r")
         screen.see("Loss of the model", "● train", "step ")
         screen.press(" ")
-        screen.see("‖ paused", "press space to go on")
+        screen.see("‖ paused", "press space to resume")
         for key, *words in PAGES:
             screen.press(key)
             screen.see(*words)

@@ -1,1 +1,1 @@
-"""The first minutes: join, name, limits, benchmark, run, ready."""
+"""The first start: join, name, limits, benchmark, run, ready."""

@@ -1,4 +1,4 @@
-"""Making the account, and measuring what this machine can do."""
+"""Fourth step: make the account and measure the devices."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from volunteer.text import printable, size
 from volunteer.tui.onboarding.step import BACK, NEXT, Choice, Step, said
 from volunteer.tui.text import Line, flops, left
 from volunteer.tui.widgets.benchmark_progress import progress_lines
-from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
 
 
 class BenchmarkStep(Step):
-    """Step that measures the devices."""
+    """Step that registers the account and waits for the benchmark."""
 
     NAME = "Benchmark"
     HEADING = "What can this machine do?"
@@ -25,7 +25,7 @@ class BenchmarkStep(Step):
         self._joining = False
 
     def compose(self) -> ComposeResult:
-        yield Drawn(self._draw, title="This machine", id="machine", classes="card")
+        yield FunctionPanel(self._draw, title="This machine", id="machine", classes="card")
 
     def begin(self, why: str = "") -> None:
         self.query_one("#machine").focus()
@@ -48,7 +48,7 @@ class BenchmarkStep(Step):
             self._trouble = f"{error.message.rstrip('.')}. Enter tries again, esc goes back."
         finally:
             self._joining = False
-            self.query_one("#machine", Drawn).draw()
+            self.query_one("#machine", FunctionPanel).draw()
 
     def proceed(self) -> None:
         if not self.choice.joined:
@@ -57,7 +57,7 @@ class BenchmarkStep(Step):
             self.post_message(self.Done())
 
     def skip(self) -> None:
-        """Do not measure: tasks are sized by guessing at first."""
+        """Stop measuring: the first tasks are sized by an estimate."""
         if self.engine is not None and self.volunteer.view.benchmark is not None:
             self.volunteer.command(self.engine.stop_measuring())
 
@@ -88,10 +88,10 @@ class BenchmarkStep(Step):
             return [*lines, *said(why, width, height - 2, "bad", glyphs.cross)]
         if scene.view.benchmark is not None:
             lines += progress_lines(scene, width, 5)
-            return [*lines, (("s skips it", "dim"),)][:height]
+            return [*lines, (("s: skip", "dim"),)][:height]
         if not status.devices:
             waiting = (
-                status.connection or "looking at your devices; the first look takes some seconds"
+                status.connection or "looking for your devices; the first time takes some seconds"
             )
             return [*lines, *said(waiting, width, height - 2, "info", glyphs.wait)]
         speeds = {b.device: b for b in status.benchmarks}
@@ -108,4 +108,4 @@ class BenchmarkStep(Step):
             )
             if not device.usable:
                 lines += said(device.problem, width, 3, "bad", glyphs.cross)
-        return [*lines, (), (("enter goes on", "dim"),)][:height]
+        return [*lines, (), (("enter: next", "dim"),)][:height]

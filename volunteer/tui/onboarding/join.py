@@ -1,6 +1,4 @@
-"""Choice of a coordinator: a join link or an address, checked while it is typed; or none, to
-practise.
-"""
+"""First step: a join link or an address, checked while it is typed; or a practice coordinator."""
 
 from __future__ import annotations
 
@@ -19,17 +17,17 @@ from volunteer.control.status import PRACTICE
 from volunteer.text import clock_words, printable
 from volunteer.tui.onboarding.step import Choice, Step, said
 from volunteer.tui.text import Line, fit, left, wrap
-from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.search_box import Field
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
-SETTLE_S = 0.4  # after the last key, before somebody is asked
+SETTLE_S = 0.4  # after the last key, before the coordinator is probed
 PRACTISE = "practise"
 HOW = (
     "Your machine gets the newest model and a small piece of work: a task.",
-    "It trains at low priority, and space pauses it within two seconds.",
-    "What it learned is checked, merged with what others learned, and paid.",
-    "Nothing starts before you say so, at the last of these steps.",
+    "It trains at low priority; space pauses it within two seconds.",
+    "Its result is checked, merged with the results of others, and paid.",
+    "No training starts before you say so, on the last of these pages.",
 )
 COLUMNS = (Column(title="", cells=26), Column(title="", least=50))
 
@@ -48,21 +46,21 @@ class JoinStep(Step):
 
     def compose(self) -> ComposeResult:
         yield Field(placeholder="paste your join link, or the address of a coordinator", id="link")
-        yield Drawn(self._verdict, id="answer")
+        yield FunctionPanel(self._verdict, id="answer")
         yield Listing(COLUMNS, self._others, id="others", classes="card")
-        yield Drawn(self._how, title="How it works", id="how", classes="card")
+        yield FunctionPanel(self._how, title="How it works", id="how", classes="card")
 
     def begin(self, why: str = "") -> None:
         self._trouble = why
         field = self.query_one("#link", Input)
         field.focus()
         if field.value and not why and self.choice.server is None:
-            self._check(field.value)  # typed before there was a volunteer to ask
+            self._check(field.value)  # typed before a control was attached
         self.run_worker(self._ask_public(), group="public")
 
     def proceed(self) -> None:
         if self.query_one("#others").has_focus:
-            return  # the list says itself what was chosen
+            return  # the list posts the choice itself
         if self.choice.server is not None:
             self.post_message(self.Done())
         elif not self._busy:
@@ -70,9 +68,9 @@ class JoinStep(Step):
             if text.strip():
                 self._check(text)
             else:
-                self.query_one("#others", Listing).focus()  # whoever has no link goes on there
+                self.query_one("#others", Listing).focus()  # without a link the choice is there
 
-    # What is typed.
+    # The link.
 
     @on(Input.Changed, "#link")
     def _typed(self, event: Input.Changed) -> None:
@@ -116,9 +114,9 @@ class JoinStep(Step):
         self._draw()
 
     def _draw(self) -> None:
-        self.query_one("#answer", Drawn).draw()
+        self.query_one("#answer", FunctionPanel).draw()
 
-    # What else there is.
+    # Other coordinators.
 
     def _others(self, scene: Scene) -> Filling:
         rows = [
@@ -170,7 +168,7 @@ class JoinStep(Step):
         self._draw()
         self.post_message(self.Done())
 
-    # What is said of it.
+    # Texts.
 
     def _how(self, scene: Scene, width: int, height: int) -> list[Line]:
         lines: list[Line] = []
@@ -187,14 +185,16 @@ class JoinStep(Step):
         if self.choice.server is not None:
             return server_lines(self.choice.server, self.choice.link, scene, width)[:height]
         text = (
-            "Your organiser gives you a link. It also says how to know that the right "
-            "coordinator answers."
+            "Your organiser gives you a join link. It also proves that the right coordinator "
+            "answers."
         )
         return said(text, width, height, "dim")
 
 
 def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> list[Line]:
-    """Return who answered."""
+    """Return name, key, version and runs of the coordinator that answered, for the user to
+    compare.
+    """
     known = parse_link(link).fingerprint
     key = printable(server.fingerprint, 64)
     proof = "as your link says" if known else "compare it with your organiser"
@@ -210,10 +210,10 @@ def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> lis
     ]
     if server.contact:
         lines.append(_fact("contact", printable(server.contact, 100), cells))
-    if wrong:  # where there is little room, this is what has to be seen
+    if wrong:  # most important where there is little room
         told: list[Line] = [(("  " + text, "warn"),) for text in wrap(wrong, cells - 2, 3)]
         return [lines[0], *told, *lines[1:]]
-    return [*lines, (("  enter goes on", "dim"),)]
+    return [*lines, (("  enter: next", "dim"),)]
 
 
 def _fact(name: str, text: str, cells: int) -> Line:
@@ -221,7 +221,7 @@ def _fact(name: str, text: str, cells: int) -> Line:
 
 
 def advice(error: VolunteerError, text: str) -> str:
-    """Return what went wrong, and what to do."""
+    """Return the error as a sentence with the next thing to try."""
     if not isinstance(error, Unreachable) or is_loopback(_host(text)):
         return error.message
     return (

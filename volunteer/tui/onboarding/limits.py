@@ -1,6 +1,4 @@
-"""Limits of the machine: a few settings with good defaults; all the others are on the settings
-page.
-"""
+"""Third step: the few settings that limit the work; all others are on the settings page."""
 
 from __future__ import annotations
 
@@ -11,9 +9,9 @@ from textual.app import ComposeResult
 
 from shared.errors import VolunteerError
 from volunteer.control.commands import SettingRow
-from volunteer.tui.onboarding.step import BACK, Step, said
+from volunteer.tui.onboarding.step import BACK, NEXT, Step, said
 from volunteer.tui.text import Line
-from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.setting_list import SettingList
 from volunteer.tui.widgets.table import Listing
 
@@ -31,15 +29,17 @@ ASKED = (
 
 
 class LimitsStep(Step):
-    """Step that asks for limits."""
+    """Step that sets the limits: space changes a setting, enter leads on."""
 
     NAME = "Limits"
-    HEADING = "How much may it take?"
-    KEYS = (("enter", "change", ""), ("n", "next", "go_on"), *BACK)
+    HEADING = "What may volunteer use?"
+    KEYS = (*NEXT, ("space", "change", "start"), *BACK)
 
     def compose(self) -> ComposeResult:
-        yield SettingList(lambda: self.choice.settings, names=ASKED, title="", id="asked")
-        yield Drawn(self._help, id="setting-help")
+        yield SettingList(
+            lambda: self.choice.settings, names=ASKED, title="", id="asked", by_enter=False
+        )
+        yield FunctionPanel(self._help, id="setting-help")
 
     def begin(self, why: str = "") -> None:
         self.run_worker(self._read(), group="limits")
@@ -60,13 +60,16 @@ class LimitsStep(Step):
         if not self._list.editing:
             self.post_message(self.Done())
 
+    def press_space(self) -> None:
+        self._list.change()
+
     @property
     def _list(self) -> SettingList:
         return self.query_one(SettingList)
 
     @on(SettingList.Moved)
     def _moved(self) -> None:
-        self.query_one("#setting-help", Drawn).draw()
+        self.query_one("#setting-help", FunctionPanel).draw()
 
     @on(SettingList.Changed)
     def _changed(self, event: SettingList.Changed) -> None:
@@ -80,15 +83,15 @@ class LimitsStep(Step):
         except VolunteerError as error:
             self.volunteer.tell(error.message, "error")
         self._list.refill()
-        self.query_one("#setting-help", Drawn).draw()
+        self.query_one("#setting-help", FunctionPanel).draw()
 
     def _help(self, scene: Scene, width: int, height: int) -> list[Line]:
         row = self._list.chosen
         text = (
             row.help
             if row is not None
-            else "The defaults are gentle: low priority, one core left free."
+            else "The defaults are gentle: low priority, and one core stays free."
         )
         lines = said(text, width, height)
-        more = "All of it can be changed later, with more besides, on the settings page."
+        more = "You can change all of this later, and more, on the Settings page."
         return [*lines, *said(more, width, 1, "dim")][:height]

@@ -1,4 +1,4 @@
-"""Choice of a nickname, and in plain words what is sent."""
+"""Second step: a nickname, and the list of everything that is sent."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from shared.errors import VolunteerError
 from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN
 from volunteer.tui.onboarding.step import BACK, NEXT, Choice, Step, said
 from volunteer.tui.text import Line
-from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.search_box import Field
 
 SENT = (
     "your nickname, and the name of this machine",
     "processor, memory, GPUs, system, Python and torch",
     "how fast your devices are",
-    "what training makes; never a file of yours",
+    "the result of training; never a file of yours",
 )
 PRACTICE = "This is practice: nothing leaves this machine."
 
@@ -35,22 +35,22 @@ class NameStep(Step):
 
     def compose(self) -> ComposeResult:
         yield Field(
-            placeholder="a nickname; leave it empty and one is made up",
+            placeholder="a nickname; without one you get a made-up name",
             max_length=NICKNAME_MAX,
             id="nickname",
         )
-        yield Drawn(self._verdict, id="verdict-name")
-        yield Drawn(self._sent, title="What is sent", id="sent", classes="card")
+        yield FunctionPanel(self._verdict, id="verdict-name")
+        yield FunctionPanel(self._sent, title="What is sent", id="sent", classes="card")
 
     def begin(self, why: str = "") -> None:
         self._trouble = why
         field = self.query_one("#nickname", Input)
         field.focus()
-        self.query_one("#verdict-name", Drawn).draw()
+        self.query_one("#verdict-name", FunctionPanel).draw()
 
     def proceed(self) -> None:
         self._trouble = trouble(self.choice.name)
-        self.query_one("#verdict-name", Drawn).draw()
+        self.query_one("#verdict-name", FunctionPanel).draw()
         if not self._trouble:
             self.post_message(self.Done())
 
@@ -59,7 +59,7 @@ class NameStep(Step):
         event.stop()
         self.choice.name = event.value.strip()
         self._trouble = ""
-        self.query_one("#verdict-name", Drawn).draw()
+        self.query_one("#verdict-name", FunctionPanel).draw()
 
     @on(Input.Submitted, "#nickname")
     def _entered(self, event: Input.Submitted) -> None:
@@ -92,7 +92,7 @@ class NameStep(Step):
         return [*lines, *between, (("your nickname is ", "dim"), (word, "text"))][:height]
 
     def hide(self) -> None:
-        """Show the nickname to others, or not."""
+        """Toggle if other volunteers see the nickname."""
         self.run_worker(self._hide(), group="hide", exclusive=True)
 
     async def _hide(self) -> None:
@@ -103,13 +103,15 @@ class NameStep(Step):
             self.choice.settings = await self.engine.set_settings({"public": not public})
         except VolunteerError as error:
             self.volunteer.tell(error.message, "error")
-        self.query_one("#sent", Drawn).draw()
+        self.query_one("#sent", FunctionPanel).draw()
 
 
 def trouble(name: str) -> str:
-    """Return what is wrong with a nickname, as far as it can be told here."""
+    """Return the first fault of a nickname that can be found without the coordinator; empty if
+    none.
+    """
     if not name:
         return ""
     if len(name) < NICKNAME_MIN:
         return f"At least {NICKNAME_MIN} letters, please."
-    return "" if name.isprintable() else "That holds signs that cannot be shown."
+    return "" if name.isprintable() else "A nickname cannot hold characters that are not printable."

@@ -1,4 +1,4 @@
-"""All is set; nothing runs before its owner says so."""
+"""Last step: training starts when the owner of the machine presses enter or space."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from textual.app import ComposeResult
 
 from volunteer.tui.onboarding.step import BACK, Step
 from volunteer.tui.text import Line, wrap
-from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
 
-BAR = "press  SPACE  to start"
+BAR = "press  ENTER  to start"
 
 
 class ReadyStep(Step):
@@ -16,21 +16,21 @@ class ReadyStep(Step):
 
     NAME = "Start"
     HEADING = "Everything is ready."
-    KEYS = (("space", "start", "start"), *BACK)
+    KEYS = (("enter", "start", "next"), *BACK)
 
     def compose(self) -> ComposeResult:
-        yield Drawn(self._draw, id="ready")
+        yield FunctionPanel(self._draw, id="ready")
 
     def begin(self, why: str = "") -> None:
-        self.query_one("#ready", Drawn).focus()
+        self.query_one("#ready", FunctionPanel).focus()
 
     def proceed(self) -> None:
-        """Enter does not start: only space does, so that nobody starts by accident."""
-
-    def start(self) -> None:
-        """Go to work."""
+        """Start to work."""
         if self.engine is not None:
             self.volunteer.command(self.engine.resume(), self.finish)
+
+    def press_space(self) -> None:
+        self.proceed()
 
     def _draw(self, scene: Scene, width: int, height: int) -> list[Line]:
         inner = len(BAR) + 8
@@ -44,9 +44,9 @@ class ReadyStep(Step):
             (edge,),
         ]
         notes: tuple[str, ...] = (
-            "space pauses it again, and your machine is yours within two seconds",
+            "space pauses; your machine is free within two seconds",
             "f finishes the task in hand and takes no more",
-            "q leaves; what is done is not lost",
+            "q quits; finished work is kept",
         )
         if self.choice.practice:
             notes = ("this is practice: its credits are worth nothing", *notes)

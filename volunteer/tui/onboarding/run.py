@@ -1,4 +1,4 @@
-"""Choice of a run; any run is a good answer."""
+"""Fifth step: the run to help, or any run."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from textual.app import ComposeResult
 
 from shared.workloads.base import installed
 from volunteer.text import printable
-from volunteer.tui.onboarding.step import BACK, Step, said
-from volunteer.tui.run_estimate import Prospect, prospect
+from volunteer.tui.onboarding.step import BACK, NEXT, Step, said
+from volunteer.tui.run_estimate import RunEstimate, estimate
 from volunteer.tui.text import Line, count
-from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 ANY = "*"
 COLUMNS = (
     Column(title="run", cells=24),
-    Column(title="earns", cells=13, align="right", least=54),
+    Column(title="credits (estimate)", cells=18, align="right", least=60),
     Column(title="for this machine"),
 )
 
@@ -25,12 +25,12 @@ class RunStep(Step):
     """Step that chooses a run."""
 
     NAME = "Run"
-    HEADING = "What do you want to help?"
-    KEYS = (("enter", "choose", "next"), *BACK)
+    HEADING = "Which run do you want to help?"
+    KEYS = (*NEXT, *BACK)
 
     def compose(self) -> ComposeResult:
         yield Listing(COLUMNS, self._filling, id="choices", classes="card")
-        yield Drawn(self._about, id="about-run")
+        yield FunctionPanel(self._about, id="about-run")
 
     def begin(self, why: str = "") -> None:
         listing = self.query_one("#choices", Listing)
@@ -41,18 +41,22 @@ class RunStep(Step):
         self.query_one("#choices", Listing).action_choose()
 
     def shown(self, scene: Scene) -> None:
-        self.query_one("#about-run", Drawn).draw()
+        self.query_one("#about-run", FunctionPanel).draw()
 
     def _filling(self, scene: Scene) -> Filling:
         rows = [
             Row(
                 key=ANY,
-                cells=((("any that fits", "value"),), (), (("where help is needed most", "dim"),)),
+                cells=((("any run", "value"),), (), (("where most needed", "dim"),)),
             )
         ]
         for info in scene.view.status.runs:
-            able = self._prospect(scene, info.name)
-            earns = f"{count(able.credits_per_hour)}/h" if able.credits_per_hour is not None else ""
+            able = self._estimate(scene, info.name)
+            earns = (
+                f"{count(able.credits_per_hour)} an hour"
+                if able.credits_per_hour is not None
+                else ""
+            )
             rows.append(
                 Row(
                     key=info.name,
@@ -64,12 +68,12 @@ class RunStep(Step):
                     dim=not able.fits,
                 )
             )
-        return Filling(rows=tuple(rows), title="", subtitle="enter chooses")
+        return Filling(rows=tuple(rows), title="", subtitle="up and down choose")
 
-    def _prospect(self, scene: Scene, name: str) -> Prospect:
+    def _estimate(self, scene: Scene, name: str) -> RunEstimate:
         status = scene.view.status
         info = next(run for run in status.runs if run.name == name)
-        return prospect(info, status.devices, status.benchmarks, tuple(installed()))
+        return estimate(info, status.devices, status.benchmarks, tuple(installed()))
 
     def _about(self, scene: Scene, width: int, height: int) -> list[Line]:
         key = self.query_one("#choices", Listing).key
@@ -77,14 +81,14 @@ class RunStep(Step):
         if info is None:
             if not scene.view.status.runs:
                 return said(
-                    "This coordinator has no run yet: yours begins when it starts one.",
+                    "This coordinator has no run yet. Your machine begins when it starts one.",
                     width,
                     height,
                     "dim",
                 )
             return said(
-                "The coordinator gives you what suits this machine best. You can change it at "
-                "any time.",
+                "The coordinator gives you the run that suits this machine best. You can "
+                "choose another one at any time.",
                 width,
                 height,
                 "dim",
@@ -107,4 +111,4 @@ class RunStep(Step):
     def _moved(self, event: Listing.Moved) -> None:
         event.stop()
         if not isinstance(event, Listing.Chosen):
-            self.query_one("#about-run", Drawn).draw()
+            self.query_one("#about-run", FunctionPanel).draw()

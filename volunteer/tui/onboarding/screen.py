@@ -1,4 +1,4 @@
-"""The first screen: six steps from nothing to a machine that is ready to start, each with a way
+"""Screen of the first start: six steps from a join link to a machine that is ready, each with a way
 back.
 """
 
@@ -23,7 +23,7 @@ from volunteer.tui.onboarding.step import Choice, Step
 from volunteer.tui.page import Page
 from volunteer.tui.text import Line, Span
 from volunteer.tui.widgets.bars import Bar
-from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
 
 STEPS: tuple[type[Step], ...] = (
     JoinStep,
@@ -36,7 +36,7 @@ STEPS: tuple[type[Step], ...] = (
 
 
 class StepKeys(Bar):
-    """The keys that matter at this step."""
+    """Footer of a step: its keys, help and quit."""
 
     def __init__(self, step: Callable[[], Step], *, id: str) -> None:
         super().__init__(id=id)
@@ -63,7 +63,7 @@ class StepKeys(Bar):
 
 
 class Onboarding(Page):
-    """First-start screen: one step after the other."""
+    """Screen of the first start: one step after the other; enter leads on."""
 
     NAME = "onboarding"
     AUTO_FOCUS = ""
@@ -82,7 +82,7 @@ class Onboarding(Page):
             key="n",
             action="go_on",
             short="go on",
-            help="On to the next step, also from a list.",
+            help="On to the next step, as enter.",
         ),
         keys.Command(
             id="back",
@@ -112,7 +112,7 @@ class Onboarding(Page):
             key="space",
             action="start",
             short="start",
-            help="Go to work.",
+            help="Start to work on the last page; change the setting under the cursor on Limits.",
             place="footer",
             rank=3,
         ),
@@ -162,10 +162,10 @@ class Onboarding(Page):
         self._met = False
 
     def compose(self) -> ComposeResult:
-        yield Drawn(self._title, id="title")
+        yield FunctionPanel(self._title, id="title")
         with Container(id="body"), Vertical(id="frame"):
-            yield Drawn(self._steps, id="steps")
-            yield Drawn(self._heading, id="heading")
+            yield FunctionPanel(self._steps, id="steps")
+            yield FunctionPanel(self._heading, id="heading")
             with ContentSwitcher(initial=STEPS[0].NAME.lower()):
                 for step in STEPS:
                     yield step(self.choice)
@@ -176,7 +176,7 @@ class Onboarding(Page):
         self._go(0)
 
     def _first(self) -> None:
-        """There is a volunteer now: begin with what has not been answered yet."""
+        """Begin, once a control is attached, with the first step that is not answered yet."""
         control = self.volunteer.control
         if self._met or control is None:
             return
@@ -184,7 +184,7 @@ class Onboarding(Page):
         self.choice.joined = control.status.joined
         self._go(STEPS.index(LimitsStep) if self.choice.joined else 0)
 
-    # Where we are.
+    # The present step.
 
     @property
     def step(self) -> Step:
@@ -225,7 +225,7 @@ class Onboarding(Page):
         self.step.proceed()
 
     def action_back(self) -> None:
-        """One step back; an account that was made stays."""
+        """Go one step back; an account that was made stays."""
         first = STEPS.index(LimitsStep) if self.choice.joined else 0
         if self.at > first:
             self._go(self.at - 1)
@@ -239,13 +239,12 @@ class Onboarding(Page):
             self.step.hide()
 
     def action_start(self) -> None:
-        if isinstance(self.step, ReadyStep):
-            self.step.start()
+        self.step.press_space()
 
-    # What is seen.
+    # Drawing.
 
     def _title(self, scene: Scene, width: int, height: int) -> list[Line]:
-        words = "  lend your machine, train one model together"
+        words = "  Lend your machine. Train a model together."
         return [((" volunteer", "title"), (words if width > 60 else "", "dim"))]
 
     def _steps(self, scene: Scene, width: int, height: int) -> list[Line]:
@@ -256,7 +255,7 @@ class Onboarding(Page):
 
 
 def step_line(at: int, scene: Scene, cells: int) -> Line:
-    """The way: what is done, where we are, what comes."""
+    """Return the row of steps: those done, the present one, those to come."""
     glyphs = scene.glyphs
     spans: list[Span] = []
     names = [step.NAME for step in STEPS]

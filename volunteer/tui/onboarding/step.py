@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Choice(msgspec.Struct, kw_only=True):
-    """Answers given so far."""
+    """Answers of the user so far."""
 
     link: str = ""
     server: ServerInfo | None = None
@@ -36,17 +36,17 @@ BACK: tuple[Key, ...] = (("esc", "back", "back"),)
 
 
 class Step(Vertical):
-    """One question. `begin` is called when it comes to be seen, `shown` with each new scene."""
+    """One step. The screen calls `begin` when the step appears and `shown` with each new scene."""
 
     NAME: ClassVar[str]  # in the row of steps
     HEADING: ClassVar[str]
     KEYS: ClassVar[tuple[tuple[str, str, str], ...]] = NEXT  # key, word, action of the page
 
     class Done(Message):
-        """It has its answer: on to the next."""
+        """The step has its answer: go to the next."""
 
     class Back(Message):
-        """Something before has to be answered again; `why` is told there."""
+        """An earlier step has to be answered again; `why` is shown there."""
 
         def __init__(self, step: str = "", why: str = "") -> None:
             super().__init__()
@@ -69,19 +69,22 @@ class Step(Vertical):
         """Take the keys; `why` says what was wrong with the last answer."""
 
     def shown(self, scene: Scene) -> None:
-        """Draw what moves."""
+        """Draw the parts that move."""
 
     def finish(self) -> None:
-        """This step has its answer."""
+        """Report that this step has its answer."""
         self.post_message(self.Done())
 
     def proceed(self) -> None:
-        """Enter was pressed: finish this step if it has its answer."""
+        """Handle enter: finish this step if it has its answer."""
         self.finish()
+
+    def press_space(self) -> None:
+        """Handle space; most steps have no use for it."""
 
 
 def said(text: str, cells: int, rows: int, role: str = "text", sign: str = "") -> list[Line]:
-    """A text in lines, with a sign before the first."""
+    """Return a text in lines, with a sign before the first."""
     indent = " " * (len(sign) + 1) if sign else ""
     lines = wrap(text, cells - len(indent), rows)
     return [

@@ -1,6 +1,6 @@
 """`volunteer play`: a game against a version of a run.
 
-The screen never thinks: its rival does, on a thread of its own.
+The screen never searches for moves: the opponent does, on a thread of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from volunteer.tui.terminal.ascii import AsciiFilter
 from volunteer.tui.terminal.driver import lasting_driver
 from volunteer.tui.text import ASCII, UNICODE, Glyphs, Line
 from volunteer.tui.widgets.bars import Bar, key_line
-from volunteer.tui.widgets.board import Board, Laid, width_of
+from volunteer.tui.widgets.board import Board, BoardState, width_of
 from volunteer.tui.widgets.panel import Panel, Scene, panels
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ HINT_LEVEL = 1  # at least: a hint of the easy level would err on purpose
 
 
 class Partner(Protocol):
-    """Interface of an opponent; see `volunteer.opponent.Rival`."""
+    """Interface of an opponent, which `volunteer.opponent.Rival` implements."""
 
     async def sit(self, version: int | None = None) -> Seated: ...
 
@@ -45,7 +45,7 @@ class Partner(Protocol):
 
 
 class State(Bar):
-    """State of the game."""
+    """Row with the state of the game."""
 
     game = Game()
 
@@ -54,7 +54,7 @@ class State(Bar):
 
 
 class Facts(Panel):
-    """Facts beside the board."""
+    """Panel beside the board: version, level, moves, hint."""
 
     game = Game()
 
@@ -66,7 +66,7 @@ class Facts(Panel):
 
 
 class Keys(Bar):
-    """The keys of the game."""
+    """Footer with the keys of the game."""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         line, self.hits = key_line(scene, width, (), ACTIONS)
@@ -113,7 +113,7 @@ class PlayApp(App[int]):
         self._partner = partner
         self._wanted = version
         self._cursor = 0
-        self._asked = 0  # questions to the rival so far: an answer to an older one is not heard
+        self._asked = 0  # requests to the opponent so far: a reply to an older one is dropped
         self._ascii = AsciiFilter(enabled=look.ascii)
         for theme in themes.THEMES:
             self.register_theme(theme)
@@ -160,14 +160,14 @@ class PlayApp(App[int]):
             self._begin(self.game.mine)
 
     def _begin(self, mine: int) -> None:
-        """A new game."""
+        """Start a new game."""
         self._asked += 1
         self._cursor = self.game.size * (self.game.size // 2) + self.game.size // 2
         self.game = replace(self.game, mine=mine, value=None, thinking=False)
         self._place(())
 
     def _place(self, moves: tuple[int, ...]) -> None:
-        """Go to the position after `moves`, which are legal."""
+        """Set the position after `moves`, which are legal."""
         position = self._partner.look(moves)
         self.game = replace(
             self.game, moves=moves, position=position, hint=None, asking=False, trouble=""
@@ -175,7 +175,7 @@ class PlayApp(App[int]):
         self._goes_on()
 
     def _goes_on(self) -> None:
-        """Let the rival think, when it is its turn."""
+        """Request a move from the opponent when it is its turn."""
         game = self.game
         if game.size and not game.position.over and not game.my_turn:
             self.game = replace(game, thinking=True)
@@ -199,7 +199,9 @@ class PlayApp(App[int]):
             self._draw()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something that takes time; what is refused is said, and the game stays as it is."""
+        """Run a call of the opponent; an error is shown as a sentence and leaves the game
+        unchanged.
+        """
 
         async def running() -> None:
             try:
@@ -211,11 +213,11 @@ class PlayApp(App[int]):
         self.run_worker(running(), group="game", exit_on_error=True)
 
     def _draw(self) -> None:
-        """Everything anew: it is little."""
+        """Redraw all panels; they are small."""
         game, scene = self.game, Scene(glyphs=self.glyphs)
         self.query_one(State).game = self.query_one(Facts).game = game
         board = self.query_one(Board)
-        board.laid = Laid(
+        board.laid = BoardState(
             size=game.size,
             stones=game.position.board,
             cursor=self._cursor,
@@ -233,7 +235,7 @@ class PlayApp(App[int]):
         self.action_lay()
 
     def action_move(self, down: int, right: int) -> None:
-        """Go to another field."""
+        """Move the cursor to another field."""
         size = self.game.size
         if size:
             row, column = divmod(self._cursor, size)
@@ -241,7 +243,7 @@ class PlayApp(App[int]):
             self._draw()
 
     def action_lay(self) -> None:
-        """Lay a stone on the field."""
+        """Lay a stone on the field under the cursor."""
         game = self.game
         if game.my_turn and not game.thinking and not game.position.board[self._cursor]:
             self._asked += 1
@@ -250,7 +252,7 @@ class PlayApp(App[int]):
             self._draw()
 
     def action_hint(self) -> None:
-        """Show what the version would do here, or hide it."""
+        """Show the moves that the version would play here, or hide them."""
         if not self.game.my_turn or self.game.asking:
             return
         if self.game.hint is not None:
@@ -261,7 +263,7 @@ class PlayApp(App[int]):
         self._draw()
 
     def action_take_back(self) -> None:
-        """Take my last stone back, and what followed."""
+        """Take back the user's last stone and the moves after it."""
         moves = self.game.moves
         mine = [n for n in range(len(moves)) if (n % 2 == 0) == (self.game.mine == 1)]
         if mine:
@@ -270,12 +272,12 @@ class PlayApp(App[int]):
             self._place(moves[: mine[-1]])
 
     def action_new(self) -> None:
-        """A new game."""
+        """Start a new game."""
         if self.game.size:
             self._begin(self.game.mine)
 
     def action_colour(self) -> None:
-        """A new game with the other stones."""
+        """Start a new game with the other stones."""
         if self.game.size:
             self._begin(-self.game.mine)
 
@@ -286,7 +288,7 @@ class PlayApp(App[int]):
         self._draw()
 
     def action_version(self, by: int) -> None:
-        """Let a neighbouring version take the seat; the game goes on."""
+        """Continue the game against a neighbouring version."""
         wanted = self.game.version + by
         if self.game.size and not self.game.thinking and 0 <= wanted <= self.game.newest:
             self._asked += 1

@@ -1,6 +1,4 @@
-"""A game against a version, as data: where it stands, what is said beside the board, and which keys
-there are.
-"""
+"""A game against a version as data: its state, the lines beside the board, and the keys."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ EMPTY = Look(board=(), over=False)
 
 
 class Game(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a game, for everything that draws."""
+    """State of a game, the input of everything that draws."""
 
     run: str = ""
     version: int = 0
@@ -31,7 +29,7 @@ class Game(msgspec.Struct, frozen=True, kw_only=True):
     thinking: bool = False
     asking: bool = False  # for a hint
     hint: Reply | None = None
-    value: float | None = None  # what the version thought of its last position, for itself
+    value: float | None = None  # the version's own estimate of its last position, -1 to 1
     trouble: str = ""
 
     @property
@@ -52,7 +50,7 @@ ACTIONS = (
         key="i",
         action="hint",
         short="hint",
-        help="What the version would do here: tenths of its visits on the board.",
+        help="Show what the version would play here: tenths of its visits, on the board.",
         place="footer",
         rank=10,
     ),
@@ -82,7 +80,7 @@ ACTIONS = (
         key="l",
         action="level",
         short="level",
-        help="Easy, middle, hard; also 1, 2, 3.",
+        help="Easy, middle, hard: 1, 2, 3, or the next one.",
         place="footer",
         rank=45,
     ),
@@ -109,11 +107,11 @@ ACTIONS = (
 
 
 def verdict(game: Game) -> tuple[str, str]:
-    """Return where the game stands in a few words, and their role."""
+    """Return the state of the game in a few words, and their role."""
     if game.trouble:
         return game.trouble, "bad"
     if not game.size:
-        return "the version is being fetched", "dim"
+        return "downloading the version", "dim"
     if game.position.over:
         if not game.position.winner:
             return "a draw", "value"
@@ -125,7 +123,7 @@ def verdict(game: Game) -> tuple[str, str]:
 
 
 def state_line(game: Game, cells: int, ellipsis: str) -> Line:
-    """One row above the board: also where there is room for nothing else."""
+    """Return the row above the board, which is drawn also in the smallest terminal."""
     said, role = verdict(game)
     rest = f"   {STONES[game.mine][0]} against version {game.version}, {LEVELS[game.level]}"
     text = fit(f" {said}", cells, ellipsis)
@@ -133,7 +131,7 @@ def state_line(game: Game, cells: int, ellipsis: str) -> Line:
 
 
 def facts(game: Game, width: int, height: int) -> list[Line]:
-    """Return what stands beside the board."""
+    """Return the lines beside the board."""
     lines: list[Line] = []
     if game.trouble:
         lines += [*(((text, "bad"),) for text in wrap(game.trouble, width, 6)), ()]
@@ -144,12 +142,12 @@ def facts(game: Game, width: int, height: int) -> list[Line]:
     rows = [
         ("you", f"{mine}, {'first' if game.mine == 1 else 'second'}"),
         ("against", f"{theirs}, version {game.version}{newest}"),
-        ("level", LEVELS[game.level]),
+        ("level", f"{LEVELS[game.level]} (1 2 3)"),
         ("to win", f"{game.win} in a row"),
         ("moves", str(len(game.moves))),
     ]
     if game.value is not None:
-        rows.append(("it expects", f"{50 + 50 * game.value:.0f} % of the points"))
+        rows.append(("its guess", f"{50 + 50 * game.value:.0f} % for itself"))
     names = [cell_name(move, game.size) for move in game.moves[-MOVES_SHOWN:]]
     if names:
         rows.append(("last moves", " ".join(names)))
@@ -159,15 +157,15 @@ def facts(game: Game, width: int, height: int) -> list[Line]:
 
 def _hint(game: Game) -> list[Line]:
     if game.asking:
-        return [(), (("the version looks at the board", "dim"),)]
+        return [(), (("the version is thinking", "dim"),)]
     if game.hint is None:
-        choose = "the arrow keys or the mouse choose a field"
+        choose = "arrow keys or mouse choose a field"
         return [] if game.moves or game.thinking else [(), ((choose, "dim"),)]
     heat = game.hint.heat
     best = sorted(range(len(heat)), key=lambda field: -heat[field])[:BEST]
     told = [f"{cell_name(field, game.size)} {100 * heat[field]:.0f} %" for field in best]
     return [
         (),
-        (("it would play here", "dim"),),
+        (("it would play (digits: tenths)", "dim"),),
         *(((text, "mark"),) for text in told if not text.endswith(" 0 %")),
     ]

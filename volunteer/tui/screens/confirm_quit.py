@@ -1,4 +1,4 @@
-"""The question before leaving with a task in hand: finish it, save it, or give it back."""
+"""Dialog before quitting with a task in hand: finish it, save it, or give it back."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ CHOICES: tuple[tuple[How, str, str], ...] = (
 
 
 def in_hand(view: AgentView) -> tuple[TaskStatus, ...]:
-    """Return what leaving is about: a task that was only fetched ahead is given back, whatever is
-    chosen.
+    """Return the tasks that the dialog is about; one that was only fetched ahead is given back in
+    any case.
     """
     begun = tuple(t for t in view.status.tasks if t.phase not in ("claimed", "fetch"))
     return begun or view.status.tasks
 
 
 def consequences(view: AgentView) -> dict[How, str]:
-    """Return what each way of leaving means for the tasks in hand."""
+    """Return a sentence for each way to quit: its effect on the tasks in hand."""
     tasks = in_hand(view)
     paid = sum(task.price_micro for task in tasks)
     longest = max((t.eta_s for t in tasks if t.eta_s is not None), default=None)
     it = "it" if len(tasks) == 1 else "them"
     time = f"in about {countdown(longest)}" if longest is not None else "when it is done"
     return {
-        "finish": f"complete {it}, end {time}, earn {credit(paid)} credits",
-        "save": "end now; go on at the next start while leased",
-        "release": "end now; somebody else does it, yours is lost",
+        "finish": f"complete {it}, quit {time}, earn {credit(paid)} credits",
+        "save": "quit now; resume at the next start if still reserved",
+        "release": "quit now; another worker redoes it, your part is lost",
     }
 
 
-class Choices(Panel):
-    """Ways to leave; one is marked."""
+class LeaveChoices(Panel):
+    """The ways to quit; one is marked."""
 
     def __init__(self) -> None:
         super().__init__(id="choices")
@@ -64,7 +64,7 @@ class Choices(Panel):
 
 
 def choice_lines(view: AgentView, at: int, cells: int, glyphs: Glyphs) -> list[Line]:
-    """The question, then two rows a choice."""
+    """Return the question, then three rows a choice."""
     tasks = in_hand(view)
     if len(tasks) == 1:
         said = f"Task {tasks[0].task} of {tasks[0].run} is {percent(share(tasks[0]))} done."
@@ -84,7 +84,7 @@ def choice_lines(view: AgentView, at: int, cells: int, glyphs: Glyphs) -> list[L
 
 
 class Quit(ModalScreen[How | None]):
-    """Dismissed with how to end, or None to stay."""
+    """Dialog that is dismissed with the way to quit, or None to stay."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,n,q", "stay", "stay", show=False),
@@ -101,14 +101,14 @@ class Quit(ModalScreen[How | None]):
     def compose(self) -> ComposeResult:
         with Vertical(id="quit", classes="card dialog") as dialog:
             dialog.border_title = "Leave?"
-            yield Choices()
+            yield LeaveChoices()
 
     def on_mount(self) -> None:
         self.call_after_refresh(lambda: self._choices.show(self._scene, at_once=True))
 
     @property
-    def _choices(self) -> Choices:
-        return self.query_one(Choices)
+    def _choices(self) -> LeaveChoices:
+        return self.query_one(LeaveChoices)
 
     def action_move(self, by: int) -> None:
         self._choices.at = (self._choices.at + by) % len(CHOICES)

@@ -1,4 +1,4 @@
-"""A text to pass on, such as a link: shown, and copied with one key."""
+"""Dialog with a text to pass on, such as a link; one key copies it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 
-class Told(ModalScreen[None]):
-    """Closed by escape."""
+class CopyText(ModalScreen[None]):
+    """Dialog with a text; escape closes it."""
 
     CSS = """
-    Told { align: center middle; }
-    Told > Vertical { width: 76; max-width: 96%; height: auto; max-height: 90%; background: $surface; padding: 1 2; }
-    Told #what { color: $foreground; margin-bottom: 1; }
-    Told #text { color: $accent; text-style: bold; }
-    Told #keys { color: $dim; margin-top: 1; height: 1; background: $surface; }
+    CopyText { align: center middle; }
+    CopyText > Vertical { width: 76; max-width: 96%; height: auto; max-height: 90%; background: $surface; padding: 1 2; }
+    CopyText #what { color: $foreground; margin-bottom: 1; }
+    CopyText #text { color: $accent; text-style: bold; }
+    CopyText #keys { color: $dim; margin-top: 1; height: 1; background: $surface; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,enter", "dismiss", "close", show=False),

@@ -24,10 +24,8 @@ from volunteer.tui.widgets.panel import panels
 from volunteer.tui.widgets.recent_work import Contributions, SampleCard
 from volunteer.tui.widgets.task import TaskCard
 
-WIDE, TALL = (
-    116,
-    32,
-)  # room for everything; heights are those of the body, three rows less than the terminal
+# Room for everything; heights are those of the body, three rows less than the terminal.
+WIDE, TALL = 116, 32
 NORMAL, MIDDLE = 80, 19
 NARROW, SHORT = 60, 11
 RUN_TOO = 23
@@ -35,9 +33,7 @@ BRIEF_ROWS = 8
 
 
 class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
-    """Cards that are seen, and how high the task and the lowest row are; None takes what is
-    left.
-    """
+    """Visible cards, and the heights of the task and of the lowest row; None takes the rest."""
 
     cards: frozenset[str]
     task: int = 6
@@ -58,7 +54,7 @@ EACH: tuple[tuple[str, ...], ...] = (
 
 
 def arrange(width: int, height: int, turn: int) -> Arrangement:
-    """Return what is seen in a body of this size when `v` was pressed `turn` times."""
+    """Return the arrangement for a body of this size when `v` was pressed `turn` times."""
     if height < SHORT:
         return Arrangement(cards=frozenset({"brief"}), low=None)
     if width < NARROW:
@@ -78,20 +74,25 @@ def arrange(width: int, height: int, turn: int) -> Arrangement:
         groups = (("contributions",), ("sample",), ("low-run",))[: 2 if "run" in left else 3]
         return _turned((*curves, *left), groups, turn, low=7)
     everything = (*curves, "device", "credits", "run", "contributions", "sample")
-    low = 10 if height < 45 else 14
-    return Arrangement(cards=frozenset(everything), task=8, low=low)
+    # a picture beside a picture needs height: beyond the usual size, a third of the screen
+    return Arrangement(cards=frozenset(everything), task=8, low=max(10, height // 3))
 
 
 def _turned(
     top: tuple[str, ...], groups: tuple[tuple[str, ...], ...], turn: int, *, low: int | None
 ) -> Arrangement:
-    """The cards that stay, and the group whose turn it is."""
+    """Return the cards that stay and the group whose turn it is.
+
+    A sample takes the room of the curves too: four rows hold no picture, and one line of text.
+    """
     shown = groups[turn % len(groups)]
+    if shown == ("sample",):
+        top, low = tuple(card for card in top if not card.endswith("-curve")), None
     return Arrangement(cards=frozenset((*top, *shown)), low=low, turns=len(groups))
 
 
 class Dashboard(Page):
-    """Page with the run, the task, the credits and the curves."""
+    """Page with the device, the task, the credits, the run and the curves."""
 
     NAME = "dashboard"
     ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
@@ -117,6 +118,8 @@ class Dashboard(Page):
             action="log_scale",
             short="log scale",
             help="Draw the losses on a logarithmic scale, and back.",
+            place="footer",
+            rank=65,
         ),
         keys.Command(
             id="window",
@@ -124,6 +127,8 @@ class Dashboard(Page):
             action="window",
             short="newest",
             help=f"Draw only the newest {RECENT} points of the curves, and back.",
+            place="footer",
+            rank=66,
         ),
     )
 
@@ -175,7 +180,7 @@ class Dashboard(Page):
         self.query_one("#credits").styles.height = "1fr" if credits_last else 9
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return whether an action would do anything now."""
+        """Return True if an action would do anything now."""
         if action == "turn":
             return self._turns > 1
         if action == "device":

@@ -14,14 +14,14 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, Device, RunInfo, WorkerInfo
 from volunteer.text import printable, size
 from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, AskingPage, Question
-from volunteer.tui.run_estimate import duration_words, prospect
-from volunteer.tui.screens.copy_text import Told
+from volunteer.tui.query_page import Answer, PageQuery, QueryPage
+from volunteer.tui.run_estimate import duration_words, estimate
+from volunteer.tui.screens.copy_text import CopyText
 from volunteer.tui.status_line import activity
 from volunteer.tui.text import Line, ago, count, fit, flops, left, spark, wrap
 from volunteer.tui.widgets.benchmark_progress import progress_lines
 from volunteer.tui.widgets.cards import fact, memory, pace, sensed_lines
-from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 NAME_CELLS = 11
@@ -36,7 +36,7 @@ COLUMNS = (
 )
 
 
-class DevicePage(AskingPage):
+class DevicePage(QueryPage):
     """Page of the devices."""
 
     NAME = "device"
@@ -47,7 +47,7 @@ class DevicePage(AskingPage):
             key="b",
             action="benchmark",
             short="measure",
-            help="Measure the device under the cursor, about 20 seconds; again: stop measuring.",
+            help="Measure the device under the cursor, some seconds; again: stop.",
             place="footer",
             rank=33,
         ),
@@ -65,7 +65,7 @@ class DevicePage(AskingPage):
             key="l",
             action="link",
             short="add a machine",
-            help="A code, good for ten minutes, that adds another machine to your account.",
+            help="Show a link, good for ten minutes, that adds another machine to your account.",
             place="footer",
             rank=36,
         ),
@@ -93,20 +93,22 @@ class DevicePage(AskingPage):
         with Vertical():
             yield Listing(COLUMNS, self._filling, id="devices")
             with Horizontal(id="below"):
-                yield Drawn(
+                yield FunctionPanel(
                     self._measured, title=self._measured_title, id="measured", classes="card"
                 )
-                yield Drawn(self._given, title="What you will be given", id="given", classes="card")
-            yield Drawn(self._now, title=self._now_title, id="now", classes="card")
+                yield FunctionPanel(
+                    self._given, title="Tasks for this device", id="given", classes="card"
+                )
+            yield FunctionPanel(self._now, title=self._now_title, id="now", classes="card")
 
-    def questions(self) -> dict[str, Question]:
+    def queries(self) -> dict[str, PageQuery]:
         run = self.volunteer.view.run()
-        asked: dict[str, Question] = {"measured": lambda control: control.measured()}
+        asked: dict[str, PageQuery] = {"measured": lambda control: control.measured()}
         if run:
             asked["workers"] = lambda control: control.query(endpoints.WORKERS, run=run)
         return asked
 
-    # What is seen.
+    # Drawing.
 
     def _device(self) -> Device | None:
         key = self.query_one("#devices", Listing).key
@@ -117,7 +119,7 @@ class DevicePage(AskingPage):
         speeds = {b.device: b for b in status.benchmarks}
         return Filling(
             rows=tuple(device_row(d, speeds.get(d.id), scene) for d in status.devices),
-            empty="looking at this machine: the first look takes some seconds",
+            empty="looking for devices; the first time takes some seconds",
             title="Devices",
             subtitle=f"{size(status.sent_bytes)} sent, {size(status.received_bytes)} received",
         )
@@ -151,11 +153,11 @@ class DevicePage(AskingPage):
 
     @on(Listing.Moved)
     def _moved(self) -> None:
-        self.query_one("#measured", Drawn).draw()
-        self.query_one("#given", Drawn).draw()
-        self.query_one("#now", Drawn).draw()
+        self.query_one("#measured", FunctionPanel).draw()
+        self.query_one("#given", FunctionPanel).draw()
+        self.query_one("#now", FunctionPanel).draw()
 
-    # What can be done.
+    # Actions.
 
     def action_benchmark(self) -> None:
         control = self.volunteer.control
@@ -166,14 +168,14 @@ class DevicePage(AskingPage):
             return
         device = self._device()
         if device is None or not device.usable:
-            self.volunteer.tell("there is nothing to measure here", "warning")
+            self.volunteer.tell("this device cannot be measured", "warning")
             return
         if self.volunteer.view.task(device.id) is not None:
-            self.volunteer.tell("measuring begins when the task in hand is done")
+            self.volunteer.tell("measuring starts after the task in hand")
         self.volunteer.command(control.measure(device.id), lambda: self.ask_measured())
 
     def ask_measured(self) -> None:
-        self.ask("measured", lambda control: control.measured())
+        self.query_now("measured", lambda control: control.measured())
 
     def action_pause_device(self) -> None:
         control, device = self.volunteer.control, self._device()
@@ -189,14 +191,16 @@ class DevicePage(AskingPage):
 
         async def tell() -> None:
             code = await control.link()
-            words = "On the other machine, within ten minutes: volunteer join '...' with this link."
-            self.app.push_screen(Told("Add a machine to your account", words, code.link))
+            words = (
+                "On the other machine, within ten minutes: volunteer join '<link>' with this link."
+            )
+            self.app.push_screen(CopyText("Add a machine to your account", words, code.link))
 
         self.volunteer.command(tell())
 
 
 def device_row(device: Device, speed: Benchmark | None, scene: Scene) -> Row:
-    """A device as a line."""
+    """Return a device as a row of the table."""
     glyphs = scene.glyphs
     state = activity(scene.view, scene.now, glyphs, device.id)
     lent = scene.view.task(device.id) is not None or scene.view.status.paused(device.id)
@@ -227,14 +231,14 @@ def benchmark_lines(
     scene: Scene,
     cells: int,
 ) -> list[Line]:
-    """The figures of a device, how they went on, and those of others."""
+    """Return the figures of a device, their history, and the comparison with other machines."""
     glyphs, room = scene.glyphs, cells - NAME_CELLS
     if not device.usable:
         said = device.problem or "torch cannot use this device"
         return [((text, "bad"),) for text in wrap(said, cells, 8)]
     speed = next((b for b in scene.view.status.benchmarks if b.device == device.id), None)
     if speed is None:
-        said = "not measured: b measures it (about 20 seconds, and can be stopped)"
+        said = "not measured: b measures it (a few seconds; b again stops)"
         return [((text, "dim"),) for text in wrap(said, cells, 3)]
     status = scene.view.status
     products = " in matrix products" if room > 36 else ""
@@ -267,9 +271,7 @@ def benchmark_lines(
 def _compared(
     speed: Benchmark, workers: Sequence[WorkerInfo], scene: Scene, room: int
 ) -> list[Line]:
-    """This device beside the median of those at work, each by the same benchmark of the device it
-    works on.
-    """
+    """Compare this device with the median of the workers at work, by the same benchmark."""
     info = scene.view.info(scene.view.run())
     # A machine is listed once for each of its tasks.
     rates = list({worker.worker_id: worker.rate for worker in workers if worker.rate}.values())
@@ -283,24 +285,22 @@ def _compared(
 
 
 def now_lines(device: Device, scene: Scene, cells: int) -> list[Line]:
-    """Return what a device does at this moment: its pace lately, its load, memory and heat, and the
-    energy it takes.
-    """
+    """Return the state of a device now: its pace lately, load, memory, heat and energy."""
     state = activity(scene.view, scene.now, scene.glyphs, device.id)
     lines: list[Line] = [
         fact("state", (f"{state.sign} {state.word}", state.role), (f"  {state.sentence}", "text"))
     ]
     told = pace(scene, device.id, cells)
-    lines += told or [fact("pace", ("not at work since this screen was opened", "dim"))]
+    lines += told or [fact("pace", ("no training since this screen was opened", "dim"))]
     lines.append(fact("memory", *memory(scene, device, cells)))
     return [*lines, *sensed_lines(scene, device, cells)]
 
 
 def given_lines(device: Device | None, scene: Scene, cells: int, height: int) -> list[Line]:
-    """In words, what each run means for a device."""
+    """Return, for each run, the time of a step and of a task on a device, and its credits."""
     infos = [info for info in scene.view.status.runs if info.state == "running"]
     if device is None or not infos:
-        said = "as soon as a run is there, this says how long a task takes here and what it earns"
+        said = "with the first run, the time of a task here and its credits appear"
         return [((text, "dim"),) for text in wrap(said, cells, height)]
     lines: list[Line] = []
     for info in infos:
@@ -310,7 +310,7 @@ def given_lines(device: Device | None, scene: Scene, cells: int, height: int) ->
 
 def _given(info: RunInfo, device: Device, scene: Scene, cells: int) -> list[Line]:
     speeds = scene.view.status.benchmarks
-    able = prospect(info, [device], speeds, (info.workload,))
+    able = estimate(info, [device], speeds, (info.workload,))
     lines: list[Line] = [((printable(info.name, cells), "title"),)]
     if not able.fits or able.step_s is None:
         return [*lines, *(((text, "text"),) for text in wrap(able.sentence, cells, 2))]
@@ -320,7 +320,7 @@ def _given(info: RunInfo, device: Device, scene: Scene, cells: int) -> list[Line
         whole = duration_words(able.step_s * task.steps)
         said += f" The task in hand has {task.steps} steps, about {whole}."
     if able.credits_per_hour is not None:
-        said += f" An hour of work earns about {count(able.credits_per_hour)} credits."
+        said += f" It earns about {count(able.credits_per_hour)} credits an hour (estimate)."
     said += (
         f" It needs {size(info.memory_bytes)} of memory; {fit(device.id, 12)} has "
         f"{size(device.memory_bytes)}."

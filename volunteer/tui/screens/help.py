@@ -1,4 +1,4 @@
-"""All keys, and what the signs and words on the screens mean."""
+"""Help: all keys, and the meaning of the signs and words on the screens."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from volunteer.tui.widgets.panel import Panel, Scene
 
 KEY_CELLS, NAME_CELLS = 7, 13
 WORDS = (
-    ("run", "one effort to train one model; it belongs to whoever runs the coordinator"),
-    ("task", "a piece of work of a run; it is yours while the lease lives"),
-    ("lease", "the time you have for a task; it is renewed while this program runs, paused or not"),
+    ("run", "one effort to train one model, started by the organiser of the coordinator"),
+    ("task", "a piece of work of a run, reserved for your machine by a lease"),
+    ("lease", "the time you have for a task; this program renews it, also while paused"),
     (
         "contribution",
-        "what you hand in for a task: only the change of the model, never a file of yours",
+        "the result of a task: only the change of the model, never a file of yours",
     ),
     ("version", "a state of the model; a merge of contributions makes the next one"),
-    ("credit", "what accepted work earns: pending when accepted, yours when it is merged"),
-    ("pause", "the device is free within two seconds and the task is kept"),
-    ("finish", "the task in hand is completed, then no more are taken"),
+    ("credit", "the pay for accepted work: pending when accepted, earned when merged"),
+    ("pause", "frees the device within two seconds and keeps the task"),
+    ("finish", "completes the task in hand and takes no more"),
 )
 
 
 def signs(glyphs: Glyphs) -> tuple[tuple[str, str, str], ...]:
-    """Sign, role and meaning."""
+    """Return the signs with their roles and meanings."""
     return (
         (glyphs.on, "good", "at work, or online"),
         (glyphs.off, "dim", "not yet, stopped, or offline"),
-        (glyphs.paused, "warn", "paused; the reason and what ends it stand beside it"),
+        (glyphs.paused, "warn", "paused, with the reason and what ends it"),
         (glyphs.wait, "info", "waiting for the coordinator"),
         (glyphs.check, "good", "accepted or done"),
-        (glyphs.cross, "bad", "rejected; the check that failed stands below it"),
-        (glyphs.mark, "mark", "a version with a contribution of yours in it"),
+        (glyphs.cross, "bad", "rejected, with the check that failed"),
+        (glyphs.mark, "mark", "a version that holds a contribution of yours"),
     )
 
 
 def help_lines(own: Sequence[keys.Command], scene: Scene, cells: int) -> list[Line]:
-    """The whole text for this width."""
+    """Return the whole help text for this width."""
     lines: list[Line] = []
     if own:
         lines += _section("This page", [_command(c, scene) for c in own], cells)
@@ -76,7 +76,7 @@ def _section(title: str, rows: Sequence[tuple[str, str, str, str]], cells: int) 
 
 
 class HelpText(Panel):
-    """As high as its text."""
+    """Panel that is as high as its text."""
 
     def __init__(self, own: Sequence[keys.Command]) -> None:
         super().__init__(id="help-text")
@@ -90,7 +90,7 @@ class HelpText(Panel):
 
 
 class Help(ModalScreen[None]):
-    """Closed by any of its keys."""
+    """Help dialog; any of its keys closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,f1,enter,space", "close", "close", show=False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
@@ -24,22 +24,24 @@ from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import recap_since, week
 from volunteer.text import credit, printable
 from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, AskingPage, Question
+from volunteer.tui.query_page import Answer, PageQuery, QueryPage
 from volunteer.tui.text import Line, ago, clock_time, fit, left, spark, wrap
-from volunteer.tui.widgets.choice_row import Choices
-from volunteer.tui.widgets.panel import Drawn, Scene, aged
-from volunteer.tui.widgets.recent_work import VERDICTS
+from volunteer.tui.widgets.choice_row import ChoiceRow
+from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
+from volunteer.tui.widgets.recent_work import VERDICTS, reason_of
 from volunteer.tui.widgets.search_box import Finder
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
-KINDS = (("all", "all"), ("open", "not decided"), ("paid", "paid"), ("rejected", "rejected"))
+KINDS = (("all", "all"), ("open", "waiting"), ("paid", "paid"), ("rejected", "rejected"))
 PAGES_MAX = 40
 NAME_CELLS = 9
-STEPS = {  # how far a contribution has come, as it is drawn
+# How far a contribution has come, as it is drawn.
+STEPS = {
     "received": 1,
     "checking": 1,
     "accepted": 2,
     "merged": 3,
+    "paid": 3,
     "superseded": 3,
     "rejected": 0,
 }
@@ -57,7 +59,7 @@ COLUMNS = (
 Page = tuple[tuple[Verdict, ...], str]
 
 
-class History(AskingPage):
+class History(QueryPage):
     """Page of contributions and credits."""
 
     NAME = "history"
@@ -67,8 +69,8 @@ class History(AskingPage):
             id="kind",
             key="w",
             action="kind",
-            short="which",
-            help="Show all contributions, or those not decided, paid, rejected.",
+            short="filter",
+            help="Show all contributions, or those that wait, were paid, were rejected.",
             place="footer",
             rank=35,
         ),
@@ -76,7 +78,7 @@ class History(AskingPage):
             id="filter",
             key="slash",
             action="filter",
-            short="filter",
+            short="search",
             help="Show only lines that hold a text.",
             place="footer",
             rank=36,
@@ -123,28 +125,30 @@ class History(AskingPage):
     def body(self) -> ComposeResult:
         with Horizontal(id="columns"):
             with Vertical(id="list"):
-                yield Choices(KINDS, lambda: self.kind, action="pick", key="w", id="span")
+                yield ChoiceRow(KINDS, lambda: self.kind, action="pick", key="w", id="span")
                 yield Finder(id="finder")
                 yield Listing(COLUMNS, self._filling, id="work")
             with Vertical(id="side"):
-                yield Drawn(self._totals, title="Credits", id="totals", classes="card")
-                yield Drawn(self._detail, title=self._detail_title, id="detail", classes="card")
+                yield FunctionPanel(self._totals, title="Credits", id="totals", classes="card")
+                yield FunctionPanel(
+                    self._detail, title=self._detail_title, id="detail", classes="card"
+                )
 
-    def questions(self) -> dict[str, Question]:
+    def queries(self) -> dict[str, PageQuery]:
         return {
             "history": lambda control: control.page(endpoints.CONTRIBUTIONS),
             "ledger": self._recent,
         }
 
     async def _recent(self, control: Control) -> tuple[LedgerRow, ...]:
-        """Return what the totals draw, of which only the new is asked for."""
+        """Return the ledger rows of the last two weeks; only new ones are queried."""
         known: Sequence[LedgerRow] = self.answer("ledger").value or ()
         return await ledger(control, recap_since(self.volunteer.clock.now()), known)
 
-    # Which lines.
+    # The rows.
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        """All that is known, newest first, each contribution once by its newest state."""
+        """Return all known verdicts, newest first, each contribution once by its newest state."""
         answer: Answer[Page] = self.answer("history")
         found: dict[int, Verdict] = {}
         for verdict in (
@@ -157,15 +161,21 @@ class History(AskingPage):
                 found[verdict.contribution] = verdict
         return tuple(sorted(found.values(), key=lambda v: v.contribution, reverse=True))
 
+    def paid(self) -> frozenset[int]:
+        """Return the contributions for which the ledger has credits that are earned."""
+        rows: Sequence[LedgerRow] = self.answer("ledger").value or ()
+        return frozenset(row.contribution or -1 for row in rows if row.kind == "earned")
+
     def _filling(self, scene: Scene) -> Filling:
         answer: Answer[Page] = self.answer("history")
         known = self.verdicts()
-        chosen = [v for v in known if chosen_by(v, self.kind, self.needle)]
+        paid = self.paid()
+        chosen = [v for v in known if chosen_by(v, self.kind, self.needle, paid)]
         old = not scene.view.status.online or answer.old(scene)
         count = f"{len(chosen)} of {len(known)}" if len(chosen) != len(known) else ""
         note = " ".join(part for part in (count, answer.note(scene)) if part)
         return Filling(
-            rows=tuple(verdict_row(v, scene, old=old) for v in chosen),
+            rows=tuple(verdict_row(v, scene, paid, old=old) for v in chosen),
             empty=_empty(answer, known, scene),
             title=f'Contributions with "{self.needle}"' if self.needle else "Contributions",
             subtitle=note,
@@ -191,13 +201,15 @@ class History(AskingPage):
     def _left(self) -> None:
         self.query_one("#work").focus()
 
-    # More of them.
+    # Older rows.
 
     @on(Listing.Ended)
     def _more(self) -> None:
         if self._cursor and self._pages < PAGES_MAX and not self.answer("older").asking:
             cursor = self._cursor
-            self.ask("older", lambda control: control.page(endpoints.CONTRIBUTIONS, cursor=cursor))
+            self.query_now(
+                "older", lambda control: control.page(endpoints.CONTRIBUTIONS, cursor=cursor)
+            )
 
     def answered(self, name: str) -> None:
         page: Page | None = self.answer(name).value
@@ -210,7 +222,7 @@ class History(AskingPage):
 
     @on(Listing.Moved)
     def _moved(self) -> None:
-        self.query_one("#detail", Drawn).draw()
+        self.query_one("#detail", FunctionPanel).draw()
 
     # Beside the list.
 
@@ -245,30 +257,42 @@ class History(AskingPage):
             rows = await ledger(control)
             write_whole(path, ledger_csv(rows, self.verdicts()).encode())
         except VolunteerError as error:
-            self.volunteer.tell(f"the ledger cannot be had: {error.message}", "error")
+            self.volunteer.tell(f"the ledger cannot be read: {error.message}", "error")
         except OSError as error:
             self.volunteer.tell(f"{path} cannot be written: {error.strerror}", "error")
         else:
             self.volunteer.tell(f"{len(rows)} lines written to {path}")
 
 
-def chosen_by(verdict: Verdict, kind: str, needle: str) -> bool:
-    """Return True if a line is wanted."""
+def stage(verdict: Verdict, paid: Collection[int]) -> str:
+    """Return the state of a contribution, "paid" for accepted work that the ledger has paid.
+
+    Games are paid when they are accepted and stay in this state: no version merges them.
+    """
+    if verdict.state == "accepted" and verdict.contribution in paid:
+        return "paid"
+    return verdict.state
+
+
+def chosen_by(verdict: Verdict, kind: str, needle: str, paid: Collection[int] = ()) -> bool:
+    """Return True if the filter and the search text let a contribution through."""
+    state = stage(verdict, paid)
     wanted = {
         "all": True,
-        "open": verdict.state in ("received", "checking", "accepted"),
-        "paid": verdict.state in ("merged", "superseded"),
-        "rejected": verdict.state == "rejected",
+        "open": state in ("received", "checking", "accepted"),
+        "paid": STEPS[state] == 3,
+        "rejected": state == "rejected",
     }[kind]
     text = f"{verdict.run} {verdict.task} {verdict.state} {verdict.reason} {verdict.message}"
     return wanted and needle.casefold() in text.casefold()
 
 
-def verdict_row(verdict: Verdict, scene: Scene, *, old: bool) -> Row:
-    """A contribution as a line."""
-    sign, word, role = VERDICTS[verdict.state]
-    paid = credit(verdict.credits_micro) if verdict.credits_micro else "-"
-    why = verdict.message
+def verdict_row(verdict: Verdict, scene: Scene, paid: Collection[int], *, old: bool) -> Row:
+    """Return a contribution as a row of the table."""
+    state = stage(verdict, paid)
+    sign, word, role = VERDICTS[state]
+    pay = credit(verdict.credits_micro) if verdict.credits_micro else "-"
+    why = verdict.message if state == "paid" else reason_of(verdict)
     if verdict.state == "merged" and verdict.version is not None:
         why = f"in version {verdict.version}"
     return Row(
@@ -278,7 +302,7 @@ def verdict_row(verdict: Verdict, scene: Scene, *, old: bool) -> Row:
             ((printable(verdict.run, 64), "text"),),
             ((str(verdict.task), "dim"),),
             ((f"{getattr(scene.glyphs, sign)} {word}", role),),
-            ((paid, "value" if verdict.state in ("merged", "superseded") else "dim"),),
+            ((pay, "value" if STEPS[state] == 3 else "dim"),),
             ((printable(why, 200), "text"),),
         ),
         dim=old,
@@ -286,16 +310,18 @@ def verdict_row(verdict: Verdict, scene: Scene, *, old: bool) -> Row:
 
 
 def when(at: float, now: float) -> str:
-    """The time of day, or for how many days it is past."""
+    """Return the time of day, or the days since then."""
     return clock_time(at) if 0 <= now - at < 20 * 3600 else f"{ago(now - at)} ago"
 
 
-def way(verdict: Verdict, scene: Scene) -> Line:
-    """pending, checked, paid: how far it has come."""
+def way(state: str, scene: Scene) -> Line:
+    """Return the line "pending, checked, paid", bright as far as a contribution in this state has
+    come.
+    """
     glyphs = scene.glyphs
-    if verdict.state == "rejected":
+    if state == "rejected":
         return (("pending ", "dim"), (f"{glyphs.right} ", "faint"), ("not paid", "bad"))
-    reached = STEPS[verdict.state]
+    reached = STEPS[state]
     spans: list[tuple[str, str]] = []
     for number, word in enumerate(("pending", "checked", "paid"), start=1):
         if number > 1:
@@ -307,13 +333,12 @@ def way(verdict: Verdict, scene: Scene) -> Line:
 
 def _empty(answer: Answer[Page], known: Sequence[Verdict], scene: Scene) -> str:
     if known:
-        return "nothing of this kind; w shows others, esc ends the filter"
+        return "nothing of this kind; w shows others, / searches for another text"
     if answer.error:
         return f"cannot be shown: {answer.error.rstrip('.')}. Press r to try again."
     if answer.value is not None:
         return (
-            "what you hand in appears here, with the verdict and its reason; the first task "
-            "begins it"
+            "your contributions appear here with their verdicts and reasons, from the first task on"
         )
     return "asking the coordinator" if answer.asking else "shown as soon as the coordinator answers"
 
@@ -321,19 +346,22 @@ def _empty(answer: Answer[Page], known: Sequence[Verdict], scene: Scene) -> str:
 def detail_lines(
     verdict: Verdict, rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int
 ) -> list[Line]:
-    """All about one contribution: its verdict, the check that failed, and the postings."""
-    sign, word, role = VERDICTS[verdict.state]
+    """Return all about one contribution: its verdict, the check that failed, and its postings."""
+    paid = {row.contribution for row in rows if row.kind == "earned" and row.contribution}
+    state = stage(verdict, paid)
+    sign, word, role = VERDICTS[state]
     lines: list[Line] = [((f"{getattr(scene.glyphs, sign)} {word}", role),)]
     if verdict.reason:
         lines.append(_fact("check", printable(verdict.reason, 60)))
-    lines += [((text, "text"),) for text in wrap(verdict.message, cells, 5) if verdict.message]
-    lines.append(way(verdict, scene))
-    lines.append(_fact("number", f"{verdict.contribution}, task {verdict.task}"))
+    why = verdict.message if state == "paid" else reason_of(verdict)
+    lines += [((text, "text"),) for text in wrap(why, cells, 5) if why]
+    lines.append(way(state, scene))
+    lines.append(_fact("number", f"{verdict.contribution} (task {verdict.task})"))
     if verdict.version is not None:
         lines.append(_fact("version", str(verdict.version)))
     if verdict.weight is not None:
-        lines.append(_fact("weight", f"{verdict.weight:.3g} of the merge"))
-    for row in reversed(rows):  # newest first, as they are told
+        lines.append(_fact("weight", f"{verdict.weight:.0%}"))
+    for row in reversed(rows):  # newest first
         if row.contribution == verdict.contribution:
             amount = f"{'+' if row.amount_micro >= 0 else ''}{credit(row.amount_micro)}"
             line = ((left(clock_time(row.at), 6), "dim"), (left(row.kind, 9), "text"))
@@ -342,13 +370,13 @@ def detail_lines(
 
 
 def total_lines(rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int) -> list[Line]:
-    """Return what there is, what is waiting, and the last days."""
+    """Return the balance, the pending credits, and the last days."""
     me = scene.view.status.me
     if me is None:
         said = "credits appear here when your first contribution has been checked"
         return [((text, "dim"),) for text in wrap(said, cells, height)]
     lines: list[Line] = [
-        _fact("to spend", credit(me.earned_micro - me.spent_micro), "value"),
+        _fact("balance", credit(me.earned_micro - me.spent_micro), "value"),
         _fact("pending", credit(me.pending_micro), "warn" if me.pending_micro else "text"),
         _fact("today", f"+{credit(me.today_micro)}", "good" if me.today_micro else "text"),
     ]
@@ -368,9 +396,7 @@ def _fact(name: str, text: str, role: str = "text") -> Line:
 
 
 def ledger_csv(rows: Sequence[LedgerRow], verdicts: Sequence[Verdict]) -> str:
-    """The ledger for a spreadsheet, times in UTC; a cell that would begin a formula there is
-    text.
-    """
+    """Return the ledger as CSV, times in UTC; a cell that would begin a formula is made text."""
     by_number = {verdict.contribution: verdict for verdict in verdicts}
     out = io.StringIO()
     writer = csv.writer(out)

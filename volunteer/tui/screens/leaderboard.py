@@ -1,4 +1,4 @@
-"""My week and my milestones first, then who else has given how much."""
+"""Ranks page: the week and the milestones of this volunteer, then the leaderboard."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import Milestone, Week, milestones, recap_since, week
 from volunteer.text import counted, credit, duration, printable
 from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, AskingPage, Question
-from volunteer.tui.text import Line, bar, count, fit, left, spark, spread, wrap
-from volunteer.tui.widgets.choice_row import Choices
-from volunteer.tui.widgets.panel import Drawn, Scene, aged
+from volunteer.tui.query_page import Answer, PageQuery, QueryPage
+from volunteer.tui.text import Line, bar, count, fit, left, ordinal, spark, spread, wrap
+from volunteer.tui.widgets.choice_row import ChoiceRow
+from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 WINDOWS = (("7", "7 days"), ("30", "30 days"), ("0", "all time"))
@@ -44,7 +44,7 @@ COLUMNS = (
 )
 
 
-class Leaderboard(AskingPage):
+class Leaderboard(QueryPage):
     """Page of the leaderboard."""
 
     NAME = "leaderboard"
@@ -73,7 +73,7 @@ class Leaderboard(AskingPage):
             key="c",
             action="card",
             short="card",
-            help="Draw a card of what you gave, to show to friends, into your home directory.",
+            help="Draw a card of your part, to show to friends, into your home directory.",
             place="footer",
             rank=37,
         ),
@@ -113,15 +113,15 @@ class Leaderboard(AskingPage):
     def body(self) -> ComposeResult:
         with Horizontal(id="sides"):
             with Vertical(id="mine"):
-                yield Drawn(self._week, title="My week", id="week", classes="card")
-                yield Drawn(self._goals, title="Milestones", id="goals", classes="card")
-                yield Drawn(self._told, title="Show it", id="told", classes="card")
+                yield FunctionPanel(self._week, title="My week", id="week", classes="card")
+                yield FunctionPanel(self._goals, title="Milestones", id="goals", classes="card")
+                yield FunctionPanel(self._told, title="Show it", id="told", classes="card")
             with Vertical(id="board"):
-                yield Choices(WINDOWS, lambda: self.window, action="pick", key="w", id="span")
+                yield ChoiceRow(WINDOWS, lambda: self.window, action="pick", key="w", id="span")
                 yield Listing(COLUMNS, self._filling, id="ranks")
-                yield Drawn(self._place, id="place")
+                yield FunctionPanel(self._place, id="place")
 
-    def questions(self) -> dict[str, Question]:
+    def queries(self) -> dict[str, PageQuery]:
         days = int(self.window)
         return {
             f"leaders {self.window}": lambda control: control.query(
@@ -131,7 +131,7 @@ class Leaderboard(AskingPage):
         }
 
     async def _recent(self, control: Control) -> tuple[LedgerRow, ...]:
-        """Return what the recap is made of, of which only the new is asked for."""
+        """Return the ledger rows of the last two weeks; only new ones are queried."""
         known: Sequence[LedgerRow] = self.answer("ledger").value or ()
         return await ledger(control, recap_since(self.volunteer.clock.now()), known)
 
@@ -145,30 +145,26 @@ class Leaderboard(AskingPage):
         self.show(self.volunteer.scene(), at_once=True)
 
     def action_hide(self) -> None:
-        """Hide my name from others, or show it again."""
+        """Hide the nickname from others, or show it again."""
         control, me = self.volunteer.control, self.volunteer.view.status.me
         if control is None or me is None:
-            self.volunteer.tell(
-                "your account is not known yet: it is as soon as the coordinator answers"
-            )
+            self.volunteer.tell("your account is not known before the coordinator answers")
             return
         said = "your name is hidden from others" if me.public else "others can see your name"
 
         def done() -> None:
-            self.volunteer.tell(f"{said}, as soon as the coordinator has been told")
+            self.volunteer.tell(f"{said}, as soon as the coordinator knows it")
 
         self.volunteer.command(control.set_settings({"public": not me.public}), done)
 
     def action_card(self) -> None:
-        """Write a picture of what I gave."""
+        """Write the card of this volunteer's part."""
         self.run_worker(self._draw_card(), group="card", exclusive=True)
 
     async def _draw_card(self) -> None:
         control, status = self.volunteer.control, self.volunteer.view.status
         if control is None or status.me is None:
-            self.volunteer.tell(
-                "your account is not known yet: it is as soon as the coordinator answers"
-            )
+            self.volunteer.tell("your account is not known before the coordinator answers")
             return
         path = Path.home() / CARD
         try:
@@ -182,7 +178,7 @@ class Leaderboard(AskingPage):
         except OSError as error:
             self.volunteer.tell(f"{path} cannot be written: {error.strerror}", "error")
         else:
-            self.volunteer.tell(f"{CARD} is in your home directory: any browser shows it")
+            self.volunteer.tell(f"written to {path}: open it in a browser")
 
     def _told(self, scene: Scene, width: int, height: int) -> list[Line]:
         return told_lines(scene, width, height)
@@ -211,7 +207,7 @@ class Leaderboard(AskingPage):
     def _goals(self, scene: Scene, width: int, height: int) -> list[Line]:
         me = scene.view.status.me
         if me is None:
-            said = "marks that only grow appear here with your first contribution"
+            said = "milestones appear here with your first contribution"
             return [((text, "dim"),) for text in wrap(said, width, height)]
         return aged(goal_lines(milestones(me), scene, width, height), scene)
 
@@ -220,15 +216,12 @@ def _empty(answer: Answer[Sequence[LeaderRow]], scene: Scene) -> str:
     if answer.error:
         return f"cannot be shown: {answer.error.rstrip('.')}. Press r to try again."
     if answer.value is not None:
-        return (
-            "nobody has earned anything in this time yet: the first accepted contribution "
-            "opens the list"
-        )
+        return "no credits were earned in this time; the first accepted contribution opens the list"
     return "asking the coordinator" if answer.asking else "shown as soon as the coordinator answers"
 
 
 def leader_rows(leaders: Sequence[LeaderRow], scene: Scene, *, old: bool) -> tuple[Row, ...]:
-    """The list, mine marked."""
+    """Return the rows of the leaderboard, with this volunteer's marked."""
     top = max((row.earned_micro for row in leaders), default=0)
     rows = []
     for row in leaders:
@@ -254,13 +247,13 @@ def leader_rows(leaders: Sequence[LeaderRow], scene: Scene, *, old: bool) -> tup
 
 
 def day_letters(now: float) -> str:
-    """The last seven days by their first letters, today last, three cells each."""
+    """Return the last seven days by their first letters, today last, three cells each."""
     today = datetime.fromtimestamp(now, tz=UTC).astimezone().weekday()
     return "".join(f" {LETTERS[(today + back) % 7]} " for back in range(1, 8))
 
 
 def place_line(leaders: Sequence[LeaderRow], scene: Scene, cells: int) -> Line:
-    """My own place, always in sight."""
+    """Return the place of this volunteer, which stays visible below the list."""
     mine = next((row for row in leaders if row.me), None)
     me = scene.view.status.me
     if mine is None:
@@ -269,10 +262,10 @@ def place_line(leaders: Sequence[LeaderRow], scene: Scene, cells: int) -> Line:
         return ((fit("you are not in this list yet", cells), "dim"),) if leaders else ()
     above = [row for row in leaders if row.earned_micro > mine.earned_micro]
     gap = min((row.earned_micro for row in above), default=0) - mine.earned_micro
-    text = f"place {mine.rank} of {len(leaders)}, {credit(mine.earned_micro)} credits"
+    text = f"{ordinal(mine.rank)} of {len(leaders)}, {credit(mine.earned_micro)} credits"
     if me is not None and not me.public:
         text = f"hidden from others (h shows it); {text}"
-    more = f", {credit(gap)} to the next place" if gap > 0 else ", nobody is ahead of you"
+    more = f", {credit(gap)} to the next place" if gap > 0 else " - you lead"
     room = cells - 2
     return (
         (f"{scene.glyphs.mark} ", "mark"),
@@ -281,9 +274,9 @@ def place_line(leaders: Sequence[LeaderRow], scene: Scene, cells: int) -> Line:
 
 
 def week_lines(found: Week, scene: Scene, cells: int, height: int) -> list[Line]:
-    """Seven days in a few lines."""
+    """Return seven days in a few lines."""
     if found.total_micro == 0 and found.streak == 0:
-        said = "what your machines earn this week appears here: one accepted contribution begins it"
+        said = "the credits of this week appear here, from your first accepted contribution on"
         return [((text, "dim"),) for text in wrap(said, cells, height)]
     lines: list[Line] = [_fact("credits", credit(found.total_micro), "value")]
     drawn = spark([max(0, micro) for micro in found.credits_micro], 7, scene.glyphs)
@@ -305,11 +298,11 @@ def week_lines(found: Week, scene: Scene, cells: int, height: int) -> list[Line]
 
 
 def told_lines(scene: Scene, cells: int, height: int) -> list[Line]:
-    """Return what there is to tell others, in a sentence, and the key that draws it."""
+    """Return a sentence to share about this volunteer's part, and the key that draws the card."""
     me, model = scene.view.status.me, scene.view.models.get(scene.view.run())
     if me is None or me.merged == 0:
         said = (
-            "With your first merged contribution there is a card to show to friends: your "
+            "After your first merged contribution you can draw a card to show to friends: your "
             "part, before and after."
         )
         return [((text, "dim"),) for text in wrap(said, cells, height)]
@@ -331,7 +324,7 @@ def _fact(name: str, text: str, role: str = "text") -> Line:
 
 
 def goal_lines(found: Sequence[Milestone], scene: Scene, cells: int, height: int) -> list[Line]:
-    """The mark that was passed last on each ladder, and how far the next one is."""
+    """Return, for each milestone, the mark that was passed last and the distance to the next."""
     lines: list[Line] = []
     roomy = height >= 3 * len(found) - 1
     for goal in found:

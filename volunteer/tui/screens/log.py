@@ -1,6 +1,4 @@
-"""Everything that happened since the start, to be searched, followed and shown to somebody who
-helps.
-"""
+"""Log page: all events since the start, to search, follow, and send as diagnostics."""
 
 from __future__ import annotations
 
@@ -22,13 +20,13 @@ from volunteer.control.events import AnyEvent
 from volunteer.control.sentences import words
 from volunteer.files import write_whole
 from volunteer.machine.devices import hardware
-from volunteer.text import printable
+from volunteer.text import counted, printable
 from volunteer.tui import keys
 from volunteer.tui.page import Page
 from volunteer.tui.text import Line, wrap
 from volunteer.tui.view import Entry
-from volunteer.tui.widgets.choice_row import Choices
-from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.choice_row import ChoiceRow
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.search_box import Finder
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
@@ -48,7 +46,7 @@ COLUMNS = (
 
 
 class Tail(Listing):
-    """A list whose cursor stays on the newest row until somebody moves it away."""
+    """Table whose cursor stays on the newest row until a key moves it away."""
 
     following = True
 
@@ -70,7 +68,7 @@ class LogPage(Page):
             id="level",
             key="w",
             action="level",
-            short="which",
+            short="filter",
             help="Show everything, or only warnings and errors.",
             place="footer",
             rank=35,
@@ -118,10 +116,10 @@ class LogPage(Page):
         self._made_of: tuple[int, str, str, str] = (-1, "", "", "")
 
     def body(self) -> ComposeResult:
-        yield Choices(LEVELS, lambda: self.level, action="pick", key="w", id="span")
+        yield ChoiceRow(LEVELS, lambda: self.level, action="pick", key="w", id="span")
         yield Finder(id="finder")
         yield Tail(COLUMNS, self._filling, id="entries")
-        yield Drawn(self._entry, title="In full", id="entry", classes="card")
+        yield FunctionPanel(self._entry, title="In full", id="entry", classes="card")
 
     @property
     def needle(self) -> str:
@@ -140,9 +138,10 @@ class LogPage(Page):
             rows=self._rows,
             empty="nothing of this kind has happened"
             if entries
-            else "what happens is written down here, beginning with the first connection",
+            else "events appear here, from the first connection on",
             title=f"Log {found}".rstrip(),
-            subtitle=f"{len(self._rows)} lines{', following' if following else ', end: follow'}",
+            subtitle=counted(len(self._rows), "line")
+            + (", following" if following else ", end: follow"),
         )
 
     def _entry(self, scene: Scene, width: int, height: int) -> list[Line]:
@@ -176,7 +175,7 @@ class LogPage(Page):
 
     @on(Listing.Moved)
     def _moved(self) -> None:
-        self.query_one("#entry", Drawn).draw()
+        self.query_one("#entry", FunctionPanel).draw()
 
     def action_diagnostics(self) -> None:
         self.run_worker(self._diagnose(), group="diagnostics", exclusive=True)
@@ -187,7 +186,7 @@ class LogPage(Page):
         try:
             rows = await control.settings() if control is not None else ()
         except VolunteerError:
-            pass  # it helps without them too
+            pass  # diagnostics help without them too
         try:
             version = importlib.metadata.version("volunteer")
         except importlib.metadata.PackageNotFoundError:
@@ -206,13 +205,11 @@ class LogPage(Page):
         except OSError as error:
             self.volunteer.tell(f"copied; {path} cannot be written: {error.strerror}", "warning")
         else:
-            self.volunteer.tell(
-                f"copied, and written to {path}: look through it before you send it"
-            )
+            self.volunteer.tell(f"copied, and written to {path}: read it before you send it")
 
 
 def level_of(event: AnyEvent) -> Level:
-    """Return how much an event matters to its owner."""
+    """Return the level of an event."""
     match event:
         case events.Notice(level="error"):
             return "error"
@@ -233,7 +230,7 @@ def level_of(event: AnyEvent) -> Level:
 
 
 def entry_rows(entries: Sequence[Entry], scene: Scene, level: str, needle: str) -> tuple[Row, ...]:
-    """The lines that are wanted, oldest first."""
+    """Return the rows that pass level and search text, oldest first."""
     rows = []
     wanted = needle.casefold()
     for entry in entries:
@@ -256,5 +253,5 @@ def entry_rows(entries: Sequence[Entry], scene: Scene, level: str, needle: str) 
 
 
 def clock_seconds(at: float) -> str:
-    """Time of day on this machine, with seconds."""
+    """Return the time of day on this machine, with seconds."""
     return time.strftime("%H:%M:%S", time.localtime(at)) if 0 < at < 4e9 else "--:--:--"

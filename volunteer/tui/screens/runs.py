@@ -1,4 +1,4 @@
-"""Runs page: progress, need, pay, and whether this machine takes part."""
+"""Runs page: progress, helpers, credits, and the runs that this machine helps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from shared.workloads.base import installed
 from volunteer.control.commands import SettingRow
 from volunteer.text import loss, measure_word, measured, printable, size
 from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, AskingPage, Question
-from volunteer.tui.run_estimate import STATES, Prospect, prospect
-from volunteer.tui.screens.copy_text import Told
-from volunteer.tui.status_line import merging
+from volunteer.tui.query_page import Answer, PageQuery, QueryPage
+from volunteer.tui.run_estimate import STATES, RunEstimate, estimate
+from volunteer.tui.screens.copy_text import CopyText
+from volunteer.tui.status_line import next_merge
 from volunteer.tui.text import Glyphs, Line, bar, count, left, percent, wrap
-from volunteer.tui.widgets.panel import Drawn, Scene, aged
+from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
 from volunteer.tui.widgets.plot import Chart, Charted, Series
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
@@ -38,7 +38,7 @@ COLUMNS = (
 )
 
 
-class Runs(AskingPage):
+class Runs(QueryPage):
     """Page of the runs."""
 
     NAME = "runs"
@@ -49,7 +49,7 @@ class Runs(AskingPage):
             key="enter",
             action="help_run",
             short="help/leave",
-            help="Help the run under the cursor, or leave it.",
+            help="Help the run under the cursor, or stop helping it.",
             place="footer",
             rank=33,
         ),
@@ -76,7 +76,7 @@ class Runs(AskingPage):
             key="s",
             action="share",
             short="share",
-            help="A link with which others can join this coordinator.",
+            help="Show a link with which others can join this coordinator.",
             place="footer",
             rank=36,
         ),
@@ -85,7 +85,7 @@ class Runs(AskingPage):
             key="y",
             action="licence",
             short="accept licence",
-            help="Say yes to the licence of the run under the cursor.",
+            help="Accept the licence of the run under the cursor.",
         ),
         keys.Command(
             id="reload", key="r", action="reload", short="reload", help="Ask the coordinator again."
@@ -111,10 +111,10 @@ class Runs(AskingPage):
                 yield Listing(COLUMNS, self._filling, id="list")
                 yield Charted(self._chart, self._chart_title, id="curve", classes="card curve")
             with Vertical(id="about"):
-                yield Drawn(self._detail, title=self._title, id="detail", classes="card")
+                yield FunctionPanel(self._detail, title=self._title, id="detail", classes="card")
 
-    def questions(self) -> dict[str, Question]:
-        asked: dict[str, Question] = {
+    def queries(self) -> dict[str, PageQuery]:
+        asked: dict[str, PageQuery] = {
             "runs": lambda control: control.query(endpoints.RUNS),
             "settings": lambda control: control.settings(),
         }
@@ -123,10 +123,10 @@ class Runs(AskingPage):
             asked[f"loss {name}"] = lambda control: control.query(endpoints.LOSS, run=name)
         return asked
 
-    # What is known.
+    # Data.
 
     def infos(self) -> tuple[RunInfo, ...]:
-        """As answered, or as they were told last."""
+        """Return the runs of the newest reply, or of the last event."""
         answer: Answer[tuple[RunInfo, ...]] = self.answer("runs")
         return answer.value or self.volunteer.view.status.runs
 
@@ -136,30 +136,30 @@ class Runs(AskingPage):
         return tuple(found)
 
     def chosen(self) -> tuple[str, ...]:
-        """Runs that were chosen; empty: any."""
+        """Return the runs that were chosen; empty: any."""
         return self._setting("runs")
 
-    def prospect(self, info: RunInfo) -> Prospect:
+    def estimate(self, info: RunInfo) -> RunEstimate:
         status = self.volunteer.view.status
         allowed = self._setting("workloads") or tuple(installed())
         here = [name for name in installed() if name in allowed]
-        return prospect(info, status.devices, status.benchmarks, here)
+        return estimate(info, status.devices, status.benchmarks, here)
 
     def _under_cursor(self) -> RunInfo | None:
         key = self.query_one("#list", Listing).key
         return next((info for info in self.infos() if info.name == key), None)
 
-    # What is seen.
+    # Drawing.
 
     def _filling(self, scene: Scene) -> Filling:
         infos, chosen = self.infos(), self.chosen()
         answer = self.answer("runs")
         old = not scene.view.status.online
-        subtitle = answer.note(scene) or ("as they were told last" if old and infos else "")
-        helping = f"helping {', '.join(chosen)}" if chosen else "helping any that fits"
+        subtitle = answer.note(scene) or ("as last reported" if old and infos else "")
+        helping = f"helping: {', '.join(chosen) or 'any run'}"
         return Filling(
             rows=tuple(
-                run_row(info, self.prospect(info), scene, helped=helped(info, chosen), old=old)
+                run_row(info, self.estimate(info), scene, helped=helped(info, chosen), old=old)
                 for info in infos
             ),
             empty=_empty(answer),
@@ -174,10 +174,10 @@ class Runs(AskingPage):
     def _detail(self, scene: Scene, width: int, height: int) -> list[Line]:
         info = self._under_cursor()
         if info is None:
-            said = "what a run trains, under which licence and on which data is shown here"
+            said = "what a run trains, its licence and its data appear here"
             return [((text, "dim"),) for text in wrap(said, width, height)]
-        joined = helped(info, self.chosen())
-        return aged(run_detail(info, self.prospect(info), scene, joined, width)[:height], scene)
+        lines = run_detail(info, self.estimate(info), scene, self.chosen(), width)
+        return aged(lines[:height], scene)
 
     def _chart_title(self, scene: Scene) -> tuple[str, str]:
         info = self._under_cursor()
@@ -205,16 +205,16 @@ class Runs(AskingPage):
         )
 
     def _mine(self, scene: Scene, name: str) -> frozenset[int]:
-        """Versions of a run in which there is work of this volunteer."""
+        """Return the versions of a run that hold work of this volunteer."""
         known = scene.view.models.get(name)
         return known.mine if known is not None else frozenset()
 
     @on(Listing.Moved)
     def _moved(self) -> None:
-        self.query_one("#detail", Drawn).draw()
+        self.query_one("#detail", FunctionPanel).draw()
         self.query_one("#curve", Charted).draw()
 
-    # What can be done.
+    # Actions.
 
     @on(Listing.Chosen)
     def action_help_run(self) -> None:
@@ -224,17 +224,19 @@ class Runs(AskingPage):
         chosen = self.chosen()
         if info.name in chosen:
             left_over = tuple(name for name in chosen if name != info.name)
-            said = f"{info.name} is left" + ("" if left_over else "; any run that fits is helped")
+            said = f"left {info.name}; helping {', '.join(left_over) or 'any run'}"
             self._choose(left_over, said)
             return
-        able = self.prospect(info)
+        able = self.estimate(info)
         if not able.fits:
-            self.volunteer.tell(f"{info.name} cannot be helped now: {able.sentence}", "warning")
+            self.volunteer.tell(
+                f"this machine cannot help {info.name} now: {able.sentence}", "warning"
+            )
             return
-        self._choose((*chosen, info.name), f"{info.name} is helped from the next task on")
+        self._choose((*chosen, info.name), f"helping {info.name} from the next task")
 
     def action_any_run(self) -> None:
-        self._choose((), "any run that fits is helped from the next task on")
+        self._choose((), "helping any run from the next task")
 
     def _choose(self, runs: tuple[str, ...], said: str) -> None:
         control = self.volunteer.control
@@ -264,14 +266,14 @@ class Runs(AskingPage):
         async def tell() -> None:
             link = await control.invitation()
             self.app.push_screen(
-                Told("Share", "Others join with this link (volunteer join '...'):", link)
+                CopyText("Share", "Invite others: volunteer join '<link>' with this link:", link)
             )
 
         self.volunteer.command(tell())
 
 
 def helped(info: RunInfo, chosen: Sequence[str]) -> bool:
-    """Return True if tasks of a run are asked for."""
+    """Return True if this machine claims tasks of a run."""
     return not chosen or info.name in chosen
 
 
@@ -283,8 +285,8 @@ def _empty(answer: Answer[tuple[RunInfo, ...]]) -> str:
     return "asking the coordinator" if answer.asking else "shown as soon as the coordinator answers"
 
 
-def run_row(info: RunInfo, able: Prospect, scene: Scene, *, helped: bool, old: bool) -> Row:
-    """A run as a line of the list."""
+def run_row(info: RunInfo, able: RunEstimate, scene: Scene, *, helped: bool, old: bool) -> Row:
+    """Return a run as a row of the table."""
     glyphs = scene.glyphs
     if helped and able.fits:
         sign = (glyphs.on, "good")
@@ -294,7 +296,7 @@ def run_row(info: RunInfo, able: Prospect, scene: Scene, *, helped: bool, old: b
             if not able.fits and info.state == "running"
             else (glyphs.off, "dim")
         )
-    # Losses of different workloads cannot be compared: each says what it is.
+    # Losses of different workloads cannot be compared: each has its name.
     measure = f"{measure_word(info.measure)} " if info.loss is not None else ""
     done = info.progress
     progress: Line = ((STATES[info.state].partition(" by ")[0], "dim"),)
@@ -319,8 +321,10 @@ def run_row(info: RunInfo, able: Prospect, scene: Scene, *, helped: bool, old: b
     )
 
 
-def run_detail(info: RunInfo, able: Prospect, scene: Scene, joined: bool, cells: int) -> list[Line]:
-    """All that is known of a run."""
+def run_detail(
+    info: RunInfo, able: RunEstimate, scene: Scene, chosen: Sequence[str], cells: int
+) -> list[Line]:
+    """Return all that is known of a run."""
     glyphs = scene.glyphs
     room = cells - NAME_CELLS
     lines: list[Line] = []
@@ -332,17 +336,15 @@ def run_detail(info: RunInfo, able: Prospect, scene: Scene, joined: bool, cells:
         ((left("for you", NAME_CELLS), "dim"), (f"{sign[0]} ", sign[1]), (said[0], "text"))
     )
     lines += [((" " * (NAME_CELLS + 2), "dim"), (text, "text")) for text in said[1:]]
-    helping = "yes: enter chooses" if joined else "no: enter helps it"
-    if not able.fits:
-        helping = "it cannot be helped from here"
+    helping = _helping(info, chosen) if able.fits else "not from this machine"
     earns = able.credits_per_hour
-    when = merging(scene.view, info.name, scene.now).removeprefix("merging ")
+    when = next_merge(scene.view, info.name, scene.now)
     data = f"{info.dataset}, {info.dataset_licence or 'no licence stated'}"
     if not info.dataset:
         data = "none: it makes its own"
     facts = (
-        ("earns", f"about {count(earns)} credits an hour" if earns is not None else ""),
-        ("you help", helping),
+        ("earns", f"{count(earns)} credits/h (estimate)" if earns is not None else ""),
+        ("helped", helping),
         ("licence", f"{info.licence} (model)"),
         ("data", data),
         ("model", f"{count(info.parameters)} weights, needs {size(info.memory_bytes)}"),
@@ -359,8 +361,15 @@ def run_detail(info: RunInfo, able: Prospect, scene: Scene, joined: bool, cells:
     return lines
 
 
+def _helping(info: RunInfo, chosen: Sequence[str]) -> str:
+    """Return the choice of a run and the effect of enter, which leaves a run that was chosen."""
+    if info.name in chosen:
+        return "yes (enter: stop helping)"
+    return "no (enter: help)" if chosen else "as any run (enter: only this one)"
+
+
 def _course(info: RunInfo, glyphs: Glyphs) -> str:
-    """Return what was measured of version 0 and of the newest; nothing before that."""
+    """Return the measure of version 0 and of the newest; empty before the first evaluation."""
     if info.loss is None:
         return ""
     first = (
@@ -372,8 +381,8 @@ def _course(info: RunInfo, glyphs: Glyphs) -> str:
 
 
 def _fact(name: str, text: str, room: int) -> list[Line]:
-    """A name and what it is, on two lines where one is too short; nothing where there is nothing to
-    say.
+    """Return a name and its text, on two lines where one is too short; nothing for an empty
+    text.
     """
     found = wrap(text, room, 2) if text else []
     return [

@@ -1,6 +1,4 @@
-"""Every setting with one sentence of help, checked while it is typed; says who set it and when a
-change holds.
-"""
+"""Settings page: every setting with its help, source, and the time from which a change applies."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ from shared.errors import VolunteerError
 from volunteer.control.commands import SettingRow
 from volunteer.settings.settings import Settings
 from volunteer.tui import keys
-from volunteer.tui.query_page import Answer, AskingPage, Question
+from volunteer.tui.query_page import Answer, PageQuery, QueryPage
 from volunteer.tui.setting_labels import SOURCES, choices, holds, label, shown
 from volunteer.tui.text import Line, left, wrap
-from volunteer.tui.widgets.panel import Drawn, Scene
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.setting_list import SettingList
 
 NAME_CELLS = 8
@@ -26,7 +24,7 @@ LOOKS = frozenset({"theme", "ascii", "animations", "keys", "power_price"})  # fi
 OVERRULED = {"flag": "the command line", "environment": "the environment"}
 
 
-class SettingsPage(AskingPage):
+class SettingsPage(QueryPage):
     """Page of the settings."""
 
     NAME = "settings"
@@ -45,8 +43,8 @@ class SettingsPage(AskingPage):
             id="default",
             key="delete,backspace",
             action="default",
-            short="default",
-            help="Set it back to its default.",
+            short="reset",
+            help="Reset the setting under the cursor to its default.",
             place="footer",
             rank=36,
         ),
@@ -66,9 +64,9 @@ class SettingsPage(AskingPage):
     def body(self) -> ComposeResult:
         with Horizontal(id="columns"):
             yield SettingList(self.rows, empty=self._empty)
-            yield Drawn(self._about, title=self._title, id="about", classes="card")
+            yield FunctionPanel(self._about, title=self._title, id="about", classes="card")
 
-    def questions(self) -> dict[str, Question]:
+    def queries(self) -> dict[str, PageQuery]:
         return {"settings": lambda control: control.settings()}
 
     def rows(self) -> tuple[SettingRow, ...]:
@@ -89,13 +87,13 @@ class SettingsPage(AskingPage):
     def _about(self, scene: Scene, width: int, height: int) -> list[Line]:
         row = self._list.chosen
         if row is None:
-            said = "enter changes the setting under the cursor; delete sets it back"
+            said = "enter changes the setting under the cursor; del resets it"
             return [((text, "dim"),) for text in wrap(said, width, height)]
         return about_lines(row, width, height)
 
     @on(SettingList.Moved)
     def _moved(self) -> None:
-        self.query_one("#about", Drawn).draw()
+        self.query_one("#about", FunctionPanel).draw()
 
     def action_change(self) -> None:
         self._list.change()
@@ -121,7 +119,7 @@ class SettingsPage(AskingPage):
             return
         self._apply(row.name, value)
         if row.source in OVERRULED:
-            said = f"saved, but {OVERRULED[row.source]} says otherwise and wins"
+            said = f"saved, but {OVERRULED[row.source]} sets another value and wins"
             self.volunteer.tell(said, "warning")
         self.again()
 
@@ -132,16 +130,16 @@ class SettingsPage(AskingPage):
 
 
 def about_lines(row: SettingRow, cells: int, height: int) -> list[Line]:
-    """All about one setting."""
+    """Return all about one setting."""
     lines: list[Line] = [((text, "text"),) for text in wrap(row.help, cells, 4)]
-    lines.append(_fact("now", shown(row), "value"))
+    lines.append(_fact("value", shown(row), "value"))
     options = choices(row)
     if options and row.type != "bool":
         lines.append(_fact("choose", ", ".join(options)))
     standard = msgspec.structs.replace(row, value=getattr(Settings(), row.name, row.value))
     lines.append(_fact("default", shown(standard)))
     lines.append(_fact("set by", SOURCES.get(row.source, row.source)))
-    lines.append(_fact("changes", f"hold {holds(row)}"))
+    lines.append(_fact("applies", holds(row)))
     if height > len(lines) + 2:
         lines += [(), _fact("also", f"--set {row.name}=...")]
         lines.append(_fact("", f"VOLUNTEER_{row.name.upper()}"))

@@ -1,4 +1,4 @@
-"""`--ascii`: whatever is drawn, by us or by a library, reaches the terminal in 7 bits."""
+"""`--ascii`: everything that is drawn, also by libraries, reaches the terminal in 7 bits."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Drawing on a terminal that may be taken away: a closed window, a lost connection; or that only
-standard output reaches.
+"""Driver for a terminal that may vanish (a closed window, a lost connection), or that only standard
+output reaches.
 
-Textual writes from a thread of its own, through a queue with a bound. When a write fails, the
-thread dies, the queue fills up and the event loop waits for ever in the next write, deaf to
-signals. Here what cannot be written is dropped, and the program goes on until it is told to end.
+Textual writes from a thread of its own, through a bounded queue. When a write fails, the thread
+dies, the queue fills up and the event loop blocks for ever in the next write, deaf to signals. Here
+a failed write is dropped, and the program runs until it is stopped.
 
-Textual draws on standard error: who sends that into a file (`volunteer 2>errors`) would sit before
-an empty screen. So the screen is drawn on standard output where only that is a terminal.
+Textual draws on standard error: `volunteer 2>errors` would leave the screen empty. So the screen is
+drawn on standard output where only that is a terminal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Screenless:
-    """A file whose failed writes are no error."""
+    """File whose failed writes are dropped."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -41,14 +41,16 @@ class Screenless:
 
 
 def _terminal(errors: IO[str] | None) -> IO[str]:
-    """Return where a screen is drawn."""
+    """Return the stream on which the screen is drawn."""
     output = sys.__stdout__
     only = output is not None and output.isatty() and (errors is None or not errors.isatty())
     return cast("IO[str]", output if only else errors)
 
 
 def lasting_driver() -> type[Driver] | None:
-    """The driver for a terminal that may go; None where Textual's own is right, as on Windows."""
+    """Return the driver for a terminal that may vanish; None where Textual's own is right, as on
+    Windows.
+    """
     if sys.platform == "win32":
         return None
     from textual.drivers.linux_driver import LinuxDriver

@@ -5,7 +5,7 @@ bottom.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.cells import cell_len
 from textual.app import App
@@ -18,11 +18,15 @@ from volunteer.tui.text import Line, Span, fit, spread
 from volunteer.tui.text import width as wide
 from volunteer.tui.widgets.panel import Panel, Scene
 
+if TYPE_CHECKING:
+    from volunteer.tui.app import VolunteerApp
+
+NAME_CELLS_MIN = 8  # less of a coordinator's name says nothing
 Hit = tuple[int, int, str]  # first cell, end, action
 
 
 class Bar(Panel):
-    """One row, parts of which can be clicked."""
+    """Row of one line, parts of which can be clicked."""
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -35,7 +39,7 @@ class Bar(Panel):
 
 
 class TabBar(Bar):
-    """Pages by their keys; the connection at the right."""
+    """Header: pages by their keys, the connection at the right."""
 
     def __init__(self, here: str) -> None:
         super().__init__(id="tabs")
@@ -50,17 +54,20 @@ class TabBar(Bar):
 
 
 def _named(link: Activity, scene: Scene, room: int) -> Line:
-    """The connection with the coordinator's name, where there is room for both."""
+    """Return the connection beside the coordinator's name, which is shortened where both do not
+    fit; nothing where hardly a letter of the name is left.
+    """
+    text = f"{link.sign} {link.word} "
+    room -= cell_len(text) + 2  # a space on either side of the name
     name = scene.view.status.server
-    text = f" {link.sign} {link.word} "
-    if not name or len(text) + cell_len(name) + 3 > room:
+    if not name or room < min(NAME_CELLS_MIN, cell_len(name)):
         return ()
-    return ((f"{name} ", "dim"), (text[1:], link.role))
+    return ((f"{fit(name, room, scene.glyphs.ellipsis)} ", "dim"), (text, link.role))
 
 
 def tabs(here: str, room: int) -> tuple[Line, tuple[Hit, ...]]:
-    """Tabs in `room` cells: all names, or only the name of this page beside the digits of the
-    others.
+    """Return the tabs in `room` cells: all names, or only that of this page beside the digits of
+    the others.
     """
     full = _tabs(here, titles=True)
     return full if wide(full[0]) <= room else _tabs(here, titles=False)
@@ -88,13 +95,18 @@ class StateBar(Bar):
     """Status bar: state and reason; in trouble, what still works."""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        return (state_line(scene, width),)
+        control = cast("VolunteerApp", self.app).control
+        return (state_line(scene, width, background=control is not None and control.remote),)
 
 
-def state_line(scene: Scene, cells: int) -> Line:
-    """Sign, word and sentence, and when the run is merged next."""
+def state_line(scene: Scene, cells: int, *, background: bool = False) -> Line:
+    """Return sign, word and sentence, and when the run is merged next; `background` marks the
+    view of a volunteer that runs in another process.
+    """
     state = activity(scene.view, scene.now, scene.glyphs, scene.device)
     start: Line = ((f" {state.sign} {state.word}", state.role),)
+    if background:
+        start = (*start, (" (background)", "dim"))
     if scene.leaving is not None and scene.view.ended is None:
         said = f"{LEAVING[scene.leaving]}; q again ends at once"
         room = cells - wide(start) - 10
@@ -111,7 +123,7 @@ def state_line(scene: Scene, cells: int) -> Line:
 
 
 class KeyBar(Bar):
-    """The keys that do something here and now."""
+    """Footer: the keys that do something here and now."""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         core = [c for c in keys.COMMANDS if self._useful(c, self.app)]
@@ -126,8 +138,8 @@ class KeyBar(Bar):
 def key_line(
     scene: Scene, cells: int, core: Sequence[keys.Command], own: Sequence[keys.Command] = ()
 ) -> tuple[Line, tuple[Hit, ...]]:
-    """Keys of every page around those of this one; where there is no room the least important are
-    left out.
+    """Return the keys of every page around those of this one; the least important are left out
+    first.
     """
     chosen: list[keys.Command] = []
     room = cells
@@ -150,9 +162,9 @@ def key_line(
 
 
 def _word(command: keys.Command, scene: Scene) -> str:
-    """Return what the key would do now."""
+    """Return the word for the effect of a key now."""
     if command.id == "pause" and scene.view.status.paused(scene.device):
         return "resume"
     if command.id == "finish" and scene.view.status.finishing:
-        return "take tasks"
+        return "keep going"
     return command.short

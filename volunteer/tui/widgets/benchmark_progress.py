@@ -8,7 +8,7 @@ from volunteer.tui.widgets.panel import Scene
 
 
 def progress_lines(scene: Scene, cells: int, height: int) -> list[Line]:
-    """A benchmark under way."""
+    """Return the lines of a benchmark under way."""
     now = scene.view.benchmark
     if now is None:
         return []
@@ -18,5 +18,5 @@ def progress_lines(scene: Scene, cells: int, height: int) -> list[Line]:
         (*bar(now.done, cells - len(tail), scene.glyphs), (tail, "value")),
         (),
     ]
-    said = "The same things that a task does are timed; nothing is sent but the figures."
+    said = "Times the work that a task does; only the figures are sent."
     return [*lines, *(((text, "dim"),) for text in wrap(said, cells, 3))][:height]

@@ -1,6 +1,4 @@
-"""A square board of stones: two cells of the terminal to a field, so that brackets can stand around
-one.
-"""
+"""Board of stones: two terminal cells a field, so that brackets can stand around one."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ WARM = ((0.3, "good"), (0.1, "model"), (0.0, "raw"))  # roles of a share in a he
 SHARE_MIN = 0.02  # smaller ones are no digit
 
 
-class Laid(msgspec.Struct, frozen=True, kw_only=True):
+class BoardState(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of a board. Fields are numbered row by row from above."""
 
     size: int = 0  # 0 = no board yet
@@ -32,7 +30,7 @@ class Laid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a board that is seen: first row and column, and how many of either."""
+    """Visible part of a board: first row and column, and the number of either."""
 
     top: int
     left: int
@@ -41,12 +39,12 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def width_of(size: int) -> int:
-    """Return what a whole board and its border take."""
+    """Return the cells that a whole board and its border take."""
     return LABEL + 2 * size + 4
 
 
-def seen(laid: Laid, width: int, height: int) -> Window:
-    """As much of the board as there is room for, with the cursor in it."""
+def seen(laid: BoardState, width: int, height: int) -> Window:
+    """Return as much of the board as fits, with the cursor in it."""
     high = max(1, min(laid.size, height - 1))
     wide = max(1, min(laid.size, (width - LABEL) // 2))
     row, column = divmod(laid.cursor, max(1, laid.size))
@@ -58,8 +56,8 @@ def seen(laid: Laid, width: int, height: int) -> Window:
     )
 
 
-def board_lines(laid: Laid, width: int, height: int, glyphs: Glyphs) -> list[Line]:
-    """Rows with their numbers, then the letters of the columns."""
+def board_lines(laid: BoardState, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+    """Return the rows with their numbers, then the letters of the columns."""
     if not laid.size:
         return []
     part = seen(laid, width, height)
@@ -78,8 +76,8 @@ def board_lines(laid: Laid, width: int, height: int, glyphs: Glyphs) -> list[Lin
     return [*lines, ((" " * LABEL + letters, "dim"),)]
 
 
-def field_at(laid: Laid, x: int, y: int, width: int, height: int) -> int:
-    """The field at a place of the terminal; -1 beside the board."""
+def field_at(laid: BoardState, x: int, y: int, width: int, height: int) -> int:
+    """Return the field at a place of the terminal; -1 beside the board."""
     if not laid.size:
         return -1
     part = seen(laid, width, height)
@@ -89,15 +87,15 @@ def field_at(laid: Laid, x: int, y: int, width: int, height: int) -> int:
     return (part.top + row) * laid.size + part.left + column
 
 
-def _before(laid: Laid, field: int, *, first: bool) -> str:
-    """Return what stands between a field and the one to its left."""
+def _before(laid: BoardState, field: int, *, first: bool) -> str:
+    """Return the bracket or space between a field and the one to its left."""
     opening = {laid.cursor: "[", laid.last: "("}.get(field)
     if opening or first:
         return opening or " "
     return {laid.cursor: "]", laid.last: ")"}.get(field - 1, " ")
 
 
-def _field(laid: Laid, field: int, glyphs: Glyphs) -> Span:
+def _field(laid: BoardState, field: int, glyphs: Glyphs) -> Span:
     stone = laid.stones[field]
     if stone:
         sign, role = STONES[stone]
@@ -113,7 +111,7 @@ class Board(Panel):
     """A board that can be clicked."""
 
     class Chosen(Message):
-        """Somebody pointed at a field."""
+        """A field was clicked."""
 
         def __init__(self, field: int) -> None:
             super().__init__()
@@ -121,7 +119,7 @@ class Board(Panel):
 
     def __init__(self) -> None:
         super().__init__(id="board", classes="card")
-        self.laid = Laid()
+        self.laid = BoardState()
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return board_lines(self.laid, width, height, scene.glyphs)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shared.protocol.accounts import Benchmark, Device, Me
 from volunteer.control.events import Sensed
 from volunteer.text import credit, duration, loss, measure_word, size
-from volunteer.tui.status_line import activity, merging, traffic
+from volunteer.tui.status_line import activity, next_merge, traffic
 from volunteer.tui.text import (
     Line,
     Span,
@@ -19,6 +19,7 @@ from volunteer.tui.text import (
     flops,
     left,
     percent,
+    rate,
     spark,
     wrap,
 )
@@ -28,12 +29,12 @@ NAME_CELLS = 9
 
 
 def fact(name: str, *spans: Span) -> Line:
-    """A name and what it is."""
+    """Return a name and its value as a line."""
     return ((left(name, NAME_CELLS), "dim"), *spans)
 
 
 class DeviceCard(Panel):
-    """The device that works, what it can do and how it feels."""
+    """Card of the device at work: state, speed, memory, heat, energy."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         device = device_of(scene)
@@ -44,7 +45,9 @@ class DeviceCard(Panel):
 
 
 def device_of(scene: Scene) -> Device | None:
-    """The device that is looked at: chosen, or at work, or the best of the usable ones."""
+    """Return the device to show: the chosen one, or the one at work, or the best of the usable
+    ones.
+    """
     task = scene.view.task(scene.device)
     wanted = scene.device or (task.device if task else "")
     devices = scene.view.status.devices
@@ -85,7 +88,7 @@ def _speed(benchmark: Benchmark | None, cells: int) -> list[Span]:
 
 
 def memory(scene: Scene, device: Device, cells: int) -> Line:
-    """Return what there is and, where known, what is used."""
+    """Return the memory of a device and, where known, the part in use."""
     sensed = scene.view.sensors.get(device.id)
     whole = size(device.memory_bytes)
     if sensed is None or sensed.memory_bytes is None or device.memory_bytes <= 0:
@@ -96,17 +99,17 @@ def memory(scene: Scene, device: Device, cells: int) -> Line:
 
 
 def pace(scene: Scene, device: str, cells: int) -> list[Line]:
-    """Return how fast it trained lately."""
+    """Return the recent speeds of a device."""
     speeds = scene.view.speeds.get(device, ())
     if not speeds:
         return []
-    tail = f" {count(speeds[-1])}/s"
+    tail = f" {rate(speeds[-1])}/s"
     drawn = spark(speeds, cells - NAME_CELLS - len(tail), scene.glyphs)
     return [fact("pace", (drawn, "raw"), (tail, "text"))]
 
 
 def sensed_lines(scene: Scene, device: Device, cells: int) -> list[Line]:
-    """Return what sensors tell, where there are any; energy that nobody measures is said, not
+    """Return the readings of the sensors; energy that no sensor measures is reported as such, not
     guessed.
     """
     sensed = scene.view.sensors.get(device.id) or Sensed(device=device.id)
@@ -126,14 +129,14 @@ def sensed_lines(scene: Scene, device: Device, cells: int) -> list[Line]:
 
 
 def _used(sensed: Sensed, price: float) -> str:
-    """Energy since the start, and what it cost where its price is known."""
+    """Return the energy since the start, and its cost where the price is known."""
     if sensed.joules is None:
         return ""
     kwh = sensed.joules / 3_600_000
     return f", {kwh:.3f} kWh" + (f" = {kwh * price:.2f}" if price > 0 else "")
 
 
-WORTH = {"run": "they buy nothing yet", "practice": "practice credits"}
+WORTH = {"run": "cannot be spent yet", "practice": "practice credits"}
 
 
 class CreditsCard(Panel):
@@ -175,7 +178,7 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
 
 
 def _work(me: Me, cells: int) -> list[Span]:
-    """Return what became of the contributions."""
+    """Return the contributions merged, accepted and rejected."""
     merged = f"{me.merged} merged"
     if me.rejected:
         return [(merged, "text"), (", ", "dim"), (f"{me.rejected} rejected", "bad")]
@@ -184,7 +187,7 @@ def _work(me: Me, cells: int) -> list[Span]:
 
 
 class RunCard(Panel):
-    """The run that is helped: how good the model is and how far."""
+    """Card of the run that is helped: version, loss, progress, next merge, helpers."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         run = scene.view.run()
@@ -203,7 +206,7 @@ def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
         return blank("the run that you help appears here", cells, height)
     told = (beat.version if beat else 0, info.version if info else 0)
     begun = [task.version for task in view.status.tasks if task.run == run]
-    version = max(*told, *begun)  # whichever was told last
+    version = max(*told, *begun)  # the newest of all sources
     lines: list[Line] = [fact("version", (str(version), "value"))]
     newest = model.points[-1][1] if model and model.points else (info.loss if info else None)
     first = model.points[0][1] if model and model.points else (info.loss_first if info else None)
@@ -216,9 +219,9 @@ def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
         tail = f" {percent(info.progress)}"
         room = cells - NAME_CELLS - len(tail)
         lines.append(fact("progress", *bar(info.progress, room, glyphs), (tail, "text")))
-    said = merging(view, run, scene.now)
+    said = next_merge(view, run, scene.now)
     for row, text in enumerate(wrap(said, cells - NAME_CELLS, 2 if said else 0, glyphs.ellipsis)):
-        lines.append(fact("next" if row == 0 else "", (text.removeprefix("merging "), "text")))
+        lines.append(fact("next" if row == 0 else "", (text, "text")))
     workers = beat.workers if beat else (info.workers if info else 0)
     lines.append(fact("helpers", (str(workers), "text"), (" online", "dim")))
     if model is not None and model.mine:

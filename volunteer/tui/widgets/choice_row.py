@@ -1,4 +1,4 @@
-"""A row of choices, one of which holds; a click takes another."""
+"""Row of choices, one of which is active; a click takes another."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from volunteer.tui.widgets.bars import Bar
 from volunteer.tui.widgets.panel import Scene
 
 
-class Choices(Bar):
-    """`options` are pairs of a name and its words; `chosen` says which holds, `action` what a click
-    runs with its name.
+class ChoiceRow(Bar):
+    """Row of choices.
+
+    `options` are pairs of a name and its words; `chosen` returns the active one, `action` is run
+    with the name that was clicked.
     """
 
-    DEFAULT_CSS = "Choices { height: 1; }"
+    DEFAULT_CSS = "ChoiceRow { height: 1; }"
 
     def __init__(
         self,

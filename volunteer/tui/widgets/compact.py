@@ -1,6 +1,4 @@
-"""Everything in as many rows as there are: what is seen where there is no room for cards, down to
-one cell.
-"""
+"""The state in any number of rows: shown where there is no room for cards, down to one cell."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from volunteer.tui.widgets.task import share
 
 
 class Brief(Panel):
-    """The most important first."""
+    """Panel with the most important facts first."""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return brief(scene, width, height)
@@ -39,7 +37,7 @@ def brief(scene: Scene, cells: int, height: int) -> list[Line]:
         lines.append((*bar(share(task), cells - len(tail), glyphs), (tail, "text")))
         if paused := view.status.paused(task.device):
             lines.append(((fit(why_paused(paused), cells, glyphs.ellipsis), "warn"),))
-        eta = f" {glyphs.dot} {countdown(task.eta_s)} to go" if task.eta_s is not None else ""
+        eta = f" {glyphs.dot} {countdown(task.eta_s)} left" if task.eta_s is not None else ""
         lines.append(((fit(f"loss {loss(task.loss)}{eta}", cells, glyphs.ellipsis), "text"),))
     elif state.sentence:
         lines.append(((fit(state.sentence, cells, glyphs.ellipsis), "text"),))

@@ -1,4 +1,4 @@
-"""The two loss curves: of the task on this machine, and of the model that all train."""
+"""The two loss curves: of the task on this machine, and of the run's model."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ RECENT = 500  # points of the shorter window
 
 
 class LossPlot(Plot):
-    """A plot whose height can be a logarithm and whose curve can be cut to its newest part."""
+    """Plot with an optional logarithmic height and an optional cut to the newest points."""
 
     logarithmic = False
     window = 0  # points; 0 = all
 
 
 class TaskPlot(LossPlot):
-    """Loss of the task that is looked at, or of the last one: every step dim, their mean bold."""
+    """Loss of the task that is shown, or of the last one: every step dim, their mean bold."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
-        if self._picture(scene) is not None:
+        curve = self._curve(scene)
+        if curve is None:
+            return "Loss of this task", _axes(self)
+        if not curve.points and drawn(curve.preview):
             return "This task now", ""
-        chart = self.chart(scene)
-        newest = last_value(chart.series[0].points) if chart.series else None
+        both = f"generator {scene.glyphs.dot} critic" if curve.second else ""
+        subtitle = " ".join(part for part in (both, _axes(self)) if part)
+        task = scene.view.task(scene.device)
+        if task is not None and task.task == curve.task:
+            return "Loss of this task", subtitle  # its value stands in the card of the task
+        newest = last_value(curve.points)
         value = f" {newest:.3f}" if newest is not None and abs(newest) < 1e6 else ""
-        both = (
-            f"generator {scene.glyphs.dot} critic"
-            if len(chart.series) == 2 and chart.series[1].role == "model"
-            else ""
-        )
-        return f"Loss of this task{value}", " ".join(part for part in (both, _how(self)) if part)
+        return f"Loss of task {curve.task}{value}", subtitle
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         curve = self._picture(scene)
@@ -51,19 +53,20 @@ class TaskPlot(LossPlot):
         return scene.view.curve(shown)
 
     def _picture(self, scene: Scene) -> Curve | None:
-        """Work without a loss, self-play for one, that can be looked at."""
+        """Return work without a loss but with a picture, such as self-play."""
         curve = self._curve(scene)
         return curve if curve and not curve.points and drawn(curve.preview) else None
 
     def chart(self, scene: Scene) -> Chart:
         curve = self._curve(scene)
         if curve is None:
-            return Chart(empty="the loss of your first task appears here while it trains")
+            me = scene.view.status.me
+            worked = bool(scene.view.status.verdicts or (me is not None and me.accepted))
+            which = "next" if worked else "first"
+            return Chart(empty=f"the loss of your {which} task appears here while it trains")
         if not curve.points:
             begun = any(t.task == curve.task and t.step == 0 for t in scene.view.status.tasks)
-            return Chart(
-                empty="its loss appears here" if begun else "no loss is measured in this task"
-            )
+            return Chart(empty="its loss appears here" if begun else "this task measures no loss")
         points = recent(curve.points, self.window)
         series = [Series(points=points, role="raw")]
         if curve.second:
@@ -85,7 +88,7 @@ class ModelPlot(LossPlot):
         info = scene.view.info(scene.view.run())
         what = measured(info.measure if info else "")
         of = "" if " " in what else " of the model"  # a long name needs the room
-        return f"{what}{of}{value}", " ".join(part for part in (mine, _how(self)) if part)
+        return f"{what}{of}{value}", " ".join(part for part in (mine, _axes(self)) if part)
 
     def chart(self, scene: Scene) -> Chart:
         model = scene.view.models.get(scene.view.run())
@@ -100,8 +103,8 @@ class ModelPlot(LossPlot):
         )
 
 
-def _how(plot: LossPlot) -> str:
-    """Return what is unusual about the axes."""
+def _axes(plot: LossPlot) -> str:
+    """Return the settings of the axes that differ from the defaults."""
     return " ".join(
         [*(["log"] if plot.logarithmic else []), *([f"last {plot.window}"] if plot.window else [])]
     )

@@ -1,5 +1,4 @@
-"""The one way in which our widgets draw: a pure function gives lines, only the rows that changed
-are painted again.
+"""Base of the widgets: a pure function returns lines, only the rows that changed are painted again.
 
 Measured in the prototype, redrawing whole widgets twice a second cost several times more; the cores
 belong to training.
@@ -34,15 +33,15 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     view: AgentView = AgentView()
     now: float = 0.0  # UTC epoch seconds of this machine
     glyphs: Glyphs = UNICODE
-    device: str = ""  # whose task is shown; empty: the one that matters most
+    device: str = ""  # whose task is shown; empty: the most advanced one
     keys: dict[str, str] = {}  # changed keys by action
     power_price: float = 0.0  # of a kilowatt-hour; 0 = unknown
-    leaving: How | None = None  # how the volunteer was asked to end
+    leaving: How | None = None  # the requested way to end
 
 
 def aged(lines: list[Line], scene: Scene) -> list[Line]:
-    """Lines of what the coordinator told: dim while it is away, as they were when the volunteer has
-    ended.
+    """Return lines of the coordinator's data: dim while it is away, unchanged when the volunteer
+    has ended.
     """
     if not age(scene):
         return lines
@@ -50,20 +49,20 @@ def aged(lines: list[Line], scene: Scene) -> list[Line]:
 
 
 def age(scene: Scene) -> str:
-    """Return how old what the coordinator told is, while it is away; else nothing."""
+    """Return the age of the coordinator's data while it is away; else nothing."""
     since = scene.view.status.away_since
     return "" if since is None else as_of(scene.now - since)
 
 
 class Panel(Widget):
-    """A rectangle of lines.
+    """Rectangle of lines.
 
-    Subclasses give `lines` and, where the border has a title, `heading`.
+    Subclasses return `lines` and, where the border has a title, `heading`.
     """
 
     ALLOW_SELECT = False
     pace_s: ClassVar[float] = 0.5  # at most one redraw in this time
-    quick: ClassVar[bool] = True  # may be drawn while a person waits for what a key does
+    quick: ClassVar[bool] = True  # may be drawn while a person waits for the effect of a key
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -75,10 +74,10 @@ class Panel(Widget):
 
     @abstractmethod
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        """Return what is to be seen; pure, at most `height` lines."""
+        """Return the lines of a scene, at most `height`; pure."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
-        """Title and subtitle of the border."""
+        """Return title and subtitle of the border."""
         return "", ""
 
     def show(self, scene: Scene, *, at_once: bool = False) -> None:
@@ -89,15 +88,21 @@ class Panel(Widget):
         self._drawn_at = scene.now
         self.draw()
 
-    def draw(self) -> None:
-        """Compare with what is on the screen and paint the rows that differ."""
+    def draw_heading(self) -> None:
+        """Paint title and subtitle if they differ from those on the screen."""
         if not self.is_attached or not self.display:
             return
         heading = self.heading(self.scene)
         if heading != self._heading:
             self._heading = heading
-            # as content: a plain string would be read as markup, and names are not ours
+            # as content: a plain string would be parsed as markup, and names are foreign text
             self.border_title, self.border_subtitle = (Content(printable(t)) for t in heading)
+
+    def draw(self) -> None:
+        """Compare with what is on the screen and paint the rows that differ."""
+        if not self.is_attached or not self.display:
+            return
+        self.draw_heading()
         width, height = self.content_size
         if width <= 0 or height <= 0:
             return
@@ -129,7 +134,7 @@ class Panel(Widget):
         return style
 
     def _of_theme(self, role: str) -> Style:
-        """Return what the theme makes of a role on the ground of this panel.
+        """Return the theme's style of a role on the ground of this panel.
 
         Component classes would do the same, but each widget resolves all of them when it is
         mounted: with twenty roles that was a third of the CPU of the first paint (measured).
@@ -146,7 +151,7 @@ class Panel(Widget):
         if y >= len(self._lines):
             return Strip.blank(width, base)
         segments = [
-            # what others wrote may hold codes that a terminal would obey
+            # foreign text may hold codes that a terminal would obey
             Segment(text if text.isprintable() else printable(text), self._style(role))
             for text, role in self._lines[y]
             if text
@@ -155,17 +160,15 @@ class Panel(Widget):
 
 
 def panels(node: DOMNode) -> Iterator[Panel]:
-    """All panels below a node."""
+    """Iterate over all panels below a node."""
     return (widget for widget in node.query("Panel") if isinstance(widget, Panel))
 
-
-# A panel whose lines come from a function of its page.
 
 Draw: TypeAlias = Callable[[Scene, int, int], Sequence[Line]]  # scene, width, height
 Heading: TypeAlias = Callable[[Scene], tuple[str, str]]  # title, subtitle
 
 
-class Drawn(Panel):
+class FunctionPanel(Panel):
     """Panel whose lines come from a function of its page."""
 
     def __init__(

@@ -14,44 +14,43 @@ from volunteer.tui.text import Line, count, left, printable_lines
 
 UPPER = "▀"
 CELLS_MIN = 8  # a picture in fewer shows nothing
-COARSE = 2.6  # pixels in one, at most: rather less of it than a blur
+COARSE = 2.6  # pixels a cell, at most: a part of the picture is better than a blur
 GAP = 2
-Rgb = tuple[int, int, int]
 
 
-def size_in(picture: Picture, cells: int, rows: int) -> tuple[int, int]:
-    """The most cells and rows that keep its shape."""
-    wide = max(1, min(cells, round(rows * 2 * picture.width / picture.height)))
-    high = max(1, min(rows, round(wide * picture.height / picture.width / 2)))
+def size_in(shape: tuple[int, int], cells: int, rows: int) -> tuple[int, int]:
+    """Return the most cells and rows that keep the shape (pixels wide, pixels high)."""
+    across, down = shape
+    wide = max(1, min(cells, round(rows * 2 * across / down)))
+    high = max(1, min(rows, round(wide * down / across / 2)))
     return wide, high
 
 
 @lru_cache(maxsize=32)
-def corner(picture: Picture) -> Picture:
-    """The upper left quarter: of many images side by side, as many as can be told apart."""
-    width, height = -(-picture.width // 2), -(-picture.height // 2)
-    rows = [picture.pixels[y * picture.width * 3 :][: width * 3] for y in range(height)]
-    return Picture(width=width, height=height, pixels=b"".join(rows))
-
-
-@lru_cache(maxsize=32)
 def half_blocks(picture: Picture, cells: int, rows: int) -> tuple[Line, ...]:
-    """The picture in `cells` x `rows`, its roles the colours of each cell."""
-    points = [
-        [_mean(picture, x, y, cells, rows * 2) for x in range(cells)] for y in range(rows * 2)
-    ]
+    """Return the picture in at most `cells` x `rows` and in its shape; a role is the two colours
+    of a cell.
+
+    Of many images side by side only the upper left ones are drawn, as many as can be told apart.
+    """
+    import numpy as np  # with the first picture, not with the first paint
+
+    from shared.workloads.data.resize import corner, resize
+
+    pixels = np.frombuffer(picture.pixels, np.uint8).reshape(picture.height, picture.width, 3)
+    while pixels.shape[1] > COARSE * size_in((pixels.shape[1], pixels.shape[0]), cells, rows)[0]:
+        pixels = corner(pixels)
+    wide, high = size_in((pixels.shape[1], pixels.shape[0]), cells, rows)
+    pairs = resize(pixels, high * 2, wide).reshape(high, 2, wide, 3).transpose(0, 2, 1, 3)
     return tuple(
-        tuple(
-            (UPPER, f"{_hex(ink)}/{_hex(paper)}") for ink, paper in zip(upper, lower, strict=True)
-        )
-        for upper, lower in zip(points[::2], points[1::2], strict=True)
+        tuple((UPPER, f"{_hex(ink)}/{_hex(paper)}") for ink, paper in row) for row in pairs.tolist()
     )
 
 
 def before_and_after(
     first: tuple[int, Picture] | None, last: tuple[int, Picture], cells: int, rows: int
 ) -> list[Line]:
-    """Return what the first and the newest version drew, side by side where there is room."""
+    """Return the pictures of the first and the newest version, side by side where there is room."""
     half = (cells - GAP) // 2
     shown = [last] if first is None or first[0] == last[0] or half < CELLS_MIN else [first, last]
     room = cells if len(shown) == 1 else half
@@ -69,42 +68,30 @@ def _titled(version: int, picture: Picture, cells: int, rows: int) -> Sequence[L
     title: Line = ((left(f"version {version}", cells), "title"),)
     if rows < 2:
         return [title]
-    while picture.width > COARSE * size_in(picture, cells, rows - 1)[0]:
-        picture = corner(picture)
-    wide, high = size_in(picture, cells, rows - 1)
-    margin = (" " * (cells - wide), "text")
-    return [title, *((*line, margin) for line in half_blocks(picture, wide, high))]
+    return [
+        title,
+        *(
+            (*line, (" " * (cells - len(line)), "text"))
+            for line in half_blocks(picture, cells, rows - 1)
+        ),
+    ]
 
 
-def _mean(picture: Picture, x: int, y: int, wide: int, high: int) -> Rgb:
-    """The mean colour of what one of `wide` x `high` points covers."""
-    left_, right = x * picture.width // wide, max(1, (x + 1) * picture.width // wide)
-    top, bottom = y * picture.height // high, max(1, (y + 1) * picture.height // high)
-    left_, top = min(left_, picture.width - 1), min(top, picture.height - 1)
-    right, bottom = max(right, left_ + 1), max(bottom, top + 1)
-    sums, count = [0, 0, 0], (right - left_) * (bottom - top)
-    for row in range(top, bottom):
-        for at in range(row * picture.width + left_, row * picture.width + right):
-            for channel in range(3):
-                sums[channel] += picture.pixels[3 * at + channel]
-    return sums[0] // count, sums[1] // count, sums[2] // count
-
-
-def _hex(colour: Rgb) -> str:
+def _hex(colour: Sequence[int]) -> str:
     return "#{:02x}{:02x}{:02x}".format(*colour)
 
 
-# Text that is a picture: a board, images in dots. Shown as it is, never wrapped.
+# Text that is a picture (a board, images in dots) is never wrapped.
 
 
 def drawn(text: str) -> bool:
-    """Return True if a text is a picture or a board: its last lines are all as wide."""
+    """Return True if a text is a picture or a board: its last three lines are equally wide."""
     rows = text.splitlines()[-3:]
     return len(rows) == 3 and len({cell_len(row) for row in rows}) == 1
 
 
 def picture(preview: str, metrics: dict[str, float], cells: int, height: int) -> list[Line]:
-    """Lines as they are, and beside or below them the numbers of the work."""
+    """Return the lines unchanged, and beside or below them the numbers of the work."""
     rows = printable_lines(preview)
     facts: list[Line] = [
         ((left(name.replace("_", " "), 17), "dim"), (count(value, 4), "value"))

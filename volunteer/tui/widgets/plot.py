@@ -1,5 +1,5 @@
-"""A curve with its axes: ticks at round numbers, marks on the bottom line, and a sentence where
-there is no curve yet.
+"""Curve with its axes: ticks at round numbers, marks on the bottom line, a sentence before the
+first point.
 """
 
 from __future__ import annotations
@@ -40,26 +40,33 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     marks: tuple[float, ...] = ()  # places on the x axis
     x_name: str = ""
     x_end: float | None = None  # the axis goes on to here
-    empty: str = ""  # said while there is nothing to draw
+    empty: str = ""  # the sentence without points
     log: bool = False
 
 
 class Plot(Panel):
-    """A panel with a chart, drawn at most once a second."""
+    """Panel with a chart, drawn at most once a second."""
 
     pace_s = 1.0
     quick = False  # a curve takes four times as long as all other panels of the dashboard
 
     @abstractmethod
     def chart(self, scene: Scene) -> Chart:
-        """Return what to draw."""
+        """Return the chart of a scene."""
+
+    def show(self, scene: Scene, *, at_once: bool = False) -> None:
+        """Draw a scene, or only its titles while the curve is not due: a number in a title must
+        not be older than the same number on another panel.
+        """
+        super().show(scene, at_once=at_once)
+        self.draw_heading()
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return plot(self.chart(scene), width, height, scene.glyphs)
 
 
 class Charted(Plot):
-    """A plot whose chart and title come from functions of its page."""
+    """Plot whose chart and title come from functions of its page."""
 
     def __init__(
         self,
@@ -81,7 +88,7 @@ class Charted(Plot):
 
 
 def plot(chart: Chart, width: int, height: int, glyphs: Glyphs) -> list[Line]:
-    """The lines of a chart, for any size from one cell on."""
+    """Return the lines of a chart, for any size from one cell on."""
     if width <= 0 or height <= 0:
         return []
     view = frame([s.points for s in chart.series], log=chart.log, right=chart.x_end)
@@ -107,7 +114,7 @@ def plot(chart: Chart, width: int, height: int, glyphs: Glyphs) -> list[Line]:
 
 
 def _layers(chart: Chart, area: tuple[int, int], view: Frame, glyphs: Glyphs) -> list[Line]:
-    """Every cell shows the topmost curve that goes through it: a cell has one colour."""
+    """Draw the curves over each other: a cell has one colour, that of its topmost curve."""
     width, height = area
     alphabet = BRAILLE if glyphs.curve == "braille" else PLAIN
     pictures = [(dots(s.points, area, view, alphabet), s.role) for s in chart.series]
@@ -130,7 +137,7 @@ def _layers(chart: Chart, area: tuple[int, int], view: Frame, glyphs: Glyphs) ->
 
 
 def _axis(chart: Chart, view: Frame, margin: int, width: int, glyphs: Glyphs) -> Line:
-    """The bottom line with its marks."""
+    """Return the bottom line with its marks."""
     room = width - margin
     signs = [glyphs.axis] * room
     for x in chart.marks:
@@ -142,7 +149,7 @@ def _axis(chart: Chart, view: Frame, margin: int, width: int, glyphs: Glyphs) ->
 
 
 def x_labels(chart: Chart, view: Frame, margin: int, width: int) -> Line:
-    """Return where the x axis begins and ends, and what it counts."""
+    """Return the ends of the x axis and the name of its unit."""
     start, end = number(view.left, 0.0), number(view.right, 0.0)
     name = f"{chart.x_name} " if chart.x_name else ""
     room = width - margin
@@ -153,8 +160,8 @@ def x_labels(chart: Chart, view: Frame, margin: int, width: int) -> Line:
 
 
 def y_ticks(view: Frame, rows: int) -> dict[int, str]:
-    """Labels at round numbers by row from the top, about one in three rows and at least two where
-    two fit.
+    """Return labels at round numbers by row from the top, about one in three rows and at least two
+    where two fit.
     """
     if rows < 1:
         return {}
@@ -169,7 +176,7 @@ def y_ticks(view: Frame, rows: int) -> dict[int, str]:
 
 
 def _round_values(view: Frame, wanted: int) -> list[tuple[float, float]]:
-    """(step, value) of round values inside the frame, no more than about `wanted`."""
+    """Return (step, value) of round values inside the frame, no more than about `wanted`."""
     if view.log:
         first, last = math.ceil(math.log10(view.low)), math.floor(math.log10(view.high))
         if last - first >= 1:
@@ -187,9 +194,7 @@ def _round_values(view: Frame, wanted: int) -> list[tuple[float, float]]:
 
 
 def _multiples(view: Frame, step: float) -> list[tuple[float, float]]:
-    """All multiples of a step inside the frame; none when it is too small to be told from its
-    neighbours.
-    """
+    """Return all multiples of a step inside the frame; none if floats cannot distinguish them."""
     first = math.ceil(view.low / step)
     if abs(first) > 1e12:
         return []
@@ -197,7 +202,7 @@ def _multiples(view: Frame, step: float) -> list[tuple[float, float]]:
 
 
 def round_step(span: float) -> float:
-    """The next 1, 2 or 5 times a power of ten that is not below `span`."""
+    """Return the next 1, 2 or 5 times a power of ten that is not below `span`."""
     if not 0 < span < 1e308:
         return math.inf
     power = 10.0 ** math.floor(math.log10(span))
@@ -207,7 +212,9 @@ def round_step(span: float) -> float:
 
 
 def number(value: float, step: float) -> str:
-    """A label of at most seven signs; as many decimals as the step between labels needs."""
+    """Return a label of at most seven signs, with as many decimals as the step between labels
+    needs.
+    """
     size = max(abs(value), abs(step))
     if value == 0:
         return "0"
@@ -222,11 +229,11 @@ def number(value: float, step: float) -> str:
 
 
 def recent(points: Sequence[Point], most: int) -> Sequence[Point]:
-    """The newest points of a curve."""
+    """Return the newest points of a curve."""
     return points[-most:] if most else points
 
 
 def last_value(points: Sequence[Point]) -> float | None:
-    """The newest finite value of a curve."""
+    """Return the newest finite value of a curve."""
     good = finite(points[-50:])
     return good[-1][1] if good else None

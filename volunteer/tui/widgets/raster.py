@@ -15,8 +15,6 @@ import msgspec
 Point: TypeAlias = tuple[float, float]
 Column: TypeAlias = tuple[float, float, float, float]  # first, last, lowest, highest
 
-CELLS_MAX = 100_000  # of one picture
-
 
 class Alphabet(msgspec.Struct, frozen=True, kw_only=True):
     """Signs with dots: `across` x `down` of them in a cell."""
@@ -37,7 +35,7 @@ PLAIN = Alphabet(across=1, down=2, bits=((1, 2),), signs=" '.:")
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the plane that is seen."""
+    """Visible part of the plane."""
 
     left: float
     right: float
@@ -49,7 +47,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
         return _place(x, self.left, self.right, pixels)
 
     def up(self, y: float, pixels: int) -> int:
-        """Pixel row from the bottom."""
+        """Return the pixel row from the bottom."""
         return _place(self.scaled(y), self.scaled(self.low), self.scaled(self.high), pixels)
 
     def scaled(self, y: float) -> float:
@@ -64,7 +62,7 @@ def _place(value: float, start: float, stop: float, pixels: int) -> int:
 
 
 def finite(points: Iterable[Point], *, positive: bool = False) -> list[Point]:
-    """Points that can be drawn."""
+    """Return the points that can be drawn."""
     least = 0.0 if positive else -math.inf
     return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y) and y > least]
 
@@ -72,9 +70,7 @@ def finite(points: Iterable[Point], *, positive: bool = False) -> list[Point]:
 def frame(
     series: Sequence[Sequence[Point]], *, log: bool = False, right: float | None = None
 ) -> Frame | None:
-    """A frame around all points, a little higher than they are; None when there is nothing to
-    draw.
-    """
+    """Return a frame around all points, a little higher than they are; None without any."""
     points = [p for one in series for p in finite(one, positive=log)]
     if not points:
         return None
@@ -90,7 +86,9 @@ def frame(
 
 
 def columns(points: Sequence[Point], view: Frame, pixels: int) -> list[Column | None]:
-    """First, last, lowest and highest value of every pixel column; points are in the order of x."""
+    """Return first, last, lowest and highest value of every pixel column; points are in the order
+    of x.
+    """
     found: list[Column | None] = [None] * pixels
     for x, y in finite(points, positive=view.log):
         if not view.left <= x <= view.right:
@@ -102,8 +100,8 @@ def columns(points: Sequence[Point], view: Frame, pixels: int) -> list[Column | 
 
 
 def runs(points: Sequence[Point], view: Frame, wide: int, high: int) -> list[tuple[int, int, int]]:
-    """Vertical strokes (column, from, to) in pixels, rows from the bottom, that make a line without
-    gaps.
+    """Return vertical strokes (column, from, to) in pixels, rows from the bottom, that make a line
+    without gaps.
     """
     strokes: list[tuple[int, int, int]] = []
     before: tuple[int, int] | None = None  # column and row where the line stands
@@ -119,8 +117,8 @@ def runs(points: Sequence[Point], view: Frame, wide: int, high: int) -> list[tup
 
 
 def _joined(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int, int]]:
-    """Strokes of a straight line between two pixels, without its ends where they are drawn
-    anyway.
+    """Return the strokes of a straight line between two pixels, without its ends where they are
+    drawn anyway.
     """
     (x0, y0), (x1, y1) = start, end
     steps = x1 - x0
@@ -141,8 +139,8 @@ def _joined(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int
 def dots(
     points: Sequence[Point], size: tuple[int, int], view: Frame, alphabet: Alphabet = BRAILLE
 ) -> list[list[int]]:
-    """Bits of every cell, [row][column] from the top, for a picture of `size` (width, height) in
-    cells.
+    """Return the bits of every cell, [row][column] from the top, for a picture of `size` (width,
+    height) in cells.
     """
     width, height = size
     cells = [[0] * width for _ in range(height)]
@@ -162,28 +160,13 @@ def dots(
 
 
 def _masks(bits: tuple[int, ...]) -> list[list[int]]:
-    """Sum of the bits from one row of a cell to another."""
+    """Return the sum of the bits from one row of a cell to another."""
     return [[sum(bits[a : b + 1]) for b in range(len(bits))] for a in range(len(bits))]
 
 
-def braille(
-    points: Sequence[Point], width: int, height: int, view: Frame | None = None
-) -> list[str]:
-    """A curve as `height` strings of `width` signs; without a frame it fills the picture."""
-    width, height = max(0, width), max(0, height)
-    if width * height > CELLS_MAX:
-        height = CELLS_MAX // width
-    view = view or frame([points])
-    if view is None:
-        return [" " * width] * height
-    return [
-        "".join(BRAILLE.signs[cell] for cell in row) for row in dots(points, (width, height), view)
-    ]
-
-
 def average(points: Sequence[Point]) -> list[Point]:
-    """The running mean of a noisy curve (exponential, corrected for its beginning), over about a
-    fifteenth of it.
+    """Return the running mean of a noisy curve (exponential, corrected for its beginning), over
+    about a fifteenth of it.
     """
     good = finite(points)
     if len(good) < 3:

@@ -33,17 +33,18 @@ VERDICTS = {
     "checking": ("wait", "checking", "info"),
     "accepted": ("check", "accepted", "info"),
     "merged": ("check", "merged", "good"),
+    "paid": ("check", "paid", "good"),  # games: paid at once, merged by no version
     "superseded": ("check", "not needed", "dim"),
     "rejected": ("cross", "rejected", "bad"),
 }
 
 
 class Contributions(Panel):
-    """Verdicts, the newest first."""
+    """Card of the verdicts, the newest first."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         status = scene.view.status
-        waiting = 0 if status.online else status.queued  # as told when the connection changed
+        waiting = 0 if status.online else status.queued  # counted when the connection changed
         runs = {verdict.run for verdict in status.verdicts}
         of = next(iter(runs)) if len(runs) == 1 else ""  # else each line says it
         return "Contributions", f"{waiting} waiting to be sent" if waiting else of
@@ -51,9 +52,7 @@ class Contributions(Panel):
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         verdicts = scene.view.status.verdicts
         if not verdicts:
-            text = (
-                "what you hand in appears here, with the verdict of the coordinator and its reason"
-            )
+            text = "your contributions appear here with their verdicts and reasons"
             return blank(text, width, height)
         lines: list[Line] = []
         several = len({verdict.run for verdict in verdicts}) > 1
@@ -65,8 +64,8 @@ class Contributions(Panel):
 def verdict_lines(
     verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool = False
 ) -> list[Line]:
-    """A verdict, `named` with its run; the reason of a rejection has a line of its own where it
-    does not fit beside.
+    """Return a verdict, `named` with its run; the reason of a rejection gets a line of its own
+    where it does not fit beside.
     """
     line = verdict_line(verdict, cells, glyphs, named=named)
     if verdict.state != "rejected" or verdict.message in "".join(text for text, _ in line):
@@ -78,8 +77,15 @@ def verdict_lines(
     ]
 
 
+def reason_of(verdict: Verdict) -> str:
+    """Return the sentence of a verdict; its state alone is none."""
+    if verdict.message and verdict.message != verdict.state:
+        return verdict.message
+    return "waiting for the merge" if verdict.state == "accepted" else ""
+
+
 def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -> Line:
-    """Time, run or task or both, verdict, credits and reason, as far as there is room."""
+    """Return time, run or task or both, verdict, credits and reason, as far as there is room."""
     name, word, role = VERDICTS[verdict.state]
     sign: str = getattr(glyphs, name)
     paid = f"+{credit(verdict.credits_micro)}" if verdict.credits_micro else ""
@@ -93,7 +99,7 @@ def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -
         spans.append((left(f"#{verdict.task}", 7), "dim"))
     spans.append((f"{sign} {left(word, 11)}", role))
     spans.append((right(paid, 6), "value"))
-    reason = verdict.message if verdict.message != verdict.state else ""
+    reason = reason_of(verdict)
     room = cells - width(spans) - 2
     if verdict.state == "merged" and verdict.version is not None:
         whole = f"version {verdict.version}"
@@ -104,22 +110,25 @@ def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -
 
 
 class SampleCard(Panel):
-    """One fixed prompt, answered by the first version and by the newest; before that, what the task
-    in hand draws.
+    """Card with the samples of the first and the newest version; before that, the picture of the
+    task in hand.
     """
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         model = scene.view.models.get(scene.view.run())
         sampled = model is not None and model.last_sample is not None
-        live = not sampled and _live(scene) is not None
-        return ("This task now" if live else "What the model makes of it"), ""
+        if not sampled and _live(scene) is not None:
+            return "This task now", ""
+        text = model.last_sample[1] if model and model.last_sample else ""
+        drawing = drawn(text) or (model is not None and model.last_picture is not None)
+        return f"What the model {'draws' if drawing else 'writes'}", ""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return sample_lines(scene, width, height)
 
 
 def _live(scene: Scene) -> Curve | None:
-    """The task in hand, if there is something to look at that does not stand in the place of its
+    """Return the curve of the task in hand if it has a picture that is not shown in place of its
     loss.
     """
     task = scene.view.task(scene.device)
@@ -128,7 +137,7 @@ def _live(scene: Scene) -> Curve | None:
 
 
 def sample_lines(scene: Scene, cells: int, height: int) -> list[Line]:
-    """Before and after, or the picture of the task, or what will stand here."""
+    """Return both samples, or the picture of the task, or a sentence before the first of either."""
     model = scene.view.models.get(scene.view.run())
     coloured = scene.glyphs.curve != ASCII.curve
     if model is not None and model.last_picture is not None and coloured:
@@ -138,7 +147,7 @@ def sample_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     if last is None:
         if curve := _live(scene):
             return picture(curve.preview, curve.metrics, cells, height)
-        text = "a sample of the model appears here with the next version that is evaluated"
+        text = "a sample of the model appears here when the next version is evaluated"
         return blank(text, cells, height)
     if first is not None and first[0] == last[0]:
         first = None
@@ -159,7 +168,7 @@ def _told(sample: tuple[int, str], cells: int, rows: int, role: str) -> list[Lin
 def _pictures(
     first: tuple[int, str] | None, last: tuple[int, str], cells: int, height: int
 ) -> list[Line]:
-    """Two pictures side by side, or only the newest where there is no room for both."""
+    """Return two pictures side by side, or only the newest where there is no room for both."""
     old = printable_lines(first[1])[-(height - 1) :] if first is not None else []
     new = printable_lines(last[1])[-max(1, height - 1) :]
     title = f"version {first[0]}" if first is not None else ""

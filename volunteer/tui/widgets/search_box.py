@@ -1,4 +1,4 @@
-"""The line in which a text is typed that rows must hold."""
+"""Search box: filters rows by substring."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widgets import Input
 
-# A line to type into. Its cursor stands still, as everything here does that tells nothing new.
-
 
 class Field(Input):
     """Text input without a blinking cursor."""
@@ -19,7 +17,7 @@ class Field(Input):
 
 
 class Finder(Field):
-    """Hidden until it is opened; enter keeps the text, escape forgets it."""
+    """Search box, hidden until it is opened; enter keeps the text, escape forgets it."""
 
     DEFAULT_CSS = """
     Finder { height: 3; display: none; border: round $primary; background: $background; }
@@ -28,17 +26,17 @@ class Finder(Field):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "forget", show=False)]
 
     class Left(Message):
-        """Somebody is done with typing."""
+        """The box was closed."""
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(placeholder="text to look for: enter keeps it, esc shows all again", id=id)
+        super().__init__(placeholder="search: enter keeps the text, esc shows all again", id=id)
 
     @property
     def needle(self) -> str:
         return self.value.strip()
 
     def open(self) -> None:
-        """Show it and take the keys."""
+        """Show the box and focus it."""
         self.display = True
         self.focus()
 

@@ -1,5 +1,5 @@
-"""Settings that can be changed where they stand: flipped, turned to the next choice, or typed and
-checked meanwhile.
+"""Settings that can be changed in place: toggled, turned to the next choice, or typed and checked
+meanwhile.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from volunteer.control.commands import SettingRow
 from volunteer.settings.settings import Settings
 from volunteer.tui.setting_labels import as_text, choices, complaint, grouped, label, parsed, shown
 from volunteer.tui.text import Line, wrap
-from volunteer.tui.widgets.panel import Drawn, Scene, panels
+from volunteer.tui.widgets.panel import FunctionPanel, Scene, panels
 from volunteer.tui.widgets.search_box import Field
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 COLUMNS = (
-    Column(title="setting", cells=23),
+    Column(title="setting", cells=28),
     Column(title="value"),
     Column(title="set by", cells=12, least=60),
 )
 
 
 class Editor(Field):
-    """The line in which a value is typed."""
+    """Text input for a value."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
 
     class Left(Message):
-        """Nothing is to be changed."""
+        """Typing was cancelled."""
 
     def action_leave(self) -> None:
         self.post_message(self.Left())
@@ -46,6 +46,7 @@ class SettingList(Vertical):
     """List of settings that can be changed in place.
 
     `rows` gives the settings, `names` which of them are seen (all, under headings, if none).
+    Without `by_enter` a page calls `change` for a key of its own; a click changes in any case.
     """
 
     DEFAULT_CSS = """
@@ -59,7 +60,7 @@ class SettingList(Vertical):
     """
 
     class Changed(Message):
-        """Somebody wants another value."""
+        """The user set another value."""
 
         def __init__(self, row: SettingRow, value: Any) -> None:
             super().__init__()
@@ -67,7 +68,7 @@ class SettingList(Vertical):
             self.value = value
 
     class Moved(Message):
-        """The cursor is on another setting."""
+        """The cursor moved to another setting."""
 
     def __init__(
         self,
@@ -76,9 +77,11 @@ class SettingList(Vertical):
         names: Sequence[str] = (),
         title: str = "Settings",
         empty: Callable[[], str] = lambda: "reading the settings",
+        by_enter: bool = True,
         id: str | None = None,
     ) -> None:
         super().__init__(id=id)
+        self._by_enter = by_enter
         self._rows = rows
         self._names = tuple(names)
         self._title = title
@@ -86,10 +89,10 @@ class SettingList(Vertical):
         self._trouble = ""
 
     def compose(self) -> ComposeResult:
-        yield Listing(COLUMNS, self._filling, id="list")
+        yield Listing(COLUMNS, self._filling, id="list", by_enter=self._by_enter)
         with Vertical(id="editing"):
             yield Editor(id="field", select_on_focus=False)
-            yield Drawn(self._verdict, id="verdict")
+            yield FunctionPanel(self._verdict, id="verdict")
 
     @property
     def editing(self) -> bool:
@@ -105,7 +108,7 @@ class SettingList(Vertical):
         self.query_one(Listing).focus()
 
     def refill(self) -> None:
-        """Draw what is known now."""
+        """Draw the settings anew."""
         for panel in panels(self):
             panel.draw()
 
@@ -129,7 +132,7 @@ class SettingList(Vertical):
             return [
                 ((sign, "bad"), (text, "bad")) for sign, text in zip(signs, lines, strict=False)
             ]
-        return [((f"{glyphs.check} ", "good"), ("enter saves, esc leaves it", "dim"))]
+        return [((f"{glyphs.check} ", "good"), ("enter saves, esc cancels", "dim"))]
 
     @on(Listing.Moved)
     def _moved(self, event: Listing.Moved) -> None:
@@ -139,7 +142,9 @@ class SettingList(Vertical):
 
     @on(Listing.Chosen)
     def change(self, event: Listing.Chosen | None = None) -> None:
-        """Flip, turn to the next choice, or type."""
+        """Toggle the setting under the cursor, turn it to its next choice, or open the text
+        input.
+        """
         if event is not None:
             event.stop()
         row = self.chosen
@@ -161,7 +166,7 @@ class SettingList(Vertical):
         field.focus()
 
     def set_back(self) -> None:
-        """Want the default of the setting under the cursor."""
+        """Reset the setting under the cursor to its default."""
         row = self.chosen
         if row is not None and row.source == "config.toml":
             self.post_message(self.Changed(row, getattr(Settings(), row.name)))
@@ -176,7 +181,7 @@ class SettingList(Vertical):
                 parsed(row, event.value, tuple(self.app.available_themes))
             except Configuration as error:
                 self._trouble = complaint(error, row.name)
-        self.query_one("#verdict", Drawn).draw()
+        self.query_one("#verdict", FunctionPanel).draw()
 
     @on(Input.Submitted, "#field")
     def _entered(self, event: Input.Submitted) -> None:
@@ -193,7 +198,7 @@ class SettingList(Vertical):
 
 
 def setting_line(row: SettingRow, indent: str = "") -> Row:
-    """A setting in the list."""
+    """Return a setting as a row of the table."""
     changed = row.source != "default"
     return Row(
         key=row.name,

@@ -1,7 +1,7 @@
-"""A list with columns and a cursor, drawn like every panel: only rows that changed are painted.
+"""Table with columns and a cursor, drawn like every panel: only rows that changed are painted.
 
-Columns give way from the least important one when the room gets narrow; a row is chosen with enter
-or by a click.
+Columns disappear from the least important one when the room gets narrow; a row is chosen by enter
+or a click.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ WHEEL_ROWS = 3
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """`cells` wide, or as wide as the room allows when 0; seen from panels of `least` cells on."""
+    """Column of a table: `cells` wide, or as wide as the room allows when 0; shown from panels of
+    `least` cells on.
+    """
 
     title: str
     cells: int = 0
@@ -35,14 +37,12 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry: a line of spans for each column; `dim`: it is drawn as something that no longer
-    counts.
-    """
+    """Row of a table: a line of spans for each column; `dim` draws it as old."""
 
     key: str
     cells: tuple[Line, ...]
     dim: bool = False
-    heading: bool = False  # names the rows below it: the cursor passes it over
+    heading: bool = False  # names the rows below it; the cursor skips it
 
 
 class Filling(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class Filling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fitted(line: Line, cells: int, align: str, ellipsis: str) -> Line:
-    """Spans in exactly `cells`."""
+    """Return spans in exactly `cells`."""
     spans: list[Span] = []
     room = cells
     for text, role in line:
@@ -70,7 +70,7 @@ def fitted(line: Line, cells: int, align: str, ellipsis: str) -> Line:
 
 
 def lay_out(columns: Sequence[Column], width: int) -> list[tuple[int, int]]:
-    """Number and width of every column that is seen in `width` cells."""
+    """Return number and width of every column that fits in `width` cells."""
     seen = [n for n, column in enumerate(columns) if column.least <= width]
     fixed = sum(columns[n].cells for n in seen) + GAP * max(0, len(seen) - 1)
     elastic = [n for n in seen if columns[n].cells == 0]
@@ -86,7 +86,9 @@ def lay_out(columns: Sequence[Column], width: int) -> list[tuple[int, int]]:
 
 
 def _entry(rows: Sequence[Row], at: int, step: int) -> int:
-    """The entry at a place, or the next one in the direction of `step`; headings are none."""
+    """Return the row at a place, or the next one in the direction of `step`; headings are
+    skipped.
+    """
     for direction in (step, -step):
         place = at
         while 0 <= place < len(rows):
@@ -99,7 +101,8 @@ def _entry(rows: Sequence[Row], at: int, step: int) -> int:
 class Listing(Panel):
     """Table of rows that can be searched, sorted and selected.
 
-    `filling` gives the rows of a scene; `Moved` and `Chosen` say where the cursor is.
+    `filling` gives the rows of a scene; `Moved` and `Chosen` say where the cursor is. A row is
+    chosen by a click and, unless `by_enter` is False, by enter.
     """
 
     can_focus = True
@@ -119,7 +122,7 @@ class Listing(Panel):
     ]
 
     class Moved(Message):
-        """The cursor is on another row."""
+        """The cursor moved to another row."""
 
         def __init__(self, listing: Listing, key: str) -> None:
             super().__init__()
@@ -131,10 +134,10 @@ class Listing(Panel):
             return self.listing
 
     class Chosen(Moved):
-        """Enter or a click on the row under the cursor."""
+        """The row under the cursor was chosen by enter or a click."""
 
     class Ended(Moved):
-        """The cursor reached the last row: there may be more to ask for."""
+        """The cursor reached the last row: there may be more to query."""
 
     def __init__(
         self,
@@ -143,8 +146,10 @@ class Listing(Panel):
         *,
         id: str | None = None,
         classes: str | None = "card",
+        by_enter: bool = True,
     ) -> None:
         super().__init__(id=id, classes=classes)
+        self._by_enter = by_enter
         self._columns = tuple(columns)
         self._filling = filling
         self._filled = Filling()
@@ -152,10 +157,10 @@ class Listing(Panel):
         self.key = ""  # of the row under the cursor
         self._at = 0
         self._cursor_style: Style | None = None
-        self._last = ""  # the last row when `Ended` was told
-        self._held = False  # whether somebody put the cursor where it is
+        self._last = ""  # the last row when `Ended` was posted
+        self._held = False  # True once a key or click moved the cursor
 
-    # What is drawn.
+    # Drawing.
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         self._filled = self._filling(scene)
@@ -189,7 +194,7 @@ class Listing(Panel):
         return [*lines, *(self._row(rows[n], n == self._at, places, scene) for n in shown)]
 
     def _titled(self, height: int) -> int:
-        """Return whether the first line names the columns."""
+        """Return 1 if the first line names the columns, else 0."""
         return int(height > 1 and any(column.title for column in self._columns))
 
     def _row(self, row: Row, here: bool, places: Sequence[tuple[int, int]], scene: Scene) -> Line:
@@ -203,8 +208,8 @@ class Listing(Panel):
         return tuple(spans)
 
     def _follow(self, rows: tuple[Row, ...]) -> None:
-        """Keep the cursor on its row when rows come and go; on the first one until somebody has
-        moved it.
+        """Keep the cursor on its row when rows come and go; on the first one until a key or click
+        moves it.
         """
         wanted = self.place(rows)
         if wanted is not None:
@@ -219,7 +224,7 @@ class Listing(Panel):
         self._tell(rows[self._at].key)
 
     def place(self, rows: Sequence[Row]) -> int | None:
-        """Return where the cursor has to be, if somebody else than the keys decides."""
+        """Return a forced place of the cursor; None leaves it to the keys."""
         return None
 
     def render_line(self, y: int) -> Strip:
@@ -253,7 +258,7 @@ class Listing(Panel):
     # The cursor.
 
     def go(self, number: int) -> None:
-        """Put the cursor on a row."""
+        """Move the cursor to a row."""
         rows = self._filled.rows
         if not rows:
             return
@@ -279,6 +284,12 @@ class Listing(Panel):
 
     def action_edge(self, to: int) -> None:
         self.go(len(self._filled.rows) - 1 if to > 0 else 0)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Return False for enter where the page has its own use for it."""
+        if action == "choose" and not self._by_enter:
+            return False
+        return super().check_action(action, parameters)
 
     def action_choose(self) -> None:
         if self._filled.rows:

@@ -1,6 +1,4 @@
-"""The task in hand: where it stands, how long it will take and what it is worth; or why there is
-none.
-"""
+"""Card of the task in hand: stage, progress, time left, pay; or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -18,6 +16,7 @@ from volunteer.tui.text import (
     fit,
     left,
     percent,
+    rate,
     right,
     width,
     wrap,
@@ -25,12 +24,13 @@ from volunteer.tui.text import (
 from volunteer.tui.widgets.panel import Panel, Scene
 
 STAGES = ("claim", "download", "train", "upload", "check", "credit")
-BY_THEMSELVES = ("temperature", "disk")  # pauses that no key can lift
+BY_THEMSELVES = ("temperature", "disk")  # pauses that no key ends
+_LATE = "(accepted until another worker has it)"
 _AT = {"claimed": 0, "fetch": 1, "train": 2, "upload": 3, "checking": 4}
 
 
 class TaskCard(Panel):
-    """The task of the device that is looked at."""
+    """Card of the task of the device that is shown."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         task = scene.view.task(scene.device)
@@ -48,7 +48,7 @@ class TaskCard(Panel):
 
 
 def working(scene: Scene, task: TaskStatus, cells: int, height: int) -> list[Line]:
-    """Lines about a task, the most important first where there is no room for all."""
+    """Return lines about a task, the most important first where there is no room for all."""
     numbers = _numbers(scene, task, cells)
     lines = [stages(scene, task, cells), progress(scene, task, cells), *numbers]
     if height < 4:
@@ -61,8 +61,8 @@ def working(scene: Scene, task: TaskStatus, cells: int, height: int) -> list[Lin
 
 
 def stages(scene: Scene, task: TaskStatus, cells: int) -> Line:
-    """The way of a task, and how far it is; only the present stage where there is no room for
-    all.
+    """Return the stages of a task with the present one marked; only this one where there is no room
+    for all.
     """
     glyphs = scene.glyphs
     at = _AT["train" if fetched(task) else task.phase]
@@ -87,7 +87,7 @@ def stages(scene: Scene, task: TaskStatus, cells: int) -> Line:
 
 
 def share(task: TaskStatus) -> float:
-    """Return how much of the present stage is done."""
+    """Return the share of the present stage that is done."""
     if task.phase in ("fetch", "upload") and not fetched(task):
         return task.done_bytes / task.total_bytes if task.total_bytes > 0 else 0.0
     if task.phase == "checking":
@@ -96,13 +96,13 @@ def share(task: TaskStatus) -> float:
 
 
 def progress(scene: Scene, task: TaskStatus, cells: int) -> Line:
-    """Bar, per cent, and steps or bytes."""
+    """Return bar, per cent, and steps or bytes."""
     if task.phase in ("fetch", "upload") and task.total_bytes > 0 and not fetched(task):
         done = f"{size(task.done_bytes)} of {size(task.total_bytes)}"
         if task.phase == "fetch" and task.what:
             done = f"{task.what} {done}"
     elif task.phase == "checking":
-        done = "the coordinator checks it"
+        done = "being checked by the coordinator"
     elif task.phase == "claimed":
         done = f"{task.steps} steps, {count(task.samples)} samples"
     elif task.counted:
@@ -119,7 +119,7 @@ def progress(scene: Scene, task: TaskStatus, cells: int) -> Line:
 
 
 def _numbers(scene: Scene, task: TaskStatus, cells: int) -> list[Line]:
-    """Two rows of numbers with their names."""
+    """Return two rows of numbers with their names."""
     left_s = task.finish_by - scene.now
     eta = "-" if task.eta_s is None or task.phase != "train" else countdown(task.eta_s)
     if pause := scene.view.status.paused(task.device):
@@ -130,16 +130,16 @@ def _numbers(scene: Scene, task: TaskStatus, cells: int) -> list[Line]:
         facts = [
             *(("", count(value), name.replace("_", " ")) for name, value in told),
             *([] if told else [("loss", loss(task.loss), "")]),
-            ("to go", eta, ""),
-            ("", count(task.steps_per_s), f"{task.counted or 'steps'}/s"),
+            ("left", eta, ""),
+            ("", rate(task.steps_per_s), f"{task.counted or 'steps'}/s"),
         ]
         if task.tokens_per_s > 0 and not task.counted:
-            facts.append(("", count(task.tokens_per_s), f"{task.items}/s"))
+            facts.append(("", rate(task.tokens_per_s), f"{task.items}/s"))
         first = _row(facts, cells)
-    lease = countdown(left_s) if left_s > 0 else "over"
+    lease = countdown(left_s)
     second = [
-        ("lease", lease, "left" if left_s > 0 else "but taken while nobody else has it"),
-        ("worth", credit(task.price_micro), ""),
+        ("reserved for", lease, "") if left_s > 0 else ("", "lease over", _LATE),
+        ("pays", credit(task.price_micro), "credits"),
         ("version", str(task.version) if task.version or task.phase == "train" else "-", ""),
         ("", count(task.samples), task.counted or "samples"),
     ]
@@ -147,7 +147,7 @@ def _numbers(scene: Scene, task: TaskStatus, cells: int) -> list[Line]:
 
 
 def _row(facts: Sequence[tuple[str, str, str]], cells: int) -> Line:
-    """Names, values and units in columns, as many as there is room for."""
+    """Return names, values and units in columns, as many as fit."""
     spans: list[Span] = []
     used = 0
     wide = cells // 4 if cells >= 68 else 0
@@ -167,17 +167,17 @@ def _row(facts: Sequence[tuple[str, str, str]], cells: int) -> Line:
 
 
 def nothing_to_do(scene: Scene, cells: int, height: int) -> list[Line]:
-    """Return why there is no task and what ends that, in plain words; the key that starts work
-    where one is needed.
+    """Return why there is no task and what ends that; with the key that starts work where one is
+    needed.
     """
     state = activity(scene.view, scene.now, scene.glyphs, scene.device)
     status = scene.view.status
     sentence = state.sentence
     if pause := status.paused(scene.device):
         own = "space" in sentence or pause.by in BY_THEMSELVES
-        hint = "" if own else "press space to go on"
+        hint = "" if own else "press space to resume"
     elif status.finishing:
-        hint = "press f to take tasks again, q to quit"
+        hint = "press f to keep going, q to quit"
     elif not status.online and status.connection:
         sentence = status.connection
         hint = "press r to try now"
