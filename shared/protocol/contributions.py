@@ -21,7 +21,7 @@ class UploadRequest(Message):
     part: Count
     tries: Count  # recomputations requested by the server
     sha256: Word
-    size: Size
+    size: Number
 
 
 class UploadInfo(Message):
@@ -42,9 +42,9 @@ class SubmitRequest(Message, kw_only=True):
     part: Count = 0
     tries: Count = 0
     base_version: Count
-    codec: Word
+    codec: str  # an unknown one is refused before anything is kept
     sha256: Word
-    size: Size
+    size: Number
     steps: Number
     samples: Number
     loss_first: float
