@@ -1,4 +1,4 @@
-"""Log lines: structured, to standard error, with secrets blotted out whoever writes them.
+"""Log lines: structured, to standard error, with secrets blotted out in every line.
 
 Values are encoded, so that a nickname with a line feed cannot forge a line.
 """

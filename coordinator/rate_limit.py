@@ -46,7 +46,7 @@ class _Bucket:
         return 0.0
 
     def _forget(self, now: float) -> None:
-        """Drop the keys whose buckets are full again; if there is none, everybody begins anew."""
+        """Drop the keys whose buckets are full again; if there is none, drop all."""
         kept = {key: seen for key, seen in self._left.items() if now - seen[1] < self.window_s}
         self._left = kept if len(kept) < KEYS_MAX else {}
 
@@ -74,7 +74,7 @@ class Rates:
             self._buckets[kind] = _Bucket(int(found[1]), WINDOWS_S[found[2]])
 
     def remembered(self, kind: str) -> int:
-        """Return how many keys of a kind are in memory."""
+        """Return the number of keys of a kind in memory."""
         bucket = self._buckets[kind]
         return 0 if bucket is None else len(bucket)
 

@@ -28,6 +28,7 @@ from coordinator.merging.merger import Merger
 from coordinator.rate_limit import Rates
 from coordinator.runs.datasets import Datasets
 from coordinator.runs.export import Export
+from coordinator.runs.queries import RunQueries
 from coordinator.runs.runs import Runs
 from coordinator.runs.samples import Samples
 from coordinator.scheduling.claims import Claims
@@ -37,10 +38,10 @@ from coordinator.scheduling.renewals import Renewals
 from coordinator.selfplay.replay import Replay
 from coordinator.signals import Signals
 from coordinator.storage.blobs import BlobStore
-from coordinator.storage.boxes import Depot
 from coordinator.storage.disk_space import Space
 from coordinator.storage.folders import data_directory
 from coordinator.storage.open import open_blobs
+from coordinator.storage.transfer_boxes import TransferBoxes
 from coordinator.traffic import Traffic
 from coordinator.upkeep.checks import Checks
 from coordinator.upkeep.upkeep import Upkeep
@@ -79,6 +80,7 @@ class Coordinator:
     uploads: Uploads
     datasets: Datasets
     runs: Runs
+    run_queries: RunQueries
     export: Export
     samples: Samples
     intake: Intake
@@ -87,7 +89,7 @@ class Coordinator:
     replay: Replay
     upkeep: Upkeep
     checks: Checks
-    depot: Depot
+    boxes: TransferBoxes
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
@@ -129,7 +131,7 @@ class Coordinator:
         runs = Runs(db, clock, signals, blobs, key, threads)
         intake = Intake(db, clock, signals, blobs, threads)
         ledger = Ledger(db)
-        server = ServerIdentity(settings, clock, db, key, runs.listing)
+        server = ServerIdentity(settings, clock, db, key, runs.queries.listing)
         await server.load()
         space = Space(settings.directory, settings.space_floor_bytes, clock)
         evaluation = Evaluation(
@@ -160,6 +162,7 @@ class Coordinator:
             uploads=uploads,
             datasets=Datasets(db, clock, blobs, threads),
             runs=runs,
+            run_queries=runs.queries,
             export=Export(db, blobs, threads),
             samples=Samples(db, clock, blobs, threads),
             intake=intake,
@@ -168,7 +171,7 @@ class Coordinator:
             replay=Replay(db, clock, signals, blobs, threads),
             upkeep=Upkeep(db, clock, signals, blobs, intake, uploads),
             checks=Checks(db, blobs, ledger, key),
-            depot=Depot(blobs.scratch() / "depot", clock, space),
+            boxes=TransferBoxes(blobs.scratch() / "depot", clock, space),
         )
 
     async def close(self) -> None:
@@ -187,7 +190,7 @@ class Coordinator:
             "replay": self.replay.run,
             "upkeep": self.upkeep.run,
             "space": self.space.run,
-            "depot": self.depot.run,
+            "boxes": self.boxes.run,
         }
 
     async def _keep_running(self, name: str, job: BackgroundJob) -> None:

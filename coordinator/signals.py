@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Signals:
-    """Says that something changed, never what: whoever wakes looks for himself."""
+    """Announces that something changed, never what: a waiter that wakes queries for itself."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -37,7 +37,7 @@ class Signals:
         self._send = await db.bridge(self.deliver)
 
     def notify(self, topic: str) -> None:
-        """Wake everyone who watches `topic`, here and elsewhere.
+        """Wake every waiter of `topic`, here and elsewhere.
 
         Call it on the loop, after the commit.
         """

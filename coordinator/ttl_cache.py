@@ -1,4 +1,4 @@
-"""A value that may be a moment old: loaded by whoever asks first, shared by all who ask
+"""A value that may be a moment old: loaded by the first caller, shared by all who call
 meanwhile.
 """
 
@@ -69,7 +69,7 @@ class Fresh(Generic[T]):
                 self._age_s = max(self._age_min_s, self._rest * took_s)
 
     def drop(self) -> None:
-        """Forget: the next one who asks loads anew."""
+        """Drop the value: the next caller loads it anew."""
         self._loading = self._loaded = None
 
 

@@ -58,7 +58,7 @@ TOO_BIG: dict[str, int] = {}
 # Counts over the three packages, the tests and packaging that may only shrink, never grow.
 ONLY_SHRINKS = {
     "lines over 100 columns": 71,  # diagrams, tables and markup
-    "docstrings that begin with a noun clause": 87,  # all of them in tests
+    "docstrings that begin with a noun clause": 73,  # all of them in tests
 }
 LINE_COLUMNS_MAX = 100
 NOUN_CLAUSE = re.compile(

@@ -8,7 +8,7 @@ import asyncio
 import os
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -22,8 +22,7 @@ from volunteer.account.practice_server import Practice
 from volunteer.account.profile import Identity, Profile
 from volunteer.account.public_runs import public_runs
 from volunteer.agent.agent import Agent, Machine
-from volunteer.agent.context import Parts
-from volunteer.agent.shared_state import Desk
+from volunteer.agent.collaborators import Remote, Store, Timing
 from volunteer.control import commands, events
 from volunteer.control.alerts import Alert, Alerts, Ways, run_quietly
 from volunteer.control.commands import Command, SettingRow
@@ -139,14 +138,12 @@ class Engine:
         identity = await self._known(identity, loaded.settings)
         if identity is None:
             return 0
-        self._agent = Agent(
-            self._parts(identity, loaded),
-            self._machine(loaded),
-            start_paused=self._start_paused,
-            demanded=loaded.settings.runs if loaded.sources["runs"] == config.FLAG else (),
-        )
+        self._agent = self._agent_of(identity, loaded)
+        if self._start_paused:
+            self._agent.pause(message="press space to start", until="you start")
+        named = loaded.sources["runs"] == config.FLAG
         try:
-            return await self._agent.run()
+            return await self._agent.run(loaded.settings.runs if named else ())
         finally:
             self.clean_end = self._agent.clean_end
 
@@ -179,35 +176,36 @@ class Engine:
         return identity
 
     def _machine(self, loaded: Loaded) -> Machine:
-        threads = loaded.settings.threads or default_threads()
-        return self.world.machine or Machine(
-            trainer=lambda device: Trainer(device, threads=threads, clock=self.world.clock)
+        settings, world = loaded.settings, self.world
+        threads = settings.threads or default_threads()
+        machine = world.machine or Machine(
+            trainer=lambda device: Trainer(device, threads=threads, clock=world.clock)
         )
+        enabled = world.load or (lambda name: load(name, settings.workloads))
+        return replace(machine, load=enabled)
 
-    def _parts(self, identity: Identity, loaded: Loaded) -> Parts:
+    def _agent_of(self, identity: Identity, loaded: Loaded) -> Agent:
         settings, world = loaded.settings, self.world
         home = self.profile.home(identity)
         address = Address(url=identity.url, tls_pin=identity.tls_pin)
         api = Api(self._connect(address, identity.token))
         cache = Cache(self._directories.cache, int(settings.cache_gb * GIB))
         transfers = Transfers(api, cache)
-        return Parts(
-            settings=settings,
+        remote = Remote(
             identity=identity,
             api=api,
             transfers=transfers,
             weights=Weights(transfers, cache, self._hub.notice),
-            cache=cache,
+        )
+        store = Store(
             home=home,
+            cache=cache,
             outbox=Outbox(home.outbox, lambda message: self._hub.notice(message, "warning")),
             leases=Leases(home.tasks),
             residuals=Residuals(home.inner, self._hub.notice),
-            hub=self._hub,
-            desk=Desk(settings.max_tasks, settings.runs),
-            clock=world.clock,
-            rng=world.rng,
-            load=world.load or (lambda name: load(name, settings.workloads)),
         )
+        timing = Timing(clock=world.clock, rng=world.rng)
+        return Agent(remote, store, settings, self._hub, self._machine(loaded), timing)
 
     # Commands.
 
@@ -267,16 +265,16 @@ class Engine:
             case commands.StopMeasuring():
                 agent.stop_measuring()
             case commands.GetMeasured():
-                return agent.parts.home.memory.measured
+                return agent.store.home.memory.measured
             case commands.GetInvitation():
-                who = agent.parts.identity
+                who = agent.remote.identity
                 return format_link(
                     JoinLink(url=who.url, fingerprint=who.fingerprint, tls_pin=who.tls_pin)
                 )
             case commands.Query(args=args):
-                return await agent.parts.api.page(commands.query_of(command), **args)
+                return await agent.remote.api.page(commands.query_of(command), **args)
             case commands.MakeLink():
-                return await agent.parts.api.link()
+                return await agent.remote.api.link()
             case _:
                 raise Conflict(f"{type(command).__name__} is no command of this version")
         return None

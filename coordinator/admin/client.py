@@ -6,10 +6,8 @@ the pin of its join link.
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import secrets
-import socket
 import ssl
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,6 +29,7 @@ from shared.errors import (
 from shared.links import JoinLink, parse_link
 from shared.protocol.base import ErrorBody
 from shared.protocol.limits import API
+from shared.tls_pin import WrongCertificate, pinned_context
 
 TIMEOUT_S = 600.0  # building a dataset takes as long as it takes
 CONNECT_S = 10.0
@@ -123,18 +122,10 @@ class Remote:
             plain = http.client.HTTPConnection(host, port or 80, timeout=TIMEOUT_S)
             self._open(plain)
             return plain
-        context = ssl.create_default_context()
-        if self._link.tls_pin:  # the pin says more than any authority could
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
+        pin = self._link.tls_pin  # it says more than any authority could
+        context = pinned_context(pin) if pin else ssl.create_default_context()
         secure = http.client.HTTPSConnection(host, port or 443, timeout=TIMEOUT_S, context=context)
         self._open(secure)
-        if self._link.tls_pin:
-            try:
-                self._check_pin(secure.sock)
-            except BaseException:
-                secure.close()
-                raise
         return secure
 
     def _open(self, connection: http.client.HTTPConnection) -> None:
@@ -146,17 +137,9 @@ class Remote:
             connection.close()
             raise self._unreachable(error) from error
 
-    def _check_pin(self, connected: socket.socket) -> None:
-        der = (
-            connected.getpeercert(binary_form=True)
-            if isinstance(connected, ssl.SSLSocket)
-            else None
-        )
-        found = hashlib.sha256(der or b"").hexdigest()
-        if not secrets.compare_digest(found, self._link.tls_pin):
-            raise Unauthorized(f"{self._link.url} shows another certificate than the link names")
-
     def _unreachable(self, error: Exception) -> VolunteerError:
+        if isinstance(error, WrongCertificate):
+            return Unauthorized(f"{self._link.url} shows another certificate than the link names")
         if isinstance(error, ssl.SSLCertVerificationError):
             return Configuration(
                 f"the certificate of {self._link.url} is not trusted: give the whole join link "

@@ -100,7 +100,7 @@ async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
         raise BadRequest("name the files the dataset is made of: --text PATH or --images PATH")
     kind = "images" if ask.images else ask.kind
     build = coordinator.datasets.add_images if kind == "images" else coordinator.datasets.add_text
-    sent = _Sent(coordinator.depot.folder(ask.box)) if ask.box else None
+    sent = _Sent(coordinator.boxes.folder(ask.box)) if ask.box else None
     skipped = sent or Skipped()
     try:
         paths, tokenizer = await asyncio.to_thread(_sources, coordinator, ask)
@@ -118,17 +118,17 @@ async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
         raise InvalidRunFile(sent.worded(error.message)) from error
     finally:
         if ask.box:
-            await asyncio.to_thread(coordinator.depot.remove, ask.box)
+            await asyncio.to_thread(coordinator.boxes.remove, ask.box)
     return _shown(manifest, skipped.sentences)
 
 
 def _sources(coordinator: Coordinator, ask: AddDataset) -> tuple[list[Path], bytes | None]:
     if ask.box:
-        files = coordinator.depot.files(ask.box)
+        files = coordinator.boxes.files(ask.box)
         found = [path for path in files if path.name != TOKENIZER_FILE]
         own = [path for path in files if path.name == TOKENIZER_FILE]
         if ask.kind == "images":
-            found = _in_folders(coordinator.depot.folder(ask.box), found)
+            found = _in_folders(coordinator.boxes.folder(ask.box), found)
     else:
         found = [Path(path).expanduser() for path in ask.text or ask.images]
         own = [Path(ask.tokenizer).expanduser()] if ask.tokenizer else []

@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
-from coordinator.admin import checks, datasets, people, runs, tasks
-from coordinator.admin.command import Command
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.admin import datasets, people, runs, tasks
+from coordinator.admin.command import Ask, Command, Nothing
+from coordinator.upkeep.backup import Saved
+from coordinator.upkeep.backup import backup as make_backup
+from coordinator.upkeep.checks import CheckReport
+
+if TYPE_CHECKING:
+    from coordinator.services import Coordinator
+
+
+class Backup(Ask, frozen=True, kw_only=True):
+    """`to` is a folder of the machine that runs the command."""
+
+    to: str
+
+
+async def check(coordinator: Coordinator, ask: Nothing) -> CheckReport:
+    return await coordinator.checks.run()
+
+
+async def backup(coordinator: Coordinator, ask: Backup) -> Saved:
+    c = coordinator
+    return await make_backup(c.db, c.blobs, c.settings, c.clock, Path(ask.to))
+
+
+UPKEEP = (
+    Command(name="check", request=Nothing, reply=CheckReport, run=check),
+    Command(name="backup", request=Backup, reply=Saved, run=backup, remote=False),
+)
 
 COMMANDS: dict[str, Command] = {
     command.name: command
-    for part in (runs, datasets, tasks, people, checks)
-    for command in part.COMMANDS
+    for commands in (runs.COMMANDS, datasets.COMMANDS, tasks.COMMANDS, people.COMMANDS, UPKEEP)
+    for command in commands
 }

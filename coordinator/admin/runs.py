@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Meta
 
 from coordinator.admin.command import Ask, Command, Named, Nothing
 from coordinator.database.statistics import Person
-from coordinator.merging.verify import Remade, Remerge
 from coordinator.runs.example import EXAMPLE, example_dataset
 from coordinator.runs.export import Exported
 from shared.errors import BadRequest
@@ -53,13 +51,6 @@ class ExportedRun(msgspec.Struct, frozen=True, kw_only=True):
     box: str = ""
 
 
-class ReplayRun(Ask, frozen=True, kw_only=True):
-    """In how many shards to merge; 0 = at once."""
-
-    name: str
-    shards: Annotated[int, Meta(ge=0, le=1024)] = 0
-
-
 class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     """One run with its newest versions, oldest first."""
 
@@ -82,13 +73,13 @@ async def start(coordinator: Coordinator, ask: Named) -> RunInfo:
 
 
 async def listing(coordinator: Coordinator, ask: Nothing) -> tuple[RunInfo, ...]:
-    return await coordinator.runs.listing()
+    return await coordinator.runs.queries.listing()
 
 
 async def show(coordinator: Coordinator, ask: Named) -> RunShown:
-    run = await coordinator.runs.info(ask.name)
-    versions = await coordinator.runs.versions(ask.name, after=run.version - SHOWN_VERSIONS)
-    plan = await coordinator.runs.plan(ask.name)
+    run = await coordinator.runs.queries.info(ask.name)
+    versions = await coordinator.runs.queries.versions(ask.name, after=run.version - SHOWN_VERSIONS)
+    plan = await coordinator.runs.queries.plan(ask.name)
     return RunShown(run=run, versions=versions, codec=plan.codec, downlink=plan.downlink)
 
 
@@ -117,14 +108,9 @@ async def export(coordinator: Coordinator, ask: ExportRun) -> ExportedRun:
         exported = await coordinator.export.export(ask.name, Path(ask.to), ask.version)
         return ExportedRun(exported=exported)
     box = secrets.token_hex(16)
-    to = coordinator.depot.folder(box)
+    to = coordinator.boxes.folder(box)
     exported = await coordinator.export.export(ask.name, to, ask.version)
     return ExportedRun(exported=msgspec.structs.replace(exported, path=""), box=box)
-
-
-async def replay(coordinator: Coordinator, ask: ReplayRun) -> Remade:
-    again = Remerge(coordinator.db, coordinator.blobs, coordinator.threads)
-    return await again.run(ask.name, shards=ask.shards)
 
 
 COMMANDS = (
@@ -142,5 +128,4 @@ COMMANDS = (
         name="run.report", request=Named, reply=tuple[Person, ...], run=report, needs="database"
     ),
     Command(name="run.export", request=ExportRun, reply=ExportedRun, run=export),
-    Command(name="run.replay", request=ReplayRun, reply=Remade, run=replay),
 )

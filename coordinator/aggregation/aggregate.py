@@ -1,7 +1,7 @@
 """From many contributions to one update: the aggregation rules and the walk over a model that
 applies them.
 
-    recipe = prepare(rule, cohort, pieces(schema))          # distance rules read everything once; the mean reads nothing
+    recipe = prepare(rule, cohort, pieces(schema))  # distance rules read all once; the mean nothing
     for merged in merge(rule, cohort, recipe, pieces(schema)):
         ...                                                 # server optimiser, write
 
@@ -29,7 +29,7 @@ from coordinator.aggregation.robust import CentredClip, Krum, Median, NormClip, 
 from shared.tensors.slices import aligned
 
 if TYPE_CHECKING:
-    from coordinator.plan.plan import Plan
+    from coordinator.plan.tables import Plan
 
 
 class Aggregator(Protocol):
@@ -43,7 +43,7 @@ class Aggregator(Protocol):
     ]  # whether the rule must see the whole model before it can merge any of it
 
     def survey(self, cohort: Cohort, piece: Piece) -> Doubles | None:
-        """Return what the rule must know of a piece: an array that adds up over pieces, or None
+        """Return the rule's statistics of a piece: an array that adds up over pieces, or None
         when it needs nothing.
         """
 
@@ -171,7 +171,7 @@ def merge(
         with np.errstate(over="ignore", invalid="ignore"):
             squares = chosen.fill(cohort, chosen_factors, piece, out)
             square = kernels.quick_square(out)
-        # The norm doubles as the test for NaN; only a doubtful one is looked at closely.
+        # The norm doubles as the test for NaN; only a doubtful one is scanned.
         if not math.isfinite(square) and not np.isfinite(out).all():
             raise NotFinite(cohort.culprits(piece) or cohort.positions, _where(piece))
         return Merged(piece=piece, values=out, square=square, squares=squares)

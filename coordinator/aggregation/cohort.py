@@ -77,7 +77,7 @@ class Cohort:
 
     readers: tuple[DeltaReader, ...]
     weights: tuple[float, ...]
-    positions: tuple[int, ...]  # where each stood in what was handed in
+    positions: tuple[int, ...]  # index of each among the submitted ones
 
     def __len__(self) -> int:
         return len(self.readers)

@@ -28,7 +28,7 @@ from shared.tensors.slices import aligned
 from shared.tensors.spec import Schema, TensorSpec, grid
 
 if TYPE_CHECKING:
-    from coordinator.plan.plan import Plan
+    from coordinator.plan.tables import Plan
 
 BLOCK = 32 * 1024  # elements: weights, update, state and scratch of a block stay in the cache
 

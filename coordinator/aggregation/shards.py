@@ -67,15 +67,15 @@ def split(schema: Schema, shards: int, by: Literal["size", "name"] = "size") -> 
 
 
 def file_name(piece: Piece) -> str:
-    """Return what a piece is called in the file of a shard: its tensor's name, or
+    """Return the name of a piece in the file of a shard: its tensor's name, or
     "name[start:stop]" where that is cut.
     """
     return piece.spec.name if piece.whole else f"{piece.spec.name}[{piece.start}:{piece.stop}]"
 
 
 def shard_schema(shard: Shard) -> Schema:
-    """Return what the file of a shard holds: tensors that are whole in it under their name, others
-    flat as "name[start:stop]".
+    """Return the schema of the file of a shard: tensors that are whole in it under their name,
+    others flat as "name[start:stop]".
     """
     return tuple(piece.spec if piece.whole else _slice_spec(piece) for piece in shard)
 

@@ -40,7 +40,7 @@ from coordinator.aggregation.shards import (
     shard_schema,
 )
 from coordinator.aggregation.state import NewState, OldState
-from coordinator.plan.plan import Plan
+from coordinator.plan.tables import Plan
 from shared.tensors.blocks import SPAN, sum_squares
 from shared.tensors.frame import Frame, FrameWriter, Written, open_frame, schema_of_file
 from shared.tensors.quantize import codec

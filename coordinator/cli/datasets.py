@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from coordinator.cli.listing import as_json, bytes_of, table
+from coordinator.cli.listing import as_json, table
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, Where, call
 from shared.errors import BadRequest, InvalidName
+from shared.text import size
 
 if TYPE_CHECKING:
     from coordinator.admin.datasets import DatasetShown
@@ -136,7 +137,7 @@ def listing(*, where: Where = HERE, json: Json = False) -> None:
         "items": lambda d: d.items,
         "held out": lambda d: d.heldout,
         "left out": lambda d: d.meta.get("skipped", 0),
-        "size": lambda d: bytes_of(d.size),
+        "size": lambda d: size(d.size),
         "licence": lambda d: d.licence,
         "source": lambda d: d.source,
     }

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from coordinator.cli.listing import as_json, credits_of, facts, table, when, write_csv
+from coordinator.cli.listing import as_json, facts, table, when, write_csv
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, Where, call
 from shared.errors import BadRequest, why
+from shared.text import credit
 
 DAY_S = 86_400.0
 NAMES_MAX = 1000
@@ -113,7 +114,7 @@ def volunteer_list(*, where: Where = HERE, json: Json = False) -> None:
         "last seen": lambda p: when(p.last_seen),
         "accepted": lambda p: p.work.accepted,
         "rejected": lambda p: p.work.refused,
-        "credits": lambda p: credits_of(p.earned_micro),
+        "credits": lambda p: credit(p.earned_micro),
         "trust": lambda p: f"{p.trust:.2f}",
         "id": lambda p: p.volunteer_id,
     }
@@ -141,7 +142,7 @@ def show(name: Who, *, where: Where = HERE, json: Json = False) -> None:
             ("rejected", person.work.refused),
             (
                 "credits",
-                f"{credits_of(person.earned_micro)} ({credits_of(person.pending_micro)} pending)",
+                f"{credit(person.earned_micro)} ({credit(person.pending_micro)} pending)",
             ),
         ]
     )
@@ -201,7 +202,7 @@ def reissue(name: Who, *, where: Where = HERE, json: Json = False) -> None:
 
 @volunteers.command
 def forget(name: Who, *, where: Where = HERE, json: Json = False) -> None:
-    """Wipe who somebody was; credits and contributions keep adding up."""
+    """Wipe the identity of an account; credits and contributions keep adding up."""
     _done(where, "volunteer.forget", json, name=name)
 
 

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from coordinator.cli.listing import as_json, bytes_of, credits_of, facts, table, when, write_csv
+from coordinator.cli.listing import as_json, facts, table, when, write_csv
 from coordinator.cli.target import HERE, Where, call
 from shared.errors import BadRequest, why
+from shared.text import credit, size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from coordinator.database.statistics import Person
     from shared.protocol.accounts import RunInfo
 
 Json = Annotated[bool, Parameter(help="As JSON, for machines.", negative="")]
@@ -185,9 +189,7 @@ def report(
     if json:
         as_json(people)
     elif csv:
-        reasons = sorted({reason for person in people for reason in person.work.rejected})
-        names = [*REPORT, *(f"rejected_{reason}" for reason in reasons), *TOTALS]
-        write_csv([_reported(person) for person in people], names)
+        write_report(people)
     else:
         columns = {
             "nickname": lambda p: p.nickname,
@@ -198,12 +200,19 @@ def report(
             "accepted": lambda p: p.work.accepted,
             "rejected": lambda p: p.work.refused,
             "hours": lambda p: round(p.work.device_s / 3600, 2),
-            "credits": lambda p: credits_of(p.earned_micro),
+            "credits": lambda p: credit(p.earned_micro),
         }
         table(people, columns, "Nobody yet.")
 
 
-def _reported(person: Any) -> dict[str, object]:
+def write_report(people: Sequence[Person]) -> None:
+    """Write a report as CSV on standard output, with a column for each reason of a rejection."""
+    reasons = sorted({reason for person in people for reason in person.work.rejected})
+    names = [*REPORT, *(f"rejected_{reason}" for reason in reasons), *TOTALS]
+    write_csv([_reported(person) for person in people], names)
+
+
+def _reported(person: Person) -> dict[str, object]:
     work = person.work
     return {
         "nickname": person.nickname,
@@ -243,35 +252,7 @@ def export(
         as_json(done)
         return
     loss = "" if done.loss is None else f", loss {done.loss:.4f}"
-    print(
-        f'Version {done.version} of "{done.run}" is in {done.path} ({bytes_of(done.bytes)}{loss}).'
-    )
-
-
-@app.command
-def replay(
-    name: Run,
-    *,
-    shards: Annotated[int, Parameter(help="Merge in so many shards (0 = at once).")] = 0,
-    where: Where = HERE,
-    json: Json = False,
-) -> int:
-    """Merge again what is still there of a run's log: the same contributions must give the same
-    hashes.
-    """
-    done = call(where, "run.replay", name=name, shards=shards)
-    if json:
-        as_json(done)
-    elif done.wrong is not None:
-        print(f"Version {done.wrong} came out otherwise when it was merged again.")
-    elif done.merges:
-        print(
-            f'Versions {done.base + 1} to {done.head} of "{name}", merged again, are the same to '
-            "the last bit."
-        )
-    else:
-        print(f'Nothing to merge again: of "{name}" only version {done.base} is still there.')
-    return 0 if done.wrong is None else 1
+    print(f'Version {done.version} of "{done.run}" is in {done.path} ({size(done.bytes)}{loss}).')
 
 
 def _exported(where: Where, name: str, version: int | None, to: Path) -> Any:

@@ -7,9 +7,10 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from coordinator.cli.listing import as_json, bytes_of, when
+from coordinator.cli.listing import as_json, when
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, Where, call
+from shared.text import size
 
 
 def check(*, where: Where = HERE, json: Json = False) -> int:
@@ -44,8 +45,7 @@ def backup(
         as_json(done)
     else:
         print(
-            f"Saved to {done.path}: {done.rows:,} rows, {done.blobs:,} blobs, "
-            f"{bytes_of(done.bytes)}."
+            f"Saved to {done.path}: {done.rows:,} rows, {done.blobs:,} blobs, {size(done.bytes)}."
         )
 
 

@@ -194,7 +194,7 @@ def states(conn: Connection, names: Sequence[str]) -> dict[str, str]:
     }
 
 
-def move(conn: Connection, moved: dict[int, tuple[int, int]], seeds: dict[int, int]) -> None:
+def move(conn: Connection, moved: dict[int, tuple[int, int]]) -> None:
     """Store how far the passes of the locked runs are cut now."""
     for run_id, (pass_no, cursor) in sorted(moved.items()):
-        passes.move(conn, run_id, seeds[run_id], pass_no, cursor)
+        passes.move(conn, run_id, pass_no, cursor)

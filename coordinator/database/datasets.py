@@ -13,7 +13,6 @@ from coordinator.database.contributions import UPDATES
 from coordinator.database.engine.statements import among, its
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.datasets import blobs, dataset_blobs, datasets
-from coordinator.database.tables.runs import runs
 from shared.decoding import decode
 from shared.errors import Conflict, NotFound
 from shared.workloads.base import DatasetManifest
@@ -172,7 +171,3 @@ def in_use(conn: Connection) -> set[str]:
     undecided = c.state.in_(("received", "checking"))
     waiting = select(c.sha256).where(undecided | ((c.state == "accepted") & c.kind.in_(UPDATES)))
     return set(conn.execute(union(select(dataset_blobs.c.sha256), waiting)).scalars())
-
-
-def used_by_runs(conn: Connection, dataset_id: int) -> list[str]:
-    return list(conn.execute(select(runs.c.name).where(runs.c.dataset_id == dataset_id)).scalars())

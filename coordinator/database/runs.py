@@ -54,13 +54,10 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_chunk: str
     sample_size: int
     pass_no: int
-    pass_seed: int
     cursor: int
     step_flops: float
     price_micro: int
     weight: float
-    median_task_s: float | None
-    last_merge_at: float | None
     stop_reason: str | None
     created_at: float
     started_at: float | None

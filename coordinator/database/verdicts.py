@@ -1,10 +1,185 @@
-"""Verdicts as news: whether there is anything new at all."""
+"""Verdicts: every change of a contribution's state, and the news that a worker polls for."""
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, select
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from coordinator.database.tables.contributions import verdicts
+import msgspec
+from sqlalchemy import Connection, bindparam, case, insert, or_, select, update
+
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.engine.statements import among, its
+from coordinator.database.tables.contributions import contributions, verdicts
+from coordinator.database.tables.runs import runs
+from shared.errors import Conflict
+from shared.protocol.base import ContributionState
+from shared.protocol.contributions import Verdict
+
+# received -> checking -> accepted -> merged, with the ways out.
+TRANSITIONS: frozenset[tuple[ContributionState, ContributionState]] = frozenset(
+    {
+        ("received", "checking"),
+        ("received", "rejected"),
+        ("checking", "accepted"),
+        ("checking", "superseded"),
+        ("checking", "rejected"),
+        ("accepted", "merged"),
+        ("accepted", "superseded"),
+        ("accepted", "rejected"),  # set aside by a merge that failed with it
+    }
+)
+
+_DECIDE = update(contributions).where(its(contributions.c.id), its(contributions.c.state))
+
+
+def decide(
+    conn: Connection, row: ContributionRow, state: ContributionState, *, now: float, **values: Any
+) -> None:
+    """Change the state and record the verdict.
+
+    Raises Conflict when it is no longer where `row` says.
+    """
+    if (row.state, state) not in TRANSITIONS:
+        raise Conflict(f"contribution {row.id} is {row.state}, so it cannot become {state}")
+    where = {"its_id": row.id, "its_state": row.state}
+    changed = conn.execute(_DECIDE, where | {"state": state, "decided_at": now} | values)
+    if changed.rowcount != 1:
+        raise Conflict(f"contribution {row.id} has just been decided")
+    ruling = Ruling(
+        state=state,
+        reason=str(values.get("reason", "")),
+        message=str(values.get("message", "")),
+        version=values.get("version"),
+    )
+    record(conn, [row], ruling, now)
+
+
+_MERGE_ALL = (
+    update(contributions)
+    .where(among(contributions.c.id, "ids"), contributions.c.state == "accepted")
+    .values(state="merged", version=bindparam("into"), merged_at=bindparam("now"))
+)
+
+
+def merge_all(conn: Connection, rows: Sequence[ContributionRow], version: int, now: float) -> bool:
+    """Mark every one merged into `version`: all of them, or False."""
+    ids = [row.id for row in rows]
+    changed = conn.execute(_MERGE_ALL, {"ids": ids, "into": version, "now": now})
+    if changed.rowcount != len(rows):
+        return False
+    message = f"merged into version {version}"
+    record(conn, rows, Ruling(state="merged", message=message, version=version), now)
+    return True
+
+
+class Ruling(msgspec.Struct, frozen=True, kw_only=True):
+    """A verdict to be recorded."""
+
+    state: ContributionState
+    reason: str = ""
+    message: str = ""
+    version: int | None = None
+
+
+_RECORD = insert(verdicts)
+
+
+def record(conn: Connection, rows: Iterable[ContributionRow], ruling: Ruling, now: float) -> None:
+    """Append to the history that volunteers read."""
+    conn.execute(
+        _RECORD,
+        [
+            {
+                "contribution_id": row.id,
+                "worker_id": row.worker_id,
+                "volunteer_id": row.volunteer_id,
+                **msgspec.structs.asdict(ruling),
+                "at": now,
+            }
+            for row in rows
+        ],
+    )
+
+
+_VERDICT = (
+    select(
+        verdicts.c.id,
+        verdicts.c.contribution_id,
+        verdicts.c.state,
+        verdicts.c.reason,
+        verdicts.c.message,
+        verdicts.c.version,
+        verdicts.c.at,
+        contributions.c.task_id,
+        contributions.c.weight,
+        case(
+            (
+                verdicts.c.state.in_(("accepted", "merged", "superseded")),
+                contributions.c.price_micro,
+            ),
+            else_=0,
+        ).label("credits_micro"),
+        runs.c.name.label("run"),
+    )
+    .join(contributions, contributions.c.id == verdicts.c.contribution_id)
+    .join(runs, runs.c.id == contributions.c.run_id)
+)
+
+
+def _verdict(row: Any) -> Verdict:
+    return Verdict(
+        contribution=row["contribution_id"],
+        task=row["task_id"],
+        run=row["run"],
+        state=row["state"],
+        reason=row["reason"],
+        message=row["message"],
+        weight=row["weight"],
+        version=row["version"],
+        credits_micro=row["credits_micro"],
+        at=row["at"],
+    )
+
+
+def news(
+    conn: Connection, worker_id: str, since: int, recent_at: float, limit: int
+) -> tuple[list[Verdict], int]:
+    """Verdicts a worker has not seen, and the number to ask from next time.
+
+    Numbers are given before a transaction commits, so one may appear below `since`: what is younger
+    than `recent_at` is sent again and the client drops what it knows.
+    """
+    query = _VERDICT.where(verdicts.c.worker_id == worker_id)
+    query = (
+        query.where(or_(verdicts.c.id > since, verdicts.c.at > recent_at))
+        .order_by(verdicts.c.id)
+        .limit(limit)
+    )
+    rows = list(conn.execute(query).mappings())
+    return [_verdict(row) for row in rows], max([since, *(row["id"] for row in rows)])
+
+
+_LATEST_VERDICT = (
+    _VERDICT.where(its(verdicts.c.contribution_id)).order_by(verdicts.c.id.desc()).limit(1)
+)
+
+
+def latest_verdict(conn: Connection, contribution_id: int) -> Verdict | None:
+    given = {"its_contribution_id": contribution_id}
+    row = conn.execute(_LATEST_VERDICT, given).mappings().first()
+    return None if row is None else _verdict(row)
+
+
+def history(
+    conn: Connection, volunteer_id: str, before: int | None, limit: int
+) -> list[tuple[int, Verdict]]:
+    """Newest first; the number beside each continues the listing."""
+    query = _VERDICT.where(verdicts.c.volunteer_id == volunteer_id)
+    if before is not None:
+        query = query.where(verdicts.c.id < before)
+    rows = conn.execute(query.order_by(verdicts.c.id.desc()).limit(limit)).mappings()
+    return [(row["id"], _verdict(row)) for row in rows]
 
 
 def newest(conn: Connection) -> tuple[int, float]:

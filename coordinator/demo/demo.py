@@ -238,8 +238,8 @@ async def _watch(
 
 async def _glance(services: Any, name: str, elapsed_s: float, total_s: float) -> Glance:
     return Glance(
-        run=await services.runs.info(name),
-        versions=await services.runs.versions(name),
+        run=await services.runs.queries.info(name),
+        versions=await services.runs.queries.versions(name),
         leaders=tuple(await services.volunteers.leaderboard()),
         elapsed_s=elapsed_s,
         total_s=total_s,
@@ -258,7 +258,7 @@ async def _measured(base: Path, name: str) -> None:
     until = time.monotonic() + MEASURE_S
     async with _coordinator(base) as services:
         while time.monotonic() < until:
-            versions = await services.runs.versions(name)
+            versions = await services.runs.queries.versions(name)
             if versions and versions[-1].evaluation not in ("waiting", "running"):
                 return
             await asyncio.sleep(TICK_S)

@@ -111,11 +111,11 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 async def report(services: Any, name: str, said: Said, traffic: Sequence[Traffic]) -> Report:
     """The summary of a run whose volunteers have gone."""
-    run: RunInfo = await services.runs.info(name)
+    run: RunInfo = await services.runs.queries.info(name)
     leaders = await services.volunteers.leaderboard()
-    summary = await services.runs.summary(name)
+    summary = await services.runs.queries.summary(name)
     breaches = await services.ledger.check()
-    measured = [row for row in await services.runs.versions(name) if row.loss is not None]
+    measured = [row for row in await services.runs.queries.versions(name) if row.loss is not None]
     return Report(
         workload=said.workload,
         run=name,
@@ -142,8 +142,8 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Traffic
 
 
 async def strength(services: Any, name: str) -> Strength | None:
-    """Return how the newest version of a run plays; None where versions do not play, or there is
-    only one.
+    """Return the strength of the newest version of a run; None where versions do not play, or
+    there is only one.
     """
     run = await services.db.read(lambda conn: runs.by_name(conn, name))
     if definition(run).workload.games is None or run.head == ANCHOR:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from shared.text import credit, size
 from shared.workloads.data.png import read_png
 from shared.workloads.data.resize import braille, corner, half_blocks
 
@@ -35,15 +36,6 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
     low, high = min(shown), max(shown)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[round((value - low) * scale)] for value in shown)
-
-
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return ""
 
 
 class View:
@@ -140,7 +132,7 @@ def panel(glance: Glance) -> list[str]:
         lines.append(f"{measure} version 0 is being measured")
     lines.append("")
     lines += [
-        f"  {row.nickname:<24} {row.earned_micro / 1e6:10.1f} credits   {row.accepted:3d} "
+        f"  {row.nickname:<24} {credit(row.earned_micro, 1):>10} credits   {row.accepted:3d} "
         "contributions"
         for row in glance.leaders[:8]
     ]
@@ -154,7 +146,7 @@ def _quoted(text: str) -> list[str]:
 
 
 def summary(report: Report) -> list[str]:
-    """Return what came out of it."""
+    """Return the summary of a demo, as lines."""
     lines = ["", f"  {report.run}: {report.versions} versions merged in {report.seconds:.0f} s", ""]
     if report.loss_first is not None and report.loss_last is not None:
         fall = 100 * (1 - report.loss_last / report.loss_first)
@@ -186,7 +178,7 @@ def summary(report: Report) -> list[str]:
 
 
 def played(strength: Strength) -> list[str]:
-    """Return how well the last version plays."""
+    """Return the strength of the last version, as lines."""
     one = f"version {strength.version}"
     return [
         f"  against first    {one} beat version 0 by {strength.wins} : {strength.losses}, "
@@ -236,7 +228,7 @@ def record(strength: Strength) -> list[str]:
 
 
 def samples(report: Report) -> list[str]:
-    """Return what the first and the last version wrote."""
+    """Return the texts of the first and the last version."""
     what = f"continues “{report.sample_prompt}”:" if report.sample_prompt else "gives:"
     lines = ["", f"  version 0 {what}", *_quoted(report.sample_first)]
     return [*lines, "", f"  version {report.versions} {what}", *_quoted(report.sample_last), ""]
@@ -264,7 +256,7 @@ def _cell(colours: Sequence[Sequence[int]]) -> str:
 
 
 def hints(report: Report) -> list[str]:
-    """Return what to do next."""
+    """Return the next steps, as lines."""
     lines = []
     if report.data_dir:
         there = shlex.quote(f"{report.data_dir}/coordinator")

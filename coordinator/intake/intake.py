@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.database import contributions, runs, submissions, tasks, uploads, versions
+from coordinator.database import (
+    contributions,
+    evaluations,
+    runs,
+    submissions,
+    tasks,
+    uploads,
+    verdicts,
+    versions,
+)
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import UPDATES as MERGED
 from coordinator.database.contributions import ContributionRow
@@ -24,7 +33,8 @@ from coordinator.database.ledger import payments
 from coordinator.database.runs import OPEN, RunRow
 from coordinator.database.submissions import Part
 from coordinator.database.tasks import FailureKind, TaskRow
-from coordinator.plan.plan import Plan, in_phase
+from coordinator.plan.plan import in_phase
+from coordinator.plan.tables import Plan
 from coordinator.rules import codec_choice, trust, validation
 from coordinator.rules.validation import Evidence, Judgement, Measurement
 from coordinator.runs import phases
@@ -161,16 +171,18 @@ class Intake:
         if row.state != "checking":
             return  # somebody else was faster
         run = runs.by_id(conn, row.run_id)
-        if phases.at_head(run).in_flight == "redo":  # whether it is late must not change any more
+        plan = phases.at_head(run)
+        if plan.in_flight == "redo":  # whether it is late must not change any more
             run = runs.by_id(conn, row.run_id, lock=True)
-        judgement = self._judge(conn, row, run, measured)
-        if judgement.reason == Reason.STALE and _is_late(row, run, phases.at_head(run)):
-            self._too_late(conn, row, run, phases.at_head(run))
+            plan = phases.at_head(run)
+        judgement = self._judge(conn, row, run, plan, measured)
+        if judgement.reason == Reason.STALE and _is_late(row, run, plan):
+            self._too_late(conn, row, run, plan)
             return
         held = submissions.is_held(conn, row)
         if not held:
             judgement = LOST
-        contributions.decide(
+        verdicts.decide(
             conn,
             row,
             judgement.state,
@@ -187,9 +199,17 @@ class Intake:
             self._reject(conn, row, run, judgement, now)
 
     def _judge(
-        self, conn: Connection, row: ContributionRow, run: RunRow, measured: Measurement
+        self,
+        conn: Connection,
+        row: ContributionRow,
+        run: RunRow,
+        plan: Plan,
+        measured: Measurement,
     ) -> Judgement:
-        """By its content first: also what nobody needs any more is only paid when it is good."""
+        """Judge the content first: work that the run no longer needs is only paid when it is good.
+
+        `plan` is the one that holds at the head.
+        """
         about = definition(run)
         base = versions.get(conn, run.id, row.base_version)
         comparable = about.workload.traits.loss_is_measured
@@ -211,7 +231,7 @@ class Intake:
                     conn, run.id, row.kind, about.file.validation.cohort
                 )
             ],
-            loss=versions.newest_loss(conn, run.id) if comparable else None,
+            loss=evaluations.newest_loss(conn, run.id) if comparable else None,
             parameters=about.parameters,
             replayed=contributions.seen_before(conn, row),
         )
@@ -219,7 +239,7 @@ class Intake:
         judgement = validation.judge(evidence, file.validation, file.train, then)
         if judgement.state == "accepted" and run.state not in OPEN:
             return validation.TOO_LATE
-        if judgement.state == "accepted" and row.kind != phases.at_head(run).update:
+        if judgement.state == "accepted" and row.kind != plan.update:
             message = "the run merges another kind of update by now; the work is paid"
             return Judgement(state="superseded", reason=Reason.STALE, message=message)
         return judgement
@@ -238,7 +258,7 @@ class Intake:
             "the task has failed here"
         )
         stale = Reason.STALE.value
-        contributions.decide(conn, row, "rejected", now=now, reason=stale, message=message)
+        verdicts.decide(conn, row, "rejected", now=now, reason=stale, message=message)
         if again:
             submissions.once_more(conn, row, now)
         else:
@@ -301,7 +321,7 @@ class Intake:
 
         def read(conn: Connection) -> Verdict:
             row = contributions.by_id(conn, contribution_id, principal.volunteer_id)
-            verdict = contributions.latest_verdict(conn, row.id)
+            verdict = verdicts.latest_verdict(conn, row.id)
             if verdict is not None:
                 redo = verdict.reason == Reason.STALE and submissions.goes_on(conn, row)
                 return msgspec.structs.replace(verdict, redo=redo)
@@ -322,7 +342,7 @@ class Intake:
         """This volunteer's verdicts, newest first; the number beside each continues the listing."""
         limit = max(1, min(limit, HISTORY_MAX))
         return await self._db.read(
-            lambda conn: contributions.history(conn, principal.volunteer_id, before, limit)
+            lambda conn: verdicts.history(conn, principal.volunteer_id, before, limit)
         )
 
 

@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from coordinator.database import datasets, runs, versions
+from coordinator.database import datasets, evaluations, runs, versions
+from coordinator.database.evaluations import EvaluationRow
 from coordinator.database.runs import RunRow
-from coordinator.database.versions import EvaluationRow, VersionRow
-from coordinator.runs.datasets import LocalData, heldout
+from coordinator.database.versions import VersionRow
+from coordinator.runs.datasets import heldout
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.version_files import read_weights
 from coordinator.signals import Signals
 from shared.clock import Clock
 from shared.errors import VolunteerError
+from shared.local_data import LocalData
 from shared.workloads.base import Sample
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ class Evaluation:
     async def run(self, stop: asyncio.Event) -> None:
         """Evaluate whatever waits until `stop` is set."""
         watch = self._signals.watch("versions")
-        await self._db.write(versions.requeue_evaluations)
+        await self._db.write(evaluations.requeue_evaluations)
         stopper = asyncio.ensure_future(stop.wait())
         stopper.add_done_callback(lambda _: setattr(self, "_stopping", True))
         try:
@@ -79,7 +81,7 @@ class Evaluation:
 
     async def evaluate_next(self) -> bool:
         """Measure the newest waiting version. False when none waits."""
-        if await self._db.read(versions.next_evaluation) is None:
+        if await self._db.read(evaluations.next_evaluation) is None:
             return False  # seen without a transaction that writes: this is asked after every merge
         picked = await self._db.write(self._pick)
         if picked is None:
@@ -93,7 +95,7 @@ class Evaluation:
             )
             values = {"state": "failed", "message": str(error)[:2000], "at": self._clock.now()}
             await self._db.write(
-                lambda conn: versions.set_evaluation(conn, run.id, version.version, **values)
+                lambda conn: evaluations.set_evaluation(conn, run.id, version.version, **values)
             )
             return True
         if measured is not None:
@@ -101,11 +103,11 @@ class Evaluation:
         return True
 
     def _pick(self, conn: Connection) -> tuple[RunRow, VersionRow] | None:
-        waiting: EvaluationRow | None = versions.next_evaluation(conn)
+        waiting: EvaluationRow | None = evaluations.next_evaluation(conn)
         if waiting is None:
             return None
-        versions.skip_older(conn, waiting.run_id, waiting.version)
-        versions.set_evaluation(conn, waiting.run_id, waiting.version, state="running")
+        evaluations.skip_older(conn, waiting.run_id, waiting.version)
+        evaluations.set_evaluation(conn, waiting.run_id, waiting.version, state="running")
         return runs.by_id(conn, waiting.run_id), versions.get(conn, waiting.run_id, waiting.version)
 
     async def _measure(self, run: RunRow, version: VersionRow) -> Measured | None:
@@ -157,7 +159,7 @@ class Evaluation:
             finite = {
                 name: value for name, value in measured.metrics.items() if math.isfinite(value)
             }
-            versions.set_evaluation(
+            evaluations.set_evaluation(
                 conn,
                 run.id,
                 version.version,
@@ -169,7 +171,7 @@ class Evaluation:
                 sample_sha256=sample_sha,
                 at=now,
             )
-            best = versions.best(conn, run.id)
+            best = evaluations.best(conn, run.id)
             if about.play is not None:  # there matches decide, once there is one
                 best = 0 if run.best is None else None
             if best is not None:

@@ -22,13 +22,21 @@ import msgspec
 import structlog
 
 from coordinator.aggregation import step
-from coordinator.database import contributions, datasets, runs, versions
+from coordinator.database import (
+    contributions,
+    datasets,
+    evaluations,
+    merges,
+    runs,
+    verdicts,
+    versions,
+)
 from coordinator.database import merge_jobs as part_rows
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import payments
 from coordinator.database.merge_jobs import PartRow
+from coordinator.database.merges import MergeRow
 from coordinator.database.runs import RunRow
-from coordinator.database.versions import MergeRow
 from coordinator.merging import recipe as recipes
 from coordinator.merging.recipe import Recipe, Terms
 from coordinator.merging.shard_jobs import TOPIC, Draft, Parts
@@ -103,7 +111,7 @@ class Merger:
     async def run(self, stop: asyncio.Event) -> None:
         """Merge whatever is due until `stop` is set."""
         if self._db.dialect == "sqlite":  # there is one server: a lease is of a dead one
-            await self._db.write(lambda conn: versions.abandon_merges(conn, self._clock.now()))
+            await self._db.write(lambda conn: merges.abandon(conn, self._clock.now()))
         watch = self._signals.watch("contributions", "queue", TOPIC)
         while not stop.is_set():
             busy = False
@@ -138,7 +146,7 @@ class Merger:
             await self._clock.sleep(self.lease_s / 3)
             until = self._clock.now() + self.lease_s
             try:
-                await self._db.write(partial(versions.renew_merge, merge=job.merge, until=until))
+                await self._db.write(partial(merges.renew, merge=job.merge, until=until))
             except VolunteerError as error:
                 log.warning("merge lease not renewed", run=job.run.name, error=error.message)
 
@@ -156,7 +164,7 @@ class Merger:
             return False
         took = self._clock.monotonic() - started
         try:
-            await self._db.write(lambda conn: self._commit(conn, job, content, draft, took))
+            await self._db.write(lambda conn: self._commit(conn, job, content, draft))
         except Conflict as error:
             return await self._overtaken(job, error)
         await self._parts.discard(draft.spent)
@@ -178,9 +186,7 @@ class Merger:
 
     async def _abandon(self, job: Job) -> None:
         now = self._clock.now()
-        await self._db.write(
-            partial(versions.end_merge, merge=job.merge, state="abandoned", now=now)
-        )
+        await self._db.write(partial(merges.end, merge=job.merge, state="abandoned", now=now))
 
     def _look(self, conn: Connection) -> tuple[list[RunRow], list[RunRow]]:
         """The running runs, and those with a merge that is due: without locks, so that waiting
@@ -188,12 +194,12 @@ class Merger:
         """
         running = runs.every(conn, ("running",))
         some = [run for run in running if contributions.any_to_merge(conn, run.id)]
-        return running, [run for run in some if self._runs.readiness(conn, run)[0].now]
+        return running, [run for run in some if self._runs.queries.readiness(conn, run)[0].now]
 
     def _lease(self, conn: Connection, run_id: int) -> Job | None:
         """The trigger again, now under the lock of the run, and the lease."""
         run = runs.by_id(conn, run_id, lock=True)
-        state, live = self._runs.readiness(conn, run)
+        state, live = self._runs.queries.readiness(conn, run)
         if run.state != "running" or not state.now:
             return None
         recipe = self._left_behind(conn, run)
@@ -201,7 +207,7 @@ class Merger:
         recipe = recipe or self._fresh(conn, run, live)
         if not recipe.rows:
             return None
-        bid = versions.Bid(
+        bid = merges.Bid(
             run_id=run_id,
             base=run.head,
             contributions=_json([row.id for row in recipe.rows]),
@@ -209,7 +215,7 @@ class Merger:
             owner=self._owner,
             lease_until=self._clock.now() + self.lease_s,
         )
-        merge = versions.take_merge(conn, bid, self._clock.now())
+        merge = merges.take(conn, bid, self._clock.now())
         if merge is None:
             return None
         if recipe.terms.shards > 1 and not begun_before:
@@ -232,7 +238,7 @@ class Merger:
         """A merge in shards whose leader is gone, to go on with what is done of it: only with the
         same contributions.
         """
-        merge = versions.merge_of(conn, run.id, run.head)
+        merge = merges.of_base(conn, run.id, run.head)
         if merge is None or merge.state not in ("leased", "abandoned"):
             return None
         if not part_rows.of_merge(conn, merge.id):
@@ -284,7 +290,7 @@ class Merger:
 
         Raises InvalidFrame when the model got much worse.
         """
-        before = await self._db.read(lambda conn: versions.newest_loss(conn, run.id))
+        before = await self._db.read(lambda conn: evaluations.newest_loss(conn, run.id))
         measured = await self._evaluation.measure(run, weights, sample=False)
         if measured is None:
             raise Unavailable("the server is stopping")
@@ -294,15 +300,13 @@ class Merger:
                 f"the merged model has loss {loss:.3f} where {before or 0:.3f} was measured before"
             )
 
-    def _commit(
-        self, conn: Connection, job: Job, content: Content, draft: Draft, took: float
-    ) -> None:
+    def _commit(self, conn: Connection, job: Job, content: Content, draft: Draft) -> None:
         """Version, head, contributions, credits: all of it or nothing.
 
         Raises Conflict when somebody else was faster.
         """
         now = self._clock.now()
-        if not versions.end_merge(conn, job.merge, "committed", now):
+        if not merges.end(conn, job.merge, "committed", now):
             raise Conflict("the merge was taken over")
         run = runs.by_id(conn, job.run.id, lock=True)
         progress = job.recipe.progress
@@ -314,9 +318,8 @@ class Merger:
             global_step=progress.global_step,
             tokens=progress.tokens,
             phase=phase,
-            last_merge_at=now,
         )
-        if not moved or not contributions.merge_all(conn, job.rows, progress.version, now):
+        if not moved or not verdicts.merge_all(conn, job.rows, progress.version, now):
             raise Conflict("the head has moved, or a contribution was decided elsewhere")
         signed = self._runs.sign(conn, run, content, progress, now)
         datasets.register(conn, [*content.blobs(), *draft.blobs()], now)
@@ -342,7 +345,6 @@ class Merger:
                 "tokens": progress.tokens,
                 "phase": phase,
                 "update_norm": draft.norm,
-                "merge_s": took,
                 "created_at": now,
             },
             evaluate=every > 0 and progress.version % every == 0,
@@ -365,7 +367,7 @@ class Merger:
 
         def note(conn: Connection) -> list[PartRow]:
             now = self._clock.now()
-            ours = versions.end_merge(
+            ours = merges.end(
                 conn, job.merge, "failed", now, failures=failures, message=str(error)[:2000]
             )
             if not ours:  # somebody has taken over, and finds out for himself

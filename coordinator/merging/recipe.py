@@ -14,10 +14,13 @@ from coordinator.aggregation.optimizer import Push
 from coordinator.aggregation.shards import Shard, split
 from coordinator.database import contributions, merge_jobs, runs, versions
 from coordinator.database.contributions import ContributionRow
+from coordinator.database.merges import MergeRow
 from coordinator.database.runs import RunRow
-from coordinator.database.versions import MergeRow, VersionRow
-from coordinator.plan.plan import Plan, Term, in_phase, weigh
+from coordinator.database.versions import VersionRow
+from coordinator.plan.plan import Term, in_phase, weigh
+from coordinator.plan.tables import Plan
 from coordinator.rules.sizing import steps_of_update
+from coordinator.rules.voices import Voice, shares
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.version_files import Progress
 from shared.decoding import decode
@@ -109,14 +112,20 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     ) -> step.Order:
         """The same on other files of the base. Raises NotFound."""
         plan = self.plan
+        weights = shares(
+            [
+                Voice(
+                    weight=(row.weight or 0.0) * _work(row, plan.update),
+                    volunteer=row.volunteer_id,
+                )
+                for row in self.rows
+            ]
+        )
         inputs = [
             step.Input(
-                path=await blobs.local(row.sha256),
-                codec=row.codec,
-                weight=(row.weight or 0.0) * _work(row, plan.update),
-                clip=row.clip,
+                path=await blobs.local(row.sha256), codec=row.codec, weight=weight, clip=row.clip
             )
-            for row in self.rows
+            for row, weight in zip(self.rows, weights, strict=True)
         ]
         return step.Order(
             plan=plan,

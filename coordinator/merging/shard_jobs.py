@@ -24,7 +24,7 @@ import structlog
 
 from coordinator.aggregation import step
 from coordinator.aggregation.aggregate import aggregator
-from coordinator.database import merge_jobs, versions
+from coordinator.database import merge_jobs, merges
 from coordinator.database.merge_jobs import Made, PartRow, Phase, StateFile
 from coordinator.merging import recipe as recipes
 from coordinator.merging.recipe import Recipe
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.database.engine.open import Database
-    from coordinator.database.versions import MergeRow
+    from coordinator.database.merges import MergeRow
     from coordinator.storage.blobs import BlobStore
 
 POLL_S = 1.0
@@ -200,7 +200,7 @@ class Parts:
     async def _made(self, part: PartRow) -> Made:
         """The work itself, in a thread; the files are in the store when this returns."""
         recipe = await self._db.read(
-            lambda conn: recipes.read(conn, versions.merge_by_id(conn, part.merge_id))
+            lambda conn: recipes.read(conn, merges.by_id(conn, part.merge_id))
         )
         shard = recipe.shards[part.shard]
         threads = max(1, self.threads // recipe.terms.shards)

@@ -6,20 +6,18 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
+from coordinator.plan.tables import Plan
 from shared import decoding
 from shared.errors import InvalidPlan
 from shared.protocol.limits import PARTS_MAX
-
-if TYPE_CHECKING:
-    from coordinator.plan.plan import Plan
+from shared.text import SHOWN_CHARS_MAX, escaped
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-SHOWN_CHARS_MAX = 60
 BATCH_MAX = 1024  # contributions of one merge
 COORDINATE_RULES = ("trimmed-mean", "median")
 
@@ -50,7 +48,7 @@ def convert(table: Mapping[str, Any], kind: type[T], where: str) -> T:
     try:
         return decoding.convert(dict(table), kind)
     except msgspec.ValidationError as error:
-        raise InvalidPlan(decoding.complaint(error, where)) from error
+        raise InvalidPlan(escaped(decoding.complaint(error, where), 300)) from error
 
 
 def check(plan: Plan, where: str = "") -> None:
@@ -243,5 +241,4 @@ def _hint(word: object, known: Iterable[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    text = str(value)
-    return f'"{text[:SHOWN_CHARS_MAX]}{"…" if len(text) > SHOWN_CHARS_MAX else ""}"'
+    return f'"{escaped(value)}"'

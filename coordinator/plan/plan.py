@@ -14,110 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from coordinator.plan.checks import check, convert, known_preset
 from coordinator.plan.presets import PRESETS
+from coordinator.plan.tables import Phase, Plan
 from shared.decoding import decode
 from shared.errors import InvalidPlan
-from shared.protocol.limits import TRIES_MAX
-
-Count = Annotated[int, Meta(ge=1, le=1_000_000)]
-CountOrOff = Annotated[int, Meta(ge=0, le=1 << 53)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-Positive = Annotated[float, Meta(gt=0, le=1e9)]
-NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
-Decay = Annotated[float, Meta(ge=0, lt=1)]
-
-
-class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A stretch of the run at its beginning with other keys.
-
-    It ends at the first of the conditions that are given.
-    """
-
-    until_versions: Annotated[int, Meta(ge=1)] | None = None  # from this version on it is over
-    until_tokens: Annotated[int, Meta(ge=1)] | None = None  # merged since the run began
-    # The held-out loss has fallen by less than this share over the last `slope_window` evaluations
-    # of this phase.
-    until_slope: NotNegative | None = None
-    slope_window: Annotated[int, Meta(ge=2, le=1000)] = 5
-    overrides: dict[str, Any] = {}
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `[plan]` table of a run file with every default written out.
-
-    Made and checked by `plan`.
-    """
-
-    preset: str = "fedavg"
-    update: Literal["delta", "gradient"] = "delta"
-    local_steps: CountOrOff = 0  # 0 = as `[task]` says
-    # mini-batches in one gradient (async-sgd's n); 0 = all of a task
-    gradient_every: CountOrOff = 0
-    # Mini-batches between two looks for a newer version (async-sgd's m); 0 = only when a task
-    # begins.
-    pull_every: CountOrOff = 0
-    codec: Literal["float32", "bf16", "int8", "int4", "topk-int4"] = "int8"
-    # What volunteers get of a version: the exact weights, or a chain of quantised differences with
-    # a bfloat16 snapshot of every so many versions. The server keeps the exact weights either way.
-    downlink: Literal["float32", "chain"] = "float32"
-    snapshot_every: Count = 1  # versions
-    prox_mu: NotNegative = 0.0  # FedProx: pull towards the base
-
-    # When to merge: whichever comes first. Live workers cap the count, so two laptops never wait
-    # for a third.
-    quorum: Annotated[int, Meta(ge=1, le=10_000)] = 3
-    quorum_share: Share = 0.0  # or this share of the live workers, if that is more
-    deadline_seconds: NotNegative = 300.0  # since the oldest waiting contribution; 0 = off
-    min_contributions: Annotated[int, Meta(ge=1, le=10_000)] = 1  # for the deadline and the work
-    work_target: CountOrOff = 0  # steps (deltas) or samples (gradients); 0 = off
-    in_flight: Literal["continue", "cancel", "redo"] = "continue"  # leases at a merge
-    # Whether a worker may begin its next task before its last contribution is merged. Without it
-    # every task begins from a model that its own last work is part of; with it no device waits, and
-    # all work is a version late.
-    overlap: bool = False
-    # Recomputations of one gradient that came too late for its version, where in_flight = "redo";
-    # then its task fails.
-    redo_limit: Annotated[int, Meta(ge=0, lt=TRIES_MAX)] = 3
-
-    # What a late contribution counts. Staleness is in versions.
-    max_staleness: Annotated[int, Meta(ge=0, le=100_000)] = 10
-    table: Literal["linear", "s4", "polynomial", "hinge", "constant", "inverse"] = "linear"
-    exponent: NotNegative = 0.5  # polynomial
-    hinge_from: NotNegative = 4.0
-    hinge_slope: NotNegative = 10.0
-    damping: bool = False  # staleness shortens the step too, not only the share in the mean
-    # A merge of n of K live workers moves the model by n / K of a step, by (n / K)^1/2 or by a
-    # whole one. Of eight who began at one version three merge, then three, then two: with whole
-    # steps that goes nearly three times as far as one merge of all.
-    arrival_scale: Literal["share", "sqrt", "one"] = "share"
-
-    # How they become one update.
-    aggregate: Literal[
-        "mean", "trimmed-mean", "median", "krum", "multi-krum", "centred-clip", "norm-clip"
-    ] = "mean"
-    trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.2  # share cut off at each end
-    byzantine: Annotated[float, Meta(ge=0, lt=0.5)] = 0.2  # share that may be hostile
-    clip_factor: NotNegative = 0.0  # x the median norm; 0 = the rule's own (1.0, norm-clip 1.5)
-
-    # What the update does to the weights.
-    optimizer: Literal["sgd", "nesterov", "delayed-nesterov", "adam", "yogi", "adagrad"] = "sgd"
-    lr: Positive = 1.0
-    momentum: Decay = 0.0
-    beta1: Decay = 0.9
-    beta2: Decay = 0.99
-    tau: Positive = 1e-3  # below which adaptive rules stop dividing
-    bias_correction: bool = False
-    window: Annotated[int, Meta(ge=0, le=10_000)] = 0  # delayed-nesterov; 0 = the live workers
-
-    shards: Annotated[int, Meta(ge=1, le=1024)] = 1
-    shard_by: Literal["size", "name"] = "size"
-    phases: Annotated[tuple[Phase, ...], Meta(max_length=16)] = ()
 
 
 def plan(raw: Mapping[str, Any]) -> Plan:
@@ -234,7 +139,7 @@ def quorum_of(plan: Plan, live_workers: int) -> int:
 
 
 def ready(plan: Plan, pending: Pending) -> Ready:
-    """Return whether the plan (of the phase that holds) merges now."""
+    """Return the state of the merge trigger of this plan (of the phase that holds)."""
     quorum = quorum_of(plan, pending.live_workers)
     least = min(plan.min_contributions, quorum)
     needs = max(0, quorum - pending.count)
@@ -246,7 +151,7 @@ def ready(plan: Plan, pending: Pending) -> Ready:
 
 
 def no_base(plan: Plan, head: int, base: int) -> str:
-    """Return why work may not have begun from a version without asking, while `head` is the newest;
+    """Return the reason why work may not begin from a version unasked, while `head` is the newest;
     empty where it may.
     """
     gap = head - base
@@ -263,7 +168,7 @@ def no_base(plan: Plan, head: int, base: int) -> str:
 
 
 def staleness_weight(plan: Plan, gap: int) -> float:
-    """Return what a contribution counts whose base is `gap` versions old; 0 = too old.
+    """Return the weight of a contribution whose base is `gap` versions old; 0 = too old.
 
     Raises ValueError for a base to come.
     """

@@ -4,7 +4,7 @@
                     submitted: cheap, tells nearly all made-up work, and only ever orders a recompute
     recompute       the task done again from the committed inner state: the only thing that punishes
 
-Which are drawn is a keyed hash of the contribution with a secret of the server: nobody can know
+Which are drawn is a keyed hash of the contribution with a secret of the server: no client can know
 before submitting, and a coordinator that starts again draws the same. New accounts are checked
 always; after that a share falls with the streak of passed checks down to a floor, never to zero.
 """
@@ -109,7 +109,7 @@ def judge_recompute(
     """Judge a recompute: direction and length of the update beside ours.
 
     `comparable` is False where the worker's arithmetic is not ours (another device class or
-    precision for which no tolerance was measured): then nothing is proved, and nobody is punished.
+    precision for which no tolerance was measured): then nothing is proved and no account punished.
     `tolerance` widens both bounds for what the codec and the arithmetic lose.
     """
     if not comparable:

@@ -2,9 +2,9 @@
 
 Pure; the database only ever sees their SHA-256.
 
-An **invite** lets somebody in, a **link code** adds a machine to an account. Both are written in
-Crockford's base 32 in groups of four, so that they can be read aloud and typed: case, blanks and
-dashes do not matter, O is 0, I and L are 1.
+An **invite** lets a volunteer register, a **link code** adds a machine to an account. Both are
+written in Crockford's base 32 in groups of four, so that they can be read aloud and typed: case,
+blanks and dashes do not matter, O is 0, I and L are 1.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def new_code(chars: int, random: Random = secrets.randbelow) -> str:
 
 
 def code_hash(typed: str) -> str:
-    """Return what is stored of a code, however it was typed.
+    """Return the stored form of a code, however it was typed.
 
     Raises BadRequest for what cannot be one.
     """
@@ -57,7 +57,7 @@ def code_hash(typed: str) -> str:
 
 
 def secret_hash(secret: str) -> str:
-    """Return what is stored of a worker's secret."""
+    """Return the stored form of a worker's secret."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -2,15 +2,15 @@
 
 For each waiting worker, those of volunteers with the least in hand first: the run that was given
 the least device time lately for its weight, of those that fit; in it a reissued task before a new
-range of the pass. A task that a worker has failed before goes to somebody else while there is
-somebody else.
+range of the pass. A task that a worker has failed before goes to another worker while there is
+one.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -26,6 +26,8 @@ from coordinator.rules.sizing import (
     task_seed,
 )
 from shared.protocol.base import Reason
+
+HALF_LIFE_S = 900.0  # work that was given that long ago counts half
 
 
 class Waiter(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +65,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     run_id: int
     open: int  # tasks that have not ended
     price_micro: int  # of those in hand: how much work they are
-    holders: frozenset[str] = frozenset()  # workers; only told where a task was failed by somebody
+    holders: frozenset[str] = frozenset()  # workers; only given where a worker failed a task
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +93,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     price_micro: int
     seed: int
-    allowance_s: float  # until it must be handed in
+    allowance_s: float  # until it must be submitted
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +117,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def misfit(run: Run, waiter: Waiter) -> str:
-    """Return why a worker cannot take part in a run, in words; "" when it can."""
+    """Return the reason why a worker cannot take part in a run, in words; "" when it can."""
     if run.workload not in waiter.workloads:
         return (
             f'"{run.name}" needs the workload "{run.workload}", which is not enabled on this '
@@ -148,7 +150,7 @@ class _Share:
 
     @property
     def given(self) -> tuple[float, int]:
-        """Return what it got for its weight: the least goes first."""
+        """Return its work for its weight: the least goes first."""
         return max(self.work, self.lately) / self.run.weight, self.run.id
 
     @property
@@ -376,3 +378,39 @@ def dispatch(
     batch = _Batch(waiters, runs, leases_max)
     batch.see(todo, loads, holdings)
     return batch.run()
+
+
+class FairShares:
+    """Operations that each run was given lately, fading: a run is made up for what others got
+    before it.
+
+    What is in flight alone is no fair share: of a few machines the fastest would stay with one run,
+    because those of the others are held, for long, by the slow ones. Kept in memory: after a
+    restart every run begins anew, and each of several replicas is fair.
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[int, float] = {}
+        self._at = 0.0
+
+    def lately(self, weights: Mapping[int, float], now: float) -> dict[int, float]:
+        """Return the operations that each of the running runs was given lately.
+
+        A run that has just started owes nothing and is owed nothing: it begins with the least.
+        """
+        self._fade(now)
+        known = {run: self._given[run] for run in weights if run in self._given}
+        least = min((given / weights[run] for run, given in known.items()), default=0.0)
+        self._given = {run: known.get(run, least * weight) for run, weight in weights.items()}
+        return dict(self._given)
+
+    def note(self, given: Mapping[int, float]) -> None:
+        """Add work that was leased."""
+        for run, operations in given.items():
+            self._given[run] = self._given.get(run, 0.0) + operations
+
+    def _fade(self, now: float) -> None:
+        if now > self._at:
+            factor = 0.5 ** ((now - self._at) / HALF_LIFE_S)
+            self._given = {run: given * factor for run, given in self._given.items()}
+        self._at = max(self._at, now)

@@ -13,7 +13,7 @@ UNKNOWN = ""  # loopback, private, or no address: says nothing about who it is
 
 
 def address_key(address: str) -> str:
-    """Return what rates of an address are counted by: an IPv4 address, or an IPv6 /64."""
+    """Return the key by which rates of an address are counted: an IPv4 address, or an IPv6 /64."""
     found = _parsed(address)
     if isinstance(found, IPv6Address):
         return str(ip_network((found, 64), strict=False))

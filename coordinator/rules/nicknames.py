@@ -20,10 +20,10 @@ from shared.errors import InvalidName
 from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN
 
 SKELETON_MAX = 128  # the column's width
-RAW_MAX = 256  # nothing longer is even looked at
+RAW_MAX = 256  # longer names are refused unread
 PSEUDONYM = "forgotten"
 
-# Words that would let somebody speak as the house, and the mark of a forgotten account.
+# Words that would let a volunteer speak as the organiser, and the mark of a forgotten account.
 _RESERVED = (
     "admin",
     "administrator",
@@ -141,8 +141,8 @@ def _seen(char: str) -> str:
 
 
 def skeleton(name: str) -> str:
-    """Return what two lookalikes have in common: no case, accents, blanks or signs, lookalike
-    letters made one.
+    """Return the form that two lookalikes have in common: no case, accents, blanks or signs,
+    lookalike letters made one.
     """
     text = unicodedata.normalize("NFKC", name).translate(_TABLE)
     text = unicodedata.normalize("NFKC", text.casefold())

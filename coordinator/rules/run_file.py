@@ -9,19 +9,32 @@ sentence that msgspec gives.
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Literal, dataclass_transform
+from typing import Annotated, Any, Literal, dataclass_transform
 
 import msgspec
+from msgspec import Meta
 
 from shared import decoding
 from shared.errors import InvalidRunFile
+from shared.text import escaped
 from shared.workloads.base import TrainSettings
 
 NAME_CHARS_MAX = 64
 NAME_RULE = f"1 to {NAME_CHARS_MAX} letters, digits, '-', '_' and '.', the first a letter or digit"
+TABLES_DEEP_MAX = 32
+TASK_CREDITS_MAX = 1e9  # 1e15 micro-credits: sums of many tasks stay far below 64 bits
+
+Steps = Annotated[int, Meta(ge=1, le=1_000_000)]
+Versions = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+CountOrOff = Annotated[int, Meta(ge=0, le=1 << 53)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Factor = Annotated[float, Meta(gt=0, le=1e9)]
+Line = Annotated[str, Meta(max_length=1000)]
+Text = Annotated[str, Meta(max_length=100_000)]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
@@ -32,76 +45,82 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class TaskSettings(Settings):
     """`[task]`: how the pass is cut into leases."""
 
-    local_steps: int = 50  # optimiser steps of one task
+    local_steps: Steps = 50  # optimiser steps of one task
     by_speed: bool = True  # a worker much slower than the median gets as many as take the same time
     # if > 0, every task is sized to its worker's measured speed instead
-    target_seconds: float = 0.0
-    batch_size: int = 16
-    min_steps: int = 5
-    max_steps: int = 5000
+    target_seconds: Seconds = 0.0
+    batch_size: Steps = 16
+    min_steps: Steps = 5
+    max_steps: Steps = 5000
     inner_state: Literal["keep", "reset"] = "keep"
-    lease_floor_seconds: float = 120.0
-    max_failures: int = 3  # by distinct workers, then the task is discarded
-    max_timeouts: int = 8
-    in_flight: int = 2  # leases one worker may hold: one in work, one prefetched
+    lease_floor_seconds: Annotated[float, Meta(gt=0, le=1e9)] = 120.0
+    max_failures: Annotated[int, Meta(ge=1, le=10_000)] = (
+        3  # by distinct workers, then the task is discarded
+    )
+    max_timeouts: Annotated[int, Meta(ge=1, le=10_000)] = 8
+    # leases one worker may hold: one in work, one prefetched
+    in_flight: Annotated[int, Meta(ge=1, le=16)] = 2
     options: dict[str, Any] = {}  # the workload's own
 
 
 class StopSettings(Settings):
     """`[stop]`: whichever comes first. 0 or empty = never."""
 
-    versions: int = 0
-    passes: int = 0
-    tokens: int = 0
-    date: str = ""  # ISO 8601, UTC
-    loss: float = 0.0
+    versions: Versions = 0
+    passes: Versions = 0
+    tokens: CountOrOff = 0
+    date: Line = ""  # ISO 8601, UTC
+    loss: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
 
 
 class ValidationSettings(Settings):
     """`[validation]`"""
 
     # refuse above median + max(norm_limit x 1.4826 MAD, 2 x median) of the cohort
-    norm_limit: float = 6.0
-    clip_until: float = 1.0  # ... but up to this many times that limit, scale down to it instead
-    loss_limit: float = 3.0  # refuse a reported loss above this many times the global one
-    cohort: int = 32
-    cohort_min: int = 8  # below it norms are clipped, not refused
+    norm_limit: Factor = 6.0
+    # ... but up to this many times that limit, scale down to it instead
+    clip_until: Annotated[float, Meta(ge=1, le=1e9)] = 1.0
+    loss_limit: Factor = 3.0  # refuse a reported loss above this many times the global one
+    cohort: Annotated[int, Meta(ge=1, le=10_000)] = 32
+    # below it norms are clipped, not refused
+    cohort_min: Annotated[int, Meta(ge=0, le=10_000)] = 8
 
 
 class CreditSettings(Settings):
     """`[credit]`"""
 
-    credits_per_step: float = 0.0  # of the reference batch; 0 = from estimated FLOPs
+    # of the reference batch; 0 = from estimated FLOPs
+    credits_per_step: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
 
 
 class EvaluationSettings(Settings):
     """`[evaluation]`"""
 
-    every: int = 1  # versions between evaluations; 0 = only version 0
-    budget_seconds: float = 30.0
+    every: Versions = 1  # versions between evaluations; 0 = only version 0
+    budget_seconds: Seconds = 30.0
     gate: bool = False
-    prompt: str = ""
-    sample_every: int = 1
+    prompt: Text = ""
+    sample_every: Versions = 1
 
 
 class RetentionSettings(Settings):
     """`[retention]`: latest and best are always kept, and whatever a live lease refers to."""
 
-    latest: int = 5
-    every: int = 50
+    latest: Annotated[int, Meta(ge=1, le=1_000_000)] = 5
+    every: Versions = 50
 
 
 class RunFile(Settings):
     """A whole run file. `plan` stays a raw table here: `coordinator.plan.plan.plan` reads it."""
 
-    name: str
-    workload: str
-    dataset: str = ""
-    description: str = ""
-    licence: str = "CC0-1.0"
-    contact: str = ""
-    seed: int = 0
-    weight: float = 1.0
+    name: Line
+    workload: Line
+    dataset: Line = ""
+    description: Text = ""
+    licence: Line = "CC0-1.0"
+    contact: Line = ""
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    weight: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
     model: dict[str, Any] = {}
     task: TaskSettings = TaskSettings()
     train: TrainSettings = TrainSettings()
@@ -125,12 +144,33 @@ def _check_keys(table: Mapping[str, Any], struct: type[msgspec.Struct], where: s
     known = {field.encode_name: field for field in msgspec.structs.fields(struct)}
     for key, value in table.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(key[:NAME_CHARS_MAX].lower(), known, n=1, cutoff=0.5)
             hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(sorted(known))}"
-            raise InvalidRunFile(f'unknown key "{key}" in {where}: {hint}')
+            raise InvalidRunFile(f'unknown key "{escaped(key)}" in {where}: {hint}')
         kind = known[key].type
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, dict):
             _check_keys(value, kind, f"[{key}]")
+
+
+def _check_values(table: Mapping[str, Any]) -> None:
+    """Raise InvalidRunFile for numbers that are not finite or need more than 64 bits, and for
+    tables too deep to be stored, also in what the workload or the plan reads.
+    """
+    waiting: list[tuple[str, Any, int]] = [(key, value, 1) for key, value in table.items()]
+    while waiting:
+        key, value, depth = waiting.pop()
+        if depth > TABLES_DEEP_MAX:
+            raise InvalidRunFile(
+                f"{escaped(key)} nests more than {TABLES_DEEP_MAX} tables or lists"
+            )
+        if isinstance(value, dict):
+            waiting += [(f"{key}.{name}", inner, depth + 1) for name, inner in value.items()]
+        elif isinstance(value, list):
+            waiting += [(key, inner, depth + 1) for inner in value]
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise InvalidRunFile(f"{escaped(key)} = {value} is not a number to work with")
+        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise InvalidRunFile(f"{escaped(key)} is too large: whole numbers have 64 bits")
 
 
 def _is_date(text: str) -> bool:
@@ -141,37 +181,21 @@ def _is_date(text: str) -> bool:
     return True
 
 
-def _check_ranges(run: RunFile) -> None:
-    stop, keep = run.stop, run.retention
+def _check_together(run: RunFile) -> None:
+    """Raise InvalidRunFile for what the type of a key cannot say."""
+    task, price = run.task, run.credit.credits_per_step
     rules = [
-        (run.task.local_steps >= 1, "[task] local_steps must be at least 1"),
-        (run.task.batch_size >= 1, "[task] batch_size must be at least 1"),
-        (1 <= run.task.min_steps <= run.task.max_steps, "[task] needs 1 <= min_steps <= max_steps"),
-        (1 <= run.task.in_flight <= 16, "[task] in_flight must be between 1 and 16"),
-        (run.task.target_seconds >= 0, "[task] target_seconds must not be negative"),
-        (run.train.lr > 0, "[train] lr must be above zero"),
-        (run.weight > 0, "weight must be above zero"),
-        (run.credit.credits_per_step >= 0, "[credit] credits_per_step must not be negative"),
-        (run.validation.norm_limit > 0, "[validation] norm_limit must be above zero"),
-        (run.validation.clip_until >= 1, "[validation] clip_until must be at least 1"),
+        (task.min_steps <= task.max_steps, "[task] needs 1 <= min_steps <= max_steps"),
         (
-            run.task.max_failures >= 1 and run.task.max_timeouts >= 1,
-            "[task] max_failures and max_timeouts must be at least 1",
-        ),
-        (run.task.lease_floor_seconds > 0, "[task] lease_floor_seconds must be above zero"),
-        (
-            min(stop.versions, stop.passes, stop.tokens, stop.loss) >= 0,
-            "[stop] versions, passes, tokens and loss must not be negative; 0 = never",
-        ),
-        (
-            not stop.date or _is_date(stop.date),
-            f'[stop] date "{stop.date[:40]}" is no ISO 8601 date: write it like 2027-01-31T18:00',
+            not run.stop.date or _is_date(run.stop.date),
+            f'[stop] date "{escaped(run.stop.date, 40)}" is no ISO 8601 date: write it like '
+            "2027-01-31T18:00",
         ),
         (fits_a_path(run.name), f"name must be {NAME_RULE}"),
-        (run.evaluation.every >= 0, "[evaluation] every must not be negative"),
         (
-            keep.latest >= 1 and keep.every >= 0,
-            "[retention] latest must be at least 1, and every not negative",
+            price * max(task.local_steps, task.max_steps) <= TASK_CREDITS_MAX,
+            f"[credit] credits_per_step = {price:g} pays more than {TASK_CREDITS_MAX:.0f} credits "
+            "for one task: lower it, or lower [task] local_steps and max_steps",
         ),
     ]
     for holds, sentence in rules:
@@ -185,9 +209,13 @@ def parse(text: str, defaults: Mapping[str, Mapping[str, Any]] | None = None) ->
     Raises InvalidRunFile with what is wrong.
     """
     try:
-        table = tomllib.loads(text)
+        table = tomllib.loads(text.removeprefix("\ufeff"))
     except tomllib.TOMLDecodeError as error:
-        raise InvalidRunFile(f"this is not TOML: {error}") from error
+        raise InvalidRunFile(f"this is not TOML: {escaped(error, 200)}") from error
+    except RecursionError as error:
+        raise InvalidRunFile(f"this nests more than {TABLES_DEEP_MAX} tables or lists") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise InvalidRunFile("this holds a number that is too large") from error
     for name, values in (defaults or {}).items():
         given = table.get(name, {})
         if isinstance(given, dict):
@@ -197,15 +225,16 @@ def parse(text: str, defaults: Mapping[str, Mapping[str, Any]] | None = None) ->
 
 def from_table(table: Mapping[str, Any]) -> RunFile:
     """The run file of an already decoded table. Raises InvalidRunFile."""
+    _check_keys(table, RunFile, "the run file")
+    _check_values(table)
     for key in ("name", "workload"):
         if not table.get(key):
             raise InvalidRunFile(f'the run file needs a line {key} = "..."')
-    _check_keys(table, RunFile, "the run file")
     try:
         run = decoding.convert(dict(table), RunFile)
     except msgspec.ValidationError as error:
-        raise InvalidRunFile(decoding.complaint(error, "run file")) from error
-    _check_ranges(run)
+        raise InvalidRunFile(escaped(decoding.complaint(error, "run file"), 300)) from error
+    _check_together(run)
     return run
 
 
@@ -215,5 +244,37 @@ def encode(run: RunFile) -> str:
 
 
 def decode(stored: str) -> RunFile:
-    """The inverse of `encode`."""
-    return decoding.decode(stored, RunFile)
+    """The inverse of `encode`.
+
+    A value from before its key had bounds gives way to the default: the run could not work with it,
+    and all others must still be read.
+    """
+    try:
+        return decoding.decode(stored, RunFile)
+    except msgspec.ValidationError:
+        table = decoding.decode(stored)
+        _drop_unfit(table, RunFile)
+        for struct, values in _tables(table):
+            _drop_unfit(values, struct)
+        return decoding.convert(table, RunFile)
+
+
+def _tables(table: Mapping[str, Any]) -> list[tuple[type[msgspec.Struct], dict[str, Any]]]:
+    return [
+        (field.type, table[field.name])
+        for field in msgspec.structs.fields(RunFile)
+        if isinstance(field.type, type)
+        and issubclass(field.type, msgspec.Struct)
+        and isinstance(table.get(field.name), dict)
+    ]
+
+
+def _drop_unfit(table: dict[str, Any], struct: type[msgspec.Struct]) -> None:
+    for field in msgspec.structs.fields(struct):
+        own = isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
+        if field.required or own or field.name not in table:
+            continue
+        try:
+            decoding.convert(table[field.name], field.type)
+        except msgspec.ValidationError:
+            del table[field.name]

@@ -7,11 +7,12 @@ import math
 
 import msgspec
 
-from coordinator.plan.plan import Plan, in_phase
+from coordinator.plan.plan import in_phase
+from coordinator.plan.tables import Plan
 from coordinator.rules.run_file import RunFile, TaskSettings
 
 LEASE_MAX_S = 86_400.0
-UNKNOWN_FACTOR = 10  # x the floor, while nobody knows how long a task takes
+UNKNOWN_FACTOR = 10  # x the floor, while the duration of a task is unknown
 OPTIMISM = 2.0  # a benchmark knows nothing of downloads, evaluation, other programs
 LATE_FACTOR = 3.0  # x the expected time, then the lease ends
 # of the median speed: only below it is a task made smaller, for a benchmark is no better than that
@@ -90,8 +91,8 @@ def _derived(text: str) -> int:
 
 
 def estimate_s(run: Run, steps: int, flops: float) -> float | None:
-    """Return how long a worker of this speed should take, from what others took or else its
-    benchmark; None = nobody knows.
+    """Return the seconds that a worker of this speed should take, from what others took or else its
+    benchmark; None = unknown.
     """
     if run.pace is not None:
         known = flops > 0 and run.pace.flops > 0
@@ -102,7 +103,7 @@ def estimate_s(run: Run, steps: int, flops: float) -> float | None:
 
 
 def allowance_s(run: Run, steps: int, flops: float) -> float:
-    """Return how long a lease lasts, however often it is renewed."""
+    """Return the seconds that a lease lasts, however often it is renewed."""
     expected = estimate_s(run, steps, flops)
     floor = run.settings.lease_floor_seconds
     if expected is None:
@@ -135,11 +136,11 @@ def target_s(run: Run) -> float:
 
 
 def steps_for(run: Run, flops: float) -> int:
-    """Return how many steps a new task for a worker of this speed has.
+    """Return the steps of a new task for a worker of this speed.
 
-    Without `target_seconds` nobody gets more than `local_steps`, and who is much slower than the
-    median gets as many as take the same time: a merge that waits for all is then not kept by one of
-    them.
+    Without `target_seconds` no worker gets more than `local_steps`, and a worker much slower than
+    the median gets as many as take the same time: a merge that waits for all is then not kept
+    by one of them.
     """
     settings, wanted_s = run.settings, target_s(run)
     one = estimate_s(run, 1, flops) if wanted_s > 0 else None
@@ -195,8 +196,8 @@ def steps_in(samples: int, batch_size: int) -> int:
 
 
 def parts_of(steps: int, part_steps: int) -> int:
-    """Return how many updates a task hands in, one after every `part_steps` (0 = one at its end);
-    the last may be shorter.
+    """Return the number of updates that a task submits, one after every `part_steps` (0 = one at
+    its end); the last may be shorter.
     """
     return -(-steps // part_steps) if part_steps else 1
 

@@ -1,7 +1,7 @@
 """Standing of an account: on probation, vetted, suspended; and when its pay is its own. Pure rules.
 
     probation   until `PASSED_MIN` contributions passed a check; invited accounts begin vetted
-    vetted      counts in statistics and in a merge like everybody else
+    vetted      counts in statistics and in a merge like every other
     suspended   a recompute failed: no leases, what is in escrow is forfeit
 
 Pay waits in escrow until so many later contributions of the account were accepted, or so many days

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.plan.plan import Plan, staleness_weight
+from coordinator.plan.plan import staleness_weight
+from coordinator.plan.tables import Plan
 from coordinator.rules.run_file import ValidationSettings
 from shared.errors import InvalidFrame
 from shared.protocol.base import ContributionState, Reason
@@ -73,7 +74,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     cohort: Sequence[float]  # of the newest accepted contributions, see `by_effort`
     loss: float | None  # of the newest evaluated version
     parameters: int
-    replayed: bool  # the same bytes were handed in for another task
+    replayed: bool  # the same bytes were submitted for another task
 
 
 def measure(path: Path, schema: Schema, codec: str) -> Measurement:
@@ -133,7 +134,7 @@ def _rejected(reason: Reason, message: str) -> Judgement:
 
 
 def _content(evidence: Evidence) -> Judgement | None:
-    """Return what is wrong with the contribution by itself."""
+    """Return the verdict on the contribution by itself, if it is bad."""
     submit, measurement = evidence.submit, evidence.measurement
     if submit.steps != evidence.task_steps or submit.samples != evidence.task_samples:
         return _rejected(

@@ -26,7 +26,7 @@ class Voice(msgspec.Struct, frozen=True, kw_only=True):
 
     weight: float
     volunteer: str
-    network: str = ""  # empty = unknown, counted by nobody
+    network: str = ""  # empty = unknown, not counted
     vetted: bool = True
 
 

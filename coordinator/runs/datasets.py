@@ -14,7 +14,8 @@ from coordinator.database import datasets, games, versions
 from coordinator.database.datasets import DatasetRow
 from coordinator.rules.run_file import NAME_RULE, fits_a_path
 from shared.clock import Clock
-from shared.errors import InvalidName, InvalidRunFile, NotFound
+from shared.errors import InvalidName, InvalidRunFile
+from shared.local_data import LocalData
 from shared.protocol.listings import dataset_view
 from shared.signing import canonical, digest
 from shared.workloads.base import ChunkRef, DatasetManifest
@@ -132,28 +133,6 @@ class Datasets:
             )
 
         return await self._db.read(read)
-
-
-class LocalData:
-    """A dataset whose chunks lie in the coordinator's own blob store (the held-out ones, for
-    evaluation).
-    """
-
-    def __init__(self, manifest: DatasetManifest, files: dict[str, Path]) -> None:
-        self.manifest = manifest
-        self._files = files
-
-    def chunk(self, index: int) -> Path:
-        try:
-            return self._files[self.manifest.chunks[index].sha256]
-        except (IndexError, KeyError):
-            raise NotFound(f"chunk {index} of {self.manifest.name} is not here") from None
-
-    def asset(self, name: str) -> Path:
-        try:
-            return self._files[self.manifest.assets[name].sha256]
-        except KeyError:
-            raise NotFound(f'the dataset {self.manifest.name} has no asset "{name}"') from None
 
 
 async def heldout(manifest: DatasetManifest, blobs: BlobStore) -> LocalData:

@@ -4,21 +4,23 @@ services.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import psutil
 
 from coordinator.aggregation.shards import split
 from coordinator.plan.checks import check_steps
-from coordinator.plan.plan import Plan, in_phase
+from coordinator.plan.plan import in_phase
 from coordinator.plan.plan import plan as read_plan
 from coordinator.plan.presets import TASKS
+from coordinator.plan.tables import Plan
 from coordinator.rules import run_file
 from coordinator.rules.run_file import RunFile
 from coordinator.rules.sizing import total_steps
-from shared.errors import InvalidPlan
+from shared.errors import InvalidPlan, InvalidRunFile
 from shared.signing import canonical, digest
 from shared.tensors.spec import Schema
 from shared.workloads.base import Workload, load
@@ -26,6 +28,10 @@ from shared.workloads.base import Workload, load
 if TYPE_CHECKING:
     from coordinator.database.runs import RunRow
     from shared.workloads.games import SelfPlay
+
+# float32 three times: the file's content, the model built from it, what evaluating it needs
+BYTES_A_PARAMETER = 12
+GB = 1e9
 
 CREDIT_FLOPS = 1e10  # one credit by default: equal device time earns alike on every workload
 MICRO = 1_000_000
@@ -132,3 +138,22 @@ def price_of_flops(price_micro: int, step_flops: float, flops: float) -> int:
     earns alike.
     """
     return max(1, round(price_micro * flops / max(1.0, step_flops)))
+
+
+def _available() -> int:
+    return int(psutil.virtual_memory().available)
+
+
+def check_model(parameters: int, available: Callable[[], int] = _available) -> None:
+    """Raises InvalidRunFile when making and evaluating a model of this size needs more than is
+    available.
+    """
+    wanted, free = parameters * BYTES_A_PARAMETER, available()
+    if wanted > free:
+        raise InvalidRunFile(
+            f"a model of {parameters / 1e6:,.0f} million parameters needs about "
+            f"{wanted / GB:,.1f} GB of memory to be "
+            f"made and evaluated here, and {free / GB:,.1f} GB are available: make [model] "
+            "smaller, or give the "
+            "coordinator a larger machine"
+        )

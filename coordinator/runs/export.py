@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.database import datasets, runs, versions
+from coordinator.database import datasets, evaluations, runs, versions
 from coordinator.database.datasets import DatasetRow
+from coordinator.database.evaluations import EvaluationRow
 from coordinator.database.runs import RunRow
-from coordinator.database.versions import EvaluationRow, VersionRow
+from coordinator.database.versions import VersionRow
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.version_files import read_weights
 from coordinator.storage import folders
@@ -85,7 +86,7 @@ def _read(conn: Connection, name: str, version: int | None) -> _Source:
         raise NotFound(f'"{name}" has not been started: `coordinator run start {name}`')
     chosen = version if version is not None else (run.best if run.best is not None else run.head)
     row = versions.get(conn, run.id, chosen)
-    measured = versions.evaluation(conn, run.id, chosen)
+    measured = evaluations.evaluation(conn, run.id, chosen)
     if measured.pruned:
         raise NotFound(
             f"the files of version {chosen} were pruned; the best is {run.best}, the newest "

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.database import versions
+from coordinator.database import evaluations
 from coordinator.database.runs import RunRow
-from coordinator.plan.plan import Plan, in_phase, phase_index
+from coordinator.plan.plan import in_phase, phase_index
+from coordinator.plan.tables import Plan
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import Progress
 
@@ -27,5 +28,5 @@ def following(conn: Connection, run: RunRow, progress: Progress) -> int:
     losses: list[float] = []
     if run.phase < len(whole.phases) and whole.phases[run.phase].until_slope is not None:
         window = whole.phases[run.phase].slope_window
-        losses = versions.losses_in_phase(conn, run.id, run.phase, window)
+        losses = evaluations.losses_in_phase(conn, run.id, run.phase, window)
     return phase_index(whole, progress.version, progress.tokens, losses, run.phase)

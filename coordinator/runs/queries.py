@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.database import contributions, datasets, games, runs, versions
+from coordinator.database import contributions, datasets, evaluations, games, runs, versions
 from coordinator.database.runs import RunRow
 from coordinator.database.volunteers import worker_state
-from coordinator.plan.plan import Pending, Plan, Ready, ready
+from coordinator.plan.plan import Pending, Ready, ready
+from coordinator.plan.tables import Plan
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition
@@ -33,7 +34,7 @@ LISTING_MAX = 1000
 LOSSES_MAX = 2000
 
 
-class Reading:
+class RunQueries:
     """Reads runs, versions and figures."""
 
     def __init__(self, db: Database, clock: Clock) -> None:
@@ -75,7 +76,7 @@ class Reading:
             parameters=run.parameters,
             version=run.head,
             loss=beat.loss,
-            loss_first=versions.first_loss(conn, run.id),
+            loss_first=evaluations.first_loss(conn, run.id),
             workers=beat.workers,
             progress=_progress(run, about),
             credits_per_step=run.price_micro / 1e6,
@@ -108,7 +109,7 @@ class Reading:
             run=run.name,
             state=run.state,
             version=run.head,
-            loss=versions.newest_loss(conn, run.id),
+            loss=evaluations.newest_loss(conn, run.id),
             needs=state.needs,
             merge_in_s=state.deadline_in_s,
             workers=live,
@@ -161,7 +162,7 @@ class Reading:
 
         def read(conn: Connection) -> tuple[LossPoint, ...]:
             run = runs.by_name(conn, name)
-            rows = versions.measured(conn, run.id, LOSSES_MAX)
+            rows = evaluations.measured(conn, run.id, LOSSES_MAX)
             return tuple(LossPoint(version=v, loss=loss, at=at) for v, loss, at in rows)
 
         return await self._db.read(read)
@@ -212,8 +213,8 @@ class Reading:
                 tokens_per_s=run.tokens / lasted,
                 bytes_in=bytes_in,
                 bytes_out=bytes_out,
-                loss_first=versions.first_loss(conn, run.id),
-                loss_last=versions.newest_loss(conn, run.id),
+                loss_first=evaluations.first_loss(conn, run.id),
+                loss_last=evaluations.newest_loss(conn, run.id),
             )
 
         return await self._db.read(read)
@@ -253,7 +254,7 @@ def _rate(worker: Mapping[str, Any], run: RunRow) -> float | None:
 
 
 def _pictures(
-    conn: Connection, evaluations: Sequence[versions.EvaluationRow]
+    conn: Connection, evaluations: Sequence[evaluations.EvaluationRow]
 ) -> dict[int, BlobRef]:
     """Return what versions drew, where they did."""
     drawn = {seen.version: seen.sample_sha256 for seen in evaluations if seen.sample_sha256}
@@ -267,7 +268,7 @@ def _pictures(
 
 def _version_info(
     row: versions.VersionRow,
-    seen: versions.EvaluationRow,
+    seen: evaluations.EvaluationRow,
     run: RunRow,
     rated: Mapping[int, Mapping[str, float]],
 ) -> VersionInfo:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.database import audit, datasets, passes, runs, tasks, versions
+from coordinator.database import audit, datasets, evaluations, passes, runs, tasks, versions
 from coordinator.database.runs import RunRow
 from coordinator.rules import run_file
 from coordinator.runs import publishing
 from coordinator.runs.definition import (
     Definition,
+    check_model,
     definition,
     of_file,
     step_price_micro,
@@ -23,8 +24,7 @@ from coordinator.runs.definition import (
     with_downlink,
 )
 from coordinator.runs.export import imported
-from coordinator.runs.model_size import check_model
-from coordinator.runs.queries import Reading
+from coordinator.runs.queries import RunQueries
 from coordinator.runs.settlement import settle_accepted
 from coordinator.runs.version_files import Content, Progress, write_weights
 from coordinator.runs.version_files import sign as sign_version
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from shared.tensors.frame import Written
 
 
-class Runs(Reading):
-    """Creates, starts, stops and describes runs."""
+class Runs:
+    """Creates, starts, stops and rolls back runs; `queries` reads them."""
 
     def __init__(
         self,
@@ -60,7 +60,9 @@ class Runs(Reading):
         key: SigningKey,
         threads: Executor,
     ) -> None:
-        super().__init__(db, clock)
+        self.queries = RunQueries(db, clock)
+        self._db = db
+        self._clock = clock
         self._signals = signals
         self._blobs = blobs
         self._key = key
@@ -108,13 +110,10 @@ class Runs(Reading):
             "samples_per_chunk": msgspec.json.encode(counts).decode(),
             "sample_size": workload.items_per_sample(model),
             "pass_no": 0,
-            "pass_seed": 0,
             "cursor": 0,
             "step_flops": step_flops,
             "price_micro": step_price_micro(file, step_flops),
             "weight": file.weight,
-            "median_task_s": None,
-            "last_merge_at": None,
             "stop_reason": None,
             "created_at": self._clock.now(),
             "started_at": None,
@@ -126,7 +125,7 @@ class Runs(Reading):
             audit.append(conn, "organiser", "run.create", file.name, "", self._clock.now())
             return runs.by_id(conn, run_id)
 
-        return await self.describe(await self._db.write(store))
+        return await self.queries.describe(await self._db.write(store))
 
     async def _dataset_of(self, file: RunFile, workload: Workload) -> DatasetRow | None:
         """The dataset that a run file names.
@@ -161,7 +160,7 @@ class Runs(Reading):
         def begin(conn: Connection) -> RunRow:
             now = self._clock.now()
             row = runs.by_id(conn, run.id, lock=True)
-            runs.move(conn, row, "running", head=0, started_at=now, last_merge_at=now)
+            runs.move(conn, row, "running", head=0, started_at=now)
             self._add_version(conn, row, content, kind="initial", now=now)
             passes.open_pass(conn, run.id, now)
             audit.append(conn, "organiser", "run.start", name, "", now)
@@ -169,7 +168,7 @@ class Runs(Reading):
 
         started = await self._db.write(begin)
         self._wake(started.id)
-        return await self.describe(started)
+        return await self.queries.describe(started)
 
     async def _store_initial(
         self, run: RunRow, about: Definition, loop: asyncio.AbstractEventLoop
@@ -225,7 +224,6 @@ class Runs(Reading):
                 "tokens": run.tokens,
                 "phase": run.phase,
                 "update_norm": None,
-                "merge_s": 0.0,
                 "created_at": now,
             },
             ways=[way.sha256 for way in content.ways],
@@ -264,7 +262,7 @@ class Runs(Reading):
 
         row = await self._db.write(move)
         self._wake(row.id)
-        return await self.describe(row)
+        return await self.queries.describe(row)
 
     async def rollback(self, name: str, to: int) -> RunInfo:
         """Head + 1 with the content of version `to`; leases on what it reverts are cancelled,
@@ -282,7 +280,7 @@ class Runs(Reading):
                 )
                 raise NotFound(f'"{name}" is at version {run.head}: {there}')
             target = versions.get(conn, run.id, to)
-            if versions.evaluation(conn, run.id, to).pruned:
+            if evaluations.evaluation(conn, run.id, to).pruned:
                 raise NotFound(
                     f"the files of version {to} were pruned; kept: see `coordinator run show "
                     f"{name}`"
@@ -298,7 +296,6 @@ class Runs(Reading):
                 run.head,
                 global_step=target.global_step,
                 tokens=target.tokens,
-                last_merge_at=now,
             )
             if not moved:
                 raise Conflict(f'"{name}" has just moved on; look again and retry')
@@ -308,7 +305,7 @@ class Runs(Reading):
 
         row = await self._db.write(revert)
         self._wake(row.id)
-        return await self.describe(row)
+        return await self.queries.describe(row)
 
     def _wake(self, run_id: int) -> None:
         for topic in (f"run:{run_id}", "runs", "queue"):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from coordinator.database import runs, versions
+from coordinator.database import evaluations, runs
 from shared.clock import Clock
 from shared.errors import NotFound
 
@@ -67,7 +67,7 @@ class Samples:
 
         def read(conn: Connection) -> Drawn:
             run = runs.by_name(conn, name)
-            found = versions.samples(conn, run.id, version)
+            found = evaluations.samples(conn, run.id, version)
             if not found:
                 which = "no version" if version is None else f"version {version}"
                 raise NotFound(f'of "{name}" {which} has a sample')
@@ -105,7 +105,7 @@ class Samples:
 
 
 def _frames(conn: Connection, name: str) -> tuple[str, ...]:
-    found = versions.samples(conn, runs.by_name(conn, name).id)
+    found = evaluations.samples(conn, runs.by_name(conn, name).id)
     pictures = [row.sample_sha256 for row in found if row.sample_sha256]
     if not pictures:
         raise NotFound(f'"{name}" has no pictures (yet)')

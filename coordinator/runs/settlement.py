@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.database import contributions, submissions, tasks
+from coordinator.database import contributions, submissions, tasks, verdicts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import payments
 from coordinator.database.runs import RunRow
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now: float) -> None:
     """Merges failed with it: the work goes to somebody else, the pending credit goes back."""
     message = f"set aside: the merge failed with it ({why})"[:500]
-    contributions.decide(
+    verdicts.decide(
         conn, row, "rejected", now=now, reason=Reason.MERGE_FAILED.value, message=message
     )
     payments.post_void(
@@ -54,7 +54,7 @@ def overtake(conn: Connection, run: RunRow, progress: Progress, phase: int, now:
     late = contributions.left_behind(conn, run.id, head - plan.max_staleness, plan.update)
     message = f"version {head} was merged without it; the work is paid"
     for row in late:
-        contributions.decide(conn, row, "superseded", now=now, message=message)
+        verdicts.decide(conn, row, "superseded", now=now, message=message)
     payments.post_earned_many(conn, [payments.Payment.of(row) for row in late], now)
 
 
@@ -66,7 +66,7 @@ def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
     count = 0
     while rows := contributions.mergeable(conn, run_id):  # so many at a time
         for row in rows:
-            contributions.decide(
+            verdicts.decide(
                 conn,
                 row,
                 "superseded",

@@ -21,11 +21,18 @@ from coordinator.database import claims, leases, passes
 from coordinator.database.claims import View
 from coordinator.database.leases import Taken
 from coordinator.database.tasks import TaskRow
-from coordinator.plan.plan import Plan
+from coordinator.plan.tables import Plan
 from coordinator.rules import codes
 from coordinator.rules.codec_choice import Agreements
-from coordinator.rules.dispatch import Assignment, Outcome, Refusal, Waiter, dispatch, work_of
-from coordinator.rules.fair_share import Shares
+from coordinator.rules.dispatch import (
+    Assignment,
+    FairShares,
+    Outcome,
+    Refusal,
+    Waiter,
+    dispatch,
+    work_of,
+)
 from coordinator.rules.sizing import Pace
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import Spec
@@ -112,7 +119,7 @@ class Claims:
         self._paces: dict[int, tuple[float, Pace | None]] = {}
         self._workloads: dict[str, tuple[float, frozenset[str]]] = {}  # until when, what
         self._agreements = Agreements()
-        self._shares = Shares()
+        self._shares = FairShares()
         self.joined_max = JOINED_MAX
 
     async def claim(self, principal: Principal, request: ClaimRequest) -> ClaimReply:
@@ -224,7 +231,7 @@ class Claims:
         )
         for one in outcome.assignments:
             served.given[one.run_id] += round(work_of(offers[one.run_id], one.price_micro))
-        claims.move(conn, outcome.moved, {run_id: spec.seed for run_id, spec in specs.items()})
+        claims.move(conn, outcome.moved)
         plans = {run.id: lease_message.phase(specs[run.id], run) for run in view.runs}
         wanted = [
             _taken(one, able[one.waiter], specs[one.run_id], plans[one.run_id])

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.database import contributions
-from coordinator.database import verdicts as news
+from coordinator.database import verdicts
 from coordinator.database.ledger import payments
 from coordinator.ttl_cache import Fresh
 from shared.protocol.contributions import Verdict
@@ -46,12 +45,12 @@ class Heartbeats:
         self._db = db
         self._clock = clock
         self._renewals = renewals
-        self._runs = Fresh(runs.beats, SHARED_S, clock)
+        self._runs = Fresh(runs.queries.beats, SHARED_S, clock)
         self._newest = Fresh(self._newest_verdict, SHARED_S, clock)
         self.notice = ""  # a message to every worker, e.g. that the disk is full
 
     async def _newest_verdict(self) -> tuple[int, float]:
-        return await self._db.read(news.newest)
+        return await self._db.read(verdicts.newest)
 
     async def answer(self, principal: Principal, request: HeartbeatRequest) -> HeartbeatReply:
         """Renew the leases of a worker and return its orders, the runs and its new verdicts."""
@@ -77,9 +76,9 @@ class Heartbeats:
 
     def _news(self, conn: Connection, principal: Principal, since: int) -> _News:
         recent_at = self._clock.now() - RECENT_S
-        found, until = contributions.news(conn, principal.worker_id, since, recent_at, NEWS_MAX)
+        found, until = verdicts.news(conn, principal.worker_id, since, recent_at, NEWS_MAX)
         if len(found) < NEWS_MAX:  # complete: verdicts of other workers in between are skipped
-            until = max(until, news.newest(conn)[0])
+            until = max(until, verdicts.newest(conn)[0])
         held = payments.balances(conn, principal.volunteer_id)
         return _News(
             verdicts=tuple(found),

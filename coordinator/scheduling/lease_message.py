@@ -9,8 +9,9 @@ import msgspec
 
 from coordinator.database import datasets, runs
 from coordinator.database.tasks import BESIDE, GAMES
-from coordinator.plan.plan import Plan, in_phase
+from coordinator.plan.plan import in_phase
 from coordinator.plan.plan import plan as read_plan
+from coordinator.plan.tables import Plan
 from coordinator.rules import run_file
 from coordinator.rules.codec_choice import agreed
 from coordinator.rules.run_file import RunFile

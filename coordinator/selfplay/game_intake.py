@@ -3,7 +3,7 @@ of it is kept and paid.
 
 Games that are in order count even when others of their file are not; a file with too many that are
 not what they claim is refused as a whole. What a player cannot help (a version that was too old
-when a game began) is nobody's fault.
+when a game began) is no worker's fault.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.database import contributions, datasets, games, runs, tasks, versions
+from coordinator.database import contributions, datasets, games, runs, tasks, verdicts, versions
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import payments
@@ -107,7 +107,7 @@ class Harvest:
             local = self._blobs.local(hashes[number])
             return asyncio.run_coroutine_threadsafe(local, loop).result(WEIGHTS_S)
 
-        # The secret is drawn when the games are in: nobody knows which positions will be looked at.
+        # The secret is drawn when the games are in: no client knows which will be checked.
         return games_of(case.run).inspect(
             case.job, path.read_bytes(), case.known, weights, secrets.randbits(63)
         )
@@ -118,14 +118,14 @@ class Harvest:
         now = self._clock.now()
         row = contributions.by_id(conn, contribution_id, lock=True)
         if row.state != "checking":
-            return  # somebody else was faster
+            return  # another replica was faster
         run = runs.by_id(conn, row.run_id)
         play = definition(run).play
         flops = found.evaluations * (play.position_flops if play else 0.0)
         price = price_of_flops(run.price_micro, run.step_flops, flops)
         row = msgspec.structs.replace(row, price_micro=price)
         judgement = judge(case, found, run.state)
-        contributions.decide(
+        verdicts.decide(
             conn,
             msgspec.structs.replace(row, price_micro=price),
             judgement.state,

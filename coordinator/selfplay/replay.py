@@ -3,7 +3,7 @@ versions meet.
 
     accepted games ── chunk full, or waiting for long ──> sealed: an immutable blob, listed by hash in every learn task
     learnt too little of what is there ──> a learn task        too many games wait for learners ──> no more are handed out
-    a version that nobody measured ──> a match against the best one
+    a version without a rating ──> a match against the best one
 
 Nothing is ever taken out of the window, so a learner that dies costs nothing and several do not get
 into each other's way.
@@ -202,7 +202,7 @@ class Replay:
         )
 
     def _add_match(self, conn: Connection, spec: Spec, run: RunRow, found: Totals) -> bool:
-        """The newest version meets the best one, when nobody has measured it and no match is under
+        """The newest version meets the best one, when it has no rating and no match is under
         way.
         """
         play = spec.play

@@ -230,7 +230,7 @@ class Machine:
             await asyncio.wait([sending])
 
     async def _parts(self, lease: Lease, begun: Begun, manifest: VersionManifest) -> None:
-        """Several gradients of one lease, each handed in before the next; refused ones are computed
+        """Several gradients of one lease, each submitted before the next; refused ones are computed
         again.
         """
         job, every = lease.job, lease.part_steps or lease.job.steps
@@ -263,7 +263,7 @@ class Machine:
             del self._held[lease.task], self._halts[lease.task]
 
     async def _manifest(self, begun: Begun) -> VersionManifest:
-        signed = await self._world.coordinator.runs.manifest(begun.run, begun.version)
+        signed = await self._world.coordinator.runs.queries.manifest(begun.run, begun.version)
         return decode(signed.payload, VersionManifest)
 
     async def _fetch_data(self, lease: Lease) -> None:
@@ -322,7 +322,7 @@ class Machine:
     async def _hand_in(
         self, lease: Lease, begun: Begun, made: Handed, turn: Turn | None = None
     ) -> Verdict | None:
-        """Upload and submit. A lease that somebody else holds by now is work in vain."""
+        """Upload and submit. A lease that another worker holds by now is work in vain."""
         whole, turn = turn is None, turn or Turn()
         try:
             verdict = await self._submit(lease, begun, made, turn)

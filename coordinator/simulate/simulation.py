@@ -15,22 +15,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tomlkit
+
 from coordinator.config import Settings
 from coordinator.database import runs
 from coordinator.database import versions as version_rows
 from coordinator.database.engine.memory import in_memory
 from coordinator.database.versions import VersionRow
-from coordinator.runs.datasets import LocalData
 from coordinator.runs.definition import Definition, definition, of_file, with_downlink
 from coordinator.services import Coordinator
 from coordinator.simulate.labour import Labour, Pretended
 from coordinator.simulate.loop import LoopClock
 from coordinator.simulate.machine import Machine
 from coordinator.simulate.scenario import Scenario
-from coordinator.simulate.toml import as_toml
 from coordinator.simulate.trace import Trace
 from coordinator.simulate.world import Net, World
 from shared.decoding import decode
+from shared.local_data import LocalData
 from shared.workloads.base import ChunkRef, DatasetManifest, load
 
 RAM_DISK = Path("/dev/shm")  # where there is one nothing has to reach a disk
@@ -119,7 +120,7 @@ class _Simulation:
     async def run(self) -> Outcome:
         coordinator, scenario = self._coordinator, self._scenario
         dataset, table, parameters = await self._prepare()
-        info = await coordinator.runs.create(as_toml(table))
+        info = await coordinator.runs.create(tomlkit.dumps(table))
         if self._hooks.on_draft is not None:
             await self._hooks.on_draft(coordinator, info.name)
         await coordinator.runs.start(info.name)
@@ -206,7 +207,7 @@ class _Simulation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _until_over(self) -> str:
-        """Return why the run ended; empty when the time was up or everybody has left."""
+        """Return the reason of the end; empty when the time was up or every machine has left."""
         until = self._scenario.hours * 3600
         watch = self._coordinator.signals.watch("versions", f"run:{self._run_id}")
         while (left := until - self._clock.monotonic()) > 0:
@@ -278,7 +279,7 @@ def _parameters(schema: Any) -> int:
 
 
 def _imagined(scenario: Scenario, kinds: tuple[str, ...]) -> tuple[DatasetManifest | None, Blobs]:
-    """A dataset of the right size that nobody will read."""
+    """A dataset of the right size that no machine reads."""
     if not kinds:
         return None, {}
     data = scenario.data

@@ -30,7 +30,7 @@ class Trace:
         self.state, self.since = state, now
 
     def seconds(self) -> Counter[State]:
-        """Return how long it was in each state."""
+        """Return the seconds spent in each state."""
         found: Counter[State] = Counter()
         for start, stop, state in self.segments:
             found[state] += stop - start  # type: ignore[assignment]  # a Counter of seconds

@@ -50,7 +50,7 @@ class BlobEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pieces(Protocol):
-    """Bytes that come piece by piece; whoever got them must read to the end or `aclose`."""
+    """Bytes that come piece by piece; the caller must read to the end or `aclose`."""
 
     def __aiter__(self) -> AsyncIterator[bytes | bytearray]: ...
 
@@ -138,7 +138,7 @@ async def in_pool(function: Callable[..., T], *args: Any) -> T:
 
 
 async def open_in_pool(function: Callable[..., R], *args: Any) -> R:
-    """The same for work that opens something: closed again when nobody waits for it any more."""
+    """The same for work that opens something: closed again when its caller was cancelled."""
     return await opened(function, *args, pool=_POOL)
 
 

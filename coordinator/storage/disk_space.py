@@ -42,7 +42,7 @@ class Space:
         self.look()
 
     def free_bytes(self) -> int:
-        """Return what is free now."""
+        """Return the bytes that are free now."""
         return self._free(self._path)
 
     def look(self) -> bool:

@@ -10,7 +10,7 @@ from shared.errors import BadRequest, Configuration, Conflict, why
 
 
 def data_directory(path: Path) -> Path:
-    """The directory of a coordinator, closed to other users. Raises Configuration."""
+    """Make the directory of a coordinator, closed to other users. Raises Configuration."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -22,7 +22,7 @@ def data_directory(path: Path) -> Path:
 
 
 def empty(path: Path, what: str, mode: int = 0o777) -> None:
-    """See that a folder is there with nothing in it.
+    """Make a folder, or take one that is empty.
 
     Raises BadRequest where none can be, Conflict where something is.
     """

@@ -9,7 +9,7 @@ from shared.errors import Configuration
 
 
 def open_blobs(url: str, cache: Path) -> BlobStore:
-    """The store that a setting names: a directory, or `s3://bucket/prefix`.
+    """Open the store that a setting names: a directory, or `s3://bucket/prefix`.
 
     Raises Configuration.
     """

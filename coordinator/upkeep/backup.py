@@ -234,10 +234,10 @@ def read_list(source: Path) -> BackupList:
     except ValueError as error:
         raise Configuration(f"the backup {source} is damaged: {why(error)}") from error
     verify(public_key, payload, signature)
-    if listed.format != FORMAT or listed.revision != REVISIONS[-1]:
+    if listed.format != FORMAT or listed.revision not in REVISIONS:
         raise Configuration(
-            f"the backup is of revision {listed.revision}, this version reads {REVISIONS[-1]}: "
-            "restore it with the version that made it, then migrate"
+            f"the backup is of revision {listed.revision}, this version reads up to "
+            f"{REVISIONS[-1]}: restore it with the version that made it"
         )
     return listed
 

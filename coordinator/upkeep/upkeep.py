@@ -16,6 +16,7 @@ import structlog
 from coordinator.database import (
     audit,
     datasets,
+    evaluations,
     games,
     merge_jobs,
     runs,
@@ -123,7 +124,7 @@ class Upkeep:
         if stop.date and now >= _instant(stop.date):
             return f"it is {stop.date}"
         if stop.loss:
-            loss = versions.newest_loss(conn, run.id)
+            loss = evaluations.newest_loss(conn, run.id)
             if loss is not None and loss <= stop.loss:
                 return f"the loss {loss:.4f} is at or below {stop.loss:g}"
         return ""
@@ -157,7 +158,7 @@ class Upkeep:
                 if definition(run).play is not None:  # games may be of any version since
                     newest = min([newest, *held])
                 for row in versions.prunable(conn, run.id, sorted(kept), newest, keep.every):
-                    versions.set_evaluation(conn, run.id, row.version, pruned=True)
+                    evaluations.set_evaluation(conn, run.id, row.version, pruned=True)
                     marked += 1
             return marked
 

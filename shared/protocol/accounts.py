@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from shared.protocol.base import Message, RunState
+from shared.protocol.base import Count, Message, RunState
 from shared.protocol.limits import PROTOCOL
 
 
@@ -95,7 +95,7 @@ class RegisterRequest(Message):
     nickname: str
     public: bool = True  # shown on the leaderboard
     code: str = ""  # invite or link code
-    protocol: int = PROTOCOL
+    protocol: Count = PROTOCOL
     software: str = ""
     hardware: Hardware = Hardware()
     workloads: tuple[str, ...] = ()

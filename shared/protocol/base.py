@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal, dataclass_transform
+from typing import Annotated, Literal, TypeAlias, dataclass_transform
 
 import msgspec
+from msgspec import Meta
+
+from shared.protocol.limits import UPLOAD_BYTES_MAX
+
+# Numbers of the other side, bounded as the columns that hold them: PostgreSQL refuses larger ones.
+Count: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Size: TypeAlias = Annotated[int, Meta(ge=0, le=UPLOAD_BYTES_MAX)]
+Word: TypeAlias = Annotated[str, Meta(max_length=64)]
+Line: TypeAlias = Annotated[str, Meta(max_length=1000)]
 
 TaskState = Literal["todo", "doing", "done", "discarded", "cancelled"]
 RunState = Literal["draft", "running", "paused", "completed", "failed"]

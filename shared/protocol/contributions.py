@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated, TypeAlias
 
-from shared.protocol.base import ContributionState, Message
+import msgspec
+from msgspec import Meta
+
+from shared.protocol.base import ContributionState, Count, Message, Number, Size, Word
+
+METRICS_MAX = 64  # of one submission; they are stored for as long as the run
+
+UploadId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Metrics: TypeAlias = Annotated[dict[Word, float], Meta(max_length=METRICS_MAX)]
 
 
 class UploadRequest(Message):
-    task: int
-    attempt: int
-    part: int
-    tries: int  # recomputations requested by the server
-    sha256: str
-    size: int
+    task: Number
+    attempt: Count
+    part: Count
+    tries: Count  # recomputations requested by the server
+    sha256: Word
+    size: Number
 
 
 class UploadInfo(Message):
-    upload_id: str
-    offset: int
-    size: int
+    upload_id: UploadId
+    offset: Size
+    size: Size
     complete: bool
     expires_at: float
 
@@ -30,33 +38,33 @@ class SubmitRequest(Message, kw_only=True):
     What it claims is checked, never believed; pay comes from the task.
     """
 
-    attempt: int
-    part: int = 0
-    tries: int = 0
-    base_version: int
-    codec: str
-    sha256: str
-    size: int
-    steps: int
-    samples: int
+    attempt: Count
+    part: Count = 0
+    tries: Count = 0
+    base_version: Count
+    codec: str  # an unknown one is refused before anything is kept
+    sha256: Word
+    size: Number
+    steps: Number
+    samples: Number
     loss_first: float
     loss_last: float
-    device: str = "cpu"
+    device: Word = "cpu"
     train_s: float = 0.0
     paused_s: float = 0.0
-    metrics: dict[str, float] = msgspec.field(default_factory=dict)
-    games: str = ""  # sha256 of an uploaded games file, for self-play
+    metrics: Metrics = msgspec.field(default_factory=dict)
+    games: Word = ""  # sha256 of an uploaded games file, for self-play
 
 
 class Verdict(Message):
-    contribution: int
-    task: int
+    contribution: Number
+    task: Number
     run: str
     state: ContributionState
     reason: str = ""  # code
     message: str = ""  # a sentence
     weight: float | None = None
-    version: int | None = None  # merged into
+    version: Count | None = None  # merged into
     credits_micro: int = 0  # pending or earned by now
     at: float = 0.0
     # Too late; the lease goes on: compute this part again from the newest version.

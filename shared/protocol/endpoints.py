@@ -47,7 +47,10 @@ R = TypeVar("R")
 
 LISTING_BYTES_MAX = 16 << 20
 MANIFEST_BYTES_MAX = 64 << 20  # of a dataset: about 120 bytes a chunk
-NUMBERS = frozenset({"task", "version", "contribution"})  # parameters of a path that are numbers
+INTEGER_MAX = 2**31 - 1  # what a column of versions holds
+KEY_MAX = 2**63 - 1
+# Parameters of a path that are numbers, and the largest that a row may have.
+NUMBERS = {"task": KEY_MAX, "version": INTEGER_MAX, "contribution": KEY_MAX}
 NOTHING = type(None)
 BYTES = "application/octet-stream"
 
@@ -80,9 +83,10 @@ class Parameter:
 class Endpoint(Generic[R]):
     """One endpoint. `path` is below /api/v1, unless it stands at the `root`.
 
-    `operation` names the service of the coordinator and its method, as "runs.workers": it gets the
-    principal if its first parameter is called so, then the parameters of the path, the request, and
-    the query parameters by name. Where it is empty, a handler of `coordinator.http.routes` answers.
+    `operation` names the service of the coordinator and its method, as "run_queries.workers": it
+    gets the principal if its first parameter is called so, then the parameters of the path, the
+    request, and the query parameters by name. Where it is empty, a handler of
+    `coordinator.http.routes` answers.
     """
 
     method: Literal["GET", "POST", "PUT"]
@@ -263,13 +267,13 @@ BLOB = Endpoint(
 RUNS = Endpoint(
     method="GET",
     path="/runs",
-    operation="runs.listing",
+    operation="run_queries.listing",
     summary="Every run",
     reply=tuple[RunInfo, ...],
     bytes_max=LISTING_BYTES_MAX,
 )
 RUN = Endpoint(
-    method="GET", path="/runs/{run}", operation="runs.info", summary="One run", reply=RunInfo
+    method="GET", path="/runs/{run}", operation="run_queries.info", summary="One run", reply=RunInfo
 )
 CONSENT = Endpoint(
     method="POST",
@@ -306,7 +310,7 @@ SUMMARY = Endpoint(
 LOSS = Endpoint(
     method="GET",
     path="/runs/{run}/loss",
-    operation="runs.loss_history",
+    operation="run_queries.loss_history",
     summary="Measured losses, oldest first; of more than 2,000 about so many, evenly spread",
     reply=tuple[LossPoint, ...],
     bytes_max=LISTING_BYTES_MAX,
@@ -314,7 +318,7 @@ LOSS = Endpoint(
 WORKERS = Endpoint(
     method="GET",
     path="/runs/{run}/workers",
-    operation="runs.workers",
+    operation="run_queries.workers",
     summary="Machines at work on a run, without names",
     reply=tuple[WorkerInfo, ...],
     bytes_max=LISTING_BYTES_MAX,

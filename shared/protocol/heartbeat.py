@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from shared.protocol.base import Message, RunState
+from msgspec import Meta
+
+from shared.protocol.base import Count, Line, Message, Number, RunState
 from shared.protocol.contributions import Verdict
+from shared.protocol.limits import NEWS_MAX
+
+TASKS_MAX = 1024  # held by one worker
 
 
 class TaskBeat(Message):
-    task: int
-    attempt: int
+    task: Number
+    attempt: Count
     phase: Literal["queued", "fetch", "train", "encode", "upload", "paused"] = "train"
     step: int = 0
     steps: int = 0
@@ -19,10 +24,10 @@ class TaskBeat(Message):
 
 
 class HeartbeatRequest(Message):
-    tasks: tuple[TaskBeat, ...] = ()
+    tasks: Annotated[tuple[TaskBeat, ...], Meta(max_length=TASKS_MAX)] = ()
     paused: bool = False
-    reason: str = ""
-    news_since: int = 0  # the last `news` this client has stored
+    reason: Line = ""
+    news_since: Number = 0  # the last `news` this client has stored
 
 
 class RunBeat(Message):
@@ -40,8 +45,8 @@ class RunBeat(Message):
 class TaskOrder(Message):
     """An order of the coordinator about one task."""
 
-    task: int
-    attempt: int
+    task: Number
+    attempt: Count
     order: Literal["continue", "pause", "cancel", "gone"]
     message: str = ""
     renew_by: float = 0.0
@@ -53,8 +58,8 @@ class HeartbeatReply(Message):
     next_s: float
     orders: tuple[TaskOrder, ...] = ()
     runs: tuple[RunBeat, ...] = ()
-    news: tuple[Verdict, ...] = ()
-    news_until: int = 0
+    news: Annotated[tuple[Verdict, ...], Meta(max_length=NEWS_MAX)] = ()
+    news_until: Number = 0
     earned_micro: int | None = None
     pending_micro: int | None = None
     notice: str = ""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from shared.protocol.base import Message, Reason
+from typing import Annotated
+
+from msgspec import Meta
+
+from shared.protocol.base import Count, Line, Message, Number, Reason, Size
 from shared.protocol.versions import SignedManifest
 from shared.workloads.base import DatasetManifest, Job
 
@@ -27,13 +31,13 @@ class Grant(Message):
     """Permission to upload for this lease: codec, size, number of parts."""
 
     codec: str
-    bytes_max: int
-    parts: int = 1
+    bytes_max: Size
+    parts: Count = 1
 
 
 class Lease(Message):
-    task: int
-    attempt: int  # fencing token, only grows
+    task: Number
+    attempt: Count  # fencing token, only grows
     run: str
     job: Job
     dataset: str  # its manifest: GET /datasets/{name}
@@ -52,10 +56,13 @@ class Lease(Message):
     data: DatasetManifest | None = None
 
 
+RETRY_S_MAX = 86_400.0
+
+
 class Idle(Message):
     reason: Reason
     message: str
-    retry_after_s: float
+    retry_after_s: Annotated[float, Meta(ge=0, le=RETRY_S_MAX)]
     version: int | None = None
 
 
@@ -71,24 +78,24 @@ class BeginRequest(Message):
     the plan does not let it.
     """
 
-    attempt: int
+    attempt: Count
     newest: bool = False
-    known: int | None = None  # the version whose manifest is here: it is not sent again
-    base: int | None = None
+    known: Count | None = None  # the version whose manifest is here: it is not sent again
+    base: Count | None = None
 
 
 class BeginReply(Message):
     """Work begins, or goes on: the base version is bound now."""
 
-    version: int
-    global_step: int
+    version: Count
+    global_step: Number
     finish_by: float
     manifest: SignedManifest | None = None  # None where the version is the one that is known
-    part: int = 0  # the next one that is wanted of this lease
-    tries: int = 0  # how often that one came too late
+    part: Count = 0  # the next one that is wanted of this lease
+    tries: Count = 0  # how often that one came too late
 
 
 class ReleaseRequest(Message):
-    attempt: int
-    reason: str = ""  # given back: nothing is counted
+    attempt: Count
+    reason: Line = ""  # given back: nothing is counted
     failed: bool = False  # the task itself failed: counted against it

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from shared.decoding import complaint, convert
 from shared.errors import InvalidRunFile, NotFound
@@ -37,22 +38,31 @@ TaskKind = Literal["train", "selfplay", "learn", "evaluate"]
 UpdateKind = Literal["delta", "gradient", "games", "evaluation"]
 
 
+StepsOrOff = Annotated[int, Meta(ge=0, le=1 << 53)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
+Decay = Annotated[float, Meta(ge=0, lt=1)]
+
+
 class TrainSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `[train]` table of a run file: the inner optimiser, the same on every worker."""
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    lr: float = 3e-4
-    min_lr_ratio: float = 0.1  # the cosine ends here, as a share of lr
-    warmup_steps: int = 20  # global steps
-    decay_steps: int = 0  # global steps of the cosine; 0 = as many as the run will make ([stop])
-    rewarm_steps: int = 0  # local steps of re-warm-up when the inner state was reset
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.1
-    clip_norm: float = 1.0  # 0 = off
+    lr: Annotated[float, Meta(gt=0, le=1e6)] = 3e-4
+    # the cosine ends here, as a share of lr
+    min_lr_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    warmup_steps: StepsOrOff = 20  # global steps
+    # global steps of the cosine; 0 = as many as the run will make ([stop])
+    decay_steps: StepsOrOff = 0
+    # local steps of re-warm-up when the inner state was reset
+    rewarm_steps: StepsOrOff = 0
+    beta1: Decay = 0.9
+    beta2: Decay = 0.95
+    weight_decay: NotNegative = 0.1
+    clip_norm: NotNegative = 1.0  # 0 = off
     precision: Literal["float32", "bfloat16"] = "float32"  # autocast type on devices that have it
-    prox_mu: float = 0.0  # FedProx pull towards the base, Li et al. 2020
-    init_from: str = ""  # a directory written by `coordinator run export`
+    prox_mu: NotNegative = 0.0  # FedProx pull towards the base, Li et al. 2020
+    # a directory written by `coordinator run export`
+    init_from: Annotated[str, Meta(max_length=4096)] = ""
 
 
 class ChunkRef(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ from shared.workloads.gpt.model import build
 from tests.benchmarks.reports import training
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, job, sums
 from volunteer.control.sentences import words
-from volunteer.training.job import Assignment, Report
+from volunteer.training.job import Assignment, TrainingReport
 from volunteer.training.trainer import Trainer
 
 GOAL = 0.97
@@ -76,11 +76,11 @@ async def ours(
     lines: list[str] = []
     spent: list[float] = []
 
-    def tell(report: Report) -> None:
+    def tell(report: TrainingReport) -> None:
         event = training(report)
         lines.append(f"{words(event)} {len(msgspec.json.encode(event))}")
 
-    def pass_on(report: Report) -> None:
+    def pass_on(report: TrainingReport) -> None:
         loop.call_soon_threadsafe(tell, report)
 
     async def beat() -> None:

@@ -28,7 +28,7 @@ from volunteer.control import commands, events
 from volunteer.control.control import Control
 from volunteer.control.event_bus import Hub
 from volunteer.headless import Headless
-from volunteer.training.job import Assignment, Report
+from volunteer.training.job import Assignment, TrainingReport
 from volunteer.training.trainer import Trainer
 
 # What a volunteer trains in earnest, and what takes long enough to be paused in the middle.
@@ -84,10 +84,10 @@ class Works:
         spent: list[float] = []
         loop = asyncio.get_running_loop()
 
-        def tell(report: Report) -> None:
+        def tell(report: TrainingReport) -> None:
             self.hub.emit(training(report))
 
-        def pass_on(report: Report) -> None:
+        def pass_on(report: TrainingReport) -> None:
             loop.call_soon_threadsafe(tell, report)
 
         for _ in range(number):

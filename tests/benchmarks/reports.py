@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from volunteer.control import events
-from volunteer.training.job import Report
+from volunteer.training.job import TrainingReport
 
 
-def training(report: Report) -> events.Training:
+def training(report: TrainingReport) -> events.Training:
     """The event that a volunteer makes of a report."""
     return events.Training(
         task=1,

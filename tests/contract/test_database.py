@@ -12,9 +12,9 @@ from sqlalchemy.exc import DBAPIError
 from coordinator.database.engine.open import Database, parse
 from coordinator.database.tables.record import meta
 from coordinator.signals import Signals
-from shared.clock import VirtualClock
 from shared.errors import Configuration, Conflict, Unavailable
 from tests.support.databases import keys, put, putting
+from tests.support.virtual_clock import VirtualClock
 
 
 async def test_what_was_written_is_read_back_and_what_failed_is_not(database: Database) -> None:

@@ -12,14 +12,14 @@ from sqlalchemy import Connection
 
 from coordinator.accounts.accounts import Principal, Volunteers
 from coordinator.accounts.leaderboard import DAYS_MAX, FRESH_S, ROWS
+from coordinator.cli.runs import write_report
 from coordinator.config import Settings
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import payments, spending
 from coordinator.database.ledger.payments import Payment
-from coordinator.report import as_csv
-from shared.clock import VirtualClock
 from shared.errors import BadRequest, NotFound
 from tests.support.account_rows import add_contribution, add_run, join, newcomer
+from tests.support.virtual_clock import VirtualClock
 
 DAY = 86_400.0
 
@@ -158,7 +158,10 @@ async def test_senseless_questions_are_refused(people: Volunteers) -> None:
 
 
 async def test_the_report_of_a_class(
-    people: Volunteers, database: Database, clock: VirtualClock
+    people: Volunteers,
+    database: Database,
+    clock: VirtualClock,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     invites = await people.invites.create(["=Mia Meyer", "Bob Baker", "Carl Chan"])
     start = clock.now()
@@ -193,14 +196,15 @@ async def test_the_report_of_a_class(
     ]
     assert rows[0].work.rejected == {"norm": 2, "stale": 1}
     assert (rows[0].first_seen, rows[0].last_seen) == (start, start)
-    table = list(csv.DictReader(io.StringIO(as_csv(rows))))
-    assert table[0]["name"] == "'=Mia Meyer"  # not a formula
-    assert table[0]["credits"] == "1.500000"
-    assert (table[0]["rejected_norm"], table[0]["rejected_stale"]) == ("2", "1")
-    assert (table[0]["accepted"], table[0]["device_seconds"]) == ("1", "2")
-    assert table[0]["first_seen"] == "2023-11-14 22:13:20"
+    write_report(rows)
+    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert table[0]["label"] == "'=Mia Meyer"  # not a formula
+    assert table[0]["credits_earned"] == "1.500000"
+    assert [table[0][f"rejected{reason}"] for reason in ("", "_norm", "_stale")] == ["3", "2", "1"]
+    assert (table[0]["accepted"], table[0]["device_seconds"]) == ("1", "2.5")
+    assert table[0]["first_seen"] == "2023-11-14 22:13"  # UTC
     assert table[1]["accepted"] == "0"
-    assert (table[2]["credits"], table[2]["credits_pending"]) == ("0.000000", "0.000007")
+    assert (table[2]["credits_earned"], table[2]["credits_pending"]) == ("0.000000", "0.000007")
     assert table[3]["state"] == "invited"
     with pytest.raises(NotFound, match="omega"):
         await people.report("omega")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, delete, insert
 
-from coordinator.database import runs, versions
+from coordinator.database import evaluations, runs
 from coordinator.database.engine.open import Database
-from coordinator.database.tables.versions import evaluations
+from coordinator.database.tables.versions import evaluations as table
 from tests.support.local_coordinator import local_coordinator
 from tests.support.long_run import effort, grow, look_again
 from tests.support.rounds import MergeRounds
@@ -53,21 +53,21 @@ async def test_a_long_curve_keeps_its_shape_and_its_end(database: Database) -> N
         run = add_run(conn)
         for version in range(1, 1001):
             add_version(conn, run, version)
-        e = evaluations.c
+        e = table.c
         made = [
             {"run_id": run, "version": v, "state": "done", "loss": 10.0 - v / 1000, "at": float(v)}
             | {"metrics": "{}", "sample": "", "message": "", "pruned": False}
             for v in range(1, 1001)
         ]
-        conn.execute(delete(evaluations).where(e.run_id == run, e.version > 0))
-        conn.execute(insert(evaluations), made)
+        conn.execute(delete(table).where(e.run_id == run, e.version > 0))
+        conn.execute(insert(table), made)
         return run
 
     run = await database.write(learn)
-    whole = await database.read(lambda conn: versions.measured(conn, run, 1000))
+    whole = await database.read(lambda conn: evaluations.measured(conn, run, 1000))
     assert [point.version for point in whole] == list(range(1, 1001))
-    some = await database.read(lambda conn: versions.measured(conn, run, 100))
+    some = await database.read(lambda conn: evaluations.measured(conn, run, 100))
     assert [point.version for point in some] == list(range(10, 1001, 10))
     assert some[-1] == (1000, 9.0, 1000.0)
-    few = await database.read(lambda conn: versions.measured(conn, run, 3))
+    few = await database.read(lambda conn: evaluations.measured(conn, run, 3))
     assert [point.version for point in few] == [332, 666, 1000]

@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 from sqlalchemy import Connection
 
-from coordinator.database import merge_jobs, versions
+from coordinator.database import merge_jobs, merges
 from coordinator.database.engine.open import Database
 from coordinator.database.merge_jobs import Made, PartRow, StateFile
-from coordinator.database.versions import Bid, MergeRow
+from coordinator.database.merges import Bid, MergeRow
 from tests.support.run_rows import add_run
 
 NOW, LEASE_S = 1000.0, 15.0
@@ -27,7 +27,7 @@ async def merge(database: Database) -> MergeRow:
     def begin(conn: Connection) -> MergeRow:
         run_id = add_run(conn)
         bid = Bid(run_id=run_id, base=0, contributions="[1]", owner="leader", lease_until=NOW + 15)
-        found = versions.take_merge(conn, bid, NOW)
+        found = merges.take(conn, bid, NOW)
         assert found is not None
         merge_jobs.begin(conn, found.id, ["survey", "merge"], range(4))
         return found
@@ -118,7 +118,7 @@ async def test_a_part_that_is_given_back_is_as_before(database: Database, merge:
 
 
 async def test_nobody_helps_a_merge_that_has_ended(database: Database, merge: MergeRow) -> None:
-    ended = await database.write(lambda conn: versions.end_merge(conn, merge, "abandoned", NOW))
+    ended = await database.write(lambda conn: merges.end(conn, merge, "abandoned", NOW))
     assert ended
     assert await take(database) is None
     assert await take(database, merge_id=merge.id) is not None  # who leads it again goes on

@@ -16,7 +16,6 @@ from coordinator.database.engine.open import Database
 from coordinator.database.tables.accounts import consents
 from coordinator.database.tables.schema import metadata
 from coordinator.rules import reports
-from shared.clock import VirtualClock
 from shared.errors import (
     BadRequest,
     Forbidden,
@@ -27,6 +26,7 @@ from shared.errors import (
 )
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device, Hardware
 from tests.support.account_rows import OTHER, SECRET, add_run, join, newcomer
+from tests.support.virtual_clock import VirtualClock
 
 
 @pytest.fixture

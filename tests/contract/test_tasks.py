@@ -9,10 +9,9 @@ from typing import Any, TypeVar, cast
 import pytest
 from sqlalchemy import Connection, func, select
 
-from coordinator.database import passes, tasks
+from coordinator.database import runs, tasks
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.contributions import contributions as contributions_table
-from coordinator.database.tables.runs import runs as runs_table
 from coordinator.database.tables.tasks import failures as failures_table
 from coordinator.scheduling.renewals import Renewals
 from shared.errors import (
@@ -242,14 +241,14 @@ async def test_a_pass_ends_when_its_last_task_does(house: VirtualQueue) -> None:
     for lease in leases[:-1]:
         await house.finish(lease.task)
     assert await house.idle(house.b) == Reason.ALL_TAKEN
-    state = await house.db.read(lambda conn: passes.pass_state(conn, house.run))
-    assert (state.pass_no, state.todo, state.doing, state.cut, state.total) == (1, 0, 1, 64, 64)
+    run = await house.db.read(lambda conn: runs.by_id(conn, house.run))
+    assert (run.pass_no, run.cursor, run.samples_total) == (1, 64, 64)
     await house.finish(leases[-1].task)
     following = await house.lease(house.b)
     assert (following.job.start, following.job.stop) == (0, 8)
     assert following.job.order_seed != leases[0].job.order_seed
-    state = await house.db.read(lambda conn: passes.pass_state(conn, house.run))
-    assert (state.pass_no, state.cut) == (2, 8)
+    run = await house.db.read(lambda conn: runs.by_id(conn, house.run))
+    assert (run.pass_no, run.cursor) == (2, 8)
 
 
 async def test_what_a_merge_sets_aside_is_done_again_in_its_own_order(house: VirtualQueue) -> None:
@@ -294,8 +293,6 @@ async def test_the_pace_of_others_bounds_a_lease(house: VirtualQueue) -> None:
         await house.finish(lease.task)
     lease = await house.lease(house.b)
     assert lease.finish_by == house.clock.now() + 900  # three times five minutes
-    median = select(runs_table.c.median_task_s).where(runs_table.c.id == house.run)
-    assert await house.db.read(lambda conn: conn.execute(median).scalar_one()) == 300
 
 
 async def test_the_background_job_flushes_and_expires_until_it_is_stopped(

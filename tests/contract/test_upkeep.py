@@ -10,9 +10,9 @@ from coordinator.database.engine.open import Database
 from coordinator.database.ledger import payments
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.runs.settlement import settle_accepted
-from shared.clock import VirtualClock
 from tests.support.account_rows import breaches
 from tests.support.run_rows import add_contribution, add_run, add_worker, claim, queue_of
+from tests.support.virtual_clock import VirtualClock
 
 MANY = 1_050  # more than one batch
 

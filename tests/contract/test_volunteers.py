@@ -18,7 +18,6 @@ from coordinator.database.tables.accounts import codes, volunteers, workers
 from coordinator.database.tables.schema import metadata
 from coordinator.database.tables.tasks import failures
 from coordinator.rules import trust
-from shared.clock import VirtualClock
 from shared.errors import (
     Banned,
     Forbidden,
@@ -37,6 +36,7 @@ from tests.support.account_rows import (
     join,
     newcomer,
 )
+from tests.support.virtual_clock import VirtualClock
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from coordinator.rules.sizing import pass_seed
-from coordinator.runs.datasets import LocalData
 from coordinator.simulate.simulation import Dataset
 from shared.errors import InvalidRunFile
+from shared.local_data import LocalData
 from shared.workloads.base import Job, TrainSettings
 from shared.workloads.gpt.workload import GptWorkload
 from tests.experiments.cells import arguments, results, work_off

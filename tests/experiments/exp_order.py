@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from coordinator.runs.datasets import LocalData
+from shared.local_data import LocalData
 from shared.workloads.base import DatasetManifest, TrainSettings
 from shared.workloads.data.documents import standard_library_documents
 from shared.workloads.data.pass_order import PassOrder

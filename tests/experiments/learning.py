@@ -20,13 +20,13 @@ from sqlalchemy import Connection
 
 from coordinator.database import runs
 from coordinator.plan.plan import plan
-from coordinator.runs.datasets import LocalData
 from coordinator.runs.definition import Definition
 from coordinator.services import Coordinator
 from coordinator.simulate import loop
 from coordinator.simulate.labour import Trained
 from coordinator.simulate.scenario import from_table
 from coordinator.simulate.simulation import Dataset, Head, Hooks, Outcome, simulate
+from shared.local_data import LocalData
 from shared.tensors.frame import open_frame
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.documents import Document, standard_library_documents

@@ -37,7 +37,7 @@ def add_run(conn: Connection, name: str = "alpha", licence: str = "CC0-1.0") -> 
     """A running run of an empty model."""
     file = run_file.from_table({"name": name, "workload": "gpt", "licence": licence})
     numbers = dict.fromkeys(("seed", "global_step", "tokens", "parameters", "pass_no"), 0)
-    numbers |= dict.fromkeys(("pass_seed", "cursor", "samples_total", "sample_size"), 0)
+    numbers |= dict.fromkeys(("cursor", "samples_total", "sample_size"), 0)
     row = insert(runs).values(
         name=name,
         state="running",

@@ -18,7 +18,6 @@ from coordinator.database import runs
 from coordinator.http.app import Coordinator, create_app, opened
 from coordinator.runs.definition import definition
 from shared import decoding
-from shared.clock import VirtualClock
 from shared.protocol.accounts import RegisterReply
 from shared.protocol.base import ErrorBody
 from shared.protocol.contributions import SubmitRequest, UploadInfo, Verdict
@@ -26,6 +25,7 @@ from shared.protocol.leases import BeginReply, ClaimReply, Lease
 from shared.protocol.limits import API
 from shared.tensors.quantize import codec
 from shared.workloads.data.documents import Document
+from tests.support.virtual_clock import VirtualClock
 
 T = TypeVar("T")
 

@@ -48,7 +48,6 @@ def add_version(
             global_step=global_step,
             tokens=0,
             update_norm=None,
-            merge_s=0.0,
             created_at=0.0,
         )
     )
@@ -86,7 +85,6 @@ def add_run(
         "samples_per_chunk": msgspec.json.encode(counts).decode(),
         "sample_size": 1,
         "pass_no": 0,
-        "pass_seed": 0,
         "cursor": 0,
         "step_flops": step_flops,
         "price_micro": 1000,

@@ -55,7 +55,7 @@ async def selfplay_machine(path: Path, text: str = RUN) -> AsyncIterator[LocalMa
 
 
 async def history(home: LocalCoordinator) -> tuple[VersionInfo, ...]:
-    return await home.coordinator.runs.versions("gomoku")
+    return await home.coordinator.runs.queries.versions("gomoku")
 
 
 async def player(home: LocalCoordinator, name: str) -> Player:

@@ -9,17 +9,17 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, select
 
 from coordinator.accounts.accounts import Principal
-from coordinator.database import passes, tasks
+from coordinator.database import runs, tasks
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.tasks import tasks as tasks_table
 from coordinator.database.tasks import TaskRow
 from coordinator.scheduling.queue import Queue
-from shared.clock import VirtualClock
 from shared.protocol.base import Reason
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat, TaskOrder
 from shared.protocol.leases import Lease
 from shared.protocol.limits import RENEW_S
 from tests.support.run_rows import add_run, add_worker, claim, queue_of
+from tests.support.virtual_clock import VirtualClock
 
 T = TypeVar("T")
 
@@ -99,10 +99,10 @@ async def virtual_queue(database: Database, *, run: bool = True) -> VirtualQueue
 def check_cover(conn: Connection, run: int) -> None:
     """Every cut sample of the current pass is in exactly one task."""
     t = tasks_table.c
-    state = passes.pass_state(conn, run)
-    query = select(t.start, t.stop).where(t.run_id == run, t.pass_no == state.pass_no)
+    row = runs.by_id(conn, run)
+    query = select(t.start, t.stop).where(t.run_id == run, t.pass_no == row.pass_no)
     at = 0
     for start, stop in conn.execute(query.order_by(t.start)):
         assert start == at
         at = stop
-    assert at == state.cut
+    assert at == row.cursor

@@ -15,16 +15,17 @@ from textual.app import App
 from textual.color import Color
 from textual.pilot import Pilot
 
-from shared.clock import VirtualClock
 from shared.errors import VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.endpoints import Endpoint
+from tests.support.virtual_clock import VirtualClock
 from volunteer.control import commands, events
 from volunteer.control.commands import Command
 from volunteer.control.control import Control
 from volunteer.control.event_bus import Hub
 from volunteer.control.events import AnyEvent
-from volunteer.tui.app import Look, VolunteerApp
+from volunteer.tui.app import VolunteerApp
+from volunteer.tui.look import Look
 
 
 class Paged(NamedTuple):

@@ -20,7 +20,8 @@ from volunteer.control import commands, events
 from volunteer.control.commands import Joined
 from volunteer.engine import setting_rows_of
 from volunteer.settings import settings
-from volunteer.tui.app import Look, VolunteerApp
+from volunteer.tui.app import VolunteerApp
+from volunteer.tui.look import Look
 
 Snapshot = Callable[..., bool]
 SIZES = {"80x24": (80, 24), "120x36": (120, 36)}

@@ -14,7 +14,8 @@ from tests.tui.engine import FakeEngine, open_app, opened
 from tests.tui.pages import LINK, SIZES, Snapshot, prepared, settle
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
-from volunteer.tui.app import Look, VolunteerApp
+from volunteer.tui.app import VolunteerApp
+from volunteer.tui.look import Look
 
 PAGE = Look(page="onboarding")
 

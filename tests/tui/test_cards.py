@@ -13,7 +13,7 @@ from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
-from volunteer.control.status import Status
+from volunteer.control.status import Status, fold
 from volunteer.tui.screens.dashboard import NARROW, SHORT, arrange
 from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.compact import brief
@@ -62,7 +62,7 @@ def scene_of(told: Iterable[AnyEvent]) -> Scene:
 
     view = AgentView()
     for event in told:
-        view = reduce(view, event)
+        view = reduce(view, event, fold(view.status, event))
     return Scene(view=view, now=scenes.NOW)
 
 

@@ -25,7 +25,7 @@ from tests.tui.pages import (
 )
 from volunteer.control import commands, events
 from volunteer.control.events import AnyEvent
-from volunteer.tui.app import Look
+from volunteer.tui.look import Look
 
 PAGE = Look(page="device")
 MENDS = "the installed torch 2.13.0 is built for cpu: pip install --force-reinstall torch"

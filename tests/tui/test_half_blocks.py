@@ -17,7 +17,7 @@ from tests.tui.engine import FakeEngine, opened, screen_text
 from volunteer.agent.run_watcher import SIDE, thumbnail
 from volunteer.control import events
 from volunteer.control.events import Picture
-from volunteer.tui.app import Look
+from volunteer.tui.look import Look
 from volunteer.tui.view import AgentView, reduce
 from volunteer.tui.widgets.pictures import before_and_after, half_blocks
 
@@ -67,7 +67,7 @@ def test_it_fits_into_any_room(width: int, height: int, cells: int, rows: int, b
 def test_the_view_keeps_the_oldest_and_the_newest_picture() -> None:
     view = AgentView()
     for version, picture in ((5, plain(1, 1, (5, 5, 5))), (0, plain(1, 1, (0, 0, 0))), (7, None)):
-        view = reduce(view, measured(version, picture))
+        view = reduce(view, measured(version, picture), view.status)
     model = view.models[scenes.RUN.name]
     assert (model.first_picture, model.last_picture) == (
         (0, plain(1, 1, (0, 0, 0))),

@@ -26,7 +26,7 @@ from tests.tui.pages import (
     settle,
 )
 from volunteer.control import events
-from volunteer.tui.app import Look
+from volunteer.tui.look import Look
 from volunteer.tui.screens.history import ledger_csv
 from volunteer.tui.widgets.table import Listing
 

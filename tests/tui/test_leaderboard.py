@@ -14,7 +14,7 @@ from tests.tui.engine import FakeEngine, opened, queries, screen_text
 from tests.tui.pages import LEADERS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
 from volunteer.control import commands, events
 from volunteer.stats.milestones import milestones, week
-from volunteer.tui.app import Look
+from volunteer.tui.look import Look
 from volunteer.tui.screens.leaderboard import day_letters, goal_lines
 from volunteer.tui.text import UNICODE
 from volunteer.tui.view import AgentView

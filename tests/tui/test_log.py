@@ -13,7 +13,7 @@ from tests.tui.pages import SETTINGS, SIZES, SMALL, STATES, Snapshot, picture, p
 from volunteer.control import events
 from volunteer.control.diagnostics import diagnostics, harmless
 from volunteer.control.status import Status
-from volunteer.tui.app import Look
+from volunteer.tui.look import Look
 from volunteer.tui.screens.log import level_of
 
 PAGE = Look(page="log")

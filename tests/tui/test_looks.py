@@ -9,7 +9,7 @@ import pytest
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import Snapshot, picture, prepared, settle
-from volunteer.tui.app import Look
+from volunteer.tui.look import Look
 
 PAGES = ("runs", "device", "history", "leaderboard", "settings", "log")
 EDGES = [

@@ -22,7 +22,7 @@ from tests.tui.pages import (
     settle,
 )
 from volunteer.control import commands
-from volunteer.tui.app import Look
+from volunteer.tui.look import Look
 from volunteer.tui.run_estimate import duration_words, estimate
 
 PAGE = Look(page="runs")

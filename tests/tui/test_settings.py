@@ -11,7 +11,7 @@ from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import SETTINGS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
 from volunteer.control import commands
 from volunteer.control.commands import SettingRow
-from volunteer.tui.app import Look
+from volunteer.tui.look import Look
 from volunteer.tui.screens.settings import about_lines
 from volunteer.tui.setting_labels import choices, grouped, holds, label, parsed, shown
 from volunteer.tui.widgets.table import Listing
@@ -108,7 +108,7 @@ async def test_looks_change_at_once(engine: FakeEngine) -> None:
         assert " p pause" in screen_text(app)
         await pilot.press("down", "enter", "backspace", *"0.3", "enter")
         await settle(app, pilot)
-        assert app.look.power_price == 0.3
+        assert app.appearance.look.power_price == 0.3
 
 
 async def test_a_theme_is_seen_at_once(engine: FakeEngine) -> None:

@@ -38,7 +38,7 @@ NOW = scenes.NOW
 def seen(told: Iterable[AnyEvent], view: AgentView | None = None) -> AgentView:
     view = view or AgentView()
     for event in told:
-        view = reduce(view, event)
+        view = reduce(view, event, fold(view.status, event))
     return view
 
 

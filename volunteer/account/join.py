@@ -163,7 +163,7 @@ async def register(
 
     Raises InvalidName, Forbidden, Unreachable.
 
-    A name that nobody chose is replaced when it is taken.
+    A name that was not chosen is replaced when it is taken.
     """
     client = connect(Address(url=identity.url, tls_pin=identity.tls_pin), "")
     spare = 0 if named else NAMES_TRIED

@@ -85,7 +85,7 @@ class Practice:
             return Record()
 
     async def _call(self, *arguments: str) -> None:
-        """One command of the organiser."""
+        """Run one command of the organiser."""
         child = await self._spawn(arguments, asyncio.subprocess.PIPE)
         try:
             _, said = await asyncio.wait_for(child.communicate(), PREPARE_S)

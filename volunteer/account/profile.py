@@ -3,7 +3,7 @@
     <profile>/current            names the coordinator that is helped now
     <profile>/lock               held while an instance runs
     <profile>/control.json       where a running instance listens
-    <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, inner/ of one coordinator
+    <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, inner/ of one of them
 
 The identity, with its secret, is on disk before it is sent to anyone, so a lost reply never makes a
 second account.
@@ -76,12 +76,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     benchmarks: tuple[Benchmark, ...] = ()
     measured: tuple[Benchmark, ...] = ()  # all of them, oldest first
     torch: str = ""  # version the benchmarks were made with
-    tasks: int = 0  # handed in, ever
-    show_name: bool | None = None  # what the coordinator has yet to be told of `public`
+    tasks: int = 0  # submitted, ever
+    show_name: bool | None = None  # the value of `public` that the coordinator does not have yet
 
 
 class Home:
-    """The directory of one coordinator inside a profile."""
+    """Directory of one coordinator inside a profile."""
 
     def __init__(self, path: Path) -> None:
         self.path = private_directory(path)
@@ -123,14 +123,14 @@ class Home:
 
 
 class Profile:
-    """One profile of this host."""
+    """A profile of this host."""
 
     def __init__(self, path: Path) -> None:
         self.path = private_directory(path)
         self.endpoint = path / "control.json"
 
     def current(self) -> Identity | None:
-        """The identity in use. Raises Configuration when it is damaged."""
+        """Return the identity in use. Raises Configuration when it is damaged."""
         try:
             slug = (self.path / "current").read_text(encoding="utf-8").strip()
         except FileNotFoundError:
@@ -143,7 +143,7 @@ class Profile:
         return (self.path / "current").exists()
 
     def known(self, server: ServerInfo) -> Identity | None:
-        """The identity made earlier for this coordinator, if any."""
+        """Return the identity made earlier for this coordinator, if any."""
         return self._load(_slug(server.public_key))
 
     def use(self, identity: Identity) -> None:
@@ -208,7 +208,7 @@ class Profile:
 def new_identity(
     server: ServerInfo, *, url: str, tls_pin: str, nickname: str, code: str
 ) -> Identity:
-    """A fresh account: the ids and a secret of 256 bits are made here, not by the coordinator."""
+    """Make a fresh account: ids and a secret of 256 bits come from here, not the coordinator."""
     return Identity(
         url=url,
         tls_pin=tls_pin,

@@ -1,4 +1,4 @@
-"""A list of runs that anybody may help, published by somebody at an address that the owner of the
+"""A list of runs open to everyone, published by a third party at an address that the owner of the
 machine chose.
 """
 
@@ -23,7 +23,7 @@ TIMEOUT_S = 10.0
 
 
 async def public_runs(url: str) -> tuple[PublicRun, ...]:
-    """The entries whose links can be read. Raises BadRequest, Unreachable."""
+    """Return the entries whose links can be read. Raises BadRequest, Unreachable."""
     parts = urlsplit(url)
     if parts.scheme != "https" and not (
         parts.scheme == "http" and is_loopback(parts.hostname or "")

@@ -1,7 +1,7 @@
-"""The volunteer at work: finds its devices, gives each a lane, beats, hands in, and ends in good
-order.
+"""The volunteer at work: finds its devices, runs a loop for each, sends heartbeats and results, and
+ends in good order.
 
-It emits events and never draws; it is told what to do by `pause`, `resume`, `finish` and `stop`.
+It emits events and never draws; commands come as `pause`, `resume`, `finish` and `stop`.
 """
 
 from __future__ import annotations
@@ -10,30 +10,55 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from shared.errors import VolunteerError
+from shared.local_data import LocalData
 from shared.protocol.accounts import Device
 from shared.protocol.limits import PROTOCOL
+from shared.workloads.base import Workload
+from shared.workloads.base import load as load_any
 from volunteer.account.join import check_server
-from volunteer.agent.benchmarks import Speeds
-from volunteer.agent.claimer import check_chosen
-from volunteer.agent.context import Parts
-from volunteer.agent.device_loop import Lane
-from volunteer.agent.gradient_series import comes_in_parts
-from volunteer.agent.heartbeat import Beat
-from volunteer.agent.run_watcher import Follower, keep_counting
-from volunteer.agent.shared_state import YOU, Pause
-from volunteer.agent.submitter import Sender
-from volunteer.agent.supervisor import Loop, Shift, broken
+from volunteer.agent.base_versions import Base, BaseVersions
+from volunteer.agent.benchmarks import Benchmarks
+from volunteer.agent.claimer import Claimer
+from volunteer.agent.collaborators import (
+    LentDevice,
+    Remote,
+    ServerClock,
+    Store,
+    Timing,
+    usable_bytes,
+)
+from volunteer.agent.device_loop import FAILURE_WAIT_S, FAILURE_WAIT_S_MAX, DeviceLoop
+from volunteer.agent.downloads import Downloads
+from volunteer.agent.heartbeat import Heartbeat
+from volunteer.agent.held_leases import HeldLeases
+from volunteer.agent.lease_ends import LeaseEnds
+from volunteer.agent.lifecycle import Lifecycle
+from volunteer.agent.pause_board import YOU, PauseBoard
+from volunteer.agent.pipeline import Pipeline
+from volunteer.agent.run_choice import RunChoice, check_chosen
+from volunteer.agent.run_watcher import RunWatcher, keep_counting
+from volunteer.agent.stretch import LeasePlan, StretchRunner
+from volunteer.agent.submitter import Submitter
+from volunteer.agent.supervisor import Loop, Supervisor, broken
+from volunteer.agent.verdicts import Verdicts
+from volunteer.agent.work_news import WorkNews
 from volunteer.control import events
 from volunteer.control.commands import How
+from volunteer.control.event_bus import Hub
 from volunteer.machine.devices import choose, detect
 from volunteer.machine.policy_loop import Guard, Read, Watched
 from volunteer.machine.sensors import Sensors, keep_telling
 from volunteer.machine.surroundings import Senses
+from volunteer.net.retry import Backoff
+from volunteer.settings.settings import Settings
 from volunteer.settings.work_rules import Rules
 from volunteer.storage.leases import HeldLease
 from volunteer.text import clock_words
+from volunteer.training.background_thread import Aside
+from volunteer.training.local_task import TaskFiles
 from volunteer.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -47,6 +72,7 @@ class Machine:
     """Interface to the machine that the agent needs; tests give their own."""
 
     trainer: Callable[[str], Trainer]  # a new thread for a device
+    load: Callable[[str], Workload] = load_any  # by name; only what the owner has enabled
     detect: Callable[[], tuple[Device, ...]] = detect
     measure: bool = True  # benchmark a device that has not been measured
     read: Read | None = None  # what else goes on here; None: by the sensors of this machine
@@ -56,35 +82,61 @@ class Machine:
 
 
 class Agent:
-    """Runs the loops of a volunteer and obeys its commands."""
+    """Makes the loops of a volunteer from their collaborators, runs them, and obeys commands."""
 
     def __init__(
         self,
-        parts: Parts,
+        remote: Remote,
+        store: Store,
+        settings: Settings,
+        hub: Hub,
         machine: Machine,
-        *,
-        start_paused: bool = False,
-        demanded: tuple[str, ...] = (),
+        timing: Timing,
     ) -> None:
-        """`demanded` are runs named on the command line: without them nothing begins."""
-        self.parts = parts
-        self._demanded = demanded
+        self.remote = remote
+        self.store = store
         self.clean_end = True  # False: a thread is still at it, leave by os._exit
+        self._settings = settings
+        self._hub = hub
         self._machine = machine
-        self._desk = parts.desk
-        self._hub = parts.hub
-        self._started = parts.clock.monotonic()
+        self._timing = timing
+        self._started = timing.clock.monotonic()
         self._trainers: dict[str, Trainer] = {}
-        self._lanes: list[Lane] = []
-        self._follower = Follower(parts)
-        self._sender = Sender(parts)
-        self._beat = Beat(parts, self._follower.beats, self._follower.credits, self._ordered_pause)
-        self._speeds = Speeds(parts)
-        self._guard = Guard(parts.settings, self._watched(), self)
-        self._limit(parts.settings)
-        parts.api.client.watch = self._connection
-        if start_paused:
-            self.pause(message="press space to start", until="you start")
+        self._lent: tuple[str, ...] = ()  # ids of the devices that work
+        self._life = life = Lifecycle(timing.clock)
+        self._held = HeldLeases(life, settings.max_tasks)
+        self._pauses = PauseBoard(life, hub)
+        self._server_clock = ServerClock(timing.clock)
+        self._choice = RunChoice(settings, remote.api, store.home, hub, life)
+        self._watcher = RunWatcher(
+            api=remote.api,
+            transfers=remote.transfers,
+            home=store.home,
+            hub=hub,
+            life=life,
+            verdicts=Verdicts(store.home, store.residuals, hub),
+            server_clock=self._server_clock,
+        )
+        self._heartbeat = Heartbeat(
+            api=remote.api,
+            outbox=store.outbox,
+            held=self._held,
+            pauses=self._pauses,
+            life=life,
+            watcher=self._watcher,
+            server_clock=self._server_clock,
+        )
+        self._benchmarks = Benchmarks(
+            api=remote.api,
+            home=store.home,
+            hub=hub,
+            life=life,
+            settings=settings,
+            scratch=store.cache.root,
+        )
+        self._guard = Guard(settings, self._watched(), self._pauses)
+        self._limit(settings)
+        remote.api.client.watch = self._connection
 
     # Commands.
 
@@ -97,72 +149,53 @@ class Agent:
         until: str = "you resume",
     ) -> None:
         """Free a device (all, without a name) and keep its task; the heartbeats say so."""
-        self._desk.pause(device, Pause(by=by, message=message, until=until))
-        self._apply_pauses()
-        self._hub.emit(events.Paused(device=device, by=by, message=message, until=until))
+        self._pauses.pause(device, by=by, message=message, until=until)
 
     def resume(self, device: str = "", *, by: str = YOU) -> None:
-        """Take away one reason for a pause; work goes on when none is left. Also ends `finish`.
+        """Remove one reason for a pause; work goes on when none is left. Also ends `finish`.
 
         Where only the rules of the owner hold work back, the owner's word lifts those that are a
         matter of taste.
         """
-        finishing = self._desk.finishing and by == YOU
-        if finishing:
-            self._desk.finishing = False
-        was = self._desk.resume(device, by)
-        self._apply_pauses()
-        left = self._desk.paused(device)
-        over = f"paused by {by}, still" if was or not finishing else "finishing, but paused"
-        said = f"no longer {over} by {left.by}: {left.message}" if left else ""
-        if was or finishing or left is None:
-            self._hub.emit(events.Resumed(device=device, by=by, message=said))
-        still = any(YOU in self._desk.pauses.get(name, {}) for name in ("", device))
+        finishing = by == YOU and self._life.take_work_again()
+        was = self._pauses.resume(device, by=by, finishing=finishing)
+        still = self._pauses.paused_by(device, YOU)
         if by == YOU and not (was or still or finishing):
-            self._guard.go_on()  # nobody but the rules held it back
+            self._guard.go_on()  # only the rules held it back
 
     def change_rules(self, rules: Rules) -> None:
-        """Other rules on when and how hard to work hold from now on."""
+        """Apply other rules on when and how hard to work from now on."""
         self._guard.change(rules)
         self._limit(rules)
 
     def finish(self) -> None:
-        """Complete the tasks in work, hand them in, and take no more."""
-        self._desk.finishing = True
+        """Complete the tasks in work, submit them, and take no more."""
+        self._life.finish()
         self._hub.emit(events.Finishing(message="finishing: no new work after the current task"))
-        self._desk.notify()
 
     def stop(self, how: How = "release") -> None:
         """End: give tasks back, save them for the next start, or finish them first."""
         if how == "finish":
             self.finish()
-        if self._desk.closing in (None, "finish"):
-            self._desk.closing = how
-        self._desk.notify()
+        self._life.close(how)
 
     def retry(self) -> None:
-        """Do not wait for the next try."""
-        self._desk.hurries += 1
-        self._desk.notify()
-        self.parts.api.client.hurry()
+        """Cut the waits for the next try short."""
+        self._life.retry()
+        self.remote.api.client.hurry()
 
     async def consent(self, run: str) -> None:
-        """Say yes to the licence of a run. Raises NotFound."""
-        await self.parts.api.consent(run)
-        memory = self.parts.home.memory
-        if run not in memory.consents:
-            self.parts.home.remember(consents=(*memory.consents, run))
-        self._desk.notify()
+        """Agree to the licence of a run. Raises NotFound."""
+        await self._choice.consent(run)
 
     def choose_runs(self, runs: tuple[str, ...]) -> None:
         """Help only these from the next task on; empty = any."""
-        self._desk.runs = runs
-        self._desk.notify()
+        self._choice.choose(runs)
 
     def show_name(self, public: bool) -> None:
-        """Let others see the nickname, or not: the coordinator is told as soon as it answers."""
-        self.parts.home.remember(show_name=public)
-        self._follower.credits()
+        """Let others see the nickname, or not: sent as soon as the coordinator answers."""
+        self.store.home.remember(show_name=public)
+        self._watcher.request_balance()
 
     async def measure(self, device: str, *, quick: bool) -> None:
         """Benchmark a device again, after the task it is at.
@@ -171,112 +204,232 @@ class Agent:
         """
         chosen = choose(device or "auto", self._hub.status.devices)[0]
         trainer = self._trainers.get(chosen.id) or self._thread(chosen.id)
-        await self._speeds.measure(chosen, trainer, quick=quick)
-        await self._speeds.publish()
+        await self._benchmarks.measure(chosen, trainer, quick=quick)
+        await self._benchmarks.publish()
 
     def stop_measuring(self) -> None:
         """End a benchmark that is under way; what it had is forgotten."""
-        self._speeds.cancel()
+        self._benchmarks.cancel()
 
     # Life.
 
-    async def run(self) -> int:
-        """Work until told to stop or nothing can go on. Returns the exit code."""
+    async def run(self, demanded: tuple[str, ...] = ()) -> int:
+        """Work until the agent is to end or nothing can go on. Returns the exit code.
+
+        `demanded` are runs named on the command line: without them nothing begins.
+        """
+        life = self._life
         try:
-            found = await self._desk.unless(lambda: self._desk.ending, self._open())
+            found = await life.unless(lambda: life.ending, self._open(demanded))
             if found is not None:
                 await self._work(found)
         except VolunteerError as error:
-            self._desk.give_up(error)
+            life.give_up(error)
         except Exception as error:
-            self._desk.give_up(broken("the volunteer", error))
+            life.give_up(broken("the volunteer", error))
         return await self._close()
 
-    async def _open(self) -> list[tuple[Device, Trainer]]:
+    async def _open(self, demanded: tuple[str, ...]) -> list[tuple[Device, Trainer]]:
         """Meet the coordinator and the devices, both at once."""
         first = self._thread("first")
         _, devices = await asyncio.gather(
-            self._hello(), asyncio.wrap_future(first.call(self._machine.detect))
+            self._hello(demanded), asyncio.wrap_future(first.call(self._machine.detect))
         )
         self._hub.emit(events.DevicesFound(devices=devices))
-        chosen = choose(self.parts.settings.device, devices)
+        chosen = choose(self._settings.device, devices)
         self._trainers = {chosen[0].id: first}
         pairs = [(d, self._trainers.get(d.id) or self._thread(d.id)) for d in chosen]
         first.device = chosen[0].id
-        await self._speeds.know(pairs, measure=self._machine.measure)
+        await self._benchmarks.know(pairs, measure=self._machine.measure)
         return pairs
 
     def _thread(self, device: str) -> Trainer:
         trainer = self._machine.trainer(device)
-        trainer.share = self._desk.share
+        trainer.share = self._pauses.share
         trainer.start()
         self._trainers[device] = trainer
         return trainer
 
-    async def _hello(self) -> None:
-        parts = self.parts
-        server = await parts.api.server()
-        check_server(server, parts.identity.public_key)
+    async def _hello(self, demanded: tuple[str, ...]) -> None:
+        identity = self.remote.identity
+        server = await self.remote.api.server()
+        check_server(server, identity.public_key)
         if server.protocol_min_next > PROTOCOL:
             self._hub.notice(
                 "the coordinator will soon need a newer version: pipx upgrade volunteer", "warning"
             )
-        check_chosen(self._demanded, server.runs)
+        check_chosen(demanded, server.runs)
         self._hub.emit(
             events.Started(
-                coordinator=parts.identity.url,
+                coordinator=identity.url,
                 server=server.name,
-                nickname=parts.identity.nickname,
-                fingerprint=parts.identity.fingerprint,
-                volunteer_id=parts.identity.volunteer_id,
+                nickname=identity.nickname,
+                fingerprint=identity.fingerprint,
+                volunteer_id=identity.volunteer_id,
             )
         )
-        self._follower.listed(server.runs)
-        if wrong := clock_words(server.now - parts.clock.now()):
+        self._hub.emit(events.RunsListed(runs=server.runs))
+        if wrong := clock_words(server.now - self._timing.clock.now()):
             self._hub.notice(wrong, "warning")
 
     async def _work(self, pairs: list[tuple[Device, Trainer]]) -> None:
-        """Until every lane has come to its end."""
-        speeds = {b.device: b for b in self.parts.home.memory.benchmarks}
-        self._lanes = [Lane(self.parts, d, t, speeds.get(d.id)) for d, t in pairs]
+        """Work until the loop of every device has come to its end."""
+        life = self._life
+        speeds = {b.device: b for b in self.store.home.memory.benchmarks}
+        submitter = self._submitter()
+        loops = []
+        for device, trainer in pairs:
+            self._pauses.watch(device.id, trainer)
+            memory = usable_bytes(device, self._settings.memory_gb)
+            lent = LentDevice(
+                device=device, trainer=trainer, benchmark=speeds.get(device.id), memory_bytes=memory
+            )
+            loops.append(self._device_loop(lent))
+        self._lent = tuple(loop.device.id for loop in loops)
         await self._guard.look()  # nothing begins that the rules would stop at once
-        self._apply_pauses()
-        revived = await self._desk.unless(lambda: self._desk.ending, self._revive())
+        revived = await life.unless(lambda: life.ending, self._revive())
         if revived is None:
             return
-        lanes = [
+        work = [
             Loop(
-                name=f"the work on {lane.device.id}",
-                work=lane.run([held for held in revived if held.device == lane.device.id]),
+                name=f"the work on {loop.device.id}",
+                work=loop.run([held for held in revived if held.device == loop.device.id]),
             )
-            for lane in self._lanes
+            for loop in loops
         ]
-        await Shift(self.parts).run(lanes, self._loops())
+        supervisor = Supervisor(
+            life=life,
+            held=self._held,
+            pauses=self._pauses,
+            outbox=self.store.outbox,
+            hub=self._hub,
+            quit_s=self._settings.quit_seconds,
+        )
+        await supervisor.run(work, self._loops(submitter))
 
-    def _loops(self) -> list[Loop]:
+    def _loops(self, submitter: Submitter) -> list[Loop]:
         """Return what goes on beside the work, until its end."""
-        clock, devices = self.parts.clock, self._watched().devices
-        sensing = keep_telling(self._hub, clock, devices, self._machine.sense)
+        clock, hub, remote = self._timing.clock, self._hub, self.remote
+        sensing = keep_telling(hub, clock, self._watched().devices, self._machine.sense)
+        counting = keep_counting(remote.transfers, remote.api.client, hub, clock)
         return [
-            Loop(name="the heartbeat", work=self._beat.run()),
-            Loop(name="handing in", work=self._sender.run()),
-            Loop(name="the news of runs", work=self._follower.run()),
+            Loop(name="the heartbeat", work=self._heartbeat.run()),
+            Loop(name="handing in", work=submitter.run()),
+            Loop(name="the news of runs", work=self._watcher.run()),
             Loop(name="your rules", work=self._guard.run()),
-            Loop(name="the count of bytes", work=keep_counting(self.parts), vital=False),
+            Loop(name="the count of bytes", work=counting, vital=False),
             Loop(name="the sensors", work=sensing, vital=False),
         ]
 
+    # Making the loops.
+
+    def _submitter(self) -> Submitter:
+        return Submitter(
+            api=self.remote.api,
+            transfers=self.remote.transfers,
+            outbox=self.store.outbox,
+            home=self.store.home,
+            held=self._held,
+            life=self._life,
+            verdicts=self._watcher.verdicts,
+            hub=self._hub,
+        )
+
+    def _device_loop(self, device: LentDevice) -> DeviceLoop:
+        api, store, hub, life = self.remote.api, self.store, self._hub, self._life
+        ends = LeaseEnds(
+            api=api, leases=store.leases, outbox=store.outbox, held=self._held, life=life, hub=hub
+        )
+        return DeviceLoop(
+            device=device,
+            claimer=Claimer(
+                device=device,
+                api=api,
+                leases=store.leases,
+                outbox=store.outbox,
+                held=self._held,
+                ends=ends,
+                rng=self._timing.rng,
+            ),
+            pipeline=self._pipeline(device),
+            pauses=self._pauses,
+            life=life,
+            choice=self._choice,
+            news=WorkNews(
+                device=device.id,
+                hub=hub,
+                clock=self._timing.clock,
+                server_clock=self._server_clock,
+            ),
+            failures=Backoff(self._timing.rng, FAILURE_WAIT_S, FAILURE_WAIT_S_MAX),
+            prefetch=self._settings.prefetch,
+        )
+
+    def _pipeline(self, device: LentDevice) -> Pipeline:
+        store, hub, life = self.store, self._hub, self._life
+        downloads = Downloads(
+            remote=self.remote,
+            cache=store.cache,
+            hub=hub,
+            server_clock=self._server_clock,
+            monotonic=self._timing.clock.monotonic,
+        )
+        bases = BaseVersions(
+            api=self.remote.api,
+            downloads=downloads,
+            leases=store.leases,
+            outbox=store.outbox,
+            held=self._held,
+            life=life,
+            hub=hub,
+        )
+        stretches = StretchRunner(
+            device=device,
+            downloads=downloads,
+            life=life,
+            hub=hub,
+            snapshot_s=self._settings.snapshot_seconds,
+        )
+        return Pipeline(
+            downloads=downloads,
+            bases=bases,
+            stretches=stretches,
+            encoder=Aside(f"encoder {device.id}", yields=True),
+            outbox=store.outbox,
+            verdicts=self._watcher.verdicts,
+            life=life,
+            files=partial(self._files, device),
+        )
+
+    def _files(
+        self, device: LentDevice, stored: HeldLease, base: Base, data: LocalData
+    ) -> TaskFiles:
+        lease, store = stored.lease, self.store
+        return TaskFiles(
+            held=stored,
+            manifest=base.manifest,
+            workload=lambda: self._machine.load(lease.job.workload),
+            weights=base.weights,
+            data=data,
+            carried=store.residuals.of(lease.run, device.id),
+            snapshot=store.leases.snapshot(lease),
+            outbox=store.outbox,
+            memory_bytes=device.memory_bytes,
+            now=self._timing.clock.now,
+        )
+
     async def _revive(self) -> tuple[HeldLease, ...]:
-        """The leases of an earlier process that are still ours."""
-        leases, outbox = self.parts.leases, self.parts.outbox
+        """Return the leases of an earlier process that are still ours."""
+        leases, outbox = self.store.leases, self.store.outbox
         stored = leases.stored()
         leases.forget_answered(stored)
         open_ = tuple(
-            held for held in stored if comes_in_parts(held.lease) or not outbox.holds(*held.key)
+            held
+            for held in stored
+            if LeasePlan.of(held.lease).several or not outbox.holds(*held.key)
         )
-        alive = await self._beat.alive(open_) if open_ or len(outbox) else ()
-        lent = {lane.device.id for lane in self._lanes}
-        kept = tuple(held for held in alive if held.device in lent)
+        alive = await self._heartbeat.alive(open_) if open_ or len(outbox) else ()
+        kept = tuple(held for held in alive if held.device in self._lent)
         for held in stored:
             if held in kept:
                 self._hub.notice(f"going on with task {held.lease.task}")
@@ -292,60 +445,39 @@ class Agent:
         for trainer in self._trainers.values():
             closed = await asyncio.to_thread(trainer.close, JOIN_S)
             self.clean_end = self.clean_end and closed
-        error, client, me = self._desk.fatal, self.parts.api.client, self._hub.status.me
+        error, client, me = self._life.fatal, self.remote.api.client, self._hub.status.me
         code = error.exit_code if error is not None else 0
         self._hub.emit(
             events.Stopped(
                 code=code,
                 message=error.message if error is not None else "ended",
-                tasks=self._desk.handed_in,
+                tasks=self._held.submitted,
                 credits_micro=me.earned_micro if me else 0,
                 sent_bytes=client.sent_bytes,
                 received_bytes=client.received_bytes,
-                seconds=self.parts.clock.monotonic() - self._started,
+                seconds=self._timing.clock.monotonic() - self._started,
             )
         )
         await client.close()
         return code
 
-    # What the parts ask and tell.
-
     def _watched(self) -> Watched:
         return Watched(
-            read=self._machine.read or Senses(self.parts.cache.root).read,
-            devices=lambda: tuple(lane.device.id for lane in self._lanes),
+            read=self._machine.read or Senses(self.store.cache.root).read,
+            devices=lambda: self._lent,
             busy=self._busy,
-            share=self._share,
+            share=self._pauses.set_share,
             say=self._hub.notice,
-            clock=self.parts.clock,
+            clock=self._timing.clock,
         )
 
     def _busy(self) -> bool:
-        held = self._desk.held.values()
-        return any(self._desk.paused(lease.stored.device) is None for lease in held)
-
-    def _share(self, share: float) -> None:
-        self._desk.share = share
-        for trainer in self._trainers.values():
-            trainer.share = share
+        return any(self._pauses.paused(held.stored.device) is None for held in self._held)
 
     def _limit(self, rules: Rules) -> None:
-        client = self.parts.api.client
+        client = self.remote.api.client
         client.up.limit(rules.upload_mbit)
         client.down.limit(rules.download_mbit)
-
-    def _apply_pauses(self) -> None:
-        for lane in self._lanes:
-            if self._desk.paused(lane.device.id):
-                lane.trainer.pause()
-            else:
-                lane.trainer.resume()
-
-    def _ordered_pause(self, device: str, wanted: bool, message: str) -> None:
-        if wanted:
-            self.pause(device, by="coordinator", message=message, until="the coordinator says so")
-        else:
-            self.resume(device, by="coordinator")
 
     def _connection(self, online: bool, message: str, retry_at: float | None) -> None:
         if not online:
@@ -355,7 +487,7 @@ class Agent:
                 online=online,
                 message=message,
                 retry_at=retry_at,
-                queued=len(self.parts.outbox),
+                queued=len(self.store.outbox),
                 since=self._hub.status.away_since,
             )
         )

@@ -3,39 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
 from volunteer.account.join import enabled
-from volunteer.agent.context import Parts
+from volunteer.account.profile import Home
+from volunteer.agent.lifecycle import Lifecycle
 from volunteer.control import events
+from volunteer.control.event_bus import Hub
 from volunteer.machine.benchmark import BenchmarkCancelled, benchmark
 from volunteer.machine.devices import hardware
+from volunteer.net.api import Api
+from volunteer.settings.settings import Settings
 from volunteer.training.trainer import Trainer
 
 MEASURED_MAX = 50  # remembered
 
 
-class Speeds:
+@dataclass(eq=False, kw_only=True)
+class Benchmarks:
     """Keeps the benchmark results of the devices and publishes them.
 
     A new torch means new measurements.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._torch = hardware().torch
-        self._cancelled = False
+    api: Api
+    home: Home
+    hub: Hub
+    life: Lifecycle
+    settings: Settings
+    scratch: Path
+    _torch: str = field(default_factory=lambda: hardware().torch, init=False)
+    _cancelled: bool = field(default=False, init=False)
 
     def cancel(self) -> None:
         """Stop measuring; work begins without it."""
         self._cancelled = True
 
     async def know(self, pairs: list[tuple[Device, Trainer]], *, measure: bool) -> None:
-        """Tell the speeds of these devices, after a quick measurement of those that have none."""
+        """Announce the speeds of these devices; measure those that have none, quickly."""
         known = {b.device: b for b in self._remembered()}
         for device, trainer in pairs:
             if device.id in known:
-                self._parts.hub.emit(events.Benchmarked(benchmark=known[device.id]))
+                self.hub.emit(events.Benchmarked(benchmark=known[device.id]))
             elif measure:
                 await self.measure(device, trainer, quick=True)
         await self.publish()
@@ -46,49 +57,48 @@ class Speeds:
         Raises BenchmarkCancelled when the agent ends meanwhile.
         """
         self._cancelled = False
-        loop, parts = asyncio.get_running_loop(), self._parts
+        loop = asyncio.get_running_loop()
 
         def report(stage: str, done: float) -> None:
             event = events.BenchmarkProgress(stage=stage, done=done)
-            loop.call_soon_threadsafe(parts.hub.emit, event)
+            loop.call_soon_threadsafe(self.hub.emit, event)
 
         def run() -> Benchmark:
             return benchmark(
                 device.id,
                 quick=quick,
                 report=report,
-                stop=lambda: parts.desk.ending or self._cancelled,
-                scratch=parts.cache.root,
-                now=parts.clock.now(),
+                stop=lambda: self.life.ending or self._cancelled,
+                scratch=self.scratch,
+                now=self.life.clock.now(),
             )
 
         try:
             measured = await asyncio.wrap_future(trainer.call(run))
         except BenchmarkCancelled:
-            if parts.desk.ending:
+            if self.life.ending:
                 raise
-            parts.hub.emit(events.BenchmarkProgress(stage="cancelled", done=1.0))
+            self.hub.emit(events.BenchmarkProgress(stage="cancelled", done=1.0))
             return
         others = tuple(b for b in self._remembered() if b.device != device.id)
-        parts.home.remember(
+        self.home.remember(
             benchmarks=(*others, measured),
-            measured=(*parts.home.memory.measured, measured)[-MEASURED_MAX:],
+            measured=(*self.home.memory.measured, measured)[-MEASURED_MAX:],
             torch=self._torch,
         )
-        parts.hub.emit(events.Benchmarked(benchmark=measured))
+        self.hub.emit(events.Benchmarked(benchmark=measured))
 
     async def publish(self) -> None:
-        """Tell the coordinator what this machine is, how fast, and what it may run: tasks are
+        """Report to the coordinator what this machine is, how fast, and what it may run: tasks are
         chosen and sized by it.
         """
-        parts = self._parts
         request = BenchmarkRequest(
             benchmarks=self._remembered(),
-            hardware=hardware(parts.hub.status.devices),
-            workloads=enabled(parts.settings),
+            hardware=hardware(self.hub.status.devices),
+            workloads=enabled(self.settings),
         )
-        await parts.api.benchmark(request)
+        await self.api.benchmark(request)
 
     def _remembered(self) -> tuple[Benchmark, ...]:
-        memory = self._parts.home.memory
+        memory = self.home.memory
         return memory.benchmarks if memory.torch == self._torch else ()

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shared.clock import Clock
 from shared.errors import NotFound, VolunteerError
-from shared.protocol.accounts import RunInfo
-from shared.protocol.heartbeat import RunBeat
+from shared.protocol.heartbeat import HeartbeatReply, RunBeat
 from shared.protocol.versions import VersionInfo
-from volunteer.agent.context import Parts
-from volunteer.agent.shared_state import FATAL
+from volunteer.account.profile import Home
+from volunteer.agent.collaborators import ServerClock
+from volunteer.agent.lifecycle import FATAL, Lifecycle
+from volunteer.agent.verdicts import Verdicts
 from volunteer.control import events
+from volunteer.control.event_bus import Hub
 from volunteer.control.events import Picture
+from volunteer.net.api import Api
+from volunteer.net.client import Client
+from volunteer.net.transfers import Transfers
+from volunteer.text import printable
 
-GAP_S = 3.0  # between two rounds of questions
-LISTING_S = 300.0  # the list of runs is asked for at least this often
+GAP_S = 3.0  # between two rounds of requests
+LISTING_S = 300.0  # the list of runs is requested at least this often
 FOLLOWED_MAX = 8
 
 
 def merging_words(beat: RunBeat) -> str:
-    """Return when the next version comes, as people say it."""
+    """Return when the next version comes, in words."""
     if beat.state != "running":
         return f"the run is {beat.state}"
     count = f"{beat.needs} more contribution{'s' if beat.needs != 1 else ''}"
@@ -33,30 +41,56 @@ def merging_words(beat: RunBeat) -> str:
     return f"merging after {count} or {wait}" if beat.needs else "merging now"
 
 
-class Follower:
+@dataclass(eq=False, kw_only=True)
+class RunWatcher:
     """Polls the coordinator for what is shown and not needed for training.
 
-    `beats`, `credits` and `listing` say what has changed; the loop asks for the rest.
+    Heartbeats bring what has changed; the loop requests the rest.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._beats: dict[str, RunBeat] = {}
-        self._measured: dict[str, int] = {}  # run -> newest version whose loss was told
-        self._due_runs: set[str] = set()
-        self._due_me = True
-        self._due_listing = False
-        self._due = asyncio.Event()
+    api: Api
+    transfers: Transfers
+    home: Home
+    hub: Hub
+    life: Lifecycle
+    verdicts: Verdicts
+    server_clock: ServerClock
+    _beats: dict[str, RunBeat] = field(default_factory=dict, init=False)
+    # run -> newest version whose loss was announced
+    _measured: dict[str, int] = field(default_factory=dict, init=False)
+    _balance: tuple[int | None, int | None] = field(default=(None, None), init=False)
+    _notice: str = field(default="", init=False)
+    _due_runs: set[str] = field(default_factory=set, init=False)
+    _due_me: bool = field(default=True, init=False)
+    _due_listing: bool = field(default=False, init=False)
+    _due: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
-    def beats(self, beats: tuple[RunBeat, ...]) -> None:
-        """Tell what is new about the runs of the coordinator."""
+    def notice(self, message: str, level: str = "info") -> None:
+        """Show a sentence to the owner."""
+        self.hub.notice(message, level)
+
+    def heard(self, reply: HeartbeatReply) -> None:
+        """Announce what a heartbeat brought: verdicts, runs, the balance, a notice."""
+        self.verdicts.apply(reply.news, until=reply.news_until)
+        self._heard_of_runs(reply.runs)
+        balance = (reply.earned_micro, reply.pending_micro)
+        if balance != (None, None) and balance != self._balance:
+            self._balance = balance
+            self.request_balance()
+        notice = printable(reply.notice)
+        if notice and notice != self._notice:
+            self.notice(notice)
+        self._notice = notice
+
+    def _heard_of_runs(self, beats: tuple[RunBeat, ...]) -> None:
         for beat in beats[:FOLLOWED_MAX]:
             before = self._beats.get(beat.run)
             if before == beat:
                 continue
             self._beats[beat.run] = beat
-            self._parts.desk.heard(beat.run, beat.version)
-            self._parts.hub.emit(events.RunProgress(beat=beat, message=merging_words(beat)))
+            self.hub.emit(events.RunProgress(beat=beat, message=merging_words(beat)))
+            if before is None or before.version < beat.version:
+                self.life.notify()
             if before is None or (before.version, before.loss) != (beat.version, beat.loss):
                 self._due_runs.add(beat.run)
             if before is None or before.state != beat.state:
@@ -64,31 +98,28 @@ class Follower:
         if self._due_runs or self._due_listing:
             self._due.set()
 
-    def credits(self) -> None:
-        """The balance has changed."""
+    def request_balance(self) -> None:
+        """Request the balance soon: it has changed."""
         self._due_me = True
         self._due.set()
 
-    def listed(self, runs: tuple[RunInfo, ...]) -> None:
-        self._parts.hub.emit(events.RunsListed(runs=runs))
-
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Poll until cancelled."""
         while True:
             self._due.clear()
             if self._due_me:
                 self._due_me = False
-                await self._try(self._ask_me())
+                await self._try(self._request_me())
             if self._due_listing:
                 self._due_listing = False
-                await self._try(self._ask_runs())
+                await self._try(self._request_runs())
             while self._due_runs:
-                await self._try(self._ask_versions(self._due_runs.pop()))
-            await self._parts.clock.sleep(GAP_S)
-            await self._parts.desk.unless(self._due.is_set, self._rest())
+                await self._try(self._request_versions(self._due_runs.pop()))
+            await self.life.clock.sleep(GAP_S)
+            await self.life.unless(self._due.is_set, self._rest())
 
     async def _rest(self) -> None:
-        timer = asyncio.ensure_future(self._parts.clock.sleep(LISTING_S))
+        timer = asyncio.ensure_future(self.life.clock.sleep(LISTING_S))
         due = asyncio.ensure_future(self._due.wait())
         try:
             await asyncio.wait({timer, due}, return_when=asyncio.FIRST_COMPLETED)
@@ -96,58 +127,57 @@ class Follower:
         finally:
             timer.cancel()
             due.cancel()
-            self._due_me = self._due_me or self._parts.home.memory.show_name is not None
+            self._due_me = self._due_me or self.home.memory.show_name is not None
 
-    async def _try(self, question: Coroutine[Any, Any, None]) -> None:
+    async def _try(self, request: Coroutine[Any, Any, None]) -> None:
         try:
-            await question
+            await request
         except FATAL as error:
-            self._parts.desk.give_up(error)
+            self.life.give_up(error)
         except VolunteerError:
-            pass  # it is asked again when something changes
+            pass  # it is requested again when something changes
 
-    async def _ask_me(self) -> None:
-        wanted = self._parts.home.memory.show_name
+    async def _request_me(self) -> None:
+        wanted = self.home.memory.show_name
         if wanted is not None:
             await self._show_name(wanted)
-        self._parts.hub.emit(events.Credits(me=await self._parts.api.me()))
+        self.hub.emit(events.Credits(me=await self.api.me()))
 
     async def _show_name(self, public: bool) -> None:
-        """Tell whether others may see the nickname; tried again with the next listing if there is
-        no answer.
+        """Send the choice who may see the nickname; tried again with the next listing if there
+        is no answer.
         """
         try:
-            await self._parts.api.visibility(public)
+            await self.api.visibility(public)
         except NotFound:
-            self._parts.hub.notice(
+            self.hub.notice(
                 "this coordinator cannot change who sees your nickname: ask its organiser",
                 "warning",
             )
-        if self._parts.home.memory.show_name is public:  # nobody thought better of it meanwhile
-            self._parts.home.remember(show_name=None)
+        if self.home.memory.show_name is public:  # not changed meanwhile
+            self.home.remember(show_name=None)
 
-    async def _ask_runs(self) -> None:
-        self.listed(await self._parts.api.runs())
+    async def _request_runs(self) -> None:
+        self.hub.emit(events.RunsListed(runs=await self.api.runs()))
 
-    async def _ask_versions(self, run: str) -> None:
-        """Losses measured since the last time; what was measured before we started keeps its own
-        time.
+    async def _request_versions(self, run: str) -> None:
+        """Announce the losses measured since the last time; what was measured before the start
+        keeps its own time.
         """
         after = self._measured.get(run)
-        rows = await self._parts.api.versions(run, "" if after is None else str(after))
+        rows = await self.api.versions(run, "" if after is None else str(after))
         pictures = await self._pictures(rows, first=after is None)
-        listed = self._parts.hub.status.runs
+        listed = self.hub.status.runs
         measure = next((info.measure for info in listed if info.name == run), "")
         for row in rows:
             if row.kind == "rollback" and after is not None:
-                devices = tuple(device.id for device in self._parts.hub.status.devices)
-                self._parts.residuals.forget(run, devices)
+                self.verdicts.rolled_back(run)
             if row.loss is None or (after is not None and row.version <= after):
                 continue
             self._measured[run] = max(row.version, self._measured.get(run, 0))
-            self._parts.hub.emit(
+            self.hub.emit(
                 events.LossMeasured(
-                    at=row.created_at - self._parts.desk.offset_s if after is None else 0.0,
+                    at=self.server_clock.local(row.created_at) if after is None else 0.0,
                     run=run,
                     version=row.version,
                     loss=row.loss,
@@ -161,8 +191,8 @@ class Follower:
     async def _pictures(
         self, rows: tuple[VersionInfo, ...], *, first: bool
     ) -> dict[int, events.Picture]:
-        """Return what the newest of the versions drew, and at first the oldest; without them
-        everything goes on.
+        """Return what the newest of the versions drew, and at first the oldest; without those
+        that cannot be fetched.
         """
         drawn = [(row.version, row.picture) for row in rows if row.picture is not None]
         found = {}
@@ -170,7 +200,7 @@ class Follower:
             if ref.size > FILE_BYTES_MAX:
                 continue
             try:
-                path = await self._parts.transfers.fetch(ref, lambda _: None)
+                path = await self.transfers.fetch(ref, lambda _: None)
                 found[version] = await asyncio.to_thread(thumbnail, path)
             except FATAL:
                 raise
@@ -186,7 +216,7 @@ SIDE = 72  # pixels, the longer one
 
 
 def thumbnail(path: Path) -> Picture:
-    """The upper left part of a PNG file, at most 72 pixels wide and high.
+    """Return the upper left part of a PNG file, at most 72 pixels wide and high.
 
     Raises BadRequest for what is no picture.
     """
@@ -203,24 +233,24 @@ def thumbnail(path: Path) -> Picture:
     return Picture(width=width, height=height, pixels=colour.tobytes())
 
 
-# How much was sent and received, told every few seconds while it moves.
+# Bytes sent and received, announced every few seconds while they change.
 
 TRAFFIC_S = 10.0
 
 
-async def keep_counting(parts: Parts) -> None:
+async def keep_counting(transfers: Transfers, client: Client, hub: Hub, clock: Clock) -> None:
     """Emit the counts when they have changed, until cancelled."""
-    client, told = parts.api.client, (0, 0)
+    sent = (0, 0)
     while True:
         now = (client.sent_bytes, client.received_bytes)
-        if now != told:
-            told = now
-            parts.hub.emit(
+        if now != sent:
+            sent = now
+            hub.emit(
                 events.Traffic(
                     sent_bytes=now[0],
                     received_bytes=now[1],
-                    up_bytes_per_s=parts.transfers.up_bytes_per_s,
-                    down_bytes_per_s=parts.transfers.down_bytes_per_s,
+                    up_bytes_per_s=transfers.up_bytes_per_s,
+                    down_bytes_per_s=transfers.down_bytes_per_s,
                 )
             )
-        await parts.clock.sleep(TRAFFIC_S)
+        await clock.sleep(TRAFFIC_S)

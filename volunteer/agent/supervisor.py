@@ -1,8 +1,9 @@
-"""One working shift: lanes and loops side by side, and their end in good order.
+"""Supervises the loops of the agent, side by side, and ends them in good order.
 
-When asked to end, tasks that need only seconds more are finished, the others given back or saved,
-and results handed in; each of these waits is bounded. A loop that ends by itself is a fault: it is
-told, and the volunteer ends with it, because one that no longer beats or hands in only looks alive.
+When it is to end, tasks that need only seconds more are finished, the others given back or saved,
+and results submitted; each of these waits is bounded. A loop that ends by itself is a fault: it is
+reported, and the volunteer ends with it, because one that sends no heartbeats or results only looks
+alive.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.errors import Internal, VolunteerError
-from volunteer.agent.context import Parts
+from volunteer.agent.held_leases import HeldLeases
+from volunteer.agent.lifecycle import Lifecycle
+from volunteer.agent.pause_board import PauseBoard
+from volunteer.control.event_bus import Hub
+from volunteer.storage.outbox import Outbox
 
-FLUSH_S = 8.0  # for results, when asked to end
+FLUSH_S = 8.0  # for results, when the agent is to end
 GIVE_BACK_S = 8.0
 
 log = logging.getLogger(__name__)
@@ -24,9 +29,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """Something that goes on for the whole shift.
+    """A loop with its name for messages.
 
-    One that is not vital may fail without ending it.
+    One that is not vital may fail without ending the agent.
     """
 
     name: str
@@ -35,26 +40,29 @@ class Loop:
 
 
 def broken(what: str, error: BaseException | None = None) -> Internal:
-    """The sentence for something that must not happen; where it came from goes to the log."""
+    """Return the error for a fault of our own; its trace goes to the log."""
     log.error("%s failed", what, exc_info=error)
     why = "it ended by itself" if error is None else f"{type(error).__name__}: {error}"
     return Internal(f"{what} failed ({why})")
 
 
-class Shift:
-    """Supervises the loops of the agent and ends them."""
+@dataclass(eq=False, kw_only=True)
+class Supervisor:
+    """Runs the loops of the agent and ends them."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._desk = parts.desk
-        self._clock = parts.clock
+    life: Lifecycle
+    held: HeldLeases
+    pauses: PauseBoard
+    outbox: Outbox
+    hub: Hub
+    quit_s: float  # for tasks that are nearly done, when the agent is to end
 
-    async def run(self, lanes: Sequence[Loop], loops: Sequence[Loop]) -> None:
-        """Until every lane has ended or the desk says so; `loops` go on until results are handed
-        in.
+    async def run(self, devices: Sequence[Loop], loops: Sequence[Loop]) -> None:
+        """Run until the work on every device has ended or the agent is to end; `loops` go on until
+        results are submitted.
         """
         background = [asyncio.create_task(self._keep(loop, ends=False)) for loop in loops]
-        work = [asyncio.create_task(self._keep(lane, ends=True)) for lane in lanes]
+        work = [asyncio.create_task(self._keep(device, ends=True)) for device in devices]
         try:
             await self._until_over(work)
             await _cancel(work)
@@ -77,18 +85,18 @@ class Shift:
         except Exception as unknown:
             error = broken(loop.name, unknown)
         if loop.vital:
-            self._desk.give_up(error)
+            self.life.give_up(error)
         else:
-            self._parts.hub.notice(error.message, "warning")
+            self.hub.notice(error.message, "warning")
 
     async def _until_over(self, work: list[asyncio.Task[None]]) -> None:
         while not all(task.done() for task in work):
-            change = asyncio.ensure_future(self._desk.change())
+            change = asyncio.ensure_future(self.life.change())
             try:
-                if self._desk.fatal is not None or self._desk.closing in ("release", "save"):
+                if self.life.fatal is not None or self.life.closing in ("release", "save"):
                     await self._wind_up(work)
                     return
-                if self._desk.closing == "finish" and not self._desk.held:
+                if self.life.closing == "finish" and not self.held:
                     return
                 going = [task for task in work if not task.done()]
                 await asyncio.wait([*going, change], return_when=asyncio.FIRST_COMPLETED)
@@ -96,10 +104,10 @@ class Shift:
                 change.cancel()
 
     async def _wind_up(self, work: list[asyncio.Task[None]]) -> None:
-        saving = self._desk.closing == "save" or self._desk.fatal is not None
+        saving = self.life.closing == "save" or self.life.fatal is not None
         if not saving:
             await self._let_quick_ones_finish()
-        for held in list(self._desk.held.values()):
+        for held in self.held:
             if saving:
                 held.end("saved", "kept for the next start", save=True)
             else:
@@ -107,32 +115,32 @@ class Shift:
         await asyncio.wait(work, timeout=GIVE_BACK_S)
 
     async def _let_quick_ones_finish(self) -> None:
-        until = self._clock.monotonic() + self._parts.settings.quit_seconds
-        while self._ends_before(until) and self._desk.fatal is None:
-            await self._desk.unless(lambda: not self._ends_before(until), self._clock.sleep(0.5))
+        until = self.life.clock.monotonic() + self.quit_s
+        while self._ends_before(until) and self.life.fatal is None:
+            await self.life.unless(lambda: not self._ends_before(until), self.life.clock.sleep(0.5))
 
     def _ends_before(self, until: float) -> bool:
         """Return True if a task in work is expected to be done by then."""
-        left = until - self._clock.monotonic()
+        left = until - self.life.clock.monotonic()
         running = [
             held.handle.latest
-            for held in self._desk.held.values()
-            if held.handle and not self._desk.paused(held.stored.device)
+            for held in self.held
+            if held.handle and not self.pauses.paused(held.stored.device)
         ]
         return any(r is not None and r.eta_s is not None and r.eta_s < left for r in running)
 
     async def _flush(self) -> None:
-        """Hand in what is ready: bounded when told to stop, without haste when all tasks are
-        done.
+        """Wait until what is ready is submitted: bounded when the agent is to stop, without haste
+        when all tasks are done.
         """
-        outbox, desk = self._parts.outbox, self._desk
-        until = self._clock.monotonic() + FLUSH_S
-        while len(outbox) and desk.fatal is None:
-            left = until - self._clock.monotonic()
-            if desk.closing in ("release", "save") and left <= 0:
-                self._parts.hub.notice(f"{len(outbox)} results are kept and sent at the next start")
+        outbox, life = self.outbox, self.life
+        until = self.life.clock.monotonic() + FLUSH_S
+        while len(outbox) and life.fatal is None:
+            left = until - self.life.clock.monotonic()
+            if life.closing in ("release", "save") and left <= 0:
+                self.hub.notice(f"{len(outbox)} results are kept and sent at the next start")
                 return
-            await desk.unless(lambda: not len(outbox), self._clock.sleep(0.5))
+            await life.unless(lambda: not len(outbox), self.life.clock.sleep(0.5))
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

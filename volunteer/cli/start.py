@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from volunteer.control.commands import Joined, SettingRow
     from volunteer.engine import Engine
     from volunteer.net.api import Api
-    from volunteer.tui.app import Look, VolunteerApp
+    from volunteer.tui.app import VolunteerApp
+    from volunteer.tui.look import Look
 
 LOW_PRIORITY = 10
 LAST_LINES_S = 5.0
@@ -186,7 +187,7 @@ def _new(profile: Profile) -> bool:
 
 def _look(settings: Settings, *, first: bool) -> Look:
     """Return what the owner wants to see, and first of all."""
-    from volunteer.tui.app import Look
+    from volunteer.tui.look import Look
 
     return Look(
         theme=settings.theme,
@@ -209,13 +210,13 @@ async def _with_screen(make: Callable[[], Engine], look: Look) -> int:
         return await drawing or 0
     working = asyncio.create_task(engine.run())
     code = await drawing
-    if screen.at_once:
+    if screen.departure.at_once:
         working.cancel()
         return code or 0
     if not working.done():
         engine.stop("save")
     result = await working
-    _last_words(screen.farewell)
+    _last_words(screen.departure.farewell)
     return result or code or 0
 
 
@@ -251,7 +252,7 @@ async def _attach(options: Options, profile: Profile, settings: Settings) -> int
             return None
         screen = VolunteerApp(control, look=look)
         code = await screen.run_async() or 0
-        _last_words(screen.farewell or hinted(GOES_ON, options.profile))
+        _last_words(screen.departure.farewell or hinted(GOES_ON, options.profile))
         return code
 
 

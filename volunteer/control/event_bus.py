@@ -1,5 +1,5 @@
-"""Events go in at one place and out to any number of subscribers, none of which can hold the agent
-up.
+"""Event bus of a volunteer: one source, any number of subscribers, none of which can block the
+agent.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PROGRESS = (events.Training, events.Fetching, events.Uploading, events.Benchmar
 
 
 class Subscription:
-    """The events since it was opened.
+    """Queue of the events since it was opened.
 
-    One that is far behind loses progress first, then the oldest.
+    A subscriber that is far behind loses progress first, then the oldest.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Subscription:
 
     def push(self, event: AnyEvent) -> None:
         if self._pending and isinstance(event, _PROGRESS) and _same(self._pending[-1], event):
-            self._pending.pop()  # nobody has looked yet: the newer one says it all
+            self._pending.pop()  # not read yet: the newer one replaces it
         self._pending.append(event)
         if len(self._pending) > PENDING_MAX:
             stale = next((e for e in self._pending if isinstance(e, _PROGRESS)), self._pending[0])
@@ -86,11 +86,11 @@ class Hub:
             self._subscriptions.discard(subscription)
 
     def close(self) -> None:
-        """No more events: every subscriber comes to its end."""
+        """End every subscription after the events in its queue."""
         for subscription in self._subscriptions:
             subscription.close()
 
 
 def _same(older: AnyEvent, newer: AnyEvent) -> bool:
-    """Return True if both tell of the same task."""
+    """Return True if both report the same task."""
     return type(older) is type(newer) and getattr(older, "task", 0) == getattr(newer, "task", 0)

@@ -1,5 +1,5 @@
-"""The state of a volunteer as one frozen snapshot, folded from its events, so that whoever attaches
-late sees the same.
+"""The state of a volunteer as one frozen snapshot, folded from its events, so that a client that
+attaches late sees the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from volunteer.control.events import AnyEvent
 
 VERDICTS_MAX = 50
 NOTICES_MAX = 50
-PRACTICE = "Practice run"  # what the coordinator of one's own is called
+PRACTICE = "Practice run"  # name of a private coordinator
 PLAIN = msgspec.structs.replace
 
 Phase: TypeAlias = Literal["claimed", "fetch", "train", "upload", "checking"]
@@ -88,7 +88,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     me: Me | None = None
     verdicts: tuple[Verdict, ...] = ()  # newest last
     notices: tuple[events.Notice, ...] = ()
-    done: int = 0  # tasks handed in since the start
+    done: int = 0  # tasks submitted since the start
     sent_bytes: int = 0
     received_bytes: int = 0
     up_bytes_per_s: float = 0.0  # of the last transfers that tell
@@ -108,8 +108,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fold(status: Status, event: AnyEvent) -> Status:
-    """The status after an event."""
-    status = PLAIN(status, at=max(status.at, event.at))  # history is told late
+    """Return the status after an event."""
+    status = PLAIN(status, at=max(status.at, event.at))  # history arrives late
     match event:
         case events.Started():
             return PLAIN(

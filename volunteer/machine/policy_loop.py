@@ -23,11 +23,11 @@ Read: TypeAlias = Callable[[Rules, Sequence[str]], Facts]
 
 
 class Pausing(Protocol):
-    """Interface through which the policy pauses work: `Agent` in the program."""
+    """Interface through which the policy pauses work: `PauseBoard` in the program."""
 
     def pause(self, device: str = "", *, by: str, message: str, until: str) -> None: ...
 
-    def resume(self, device: str = "", *, by: str) -> None: ...
+    def resume(self, device: str = "", *, by: str) -> object: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from shared.errors import Unavailable
 from shared.protocol import endpoints
 from shared.protocol.accounts import (
     BenchmarkRequest,
@@ -121,7 +122,11 @@ class Api:
     # Tasks.
 
     async def claim(self, request: ClaimRequest) -> ClaimReply:
-        return await self._call(endpoints.CLAIM, {}, request, timeout_s=request.wait_s + HELD_S)
+        """Claim a task. Raises Unavailable for a reply that holds neither a lease nor a reason."""
+        reply = await self._call(endpoints.CLAIM, {}, request, timeout_s=request.wait_s + HELD_S)
+        if reply.lease is None and reply.idle is None:
+            raise Unavailable("the coordinator answered a claim with nothing")
+        return reply
 
     async def begin(
         self,
@@ -136,7 +141,7 @@ class Api:
 
         With the version `known` here, work that has begun goes on from the newest one. `base` is
         the version that work began from while the coordinator did not answer (see
-        `volunteer.agent.offline_begin`).
+        `volunteer.agent.base_versions`).
         """
         request = BeginRequest(attempt=attempt, newest=known is not None, known=known, base=base)
         timeout_s = LONG_POLL_S_MAX + HELD_S

@@ -1,6 +1,4 @@
-"""A thread for calls that may block for as long as they like: whoever waits for one of them holds
-nobody else up.
-"""
+"""A thread for calls that may block for long: a caller that waits for one blocks no other."""
 
 from __future__ import annotations
 
@@ -35,13 +33,13 @@ class Aside:
         threading.Thread(target=self._main, name=name, daemon=True).start()
 
     async def do(self, call: Callable[[], T]) -> T:
-        """Return what `call` gives, after all that were asked for before."""
+        """Return the result of `call`, after all earlier calls."""
         future: Future[T] = Future()
         self._jobs.put((call, future))
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """End the thread after what was asked for; nothing may be asked for from here on."""
+        """End the thread after the calls in its queue; no further call is allowed."""
         self._jobs.put(None)
 
     def _main(self) -> None:

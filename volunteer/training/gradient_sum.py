@@ -1,18 +1,15 @@
-"""Gradients of several stretches, perhaps of several versions, made into the one that a part hands
-in.
-"""
+"""Sums the results of the stretches of a part, perhaps of several versions, into one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from shared.workloads.base import Result, Work
-from volunteer.training.job import Report, Spent
-from volunteer.training.local_task import LocalTask, Made, Place, TaskFiles
+from shared.workloads.base import Result
+from volunteer.training.job import Spent
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """All of a part."""
+    """Sum of the stretches of a part so far."""
 
     result: Result
     tensors: Mapping[str, torch.Tensor]
@@ -37,7 +34,7 @@ class Summed:
     def add(
         self, result: Result, tensors: Mapping[str, torch.Tensor], spent: Spent, version: int
     ) -> None:
-        """One stretch, computed on a version."""
+        """Add one stretch that was computed on a version."""
         before = self._whole
         if before is None:
             self._whole = Whole(result=result, tensors=tensors, spent=spent, base_version=version)
@@ -68,45 +65,7 @@ class Summed:
 
     @property
     def whole(self) -> Whole:
-        """Raises RuntimeError before the first stretch."""
+        """Return the sum. Raises RuntimeError before the first stretch."""
         if self._whole is None:
             raise RuntimeError("nothing was trained yet")
         return self._whole
-
-
-class StretchTask(LocalTask):
-    """One stretch on the training thread; the last one of its part hands in."""
-
-    def __init__(
-        self,
-        files: TaskFiles,
-        place: Place,
-        summed: Summed,
-        *,
-        ends_part: bool,
-        tell: Callable[[Report], Report],
-    ) -> None:
-        """`tell` makes a report on the stretch one on its lease."""
-        super().__init__(files)
-        self._tell = tell
-        self._place = place
-        self._summed = summed
-        self._ends_part = ends_part
-
-    def told(self, report: Report) -> Report:
-        return self._tell(report)
-
-    def finish_stretch(self, work: Work, spent: Spent) -> Made | None:
-        """Add what was trained; with the last stretch what is to be handed in."""
-        result, tensors = work.result()
-        self._summed.add(result, tensors, spent, self._files.manifest.version)
-        if not self._ends_part:
-            self._files.snapshot.unlink(missing_ok=True)
-            return None
-        whole = self._summed.whole
-        return Made(
-            result=whole.result,
-            tensors=whole.tensors,
-            spent=whole.spent,
-            place=msgspec.structs.replace(self._place, base_version=whole.base_version),
-        )

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class TrainingReport:
     """Training progress and rate."""
 
     step: int
@@ -38,7 +38,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment(Generic[T]):
-    """One task for the thread.
+    """A task for the training thread.
 
     Every callable runs there; `report` and `halved` must only pass on what they get.
     """
@@ -46,7 +46,7 @@ class Assignment(Generic[T]):
     begin: Callable[[], Work]
     finish: Callable[[Work, Spent], T]
     samples: int  # in all
-    report: Callable[[Report], None]
+    report: Callable[[TrainingReport], None]
     halved: Callable[[int], None]
     save: Callable[[Work], None] | None = None
     save_every_s: float = 30.0

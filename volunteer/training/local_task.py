@@ -1,5 +1,5 @@
-"""One task as its training thread sees it: opened from local files, saved now and then, ended in
-the outbox.
+"""One stretch of a task on its training thread: opened from local files, saved now and then, ended
+in the outbox.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shared.errors import InvalidFrame, NotFound, StorageFull, TooLarge, VolunteerError
+from shared.local_data import LocalData
 from shared.protocol.contributions import SubmitRequest
 from shared.protocol.versions import VersionManifest
 from shared.signing import canonical, digest
@@ -23,17 +24,17 @@ from shared.workloads.base import Result, Traits, Work, Workload
 from shared.workloads.games import Actor
 from volunteer.files import write_whole
 from volunteer.storage.carried import Carried
-from volunteer.storage.dataset import LocalData
 from volunteer.storage.leases import HeldLease
 from volunteer.storage.outbox import Entry, Outbox
 from volunteer.storage.tensor_files import load, store
 from volunteer.text import size as bytes_in_words
-from volunteer.training.job import Report, Spent
+from volunteer.training.gradient_sum import Summed
+from volunteer.training.job import Spent
 
 if TYPE_CHECKING:
     import torch
 
-EXACT = "float32"  # what a result says that is no update
+EXACT = "float32"  # codec of a result that is no update
 PLAYED = ("games", "evaluation")  # results that are files of games
 MODEL_COPIES = 4  # weights, gradient and two moments, at least
 LEFT_COPIES = 3  # weights and two moments of a task that is being encoded
@@ -50,7 +51,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """Result of training in memory, on the CPU: encoded and submitted while the device does
+    """Result of a part in memory, on the CPU: encoded and submitted while the device does
     something else.
     """
 
@@ -78,20 +79,27 @@ class TaskFiles:
 
 
 class LocalTask:
-    """Begin, save and finish of one task, on the training thread; handing in, on one that runs no
-    torch.
+    """Begin, save and finish of one stretch of a task, on the training thread; encoding, on one
+    that runs no torch.
+
+    `summed` holds what the stretches of a part add up to; `ends_part` is true of the last of them.
     """
 
-    def __init__(self, files: TaskFiles) -> None:
+    def __init__(
+        self, files: TaskFiles, place: Place, summed: Summed, *, ends_part: bool = True
+    ) -> None:
         self.files = self._files = files
+        self._place = place
+        self._summed = summed
+        self._ends_part = ends_part
         self._schema: Schema = ()
         self.items = Traits().items
         self.items_per_sample = 1.0  # for a rate that people know
 
     def begin(self) -> Work:
-        """The work, gone on with where a snapshot ends.
+        """Return the work, continued from its snapshot if there is one.
 
-        Raises what the workload or the files complain about.
+        Raises InvalidFrame, NotFound, TooLarge and the errors of the workload.
         """
         files, job = self._files, self._files.held.lease.job
         workload = files.workload()
@@ -123,16 +131,13 @@ class LocalTask:
                 work = workload.begin(job, self._weights(), files.data, device, inner)
         return work
 
-    def told(self, report: Report) -> Report:
-        """Return what is said of the task when this is said of the work."""
-        return report
-
     def swap(self, work: Work, manifest: VersionManifest, path: Path) -> None:
         """Go on with a newer version, where the work knows how."""
         if isinstance(work, Actor) and manifest.schema_sha256 == self._files.manifest.schema_sha256:
             work.swap(self._weights(path), manifest.version, manifest.weights.sha256)
 
     def save(self, work: Work) -> None:
+        """Write a snapshot; without one where the disk is full."""
         try:
             store(self._files.snapshot, work.snapshot())
         except StorageFull:
@@ -147,20 +152,33 @@ class LocalTask:
         need = nbytes(self._schema) * (MODEL_COPIES + LEFT_COPIES)
         return files.held.device != "cpu" or not files.memory_bytes or need <= files.memory_bytes
 
-    def finish(self, work: Work, spent: Spent) -> Made:
-        """Return what is to be handed in. Raises InvalidFrame when the training diverged."""
+    def finish(self, work: Work, spent: Spent) -> Made | None:
+        """Add what was trained to its part; with the last stretch return what to submit.
+
+        Raises InvalidFrame when the training diverged.
+        """
         files, job = self._files, self._files.held.lease.job
         result, tensors = work.result()
         _refuse_diverged(tensors)
+        self._summed.add(result, tensors, spent, files.manifest.version)
+        if not self._ends_part:
+            files.snapshot.unlink(missing_ok=True)
+            return None
         inner = {} if job.reset_inner else work.state()
         if inner:
             files.carried.lend(inner, files.manifest.global_step)
-        place = Place(base_version=files.manifest.version)
-        return Made(result=result, tensors=tensors, spent=spent, place=place, inner=inner)
+        whole = self._summed.whole
+        return Made(
+            result=whole.result,
+            tensors=whole.tensors,
+            spent=whole.spent,
+            place=msgspec.structs.replace(self._place, base_version=whole.base_version),
+            inner=inner,
+        )
 
-    def hand_in(self, made: Made) -> Entry:
-        """Encode what was made and put it into the outbox; only then nothing of the task is needed
-        any more.
+    def submit(self, made: Made) -> Entry:
+        """Encode what was made and put it into the outbox: from then on nothing else of the part is
+        needed.
 
         Calls for one device must follow each other in the order of its tasks: each takes over what
         the one before left. Raises InvalidFrame, TooLarge, StorageFull, OSError.
@@ -249,7 +267,7 @@ class LocalTask:
             elif lease.job.update == "gradient":
                 update = arrays
             else:
-                raise InvalidFrame(f"this version cannot hand in {lease.job.update}")
+                raise InvalidFrame(f"this version cannot submit {lease.job.update}")
             if chosen.name in EXACT_CODECS:
                 return chosen.encode(update, schema, path)
             steps = files.manifest.global_step
@@ -258,7 +276,7 @@ class LocalTask:
 
 
 def _refuse_diverged(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises InvalidFrame before anything goes on from numbers that are none."""
+    """Raise InvalidFrame for NaN and infinite values: nothing may go on from them."""
     for name, value in tensors.items():
         if value.is_floating_point() and not value.isfinite().all():
             raise InvalidFrame(

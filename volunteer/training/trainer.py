@@ -3,7 +3,7 @@ network.
 
 All torch work of a device happens here, benchmark and loading included: a second thread that runs
 torch after another has done so trains at 0.6-0.7 of the rate (each keeps its own OpenMP pool). The
-thread is a daemon and is asked between two micro-batches what to do, so that pausing takes no
+thread is a daemon and checks between two micro-batches what to do, so that pausing takes no
 longer than one of them.
 """
 
@@ -24,7 +24,7 @@ from shared.errors import Internal
 from shared.workloads.base import Progress, Work
 from volunteer.machine.device_memory import out_of_memory, release_device
 from volunteer.machine.policy import rest_after
-from volunteer.training.job import Assignment, Finished, Interrupted, Report, Spent
+from volunteer.training.job import Assignment, Finished, Interrupted, Spent, TrainingReport
 
 REPORT_S = 0.25  # the event loop hears of progress at most this often
 SAVE_SHARE = 0.02  # at most this part of the time goes into snapshots
@@ -40,8 +40,8 @@ class Handle(Generic[T]):
 
     def __init__(self, trainer: Trainer) -> None:
         self.future: Future[Finished[T] | Interrupted] = Future()
-        self.latest: Report | None = None
-        self.stopping = ""  # why, once somebody asked
+        self.latest: TrainingReport | None = None
+        self.stopping = ""  # the reason, once a stop is requested
         self.saving = False
         self.orders: deque[Callable[[Work], None]] = deque()
         self._trainer = trainer
@@ -59,7 +59,7 @@ class Handle(Generic[T]):
 
 
 class ThreadDied(Internal):
-    """The training thread died."""
+    """Error of every call to a training thread that died."""
 
 
 class _Stop(Exception):
@@ -79,7 +79,7 @@ class _Job:
 
 
 class Trainer:
-    """One device and its thread."""
+    """A device and its thread."""
 
     def __init__(self, device: str, *, threads: int, clock: Clock | None = None) -> None:
         self.device = device
@@ -157,8 +157,8 @@ class Trainer:
     def _main(self) -> None:
         """Work jobs off.
 
-        Whatever ends this early is told to all who wait, now and later: nobody waits for a dead
-        thread.
+        An error that ends this early fails every waiting call, now and later: no caller waits for
+        a dead thread.
         """
         try:
             self._work_off()
@@ -189,7 +189,7 @@ class Trainer:
                     configured = True
                 job.run()
             except BaseException:
-                self._jobs.put(job)  # whoever waits for it is told with the others
+                self._jobs.put(job)  # its caller gets the error with the others
                 raise
             del job  # it holds the work of the last task
 
@@ -231,7 +231,7 @@ class Trainer:
         return waited
 
     def rest(self, handle: Handle[T], busy_s: float) -> None:
-        """Leave the device alone for its share of the time, unless something is asked for."""
+        """Leave the device alone for its share of the time, until a pause or stop is requested."""
         wait = rest_after(busy_s, self.share)
         if wait > 0:
             with self.changed:
@@ -245,7 +245,7 @@ class Trainer:
 
 
 class _Session(Generic[T]):
-    """One assignment from its beginning to its end, on the thread."""
+    """An assignment from its beginning to its end, on the thread."""
 
     def __init__(
         self, trainer: Trainer, assignment: Assignment[T], handle: Handle[T], clock: Clock
@@ -286,7 +286,7 @@ class _Session(Generic[T]):
             return Interrupted(reason=reason, saved=self._saved)
 
     def _advance(self, work: Work) -> Progress:
-        """One micro-batch, in smaller and smaller pieces until it fits the memory."""
+        """Do one micro-batch, in smaller and smaller pieces until it fits the memory."""
         while True:
             try:
                 return work.advance()
@@ -316,7 +316,7 @@ class _Session(Generic[T]):
         spent = self._spent()
         rate = self._meter.rate(spent.train_s, progress.samples)
         total = max(1, self._assignment.samples)
-        report = Report(
+        report = TrainingReport(
             step=progress.step,
             steps=progress.steps,
             samples=progress.samples,

@@ -1,4 +1,4 @@
-"""The events of one volunteer, folded into the newest view, until they end."""
+"""Follows the events of one volunteer and keeps the newest view of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from shared.errors import VolunteerError
 from shared.protocol import endpoints
 from volunteer.control import events
 from volunteer.control.control import Control
+from volunteer.control.status import fold
 from volunteer.tui.view import begin, measured, recalled, reduce
 
 # What a person waits for.
@@ -45,10 +46,10 @@ class Feed:
     def __init__(self, control: Control, clock: Clock, listener: Listener) -> None:
         self.control = control
         self.view = begin(control.status)
-        self.expected = False  # the end was asked for here
+        self.expected = False  # the end was requested here
         self._clock = clock
         self._listener = listener
-        self._recalled: set[str] = set()  # runs whose past was asked for
+        self._recalled: set[str] = set()  # runs whose past was requested
         self._recalling: set[asyncio.Task[None]] = set()
         self._task = asyncio.create_task(self._follow(), name="follow-events")
         self._task.add_done_callback(self._over)
@@ -59,12 +60,12 @@ class Feed:
         return self._task.done() or self.view.ended is not None
 
     def close(self) -> None:
-        """Look away."""
+        """Stop following."""
         for task in (self._task, *self._recalling):
             task.cancel()
 
     def _remember(self) -> None:
-        """Ask once for the past of the run that is helped."""
+        """Request once the past of the run that is helped."""
         run = self.view.run()
         if run and run not in self._recalled and self.view.status.online:
             self._recalled.add(run)
@@ -73,8 +74,8 @@ class Feed:
             task.add_done_callback(self._recalling.discard)
 
     async def _recall(self, run: str) -> None:
-        """Add the versions made before we looked; without an answer the curve begins with what
-        comes now.
+        """Add the versions made before the start; without a reply the curve begins with what comes
+        now.
         """
         try:
             versions = await self.control.query(endpoints.VERSIONS, run=run)
@@ -88,7 +89,7 @@ class Feed:
         with self.control.subscribe() as stream:
             self._remember()
             async for event in stream:
-                self.view = reduce(self.view, event)
+                self.view = reduce(self.view, event, self.control.status)
                 self._remember()
                 if isinstance(event, URGENT):
                     self._listener.urgent()
@@ -97,7 +98,8 @@ class Feed:
                 if isinstance(event, events.Notice) and event.level != "info":
                     self._listener.tell(event.message, event.level)
         if self.view.ended is None and not self.expected:
-            self.view = reduce(self.view, self._lost())
+            lost = self._lost()
+            self.view = reduce(self.view, lost, fold(self.control.status, lost))
 
     def _over(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -107,7 +109,7 @@ class Feed:
             self._listener.ended()
 
     def _lost(self) -> events.Stopped:
-        """Return what is known when the events end and nobody said why."""
+        """Return an end for a volunteer whose events end without one."""
         status, now = self.control.status, self._clock.now()
         where = "in the background " if self.control.remote else ""
         return events.Stopped(

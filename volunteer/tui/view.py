@@ -16,7 +16,7 @@ from shared.protocol.heartbeat import RunBeat
 from shared.protocol.versions import VersionInfo
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
-from volunteer.control.status import Status, TaskStatus, fold
+from volunteer.control.status import Status, TaskStatus
 
 POINTS_MAX = 2000  # of one curve; beyond it neighbours are thinned, extremes kept
 CURVES_MAX = 8
@@ -58,7 +58,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened, for logs and tables: `event` is kept whole."""
+    """An event of the log, kept whole for its tables."""
 
     id: int
     event: AnyEvent
@@ -70,7 +70,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     status: Status = Status()
     curves: tuple[Curve, ...] = ()  # the newest task last
     models: dict[str, Model] = {}
-    beats_at: dict[str, float] = {}  # when each run's countdown to the merge was told
+    beats_at: dict[str, float] = {}  # when each run's countdown to the merge arrived
     entries: tuple[Entry, ...] = ()  # oldest first
     benchmark: events.BenchmarkProgress | None = None  # one that is under way
     sensors: dict[str, events.Sensed] = {}  # by device
@@ -80,19 +80,19 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     seen: int = 0  # events so far
 
     def task(self, device: str = "") -> TaskStatus | None:
-        """The task that matters most now: being trained before being sent before being fetched."""
+        """Return the task that matters most: in training before in transfer out, then in."""
         tasks = [t for t in self.status.tasks if device in ("", t.device)]
         return min(tasks, key=lambda t: (_ORDER[t.phase], t.task), default=None)
 
     def curve(self, task: int | None) -> Curve | None:
-        """The curve of a task; without one the newest."""
+        """Return the curve of a task; without one the newest."""
         for curve in reversed(self.curves):
             if task is None or curve.task == task:
                 return curve
         return None
 
     def run(self) -> str:
-        """The run that this machine helps now, or helped last."""
+        """Return the run that this machine helps now, or helped last."""
         task = self.task()
         if task is not None:
             return task.run
@@ -127,7 +127,7 @@ _SILENT = (
 
 
 def begin(status: Status) -> AgentView:
-    """The view of somebody who attaches now: what the snapshot tells, without what came before."""
+    """Return the view of a client that attaches now: the snapshot, without what came before."""
     models = {
         info.name: Model(run=info.name, points=_ends(info)) for info in status.runs[:RUNS_MAX]
     }
@@ -143,9 +143,9 @@ def begin(status: Status) -> AgentView:
     return view
 
 
-def reduce(view: AgentView, event: AnyEvent) -> AgentView:
-    """The view after an event."""
-    after = replace(view, status=fold(view.status, event), seen=view.seen + 1)
+def reduce(view: AgentView, event: AnyEvent, status: Status) -> AgentView:
+    """Return the view after an event; `status` is the volunteer's and holds the event already."""
+    after = replace(view, status=status, seen=view.seen + 1)
     after = _grown(after, event)
     return after if _is_silent(event) else _noted(after, event)
 
@@ -157,8 +157,8 @@ def _is_silent(event: AnyEvent) -> bool:
 
 
 def recalled(view: AgentView, event: events.LossMeasured) -> AgentView:
-    """The view with something from before we looked: it belongs to the curve, and is no news for
-    the log.
+    """Return the view with an event from before the start: it belongs to the curve, and is no news
+    for the log.
     """
     return _grown(view, event)
 
@@ -213,7 +213,7 @@ def _trained_on(view: AgentView, event: events.Training) -> AgentView:
         curve,
         points=curve.points if first is None else add(curve.points, (step, first)),
         second=curve.second if second is None else add(curve.second, (step, second)),
-        preview=event.preview or curve.preview,  # told now and then
+        preview=event.preview or curve.preview,  # sent now and then
         metrics=event.metrics or curve.metrics,
     )
     if old is None:
@@ -222,7 +222,7 @@ def _trained_on(view: AgentView, event: events.Training) -> AgentView:
 
 
 def _losses(event: events.Training) -> tuple[float | None, float | None]:
-    """The loss and, of a generator and its critic, both."""
+    """Return the loss and, of a generator and its critic, both."""
     generator, critic = event.metrics.get("loss_g"), event.metrics.get("loss_d")
     if generator is not None and critic is not None:
         return generator, critic
@@ -230,8 +230,8 @@ def _losses(event: events.Training) -> tuple[float | None, float | None]:
 
 
 def add(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
-    """A curve with one more point; a step that was there before is replaced, a curve that is too
-    long is thinned.
+    """Return a curve with one more point; a step that was there before is replaced, a curve that is
+    too long is thinned.
     """
     if points and point[0] <= points[-1][0]:
         points = tuple(p for p in points if p[0] < point[0])
@@ -240,8 +240,8 @@ def add(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
 
 
 def thin(points: tuple[Point, ...]) -> tuple[Point, ...]:
-    """About half of the points: of every four the lowest and the highest, in their order; the last
-    always.
+    """Return about half of the points: of every four the lowest and the highest, in their order;
+    the last always.
     """
     kept: list[Point] = []
     for start in range(0, len(points) - 1, 4):
@@ -254,7 +254,7 @@ def thin(points: tuple[Point, ...]) -> tuple[Point, ...]:
 
 
 def _ends(info: RunInfo) -> tuple[Point, ...]:
-    """Return what a listing tells of a run's curve: its first and its newest loss."""
+    """Return the first and the newest loss of a run in a listing, as points of its curve."""
     ends: list[Point] = []
     if info.loss_first is not None:
         ends.append((0.0, info.loss_first))
@@ -290,17 +290,17 @@ def _measured(view: AgentView, event: events.LossMeasured) -> AgentView:
 
 
 def _outer(
-    first: tuple[int, Shown] | None, last: tuple[int, Shown] | None, told: tuple[int, Shown]
+    first: tuple[int, Shown] | None, last: tuple[int, Shown] | None, shown: tuple[int, Shown]
 ) -> tuple[tuple[int, Shown], tuple[int, Shown]]:
-    """Return what the oldest and the newest version showed, in whatever order it was told."""
+    """Return what the oldest and the newest version showed, in whatever order they arrive."""
     return (
-        told if first is None or told[0] <= first[0] else first,
-        told if last is None or told[0] >= last[0] else last,
+        shown if first is None or shown[0] <= first[0] else first,
+        shown if last is None or shown[0] >= last[0] else last,
     )
 
 
 def measured(run: str, row: VersionInfo) -> events.LossMeasured:
-    """A version of the history as the event that told of it."""
+    """Return a version of the history as the event of its measurement."""
     loss = float("nan") if row.loss is None else row.loss
     return events.LossMeasured(
         at=row.created_at, run=run, version=row.version, loss=loss, mine=row.mine, sample=row.sample
@@ -308,7 +308,7 @@ def measured(run: str, row: VersionInfo) -> events.LossMeasured:
 
 
 def insert(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
-    """A curve with a point at its place, whatever the order in which points are told."""
+    """Return a curve with a point at its place, whatever the order in which points arrive."""
     if not points or point[0] > points[-1][0]:
         return add(points, point)
     others = tuple(p for p in points if p[0] != point[0])

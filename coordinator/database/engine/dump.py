@@ -4,17 +4,22 @@ restored into the other.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Integer, Table, delete, func, insert, select, text
-from sqlalchemy.sql.sqltypes import Boolean
+from sqlalchemy.sql.sqltypes import Boolean, LargeBinary
 
 from coordinator.database.engine.sqlite import CLOCK_KEY
 from coordinator.database.tables.schema import metadata
 from shared.errors import Configuration, Conflict
 
 BATCH_ROWS = 1000
+DROPPED = {  # columns that backups of earlier revisions still have
+    "runs": frozenset({"pass_seed", "median_task_s", "last_merge_at"}),
+    "versions": frozenset({"merge_s"}),
+}
 
 
 def begin_snapshot(conn: Connection) -> None:
@@ -46,9 +51,13 @@ def check_empty(conn: Connection) -> None:
 
 
 def load(conn: Connection, name: str, batch: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows as they were. Raises Configuration for columns this version does not know."""
+    """Insert rows as they were, without columns that were dropped since; new ones get defaults.
+
+    Raises Configuration for columns this version does not know.
+    """
     table = metadata.tables.get(name)
-    if table is None or any(set(row) - set(table.columns.keys()) for row in batch):
+    gone = DROPPED.get(name, frozenset())
+    if table is None or any(set(row) - gone - set(table.columns.keys()) for row in batch):
         raise Configuration(
             "the backup was made by another version; use that version to restore it"
         )
@@ -60,13 +69,22 @@ def load(conn: Connection, name: str, batch: Sequence[Mapping[str, Any]]) -> Non
 
 
 def _typed(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
-    """SQLite keeps booleans as numbers; PostgreSQL insists on the type."""
+    """Return a row of JSON with the types of the columns: SQLite keeps booleans as numbers, and
+    bytes are base64.
+    """
     return {
-        key: bool(value)
-        if value is not None and isinstance(table.columns[key].type, Boolean)
-        else value
+        key: _value(table.columns[key].type, value)
         for key, value in row.items()
+        if key in table.columns
     }
+
+
+def _value(kind: object, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(kind, Boolean):
+        return bool(value)
+    return b64decode(value) if isinstance(kind, LargeBinary) else value
 
 
 def reset_sequences(conn: Connection) -> None:

@@ -16,6 +16,17 @@ from coordinator.database.tables import (
 )
 from coordinator.database.tables.base import metadata
 
-TABLES = (accounts, contributions, datasets, games, ledger, merges, record, runs, tasks, versions)
+TABLES = (
+    accounts,
+    contributions,
+    datasets,
+    games,
+    ledger,
+    merges,
+    record,
+    runs,
+    tasks,
+    versions,
+)
 
 __all__ = ["TABLES", "metadata"]

@@ -36,7 +36,6 @@ versions = Table(
     # index of the phase that holds from it to the next version
     Column("phase", Integer, nullable=False, server_default="0"),
     Column("update_norm", Double, nullable=True),
-    Column("merge_s", Double, nullable=False),
     Column("created_at", Double, nullable=False),
 )
 

@@ -33,7 +33,7 @@ from coordinator.http.sendfile import of_scope
 from coordinator.storage.blobs import FileStream, Pieces
 from shared.errors import BadRequest, NotFound, Unauthorized, VolunteerError
 from shared.protocol.base import ErrorBody
-from shared.protocol.endpoints import NUMBERS, Endpoint
+from shared.protocol.endpoints import KEY_MAX, NUMBERS, Endpoint
 
 if TYPE_CHECKING:
     from coordinator.accounts.accounts import Principal
@@ -92,7 +92,7 @@ class Call(Generic[Body]):
     def number(self, name: str) -> int:
         """A part of the path that is a number. Raises NotFound for anything else."""
         text = self._params[name]
-        if not _NUMBER.fullmatch(text):
+        if not _NUMBER.fullmatch(text) or int(text) > NUMBERS[name]:
             raise NotFound(f'there is no {name} "{text[:40]}"')
         return int(text)
 
@@ -109,13 +109,16 @@ class Call(Generic[Body]):
         return self._query.get(name, "")
 
     def query_number(self, name: str) -> int | None:
-        """A query parameter that is a number, or None. Raises BadRequest."""
+        """A query parameter that is a number, or None; one that no row has counts as the largest.
+
+        Raises BadRequest.
+        """
         text = self.query(name)
         if not text:
             return None
         if not _NUMBER.fullmatch(text):
             raise BadRequest(f'the query parameter "{name}" must be a number')
-        return int(text)
+        return min(int(text), NUMBERS.get(name, KEY_MAX))
 
     def header(self, name: str) -> str:
         """A request header by its lower-case name, or ""."""

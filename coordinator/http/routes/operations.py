@@ -33,12 +33,12 @@ async def run_command(call: Call[None]) -> Reply:
 
 async def put_file(call: Call[None]) -> StoredFile:
     stream = body_stream(call.scope, call.receive)
-    size = await call.coordinator.depot.put(call.text("box"), call.text("name"), stream)
+    size = await call.coordinator.boxes.put(call.text("box"), call.text("name"), stream)
     return StoredFile(size=size)
 
 
 async def get_file(call: Call[None]) -> Reply:
-    size, stream = await call.coordinator.depot.get(call.text("box"), call.text("name"))
+    size, stream = await call.coordinator.boxes.get(call.text("box"), call.text("name"))
     headers = (("content-type", BYTES),)
     return Reply(headers=headers, stream=stream, size=size)
 

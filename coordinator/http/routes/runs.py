@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from coordinator.http.routes.endpoint import Call, Reply, json_reply
 from shared.decoding import decode
+from shared.protocol.endpoints import INTEGER_MAX
 from shared.protocol.listings import LeaderRow, LedgerRow, Summary
 from shared.protocol.versions import SignedManifest, VersionInfo, VersionManifest
 
 
 async def versions(call: Call[None]) -> tuple[VersionInfo, ...]:
     after = call.query_number("cursor")
-    return await call.coordinator.runs.versions(
+    return await call.coordinator.runs.queries.versions(
         call.text("run"),
-        after=-1 if after is None else after,
+        after=-1 if after is None else min(after, INTEGER_MAX),
         volunteer_id=call.principal.volunteer_id,
     )
 
 
 async def latest(call: Call[None]) -> Reply:
-    return _signed(call, await call.coordinator.runs.manifest(call.text("run")))
+    return _signed(call, await call.coordinator.runs.queries.manifest(call.text("run")))
 
 
 async def version(call: Call[None]) -> Reply:
-    found = await call.coordinator.runs.manifest(call.text("run"), call.number("version"))
+    found = await call.coordinator.runs.queries.manifest(call.text("run"), call.number("version"))
     return _signed(call, found)
 
 
@@ -38,7 +39,7 @@ def _signed(call: Call[None], signed: SignedManifest) -> Reply:
 
 async def summary(call: Call[None]) -> Summary:
     traffic = call.coordinator.traffic
-    return await call.coordinator.runs.summary(
+    return await call.coordinator.runs.queries.summary(
         call.text("run"), traffic.bytes_in, traffic.bytes_out
     )
 

@@ -96,7 +96,9 @@ async def begin(call: Call[BeginRequest]) -> BeginReply:
         version=begun.version,
         global_step=begun.global_step,
         finish_by=begun.finish_by,
-        manifest=None if known else await coordinator.runs.manifest(begun.run, begun.version),
+        manifest=None
+        if known
+        else await coordinator.runs.queries.manifest(begun.run, begun.version),
         part=begun.part,
         tries=begun.tries,
     )

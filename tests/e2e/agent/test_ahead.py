@@ -31,7 +31,7 @@ async def publish(machine: LocalMachine, process: Process) -> str:
 
 
 async def newest(machine: LocalMachine) -> VersionManifest:
-    signed = await machine.home.coordinator.runs.manifest("tiny")
+    signed = await machine.home.coordinator.runs.queries.manifest("tiny")
     return decode(signed.payload, VersionManifest)
 
 

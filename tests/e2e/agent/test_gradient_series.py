@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select
 
-from coordinator.database import versions
+from coordinator.database import evaluations
 from coordinator.database.tables.contributions import contributions as contributions_table
 from tests.support.local_coordinator import RUN, LocalCoordinator
 from tests.support.local_volunteer import LocalMachine, Process, local_machine
@@ -36,8 +36,8 @@ async def contributions(home: LocalCoordinator) -> list[Any]:
     return await home.coordinator.db.read(read)
 
 
-async def measured(home: LocalCoordinator) -> list[versions.Measured]:
-    return await home.coordinator.db.read(lambda conn: versions.measured(conn, 1, 1000))
+async def measured(home: LocalCoordinator) -> list[evaluations.Measured]:
+    return await home.coordinator.db.read(lambda conn: evaluations.measured(conn, 1, 1000))
 
 
 async def until(process: Process, holds: Callable[[], Awaitable[bool]]) -> None:

@@ -150,7 +150,7 @@ async def test_all_workloads_run_side_by_side_and_each_has_its_share(
     assert {who for _, who in done} == set(MACHINES)
     assert {run for run, who in done if who == "gpu"} == set(WEIGHTS)
     for run in WEIGHTS:
-        assert (await home.coordinator.runs.info(run)).version >= 1
+        assert (await home.coordinator.runs.queries.info(run)).version >= 1
     ranks = await home.coordinator.volunteers.leaderboard()
     assert [row.nickname for row in ranks] == list(MACHINES)  # who did most has most
     assert (await home.coordinator.checks.run()).breaches == ()

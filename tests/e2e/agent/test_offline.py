@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.database import contributions
+from coordinator.database import verdicts
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LONG, LocalMachine, Process
 from volunteer.control import events
@@ -107,7 +107,7 @@ async def test_the_next_task_begins_offline_and_both_results_are_credited(
         assert process.all(events.TaskEnded) == []
         assert len(process.all(events.Submitted)) == 2
         rows = await there.machine.home.coordinator.db.read(
-            lambda conn: contributions.history(conn, volunteer(process), None, 10)
+            lambda conn: verdicts.history(conn, volunteer(process), None, 10)
         )
         assert len({verdict.contribution for _, verdict in rows}) == 2
         assert {verdict.state for _, verdict in rows} <= {"accepted", "merged"}
@@ -153,11 +153,11 @@ async def test_a_task_begun_offline_goes_on_after_a_restart_from_the_same_base(
 async def publish(home: LocalCoordinator, count: int) -> None:
     """Others make so many versions."""
     bob = await home.join("Bob")
-    before = (await home.coordinator.runs.info("tiny")).version
+    before = (await home.coordinator.runs.queries.info("tiny")).version
     for seed in range(count):
         await bob.work(seed)
         async with asyncio.timeout(30):
-            while (await home.coordinator.runs.info("tiny")).version <= before + seed:
+            while (await home.coordinator.runs.queries.info("tiny")).version <= before + seed:
                 await asyncio.sleep(0.01)
 
 

@@ -76,7 +76,7 @@ async def announced(lesson: Lesson, machine: LocalMachine, process: Process) -> 
         while len(await history(home)) == before:
             await process.tick()
         await home.clock.advance(SHARED_S + 1)  # what heartbeats say of runs is read again
-        signed = await home.coordinator.runs.manifest("gomoku")
+        signed = await home.coordinator.runs.queries.manifest("gomoku")
         sha256 = decoding.decode(signed.payload, VersionManifest).weights.sha256
         path = machine.directories.cache / sha256[:2] / sha256
         while not path.exists():

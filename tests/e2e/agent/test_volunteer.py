@@ -21,9 +21,10 @@ import pytest
 
 from coordinator.config import Settings
 from coordinator.http.app import opened
-from shared.clock import SystemClock, VirtualClock
+from shared.clock import SystemClock
 from tests.support.local_coordinator import RUN, LocalCoordinator
 from tests.support.server_process import Process, command
+from tests.support.virtual_clock import VirtualClock
 from volunteer.control.local_socket import attach
 from volunteer.settings.settings import directories
 

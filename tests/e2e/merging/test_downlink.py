@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from coordinator.admin import runs as run_commands
 from coordinator.admin.command import Named
-from coordinator.database import datasets, runs, versions
+from coordinator.database import datasets, evaluations, runs, versions
 from coordinator.database.versions import VersionRow
 from coordinator.rules import run_file
 from coordinator.runs.definition import definition, of_file
@@ -74,7 +74,7 @@ async def bytes_of(home: LocalCoordinator, sha256: str) -> bytes:
 async def advance(home: LocalCoordinator, worker: Worker, versions_: int) -> None:
     """So many merges of one contribution each."""
     for _ in range(versions_):
-        head = (await home.coordinator.runs.info("tiny")).version
+        head = (await home.coordinator.runs.queries.info("tiny")).version
         assert (await worker.work(seed=head)).state == "accepted"
         assert await home.coordinator.merger.merge_if_due(1)
 
@@ -209,7 +209,7 @@ async def test_what_is_exported_is_the_master_and_what_is_measured_is_published(
     await whole.blobs.delete(row.master_sha256)
     while await whole.evaluation.evaluate_next():
         pass
-    seen = await whole.db.read(lambda conn: versions.evaluation(conn, 1, 2))
+    seen = await whole.db.read(lambda conn: evaluations.evaluation(conn, 1, 2))
     assert seen.state == "done"
 
 
@@ -322,12 +322,12 @@ async def learned(path: Path, text: str) -> tuple[RunInfo, int]:
             await ann.join("Ann")
             await bob.join("Bob")
             async with ann.working() as one, bob.working() as other, one.eventually(90):
-                while (await home.coordinator.runs.info("tiny")).state != "completed":
+                while (await home.coordinator.runs.queries.info("tiny")).state != "completed":
                     await one.tick()
         while await home.coordinator.evaluation.evaluate_next():
             pass
         taken = await down_bytes(home, one) + await down_bytes(home, other)
-        return await home.coordinator.runs.info("tiny"), taken
+        return await home.coordinator.runs.queries.info("tiny"), taken
 
 
 async def down_bytes(home: LocalCoordinator, process: Process) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.database import runs, versions
+from coordinator.database import evaluations, runs, versions
 from shared.errors import InvalidPlan
 from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
 
@@ -33,7 +33,7 @@ async def measured(home: LocalCoordinator, *losses: float) -> None:
         run = runs.by_id(conn, 1)  # type: ignore[arg-type]
         for back, loss in enumerate(reversed(losses)):
             version = run.head - back
-            versions.set_evaluation(conn, 1, version, state="done", loss=loss)  # type: ignore[arg-type]
+            evaluations.set_evaluation(conn, 1, version, state="done", loss=loss)  # type: ignore[arg-type]
 
     await home.coordinator.db.write(store)
 

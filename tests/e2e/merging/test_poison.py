@@ -299,11 +299,11 @@ async def test_a_disk_that_fails_a_merge_is_blamed_on_no_contribution(
 async def test_a_merge_that_fails_leaves_no_trace(home: LocalCoordinator) -> None:
     for name, seed in (("Ann", 2), ("Bob", 3)):
         await (await home.join(name)).work(seed)
-    before = await home.coordinator.runs.info("tiny")
+    before = await home.coordinator.runs.queries.info("tiny")
     broken = faults(fail(OSError(errno.EIO, "no")).amid("write _commit"))
     with broken.installed(), pytest.raises(OSError, match="no"):
         await home.coordinator.merger.merge_if_due(1)
-    assert (await home.coordinator.runs.info("tiny")).version == before.version
+    assert (await home.coordinator.runs.queries.info("tiny")).version == before.version
     states = await home.coordinator.db.read(lambda conn: contributions.counts(conn, 1))
     assert states == {"accepted": 2}
     assert (await home.coordinator.checks.run()).breaches == ()

@@ -27,12 +27,11 @@ from coordinator.database.tables.merges import merge_parts as merge_parts_table
 from coordinator.database.tables.merges import merges as merges_table
 from coordinator.database.tables.merges import state_parts as state_parts_table
 from coordinator.http.app import opened
-from coordinator.merging.verify import Remerge
 from coordinator.runs.definition import definition
-from shared.clock import VirtualClock
 from tests.support.failpoints import Fault, Faults, fail, faults, install, kill
 from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, local_coordinator
-from tests.support.server_process import command
+from tests.support.merged_again import Remerge
+from tests.support.virtual_clock import VirtualClock
 
 PRESET = 'preset = "fedavg"\nquorum = 2'
 SHARDED = RUN.replace(
@@ -156,18 +155,6 @@ async def test_a_log_with_other_bytes_is_found_out(tmp_path: Path) -> None:
         lighter = update(contributions_table).where(c.version == 2, c.id == 4).values(weight=0.5)
         await home.coordinator.db.write(lambda conn: conn.execute(lighter))
         assert await remade(home, 0) == (2, 2)
-
-
-async def test_an_organiser_replays_a_run(tmp_path: Path) -> None:
-    async with local_coordinator(tmp_path) as home:
-        await home.start_run(SHARDED)
-        await round_of(await joined(home), 1)
-        assert await home.coordinator.merger.merge_if_due(1)
-    said = await asyncio.to_thread(
-        command, "run", "replay", "tiny", "--shards", "2", "--data-dir", str(tmp_path)
-    )
-    assert said.returncode == 0, said.stderr
-    assert said.stdout == 'Versions 1 to 1 of "tiny", merged again, are the same to the last bit.\n'
 
 
 # --- failures ---
@@ -388,7 +375,7 @@ async def test_two_coordinators_with_pauses_and_kills_never_merge_a_step_twice(
         suffering = asyncio.create_task(replicas.suffer())
         try:
             async with asyncio.timeout(60 + 5 * STEPS):
-                while (await home.coordinator.runs.info("tiny")).version < STEPS:
+                while (await home.coordinator.runs.queries.info("tiny")).version < STEPS:
                     assert not suffering.done(), suffering.exception()
                     if await waiting(home) < BACKLOG:
                         seed = next(seeds)

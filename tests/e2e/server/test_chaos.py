@@ -67,7 +67,7 @@ async def found_wrong(served: ServedCoordinator, diary: Diary, crowd: list[Numbe
     wrong = [] if await served.stop() == 0 else ["it did not end well"]
     async with served.opened() as coordinator:
         wrong += await losses(coordinator, diary, crowd)
-        run = await coordinator.runs.info("tiny")
+        run = await coordinator.runs.queries.info("tiny")
         if not run.version:
             wrong.append("nothing was merged")
     where = ["--data-dir", served.settings["data_dir"], "--database", served.settings["database"]]

@@ -54,7 +54,7 @@ async def test_two_volunteers_make_a_version(home: LocalCoordinator) -> None:
     ann, bob = await home.join("Ann"), await home.join("Bob")
     first, second = await ann.work(1), await bob.work(2)
     assert (first.state, second.state) == ("accepted", "accepted")
-    run = await home.coordinator.runs.info(name)
+    run = await home.coordinator.runs.queries.info(name)
     assert await home.coordinator.merger.merge_if_due(1)
     merged = decode(await ann.get(f"/contributions/{first.contribution}"), Verdict)
     assert (merged.state, merged.version) == ("merged", 1)

@@ -61,7 +61,7 @@ async def test_two_volunteers_train_one_model(served: ServedCoordinator) -> None
         assert await child.ended(LIMIT_S) == 0, child.said()[-3000:]
     assert await served.stop() == 0
     async with served.opened() as coordinator:
-        run = await coordinator.runs.info("tiny")
+        run = await coordinator.runs.queries.info("tiny")
     rows = await contributions(served)
     assert run.version >= 1
     assert len({row["volunteer_id"] for row in rows}) == 2

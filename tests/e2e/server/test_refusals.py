@@ -75,7 +75,7 @@ async def test_the_organisers_files_stay_in_their_boxes(home: LocalCoordinator) 
     refused(await admin.post(f"{API}/admin/backup", content=b'{"to": "/tmp/x"}'), 404)
     refused(await admin.post(f"{API}/admin/run.list", content=b'{"typo": 1}'), 400)
     await home.clock.advance(3 * 86_400)
-    home.coordinator.depot.expire(home.clock.now() + 10**10)
+    home.coordinator.boxes.expire(home.clock.now() + 10**10)
     refused(await admin.get(f"{path}/000-a.txt"), 404)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.runs.model_size import check_model
+from coordinator.runs.definition import check_model
 from shared.errors import InvalidRunFile
 from tests.support.local_coordinator import RUN, local_coordinator
 
@@ -24,4 +24,4 @@ async def test_a_run_too_large_for_this_machine_is_refused_when_it_is_made(tmp_p
         await home.start_run()
         with pytest.raises(InvalidRunFile, match="larger machine"):
             await home.coordinator.runs.create(huge.replace("tiny", "huge"))
-        assert [run.name for run in await home.coordinator.runs.listing()] == ["tiny"]
+        assert [run.name for run in await home.coordinator.runs.queries.listing()] == ["tiny"]

@@ -87,7 +87,7 @@ async def drawing(path: Path, preset: str) -> AsyncIterator[LocalMachine]:
 
 
 async def history(home: LocalCoordinator) -> tuple[VersionInfo, ...]:
-    return await home.coordinator.runs.versions("digits")
+    return await home.coordinator.runs.queries.versions("digits")
 
 
 async def drawn(home: LocalCoordinator) -> list[VersionInfo]:
@@ -113,7 +113,7 @@ async def test_a_volunteer_trains_it_and_its_statistics_travel(tmp_path: Path, p
         versions = await history(home)
         assert versions[-1].version >= 1
         coordinator = home.coordinator
-        signed = await coordinator.runs.manifest("digits")
+        signed = await coordinator.runs.queries.manifest("digits")
         weights = msgspec.json.decode(signed.payload, type=VersionManifest).weights
         row = await coordinator.db.read(lambda conn: runs.by_name(conn, "digits"))
         tensors = read_weights(await coordinator.blobs.local(weights.sha256), definition(row))

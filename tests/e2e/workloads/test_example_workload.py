@@ -60,14 +60,14 @@ async def test_it_is_trained_measured_and_shown(tmp_path: Path) -> None:
                 assert len(process.all(events.Trained)) == 6
             while await home.coordinator.evaluation.evaluate_next():
                 pass
-        rows = [row for row in await home.coordinator.runs.versions("again") if row.loss]
+        rows = [row for row in await home.coordinator.runs.queries.versions("again") if row.loss]
         assert rows[-1].version >= 3
         assert (rows[-1].loss or 1) < 0.8 * (rows[0].loss or 0)
         picture = rows[-1].picture
         assert picture is not None
         pixels = read_png((await home.coordinator.blobs.local(picture.sha256)).read_bytes())
         assert pixels.ndim == 2
-        info = await home.coordinator.runs.info("again")
+        info = await home.coordinator.runs.queries.info("again")
         assert (info.items, info.measure) == ("images", "squared error")
         assert (await home.coordinator.checks.run()).breaches == ()
         assert await home.coordinator.ledger.check() == ()

@@ -98,7 +98,7 @@ async def test_games_become_chunks_and_chunks_a_version(home: LocalCoordinator) 
     assert [chunk.items for chunk in lease.data.chunks] == [4]
     assert (await ann.do(lease)).state == "accepted"
     assert await home.coordinator.merger.merge_if_due(1)
-    assert (await home.coordinator.runs.info("gomoku")).version == 1
+    assert (await home.coordinator.runs.queries.info("gomoku")).version == 1
     assert await sound(home)
 
 
@@ -169,7 +169,7 @@ async def test_games_are_judged_by_when_they_began(home: LocalCoordinator) -> No
     await learn(home, ann)
     for _ in range(4):
         await home.coordinator.runs.rollback("gomoku", 0)
-    assert (await home.coordinator.runs.info("gomoku")).version == 5
+    assert (await home.coordinator.runs.queries.info("gomoku")).version == 5
 
     def late(records: list[GameRecord]) -> list[GameRecord]:
         return [msgspec.structs.replace(record, began_s=400.0) for record in records]
@@ -223,7 +223,7 @@ async def test_learners_do_not_get_into_each_others_way(home: LocalCoordinator) 
     assert [verdict.state for verdict in verdicts] == ["accepted", "accepted"]
     while await home.coordinator.merger.merge_if_due(1):
         pass
-    assert (await home.coordinator.runs.info("gomoku")).version >= 1
+    assert (await home.coordinator.runs.queries.info("gomoku")).version >= 1
     assert await sound(home)
 
 

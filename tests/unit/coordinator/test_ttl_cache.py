@@ -9,8 +9,8 @@ import asyncio
 import pytest
 
 from coordinator.ttl_cache import Fresh, Kept
-from shared.clock import VirtualClock
 from shared.errors import Unavailable
+from tests.support.virtual_clock import VirtualClock
 
 
 class Source:

@@ -17,13 +17,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from shared.clock import VirtualClock
 from shared.errors import Configuration, StorageFull, Unreachable, UpgradeRequired
 from shared.links import parse_link
 from shared.protocol.accounts import ServerInfo
 from shared.protocol.limits import PROTOCOL
 from shared.workloads.gpt.workload import GptWorkload
 from tests.support.local_volunteer import local_machine
+from tests.support.virtual_clock import VirtualClock
 from tests.tui.pages import SERVER
 from volunteer.account.join import probe
 from volunteer.agent.claimer import DISK_WAIT_S

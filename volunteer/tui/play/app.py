@@ -18,7 +18,8 @@ from shared.errors import VolunteerError
 from shared.workloads.games import LEVELS, Reply
 from shared.workloads.games import Look as Position
 from volunteer.tui import themes
-from volunteer.tui.app import HEIGHTS, WIDTHS, Look
+from volunteer.tui.app import HEIGHTS, WIDTHS
+from volunteer.tui.look import Look
 from volunteer.tui.play.game import ACTIONS, Game, facts, state_line
 from volunteer.tui.terminal.ascii import AsciiFilter
 from volunteer.tui.terminal.driver import lasting_driver

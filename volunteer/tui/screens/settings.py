@@ -126,7 +126,7 @@ class SettingsPage(QueryPage):
     def _apply(self, name: str, value: Any) -> None:
         """Apply a display setting at once."""
         if name in LOOKS:
-            self.volunteer.change_look(name, value)
+            self.volunteer.appearance.change(name, value)
 
 
 def about_lines(row: SettingRow, cells: int, height: int) -> list[Line]:

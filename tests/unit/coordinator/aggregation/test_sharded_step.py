@@ -28,7 +28,8 @@ from coordinator.aggregation.step import (
     run,
     survey_shard,
 )
-from coordinator.plan.plan import Plan, plan
+from coordinator.plan.plan import plan
+from coordinator.plan.tables import Plan
 from shared.errors import InvalidFrame
 from shared.tensors.frame import FrameWriter, open_frame, schema_of_file
 from shared.tensors.quantize import codec

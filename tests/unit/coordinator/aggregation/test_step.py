@@ -9,7 +9,8 @@ import pytest
 
 from coordinator.aggregation.optimizer import Push
 from coordinator.aggregation.step import Input, Order, Outcome, run
-from coordinator.plan.plan import Plan, plan
+from coordinator.plan.plan import plan
+from coordinator.plan.tables import Plan
 from shared.errors import InvalidFrame
 from shared.tensors.frame import FrameWriter, open_frame, schema_of_file
 from shared.tensors.quantize import Codec, codec

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.plan.plan import Phase, in_phase, phase_index, plan
+from coordinator.plan.plan import in_phase, phase_index, plan
+from coordinator.plan.tables import Phase
 
 
 def test_diloco_begins_with_plain_averaging_at_few_local_steps() -> None:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from coordinator.plan.plan import (
     Pending,
-    Plan,
     Ready,
     in_phase,
     phase_index,
@@ -24,6 +23,7 @@ from coordinator.plan.plan import (
     ready,
 )
 from coordinator.plan.presets import PRESETS
+from coordinator.plan.tables import Plan
 from shared.errors import InvalidPlan
 
 NAMED = {

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.plan.plan import Plan, Term, in_phase, plan, quorum_of, staleness_weight, weigh
+from coordinator.plan.plan import Term, in_phase, plan, quorum_of, staleness_weight, weigh
+from coordinator.plan.tables import Plan
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.rules.dispatch import Assignment, Holding, Load, Todo
-from coordinator.rules.fair_share import HALF_LIFE_S, Shares
+from coordinator.rules.dispatch import HALF_LIFE_S, Assignment, FairShares, Holding, Load, Todo
 from shared.protocol.base import Reason
 from tests.support.waiting_workers import ask, run_of, todo_of, waiter
 
@@ -46,7 +45,7 @@ def test_who_got_less_lately_comes_first_whoever_holds_what() -> None:
 
 
 def test_shares_fade_and_a_new_run_neither_owes_nor_is_owed() -> None:
-    shares = Shares()
+    shares = FairShares()
     assert shares.lately({1: 1.0, 2: 2.0}, 100.0) == {1: 0.0, 2: 0.0}
     shares.note({1: 300.0, 2: 400.0})
     assert shares.lately({1: 1.0, 2: 2.0}, 100.0) == {1: 300.0, 2: 400.0}

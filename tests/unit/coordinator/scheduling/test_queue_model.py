@@ -30,13 +30,13 @@ from coordinator.database import tasks
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.runs import runs as runs_table
 from coordinator.database.tables.tasks import tasks as tasks_table
-from shared.clock import VirtualClock
 from shared.errors import Gone
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
 from shared.protocol.leases import Lease, ReleaseRequest
 from shared.protocol.limits import RENEW_S
 from tests.support.queue_model import SETTINGS, TOTAL, Model, Task
 from tests.support.run_rows import add_run, add_worker, claim, queue_of
+from tests.support.virtual_clock import VirtualClock
 
 T = TypeVar("T")
 

@@ -62,8 +62,8 @@ def example(described: msgspec.inspect.Type) -> Any:
             return True
         case msgspec.inspect.IntType():
             return 7
-        case msgspec.inspect.FloatType():
-            return 2.5
+        case msgspec.inspect.FloatType(lt=lt, le=le):
+            return 2.5 if min(lt or 9.0, le or 9.0) > 2.5 else 0.5
         case msgspec.inspect.BytesType():
             return "Ynl0ZXM="
         case msgspec.inspect.RawType() | msgspec.inspect.AnyType():

@@ -1,4 +1,4 @@
-"""What the coordinator repeats is not told twice, and never takes a verdict back."""
+"""A repeated verdict is announced once, and never takes a later one back."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from volunteer.settings import settings
 
 
 async def said(machine: LocalMachine, *runs: str) -> tuple[int, str]:
-    """How a volunteer for these runs ends: its code and its last sentence."""
+    """Return the exit code and the last sentence of a volunteer for these runs."""
     async with machine.working(runs=runs) as process:
         code = await process.ended()
         assert not any("/claims" in seen for seen in process.network.seen)

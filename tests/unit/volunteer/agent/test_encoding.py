@@ -1,4 +1,4 @@
-"""What a device does while the result of its last task is encoded: the next task, in order, and
+"""The work of a device while the result of its last task is encoded: the next task, in order, and
 nothing twice.
 """
 

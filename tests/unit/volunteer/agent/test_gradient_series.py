@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from coordinator.rules.sizing import first_part, parts_of
 from shared.workloads.base import Result
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, close, config, job, sums
-from volunteer.agent.gradient_series import stretch_of
+from volunteer.agent.stretch import stretch_of
 from volunteer.training.gradient_sum import Summed
 from volunteer.training.job import Spent
 

@@ -15,7 +15,7 @@ from volunteer.settings.work_rules import Rules
 
 
 class Failing:
-    """What is known of the machine, until its sensors fail."""
+    """Facts of the machine, until its sensors fail."""
 
     def __init__(self) -> None:
         self.broken = False

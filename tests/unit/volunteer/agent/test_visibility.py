@@ -1,4 +1,4 @@
-"""Who sees a nickname can be changed at any time: on the screen, while the coordinator is away."""
+"""The visibility of a nickname can be changed on the screen while the coordinator is away."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def hidden(told: events.Credits) -> bool:
 
 
 def waiting(engine: Engine) -> bool | None:
-    """What the coordinator has yet to be told."""
+    """Return the choice that the coordinator does not have yet."""
     identity = engine.profile.current()
     assert identity is not None
     return engine.profile.home(identity).memory.show_name

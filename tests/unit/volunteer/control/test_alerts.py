@@ -13,9 +13,9 @@ import httpx
 import msgspec
 import pytest
 
-from shared.clock import VirtualClock
 from shared.errors import BadRequest, Configuration, Unreachable
 from shared.protocol.contributions import Verdict
+from tests.support.virtual_clock import VirtualClock
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from volunteer.control import events
@@ -41,7 +41,7 @@ from volunteer.net.client import post_json
 from volunteer.settings import settings as config
 from volunteer.settings.display import Looks
 from volunteer.settings.settings import directories
-from volunteer.tui.app import Look
+from volunteer.tui.look import Look
 
 NOW = 1_700_000_000.0
 

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.clock import VirtualClock
 from shared.errors import BadRequest, Configuration, Unreachable
 from shared.protocol import endpoints
 from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import RunBeat
 from shared.protocol.listings import LossPoint
+from tests.support.virtual_clock import VirtualClock
 from tests.tui.engine import FakeEngine
 from volunteer.control import commands, events
 from volunteer.control.commands import REPLIES, AnyCommand, Ask, Command, Query, Snapshot

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from shared.clock import VirtualClock
+from tests.support.virtual_clock import VirtualClock
 from volunteer.machine.policy import Facts
 from volunteer.machine.policy_loop import LOOK_S, Guard, Watched
 from volunteer.settings.work_rules import Rules

@@ -8,7 +8,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from shared.clock import VirtualClock
+from tests.support.virtual_clock import VirtualClock
 from volunteer.control import events
 from volunteer.control.event_bus import Hub
 from volunteer.machine.sensors import SENSE_S, Sensors, keep_telling

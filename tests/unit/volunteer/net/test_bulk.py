@@ -17,9 +17,10 @@ import msgspec
 import pytest
 
 from shared import errors
-from shared.clock import Clock, SystemClock, VirtualClock
+from shared.clock import Clock, SystemClock
 from shared.protocol.versions import BlobRef
 from tests.support.certificates import certificate
+from tests.support.virtual_clock import VirtualClock
 from volunteer.net import bulk
 from volunteer.net.api import Api
 from volunteer.net.client import BULK_BYTES, READ_S, Client

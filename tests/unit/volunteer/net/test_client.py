@@ -17,10 +17,10 @@ import msgspec
 import pytest
 
 from shared import errors
-from shared.clock import VirtualClock
 from shared.errors import VolunteerError
 from shared.protocol.base import ErrorBody
 from tests.support.certificates import certificate
+from tests.support.virtual_clock import VirtualClock
 from volunteer.net.client import Call, Client
 from volunteer.net.limits import Limit
 from volunteer.net.tls import Address

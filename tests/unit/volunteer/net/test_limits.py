@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shared.clock import VirtualClock
+from tests.support.virtual_clock import VirtualClock
 from volunteer.net.limits import BYTES_PER_S_MIN, MBIT, Throttle
 
 

@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from shared import errors
-from shared.clock import VirtualClock
 from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.protocol.versions import BlobRef
+from tests.support.virtual_clock import VirtualClock
 from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.tls import Address

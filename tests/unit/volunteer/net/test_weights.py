@@ -12,12 +12,12 @@ import httpx
 import msgspec
 import pytest
 
-from shared.clock import VirtualClock
 from shared.errors import InvalidFrame
 from shared.protocol.base import ErrorBody
 from shared.protocol.versions import BlobRef, VersionManifest
 from shared.signing import digest
 from tests.support.published_versions import Versions
+from tests.support.virtual_clock import VirtualClock
 from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.tls import Address

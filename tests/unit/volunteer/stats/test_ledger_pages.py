@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.clock import VirtualClock
 from shared.protocol.listings import LedgerRow
+from tests.support.virtual_clock import VirtualClock
 from volunteer.control import commands
 from volunteer.control.commands import Command
 from volunteer.control.control import Control

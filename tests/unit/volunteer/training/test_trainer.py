@@ -16,7 +16,7 @@ import pytest
 
 from shared.workloads.base import Progress, Result
 from volunteer.machine.device_memory import out_of_memory
-from volunteer.training.job import Assignment, Finished, Interrupted, Report, Spent
+from volunteer.training.job import Assignment, Finished, Interrupted, Spent, TrainingReport
 from volunteer.training.trainer import Handle, ThreadDied, Trainer
 
 WAIT_S = 20.0
@@ -127,7 +127,7 @@ def outcome(handle: Handle[int]) -> Finished[int] | Interrupted:
 
 def test_a_task_runs_to_its_end() -> None:
     clock = Ticking()
-    reports: list[Report] = []
+    reports: list[TrainingReport] = []
     spent: list[Spent] = []
 
     def finish(work: Any, used: Spent) -> int:
@@ -150,7 +150,7 @@ def test_a_task_runs_to_its_end() -> None:
 
 def test_progress_is_told_at_most_four_times_a_second() -> None:
     clock = Ticking()
-    reports: list[Report] = []
+    reports: list[TrainingReport] = []
     with training(clock) as trainer:
         outcome(trainer.submit(assignment(Steps(50, clock), report=reports.append)))
     assert 0.25 * 10 * len(reports) <= 100 + 10

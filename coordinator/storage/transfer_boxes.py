@@ -31,8 +31,8 @@ _BOX = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
-class Depot:
-    """Boxes below a directory; a box is named by whoever fills it, with 128 random bits."""
+class TransferBoxes:
+    """Boxes below a directory; a box is named by the client that fills it, with 128 random bits."""
 
     def __init__(self, directory: Path, clock: Clock, space: Space) -> None:
         self._directory = directory
@@ -40,7 +40,7 @@ class Depot:
         self._space = space
 
     def folder(self, box: str) -> Path:
-        """Return where the files of a box lie. Raises BadRequest for what is no name of a box."""
+        """Return the folder of a box. Raises BadRequest for what is no name of a box."""
         if not _BOX.fullmatch(box):
             raise BadRequest("a box is named by 32 hexadecimal digits")
         return self._directory / box
@@ -51,14 +51,14 @@ class Depot:
         return self.folder(box) / name
 
     def files(self, box: str) -> tuple[Path, ...]:
-        """The files of a box, by name. Raises NotFound."""
+        """Return the files of a box, by name. Raises NotFound."""
         folder = self.folder(box)
         if not folder.is_dir():
             raise NotFound("there is no such box of files (any more)")
         return tuple(sorted(folder.iterdir()))
 
     async def put(self, box: str, name: str, stream: AsyncIterator[bytes]) -> int:
-        """Store one file, anew if it was there; how many bytes it has."""
+        """Store one file, anew if it was there, and return its size in bytes."""
         path = self._path(box, name)
         self._space.check()
         await in_pool(lambda: path.parent.mkdir(parents=True, exist_ok=True, mode=0o700))
@@ -77,7 +77,7 @@ class Depot:
         return size
 
     async def get(self, box: str, name: str) -> tuple[int, Pieces]:
-        """Size and bytes of one file. Raises NotFound."""
+        """Return size and bytes of one file. Raises NotFound."""
         path = self._path(box, name)
         try:
             file = await open_in_pool(lambda: path.open("rb", buffering=0))
@@ -90,14 +90,14 @@ class Depot:
         shutil.rmtree(self.folder(box), ignore_errors=True)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Throw away old boxes, every hour, until `stop`."""
+        """Delete old boxes, every hour, until `stop`."""
         while not stop.is_set():
             await in_pool(self.expire, self._clock.now())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), SWEEP_S)
 
     def expire(self, now: float) -> None:
-        """Throw away boxes that nobody touched for a day."""
+        """Delete boxes that were not touched for a day."""
         if self._directory.is_dir():
             for folder in self._directory.iterdir():
                 if folder.stat().st_mtime < now - KEPT_S:

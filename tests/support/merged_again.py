@@ -1,4 +1,4 @@
-"""Merging a run's log once more: the stored lists of contributions must give the stored hashes.
+"""Merge a run's log once more: the stored lists of contributions must give the stored hashes.
 
 It begins at the oldest version from which on everything is still there; contributions go an hour
 after their merge.
@@ -20,7 +20,7 @@ import msgspec
 
 from coordinator.aggregation import step
 from coordinator.aggregation.shards import split
-from coordinator.database import merge_jobs, runs, versions
+from coordinator.database import merge_jobs, merges, runs, versions
 from coordinator.database.versions import VersionRow
 from coordinator.merging import recipe as recipes
 from coordinator.merging.recipe import Recipe, Terms
@@ -155,7 +155,7 @@ def _log(conn: Connection, name: str) -> list[_Entry]:
     for row, seen in pairs:
         recipe = None
         if row.kind == "merge" and row.parent is not None:
-            merge = versions.merge_of(conn, run.id, row.parent)
+            merge = merges.of_base(conn, run.id, row.parent)
             recipe = recipes.of_contributions(
                 conn,
                 run=run,

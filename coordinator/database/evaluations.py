@@ -1,0 +1,152 @@
+"""Evaluations: the queue of versions to measure, and their losses and samples."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from sqlalchemy import (
+    Connection,
+    func,
+    select,
+    update,
+)
+
+from coordinator.database.engine.statements import its
+from coordinator.database.tables.versions import evaluations, versions
+
+
+class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `evaluations`."""
+
+    run_id: int
+    version: int
+    state: Literal["waiting", "running", "done", "skipped", "failed"]
+    loss: float | None
+    metrics: str
+    sample: str
+    sample_sha256: str | None
+    message: str
+    at: float | None
+    pruned: bool
+
+
+_E = evaluations.c
+_NEXT_EVALUATION = (
+    select(evaluations)
+    .where(_E.state == "waiting", ~_E.pruned)
+    .order_by((_E.version == 0).desc(), _E.version.desc())
+    .limit(1)
+)
+_MEASURED = select(_E.loss).where(its(_E.run_id), _E.state == "done", _E.loss.is_not(None))
+_NEWEST_LOSS = _MEASURED.order_by(_E.version.desc()).limit(1)
+_FIRST_LOSS = _MEASURED.order_by(_E.version).limit(1)
+
+
+def next_evaluation(conn: Connection) -> EvaluationRow | None:
+    """The newest waiting version of the run that waits longest; version 0 goes before all others of
+    its run.
+    """
+    row = conn.execute(_NEXT_EVALUATION).mappings().first()
+    return None if row is None else EvaluationRow(**row)
+
+
+def set_evaluation(conn: Connection, run_id: int, version: int, **values: Any) -> None:
+    conn.execute(
+        update(evaluations)
+        .where(evaluations.c.run_id == run_id, evaluations.c.version == version)
+        .values(**values)
+    )
+
+
+def skip_older(conn: Connection, run_id: int, version: int) -> None:
+    """Mark what a newer version has overtaken; never version 0."""
+    e = evaluations.c
+    conn.execute(
+        update(evaluations)
+        .where(e.run_id == run_id, e.version < version, e.version > 0, e.state == "waiting")
+        .values(state="skipped")
+    )
+
+
+def requeue_evaluations(conn: Connection) -> None:
+    """After a restart: what was being evaluated waits again."""
+    conn.execute(
+        update(evaluations).where(evaluations.c.state == "running").values(state="waiting")
+    )
+
+
+def evaluation(conn: Connection, run_id: int, version: int) -> EvaluationRow:
+    query = select(evaluations).where(
+        evaluations.c.run_id == run_id, evaluations.c.version == version
+    )
+    return EvaluationRow(**conn.execute(query).mappings().one())
+
+
+class Measured(NamedTuple):
+    """A loss, and the version it is of."""
+
+    version: int
+    loss: float
+    at: float
+
+
+def measured(conn: Connection, run_id: int, most: int) -> list[Measured]:
+    """Versions with a loss, oldest first: about `most` of them, evenly spread, when there are more;
+    always the newest.
+    """
+    e = evaluations.c
+    found = (e.run_id == run_id) & (e.state == "done") & e.loss.is_not(None)
+    count = conn.execute(select(func.count()).select_from(evaluations).where(found)).scalar_one()
+    place = func.row_number().over(order_by=e.version.desc()) - 1
+    every = select(e.version, e.loss, e.at, place.label("place")).where(found).subquery()
+    chosen = select(every.c.version, every.c.loss, every.c.at).order_by(every.c.version)
+    if count > most:
+        chosen = chosen.where(every.c.place % -(-count // most) == 0)
+    return [Measured(version, loss, at or 0.0) for version, loss, at in conn.execute(chosen)]
+
+
+def losses_in_phase(conn: Connection, run_id: int, phase: int, limit: int) -> list[float]:
+    """The newest losses measured of versions in a phase, at most `limit`, the oldest first."""
+    e, v = evaluations.c, versions.c
+    query = select(e.loss).join_from(
+        evaluations, versions, (v.run_id == e.run_id) & (v.version == e.version)
+    )
+    query = query.where(
+        e.run_id == run_id, v.phase == phase, e.state == "done", e.loss.is_not(None)
+    )
+    found = conn.execute(query.order_by(e.version.desc()).limit(limit)).scalars().all()
+    return [float(loss) for loss in reversed(found)]
+
+
+def samples(conn: Connection, run_id: int, version: int | None = None) -> list[EvaluationRow]:
+    """Versions with a sample, oldest first, or one of them."""
+    e = evaluations.c
+    shown = (e.sample != "") | e.sample_sha256.is_not(None)
+    query = select(evaluations).where(e.run_id == run_id, e.state == "done", shown)
+    if version is not None:
+        query = query.where(e.version == version)
+    return [EvaluationRow(**row) for row in conn.execute(query.order_by(e.version)).mappings()]
+
+
+def newest_loss(conn: Connection, run_id: int) -> float | None:
+    return conn.execute(_NEWEST_LOSS, {"its_run_id": run_id}).scalar()
+
+
+def first_loss(conn: Connection, run_id: int) -> float | None:
+    return conn.execute(_FIRST_LOSS, {"its_run_id": run_id}).scalar()
+
+
+def best(conn: Connection, run_id: int) -> int | None:
+    """The version with the lowest loss; the earlier one of equals."""
+    e = evaluations.c
+    query = select(e.version).where(e.run_id == run_id, e.state == "done", e.loss.is_not(None))
+    return conn.execute(query.order_by(e.loss, e.version).limit(1)).scalar()
+
+
+def waiting(conn: Connection, run_id: int) -> int:
+    e = evaluations.c
+    query = select(func.count()).where(
+        e.run_id == run_id, e.state.in_(("waiting", "running")), ~e.pruned
+    )
+    return int(conn.execute(query).scalar_one())

@@ -1,0 +1,108 @@
+"""Merges: leases on the making of a version, fenced so that a slow owner cannot commit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import (
+    Connection,
+    insert,
+    select,
+    update,
+)
+
+from coordinator.database.engine.statements import its
+from coordinator.database.tables.merges import merges
+
+
+class MergeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `merges`."""
+
+    id: int
+    run_id: int
+    base: int
+    shard: int
+    state: str
+    contributions: str
+    owner: str
+    fence: int
+    lease_until: float
+    failures: int
+    message: str
+    terms: str
+    created_at: float
+    ended_at: float | None
+
+
+class Bid(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for the lease of a merge."""
+
+    run_id: int
+    base: int
+    shard: int = 0
+    contributions: str  # JSON list of ids
+    terms: str = "{}"  # JSON of what else was settled when it began
+    owner: str
+    lease_until: float
+
+
+_M = merges.c
+_MERGE = select(merges).where(its(_M.run_id), its(_M.base), its(_M.shard))
+_MERGE_LOCKED = _MERGE.with_for_update()
+_ADD_MERGE = insert(merges).returning(*_M)
+_TAKE_OVER = update(merges).where(its(_M.run_id), its(_M.base), its(_M.shard)).returning(*_M)
+_END_MERGE = update(merges).where(its(_M.id), its(_M.fence), _M.state == "leased")
+
+
+def take(conn: Connection, bid: Bid, now: float) -> MergeRow | None:
+    """Lease the merge of `base`, or take it over when its owner is gone.
+
+    None when somebody else is at it.
+    """
+    key = {"its_run_id": bid.run_id, "its_base": bid.base, "its_shard": bid.shard}
+    row = conn.execute(_MERGE_LOCKED, key).mappings().first()
+    values = msgspec.structs.asdict(bid) | {"state": "leased", "ended_at": None}
+    if row is None:
+        fresh = {"fence": 1, "failures": 0, "message": "", "created_at": now}
+        return MergeRow(**conn.execute(_ADD_MERGE, fresh | values).mappings().one())
+    if row["state"] == "committed" or (
+        row["state"] == "leased" and row["lease_until"] > now and row["owner"] != bid.owner
+    ):
+        return None
+    taken = {"fence": row["fence"] + 1} | values
+    return MergeRow(**conn.execute(_TAKE_OVER, key | taken).mappings().one())
+
+
+def of_base(conn: Connection, run_id: int, base: int) -> MergeRow | None:
+    """The merge from a version to the next, whatever became of it."""
+    key = {"its_run_id": run_id, "its_base": base, "its_shard": 0}
+    row = conn.execute(_MERGE, key).mappings().first()
+    return None if row is None else MergeRow(**row)
+
+
+def by_id(conn: Connection, merge_id: int) -> MergeRow:
+    """A merge that is known to be there."""
+    return MergeRow(**conn.execute(select(merges).where(merges.c.id == merge_id)).mappings().one())
+
+
+def renew(conn: Connection, merge: MergeRow, until: float) -> bool:
+    m = merges.c
+    query = (
+        update(merges)
+        .where(m.id == merge.id, m.fence == merge.fence, m.state == "leased")
+        .values(lease_until=until)
+    )
+    return conn.execute(query).rowcount == 1
+
+
+def end(conn: Connection, merge: MergeRow, state: str, now: float, **values: Any) -> bool:
+    """Close a merge that is still ours: False when its fence has moved."""
+    given = {"its_id": merge.id, "its_fence": merge.fence, "state": state, "ended_at": now}
+    return conn.execute(_END_MERGE, given | values).rowcount == 1
+
+
+def abandon(conn: Connection, now: float) -> None:
+    """Free every leased merge. Only for a server that has the database for itself."""
+    leased = update(merges).where(merges.c.state == "leased")
+    conn.execute(leased.values(state="abandoned", ended_at=now))

@@ -1,0 +1,33 @@
+"""The part of a dataset that lies on this machine: chunks and assets as files, found by hash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from shared.errors import NotFound
+from shared.workloads.base import DatasetManifest
+
+
+class LocalData:
+    """Implementation of `Data`: `files` maps the SHA-256 of a blob to its file. It may hold fewer
+    files than the manifest names, for a worker fetches only the chunks of its task.
+    """
+
+    def __init__(self, manifest: DatasetManifest, files: Mapping[str, Path]) -> None:
+        self.manifest = manifest
+        self._files = files
+
+    def chunk(self, index: int) -> Path:
+        try:
+            if index < 0:
+                raise IndexError(index)
+            return self._files[self.manifest.chunks[index].sha256]
+        except (IndexError, KeyError):
+            raise NotFound(f"chunk {index} of {self.manifest.name} is not here") from None
+
+    def asset(self, name: str) -> Path:
+        try:
+            return self._files[self.manifest.assets[name].sha256]
+        except KeyError:
+            raise NotFound(f'the dataset {self.manifest.name} has no asset "{name}"') from None

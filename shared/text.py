@@ -1,0 +1,99 @@
+"""Numbers and foreign text as people read them: sizes, credits, durations, table cells.
+
+One home for the command lines, the listings and the screens of both programs. Needs no library of a
+user interface: the width of a text comes from the Unicode tables of the standard library.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+TEXT_CHARS_MAX = 2000
+SHOWN_CHARS_MAX = 60
+MICRO = 1_000_000  # micro-credits in a credit
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_ZERO_WIDTH = ("Mn", "Me", "Cf", "Cc")
+_EMOJI_STYLE = "\ufe0f"  # asks for the coloured, two cells wide form of the sign before it
+
+
+def printable(text: str, limit: int = TEXT_CHARS_MAX) -> str:
+    """Return foreign text, safe for a terminal: no control characters, no direction marks, at most
+    `limit` characters.
+    """
+    cut = text if len(text) <= limit else text[: limit - 1] + "…"
+    return "".join(c if c.isprintable() else " " for c in cut)
+
+
+def escaped(text: object, limit: int = SHOWN_CHARS_MAX) -> str:
+    """Return a quoted value for a message: control characters as `\\x1b`, at most `limit`
+    characters of it.
+    """
+    whole = str(text)
+    shown = whole[:limit] + ("…" if len(whole) > limit else "")
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
+
+
+def cells(text: str) -> int:
+    """Return the width of a text in cells of a terminal: two for wide East Asian letters, none for
+    combining marks (Unicode Standard Annex 11).
+    """
+    if text.isascii():
+        return len(text)
+    taken = 0
+    for before, letter in zip(" " + text, text, strict=False):
+        if letter == _EMOJI_STYLE:
+            taken += unicodedata.east_asian_width(before) not in "WF" and before != " "
+        elif unicodedata.category(letter) not in _ZERO_WIDTH:
+            taken += 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+    return taken
+
+
+def left(text: str, width: int) -> str:
+    """Return the text padded to `width` cells, at the left; what is wider stays whole."""
+    return text + " " * (width - cells(text))
+
+
+def right(text: str, width: int) -> str:
+    """Return the text padded to `width` cells, at the right; what is wider stays whole."""
+    return " " * (width - cells(text)) + text
+
+
+def csv_cell(value: object) -> object:
+    """Return a cell that no spreadsheet takes for a formula: such a text is quoted with an
+    apostrophe. Numbers stay, also those written as text.
+    """
+    if not isinstance(value, str) or not value.startswith(_FORMULA):
+        return value
+    if value[0] in "+-" and value[1:].replace(".", "", 1).isdecimal():
+        return value
+    return "'" + value
+
+
+def duration(seconds: float) -> str:
+    """12 s, 3:05 min, 2:10 h."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02} h"
+
+
+def size(count: float) -> str:
+    """Bytes in powers of ten, three digits: 512 B, 1.23 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def counted(number: int, thing: str) -> str:
+    """1 task, 2,000 tasks."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def credit(micro: int, digits: int = 2) -> str:
+    """Micro-credits as credits."""
+    return f"{micro / MICRO:,.{digits}f}"

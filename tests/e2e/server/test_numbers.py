@@ -1,0 +1,71 @@
+"""Numbers that no row can have: refused or not found on either database, never a failure of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.support.local_coordinator import LocalCoordinator, local_coordinator, refused
+
+HUGE = (2**31, 2**32, 2**63 - 1, 2**63, 10**17)
+
+
+@pytest.fixture
+async def home(tmp_path: Path, database_url: str) -> AsyncIterator[LocalCoordinator]:
+    async with local_coordinator(tmp_path, database=database_url) as made:
+        yield made
+
+
+@pytest.mark.parametrize("number", HUGE)
+async def test_no_number_in_an_address_reaches_the_database_too_large(
+    home: LocalCoordinator, number: int
+) -> None:
+    run = await home.start_run()
+    ann = await home.join("Ann")
+    for path in (
+        f"/runs/{run}/versions/{number}",
+        f"/runs/{run}/versions?cursor={number}",
+        f"/runs/{run}/sample?version={number}",
+        f"/contributions?cursor={number}",
+        f"/contributions/{number}",
+        f"/me/ledger?cursor={number}",
+        f"/leaderboard?days={number}",
+    ):
+        reply = await ann.get(path)
+        assert reply.status_code in (200, 400, 404), path
+
+
+@pytest.mark.parametrize("number", [*HUGE, -2])
+async def test_no_number_in_a_message_reaches_the_database_too_large(
+    home: LocalCoordinator, number: int
+) -> None:
+    await home.start_run()
+    ann = await home.join("Ann")
+    lease = await ann.claim()
+    begun = await ann.begin(lease)
+    data = await ann.update("tiny")
+    await ann.upload(lease, data)
+    good = msgspec.to_builtins(ann.submission(lease, begun, data))
+    for name in ("attempt", "part", "tries", "base_version", "size"):
+        reply = await ann.post(f"/tasks/{lease.task}/submit", good | {name: number})
+        assert 400 <= reply.status_code < 500, name
+    for body in ({"attempt": number}, {"attempt": lease.attempt, "base": number}):
+        reply = await ann.post(f"/tasks/{lease.task}/begin", body)
+        assert 400 <= reply.status_code < 500, body
+    reply = await ann.post("/workers/heartbeat", {"tasks": [{"task": number, "attempt": number}]})
+    assert reply.status_code in (200, 400)
+
+
+async def test_what_is_stored_of_a_submission_is_bounded(home: LocalCoordinator) -> None:
+    await home.start_run()
+    ann = await home.join("Ann")
+    lease = await ann.claim()
+    begun = await ann.begin(lease)
+    data = await ann.update("tiny")
+    await ann.upload(lease, data)
+    good = msgspec.to_builtins(ann.submission(lease, begun, data))
+    for metrics in ({f"m{n}": 1.0 for n in range(26_000)}, {"m" * 100: 1.0}):
+        refused(await ann.post(f"/tasks/{lease.task}/submit", good | {"metrics": metrics}), 400)

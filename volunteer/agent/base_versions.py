@@ -1,0 +1,200 @@
+"""Binds the version that a task trains from, also while the coordinator does not answer: then the
+newest one that is here.
+
+Only where the run lets a base be older than its newest version: not where each task begins with the
+merge of the last one, nor where a lease pulls versions while it is done. The coordinator is
+notified of the base as soon as it answers, at the latest before the result is submitted. From then
+on the lease is like any other; a base that is too old by then is refused.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import Gone, InvalidFrame, Unreachable
+from shared.protocol.leases import BeginReply, Lease
+from shared.protocol.versions import SignedManifest, VersionManifest
+from volunteer.agent.downloads import Downloads
+from volunteer.agent.held_leases import HeldLeases, LeaseInWork, LeaseKey
+from volunteer.agent.lifecycle import Lifecycle
+from volunteer.agent.stretch import LeasePlan
+from volunteer.control import events
+from volunteer.control.event_bus import Hub
+from volunteer.net.api import Api
+from volunteer.net.retry import FOREVER
+from volunteer.storage.leases import Leases
+from volunteer.storage.outbox import Outbox
+
+PATIENCE_S = 10.0  # a coordinator that restarts answers within this, with a newer base
+NEWEST = ("train", "selfplay", "learn")  # kinds that begin with the newest version
+
+
+async def announce_base(
+    api: Api, key: LeaseKey, base: int, *, patience_s: float = FOREVER
+) -> BeginReply:
+    """Notify the coordinator of the version that work on a lease began from.
+
+    Raises Gone where it is too old by now.
+    """
+    task, attempt = key
+    reply = await api.begin(task, attempt, base=base, patience_s=patience_s)
+    if reply.version != base:
+        raise Gone(f"the coordinator wants task {task} from version {reply.version}, not {base}")
+    return reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The version that is trained from, on this machine."""
+
+    begun: BeginReply
+    manifest: VersionManifest
+    weights: Path
+
+
+@dataclass(eq=False, kw_only=True)
+class BaseVersions:
+    """Binds the base versions of the leases of one device, and brings their weights here."""
+
+    api: Api
+    downloads: Downloads
+    leases: Leases
+    outbox: Outbox
+    held: HeldLeases
+    life: Lifecycle
+    hub: Hub
+    # The newest version that is here, by run.
+    _here: dict[str, tuple[VersionManifest, SignedManifest]] = field(
+        default_factory=dict, init=False
+    )
+
+    async def prefetch(self, held: LeaseInWork) -> None:
+        """Bring the newest version into the cache for a task that has not begun, where there is
+        room beside what is in use.
+
+        The base is bound when the task begins: if a newer version was published by then, only what
+        leads there is left to fetch.
+        """
+        lease = held.lease
+        if lease.in_step or lease.job.kind not in NEWEST:
+            return
+        manifest, signed = await self.downloads.newest(lease)
+        if await self.downloads.fits(manifest):
+            await self.downloads.weights(held, manifest)
+            self._brought(manifest, signed)
+
+    async def bind(
+        self, held: LeaseInWork, stack: ExitStack, known: VersionManifest | None = None
+    ) -> Base | None:
+        """Bind the base of a lease and bring its weights here, for as long as `stack` is open.
+
+        The newest version, or the one it had before a restart. With `known` the newest; None where
+        that is it. Raises Gone, BadSignature, InvalidFrame.
+        """
+        lease, before = held.lease, held.stored.begun
+        if lease.in_step and before is None:
+            await self._submitted(lease.run)
+        if known is None:
+            begun = await self._begin(held)
+        else:
+            begun = await self.api.begin(lease.task, lease.attempt, known.version)
+            if begun.version == known.version:
+                return None
+        if begun.manifest is None:
+            raise InvalidFrame("the coordinator sent no manifest of the version to begin from")
+        manifest = self.downloads.checked(begun.manifest, lease)
+        if before is None or before.version != begun.version:
+            self.leases.snapshot(lease).unlink(missing_ok=True)  # of another base
+        held.change(begun=begun, lease=_bound(lease, begun, manifest))
+        self.leases.keep(held.stored)
+        weights = await self.downloads.held_weights(held, manifest, stack)
+        self._brought(manifest, begun.manifest)
+        return Base(begun=begun, manifest=manifest, weights=weights)
+
+    async def announce(self, held: LeaseInWork) -> None:
+        """Notify the coordinator of a base that it does not know, while the task trains; the task
+        ends where it is refused.
+        """
+        stored = held.stored
+        if not stored.early or stored.begun is None:
+            return
+        try:
+            reply = await announce_base(self.api, held.key, stored.begun.version)
+        except Gone as error:
+            held.end("gone", error.message)
+            return
+        lease = msgspec.structs.replace(held.lease, finish_by=reply.finish_by)
+        held.change(lease=lease, early=False)
+        self.leases.keep(held.stored)
+
+    def _brought(self, manifest: VersionManifest, signed: SignedManifest) -> None:
+        """Remember that the weights of this version are in the cache."""
+        known = self._here.get(manifest.run)
+        if known is None or known[0].version <= manifest.version:
+            self._here[manifest.run] = (manifest, signed)
+
+    async def _begin(self, held: LeaseInWork) -> BeginReply:
+        """Return the base that the coordinator names; one that is here where it does not answer."""
+        lease, before = held.lease, held.stored.begun
+        if before is not None and held.stored.early:  # by an earlier process
+            reply = await announce_base(self.api, held.key, before.version)
+            held.change(early=False)
+            return msgspec.structs.replace(reply, manifest=before.manifest)
+        here = await self._base_here(lease) if before is None else None
+        if here is None:
+            return await self.api.begin(lease.task, lease.attempt)
+        try:
+            return await self.api.begin(lease.task, lease.attempt, patience_s=PATIENCE_S)
+        except Unreachable as error:
+            manifest, signed = here
+            self.hub.notice(
+                f"the coordinator does not answer ({error.message}): task {lease.task} begins "
+                f"from version {manifest.version}, which is here, and the coordinator learns of "
+                "it later",
+                "warning",
+            )
+        held.change(early=True)
+        return BeginReply(
+            version=manifest.version,
+            global_step=manifest.global_step,
+            finish_by=lease.finish_by,
+            manifest=signed,
+        )
+
+    async def _base_here(self, lease: Lease) -> tuple[VersionManifest, SignedManifest] | None:
+        if lease.in_step or lease.job.kind not in NEWEST or LeasePlan.of(lease).several:
+            return None
+        found = self._here.get(lease.run)
+        there = found is not None and await self.downloads.has_weights(found[0])
+        return found if there else None
+
+    async def _submitted(self, run: str) -> None:
+        """Wait until the last result for this run was submitted: the next base is to hold it."""
+        announced = False
+        while self._unsent(run):
+            change = self.life.change()
+            if not announced:
+                announced = True
+                message = "handing in the last result; the next task begins with the next version"
+                self.hub.emit(events.Idle(reason="merging", message=message))
+            await change
+
+    def _unsent(self, run: str) -> bool:
+        """Return True if a result for this run is being encoded, or waits to be submitted."""
+        encoding = any(held.phase == "encode" and held.lease.run == run for held in self.held)
+        return encoding or any(entry.run == run for entry in self.outbox.entries())
+
+
+def _bound(lease: Lease, begun: BeginReply, manifest: VersionManifest) -> Lease:
+    """Return the lease with what became known when work began."""
+    job = msgspec.structs.replace(
+        lease.job,
+        global_step=begun.global_step,
+        base_version=begun.version,
+        base_sha256=manifest.weights.sha256,
+    )
+    return msgspec.structs.replace(lease, finish_by=begun.finish_by, job=job)

@@ -1,0 +1,88 @@
+"""Records that the agent is made of: one coordinator, the files of its profile, its devices."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from shared.clock import Clock
+from shared.protocol.accounts import Benchmark, Device
+from volunteer.account.profile import Home, Identity
+from volunteer.net.api import Api
+from volunteer.net.transfers import Transfers
+from volunteer.net.weights import Weights
+from volunteer.storage.blob_cache import Cache
+from volunteer.storage.carried import Residuals
+from volunteer.storage.leases import Leases
+from volunteer.storage.outbox import Outbox
+from volunteer.training.trainer import Trainer
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """One coordinator: the account there, its endpoints, its files."""
+
+    identity: Identity
+    api: Api
+    transfers: Transfers
+    weights: Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """Files of one account on this machine."""
+
+    home: Home
+    cache: Cache
+    outbox: Outbox
+    leases: Leases
+    residuals: Residuals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Clock and randomness of all waits."""
+
+    clock: Clock
+    rng: random.Random
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LentDevice:
+    """A device that works, its thread, its speed, and the bytes that a task may use there."""
+
+    device: Device
+    trainer: Trainer
+    benchmark: Benchmark | None
+    memory_bytes: int
+
+    @property
+    def id(self) -> str:
+        return self.device.id
+
+
+def usable_bytes(device: Device, memory_gb: float) -> int:
+    """Return the memory of a device that a task may use, in bytes; 0 is unknown."""
+    allowed = int(memory_gb * GIB)
+    return min(allowed, device.memory_bytes) if allowed else device.memory_bytes
+
+
+class ServerClock:
+    """The coordinator's clock, as far as its replies tell: its offset to the local clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset_s = 0.0
+
+    def learn(self, now: float) -> None:
+        """Take over the coordinator's time from a reply."""
+        self._offset_s = now - self._clock.now()
+
+    def now(self) -> float:
+        return self._clock.now() + self._offset_s
+
+    def local(self, instant: float) -> float:
+        """Convert an instant of the coordinator's clock to the local clock."""
+        return instant - self._offset_s

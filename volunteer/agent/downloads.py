@@ -1,0 +1,175 @@
+"""Files of a task from the coordinator: its data, the weights of its base, newer versions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from shared.errors import InvalidFrame
+from shared.local_data import LocalData
+from shared.protocol.leases import Lease
+from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest
+from shared.workloads.base import ChunkRef, DatasetManifest
+from volunteer.agent.collaborators import Remote, ServerClock
+from volunteer.agent.held_leases import LeaseInWork
+from volunteer.control import events
+from volunteer.control.event_bus import Hub
+from volunteer.storage.blob_cache import Cache
+from volunteer.storage.manifests import checked
+
+FETCH_AT_ONCE = 4
+LEAD_S = 3.0  # before the end of a task the next one's weights are fetched, at least
+MOVED_S = 0.1  # what took less was here already
+EVENT_S = 0.25  # progress of a transfer is announced at most this often
+NO_DATA = DatasetManifest(name="", kind="", licence="", source="", chunks=())
+
+
+@dataclass(eq=False, kw_only=True)
+class Downloads:
+    """Brings files into the cache and checks whose they are."""
+
+    remote: Remote
+    cache: Cache
+    hub: Hub
+    server_clock: ServerClock
+    monotonic: Callable[[], float]
+    _datasets: dict[str, DatasetManifest] = field(default_factory=dict, init=False)
+    _fetch_s: float = field(default=0.0, init=False)  # what the last weights took to come
+
+    @property
+    def lead_s(self) -> float:
+        """Return how many seconds before the end of a task to fetch the next one's weights."""
+        return LEAD_S + 2 * self._fetch_s
+
+    async def data(self, held: LeaseInWork, stack: ExitStack) -> LocalData:
+        """Bring the data of a lease here, for as long as `stack` is open."""
+        lease = held.lease
+        manifest = lease.data or await self._dataset(lease.dataset)
+        chunks = wanted(lease, manifest)
+        assets = {name: blob_of(chunk) for name, chunk in manifest.assets.items()}
+        refs = {ref.sha256: ref for ref in (*chunks.values(), *assets.values())}
+        stack.enter_context(self.cache.hold(refs))
+        progress = self._progress(held, "data", sum(ref.size for ref in refs.values()))
+        found = await self._fetch_all(refs.values(), progress)
+        return LocalData(manifest, found)
+
+    async def prefetch_data(self, held: LeaseInWork) -> None:
+        """Bring the data of a task that has not begun into the cache."""
+        with ExitStack() as stack:
+            await self.data(held, stack)
+
+    async def weights(self, held: LeaseInWork, manifest: VersionManifest) -> Path:
+        """Bring the weights of a version into the cache, with progress as events of the task."""
+        began = self.monotonic()
+        path = await self.remote.weights.fetch(manifest, partial(self._progress, held, "weights"))
+        spent = self.monotonic() - began
+        self._fetch_s = spent if spent >= MOVED_S else self._fetch_s
+        return path
+
+    async def held_weights(
+        self, held: LeaseInWork, manifest: VersionManifest, stack: ExitStack
+    ) -> Path:
+        """Bring the weights of a version here, for as long as `stack` is open."""
+        stack.enter_context(self.cache.hold([manifest.weights.sha256]))
+        return await self.weights(held, manifest)
+
+    async def newest(self, lease: Lease) -> tuple[VersionManifest, SignedManifest]:
+        """Return the manifest of the newest version of a lease's run, checked, and as signed."""
+        signed = await self.remote.api.latest(lease.run)
+        return self.checked(signed, lease), signed
+
+    async def newer(self, lease: Lease) -> tuple[VersionManifest, Path, ExitStack]:
+        """Bring the newest version here without events; the stack holds its file until closed."""
+        manifest, _ = await self.newest(lease)
+        with ExitStack() as hold:
+            hold.enter_context(self.cache.hold([manifest.weights.sha256]))
+            path = await self.remote.weights.fetch(manifest, lambda total: lambda done: None)
+            return manifest, path, hold.pop_all()
+
+    async def fits(self, manifest: VersionManifest) -> bool:
+        """Return True if the cache has room for a version and what it is made from."""
+        return await asyncio.to_thread(self.cache.fits, 2 * manifest.weights.size)
+
+    async def has_weights(self, manifest: VersionManifest) -> bool:
+        """Return True if the weights of a version are in the cache."""
+        ref = manifest.weights
+        return await asyncio.to_thread(self.cache.find, ref.sha256, ref.size) is not None
+
+    def checked(self, signed: SignedManifest, lease: Lease) -> VersionManifest:
+        """Return the manifest, once its signature is known to be the coordinator's.
+
+        Raises BadSignature, InvalidFrame.
+        """
+        manifest = checked(signed, self.remote.identity.public_key)
+        if (manifest.run, manifest.workload) != (lease.run, lease.job.workload):
+            raise InvalidFrame("the coordinator sent the manifest of another run")
+        if manifest.expires_at < self.server_clock.now():
+            self.hub.notice(
+                f"version {manifest.version} of {manifest.run} is older than its organiser "
+                "promised: is the coordinator still the right one?",
+                "warning",
+            )
+        return manifest
+
+    async def _fetch_all(
+        self, refs: Iterable[BlobRef], progress: Callable[[int], None]
+    ) -> dict[str, Path]:
+        done: dict[str, int] = {}
+        found: dict[str, Path] = {}
+        limit = asyncio.Semaphore(FETCH_AT_ONCE)
+
+        async def one(ref: BlobRef) -> None:
+            def moved(count: int) -> None:
+                done[ref.sha256] = count
+                progress(sum(done.values()))
+
+            async with limit:
+                found[ref.sha256] = await self.remote.transfers.fetch(ref, moved)
+
+        jobs = [asyncio.ensure_future(one(ref)) for ref in refs]
+        try:
+            await asyncio.gather(*jobs)
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+        return found
+
+    async def _dataset(self, name: str) -> DatasetManifest:
+        if not name:  # a run that makes its own data
+            return NO_DATA
+        if name not in self._datasets:
+            self._datasets[name] = await self.remote.api.dataset(name)
+        return self._datasets[name]
+
+    def _progress(self, held: LeaseInWork, what: str, total: int) -> Callable[[int], None]:
+        """Turn progress into a few events a second."""
+        last = [float("-inf")]
+
+        def moved(done: int) -> None:
+            now = self.monotonic()
+            if now - last[0] >= EVENT_S or done >= total:
+                last[0] = now
+                self.hub.emit(
+                    events.Fetching(task=held.key[0], what=what, done_bytes=done, total_bytes=total)
+                )
+
+        return moved
+
+
+def wanted(lease: Lease, manifest: DatasetManifest) -> dict[int, BlobRef]:
+    """Return the chunks a task needs, by index. Raises InvalidFrame for one that is not there."""
+    found = {}
+    for index in lease.chunks:
+        if not 0 <= index < len(manifest.chunks):
+            raise InvalidFrame(f"the task names chunk {index}, which {manifest.name} does not have")
+        found[index] = blob_of(manifest.chunks[index])
+    return found
+
+
+def blob_of(chunk: ChunkRef) -> BlobRef:
+    return BlobRef(sha256=chunk.sha256, size=chunk.size)

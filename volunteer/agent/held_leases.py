@@ -1,0 +1,122 @@
+"""Leases that this agent works on, and how many more it may take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from shared.protocol.heartbeat import TaskBeat
+from shared.protocol.leases import Lease
+from volunteer.agent.lifecycle import Lifecycle
+from volunteer.storage.leases import HeldLease
+from volunteer.training.trainer import Handle
+
+LeasePhase: TypeAlias = Literal["queued", "fetch", "train", "encode", "upload", "paused"]
+LeaseKey: TypeAlias = tuple[int, int]  # task, attempt
+
+
+class LeaseInWork:
+    """A lease that is being worked on."""
+
+    def __init__(self, stored: HeldLease) -> None:
+        self.stored = stored
+        self.phase: LeasePhase = "queued"
+        self.handle: Handle[Any] | None = None
+        self.steps_before = 0  # of those that the handle counts
+        self.work: asyncio.Task[None] | None = None
+        self.ended = ""  # "cancelled", "gone", "released", "saved": why it is given up
+        self.message = ""
+        self.ordered_pause = False
+        self.freed = asyncio.Event()  # its device may do something else
+
+    @property
+    def key(self) -> LeaseKey:
+        return self.stored.key
+
+    @property
+    def lease(self) -> Lease:
+        return self.stored.lease
+
+    def free(self) -> None:
+        """Let the device do something else: nothing is left that needs it."""
+        self.freed.set()
+
+    def change(self, **changes: object) -> None:
+        """Change the stored part of the lease, in memory."""
+        self.stored = msgspec.structs.replace(self.stored, **changes)
+
+    def end(self, how: str, message: str, *, save: bool = False) -> None:
+        """Give it up in any phase; the first reason counts."""
+        if self.ended:
+            return
+        self.ended, self.message = how, message
+        if self.handle is not None:
+            self.handle.stop(message, save=save)
+        elif self.work is not None:
+            self.work.cancel()
+
+    def report(self, *, paused: bool) -> TaskBeat:
+        """Return what a heartbeat says of it."""
+        latest = self.handle.latest if self.handle else None
+        return TaskBeat(
+            task=self.key[0],
+            attempt=self.key[1],
+            phase="paused" if paused and self.phase == "train" else self.phase,
+            step=self.steps_before + (latest.step if latest else 0),
+            steps=self.lease.job.steps,
+            loss=latest.loss if latest else None,
+            rate=latest.steps_per_s if latest else None,
+        )
+
+
+class HeldLeases:
+    """Holds the leases in work by task and attempt, counted against `max_tasks` (0: no limit)."""
+
+    def __init__(self, life: Lifecycle, max_tasks: int = 0) -> None:
+        # Leases whose time ran out and whose task no other volunteer has claimed yet.
+        self.late: set[LeaseKey] = set()
+        self.submitted = 0  # tasks whose results the coordinator has
+        self._life = life
+        self._leases: dict[LeaseKey, LeaseInWork] = {}
+        self._left = max_tasks if max_tasks > 0 else None
+        self._counted: set[LeaseKey] = set()  # taken against `max_tasks`
+
+    def __iter__(self) -> Iterator[LeaseInWork]:
+        return iter(tuple(self._leases.values()))
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def get(self, key: LeaseKey) -> LeaseInWork | None:
+        """Return the lease in work, if there is one."""
+        return self._leases.get(key)
+
+    @property
+    def exhausted(self) -> bool:
+        """Return True if `max_tasks` leases have been taken; a lost one makes room for another."""
+        return self._left is not None and self._left <= 0
+
+    def take(self, held: LeaseInWork) -> None:
+        """Begin to work on a lease."""
+        self._leases[held.key] = held
+        if self._left is not None:
+            self._left -= 1
+            self._counted.add(held.key)
+        self._life.notify()
+
+    def put_down(self, held: LeaseInWork, *, counted: bool) -> None:
+        """End the work on a lease; without a result it does not count against `max_tasks`."""
+        self._leases.pop(held.key, None)
+        if not counted:
+            self.lost(held.key)
+        self._life.notify()
+
+    def lost(self, key: LeaseKey) -> None:
+        """Count a lease no longer: no result of it was, or will be, submitted."""
+        self.late.discard(key)
+        if self._left is not None and key in self._counted:
+            self._counted.remove(key)
+            self._left += 1

@@ -1,0 +1,76 @@
+"""Ends of leases: given back, dropped or done; each leaves the held leases and is announced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.errors import Gone, Unavailable, VolunteerError
+from shared.protocol.leases import ReleaseRequest
+from volunteer.agent.held_leases import HeldLeases, LeaseInWork
+from volunteer.agent.lifecycle import Lifecycle
+from volunteer.control import events
+from volunteer.control.event_bus import Hub
+from volunteer.net.api import Api
+from volunteer.storage.leases import Leases
+from volunteer.storage.outbox import Entry, Outbox
+
+# For the parts of a lease that is given back: afterwards the coordinator accepts none.
+SUBMIT_S = 5.0
+
+
+@dataclass(eq=False, kw_only=True)
+class LeaseEnds:
+    """Ends leases."""
+
+    api: Api
+    leases: Leases
+    outbox: Outbox
+    held: HeldLeases
+    life: Lifecycle
+    hub: Hub
+
+    async def give_back(self, held: LeaseInWork, reason: str, *, failed: bool) -> None:
+        """Release a lease, after what waits of it to be submitted; `failed` counts it against the
+        task.
+        """
+        task, attempt = held.key
+        if self.outbox.holds(task, attempt):
+            self.api.client.hurry()
+        await self.life.sleep(SUBMIT_S, unless=lambda: not self.outbox.holds(task, attempt))
+        request = ReleaseRequest(attempt=attempt, reason=reason[:200], failed=failed)
+        try:
+            await self.api.release(task, request)
+        except (Unavailable, Gone):
+            pass  # it runs out by itself, or has
+        except VolunteerError as error:
+            self.hub.notice(f"task {task} could not be given back: {error.message}")
+        self.leases.drop(held.lease)
+
+    async def without_result(self, held: LeaseInWork, how: str, message: str) -> None:
+        """End a lease without a contribution: `how` is an end of `TaskEnded`."""
+        if how in ("released", "failed"):
+            await self.give_back(held, message, failed=how == "failed")
+        elif how != "saved":
+            self.leases.drop(held.lease)
+        self.held.put_down(held, counted=False)
+        self.hub.emit(events.TaskEnded(task=held.key[0], how=how, message=message))
+
+    def done(self, held: LeaseInWork, result: Entry | None) -> None:
+        """End a lease whose last result is in the outbox; None: it was there at the start."""
+        self.leases.drop(held.lease)
+        if result is not None:
+            job, submit = held.lease.job, result.submit
+            # The wire says 0 where there is no loss.
+            measured = bool(submit.loss_first or submit.loss_last)
+            self.hub.emit(
+                events.Trained(
+                    task=result.task,
+                    run=result.run,
+                    steps=job.steps,
+                    samples=job.stop - job.start,
+                    loss_first=submit.loss_first if measured else None,
+                    loss_last=submit.loss_last if measured else None,
+                    train_s=submit.train_s,
+                )
+            )
+        self.held.put_down(held, counted=True)

@@ -1,0 +1,107 @@
+"""Lifecycle of a running agent: finishing, closing, fatal, and the signal that its loops wait for.
+
+Everything here belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, TypeVar
+
+from shared.clock import Clock
+from shared.errors import Banned, Configuration, Unauthorized, UpgradeRequired, VolunteerError
+from volunteer.control.commands import How
+
+FATAL = (Unauthorized, Banned, UpgradeRequired, Configuration)
+
+T = TypeVar("T")
+
+
+class Lifecycle:
+    """Holds whether the agent takes new work, is to end, or cannot go on; signals each change."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.finishing = False  # no new work after the tasks in work
+        self.closing: How | None = None
+        self.fatal: VolunteerError | None = None
+        self.retries = 0  # how often the owner cut the waits short
+        self._changed = asyncio.Event()
+
+    @property
+    def ending(self) -> bool:
+        return self.closing is not None or self.fatal is not None
+
+    @property
+    def winding_up(self) -> bool:
+        return self.ending or self.finishing
+
+    def finish(self) -> None:
+        """Take no new work."""
+        self.finishing = True
+        self.notify()
+
+    def take_work_again(self) -> bool:
+        """End `finish`. Return True if it was in force."""
+        was, self.finishing = self.finishing, False
+        return was
+
+    def close(self, how: How) -> None:
+        """End the agent; an order that is more urgent than "finish" replaces it."""
+        if self.closing in (None, "finish"):
+            self.closing = how
+        self.notify()
+
+    def give_up(self, error: VolunteerError) -> None:
+        """End the agent with this error; the first one counts."""
+        self.fatal = self.fatal or error
+        self.notify()
+
+    def retry(self) -> None:
+        """Cut the waits of all loops short."""
+        self.retries += 1
+        self.notify()
+
+    # The signal.
+
+    def change(self) -> Coroutine[Any, Any, Literal[True]]:
+        """Wait for the next change. Call it before checking what may change, await it after."""
+        return self._changed.wait()
+
+    def notify(self) -> None:
+        """Wake all that wait for a change: of leases, pauses, results, runs, or of this."""
+        before, self._changed = self._changed, asyncio.Event()
+        before.set()
+
+    async def unless(self, hindrance: Callable[[], bool], work: Coroutine[Any, Any, T]) -> T | None:
+        """Return the result of `work`, or None as soon as `hindrance` holds; then the work is
+        cancelled.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                changed = asyncio.ensure_future(self.change())
+                if hindrance():
+                    changed.cancel()
+                    return None
+                await asyncio.wait({task, changed}, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until a condition holds that is checked after each change."""
+        while True:
+            change = self.change()
+            if holds():
+                change.close()
+                return
+            await change
+
+    async def sleep(self, seconds: float, unless: Callable[[], bool]) -> None:
+        """Sleep, but no longer than until `unless` holds."""
+        await self.unless(unless, self.clock.sleep(seconds))

@@ -1,0 +1,94 @@
+"""Pauses by device and reason: written by the owner, the coordinator and the policy, applied to the
+trainers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from volunteer.agent.lifecycle import Lifecycle
+from volunteer.control import events
+from volunteer.control.event_bus import Hub
+from volunteer.training.trainer import Trainer
+
+YOU = "you"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseReason:
+    """Reason why a device idles, and what ends it."""
+
+    by: str
+    message: str
+    until: str = ""
+
+
+class PauseBoard:
+    """Holds the reasons for pauses; a device works while there is none.
+
+    `watch` connects a trainer: each change reaches it at once.
+    """
+
+    def __init__(self, life: Lifecycle, hub: Hub) -> None:
+        self.share = 1.0  # of the time in which devices may work
+        self._life = life
+        self._hub = hub
+        self._reasons: dict[str, dict[str, PauseReason]] = {}  # device ("" = all) -> by -> reason
+        self._trainers: dict[str, Trainer] = {}
+
+    def watch(self, device: str, trainer: Trainer) -> None:
+        """Apply pauses and share to this trainer from now on."""
+        self._trainers[device] = trainer
+        trainer.share = self.share
+        self._apply()
+
+    def set_share(self, share: float) -> None:
+        """Let devices work for this share of the time."""
+        self.share = share
+        for trainer in self._trainers.values():
+            trainer.share = share
+
+    def pause(self, device: str = "", *, by: str, message: str, until: str) -> None:
+        """Free a device (all, without a name); its task stays."""
+        self._reasons.setdefault(device, {})[by] = PauseReason(by=by, message=message, until=until)
+        self._apply()
+        self._hub.emit(events.Paused(device=device, by=by, message=message, until=until))
+
+    def resume(self, device: str = "", *, by: str, finishing: bool = False) -> bool:
+        """Remove one reason, on all devices without a name; work goes on when none is left.
+
+        Return False if it was not there. With `finishing` the same order also ended `finish`.
+        """
+        names = list(self._reasons) if not device else [device]
+        found = [self._reasons.get(name, {}).pop(by, None) for name in names]
+        was = any(found)
+        self._apply()
+        left = self.paused(device)
+        over = f"paused by {by}, still" if was or not finishing else "finishing, but paused"
+        message = f"no longer {over} by {left.by}: {left.message}" if left else ""
+        if was or finishing or left is None:
+            self._hub.emit(events.Resumed(device=device, by=by, message=message))
+        return was
+
+    def paused(self, device: str) -> PauseReason | None:
+        """Return a reason why a device is paused, if there is one; "" is all of them at once."""
+        for name in ("", device):
+            for reason in self._reasons.get(name, {}).values():
+                return reason
+        return None
+
+    def paused_by(self, device: str, by: str) -> bool:
+        """Return True if this is one of the reasons why a device is paused."""
+        return any(by in self._reasons.get(name, {}) for name in ("", device))
+
+    def reasons(self) -> frozenset[tuple[str, str]]:
+        """Return every device with every reason."""
+        return frozenset((name, by) for name, found in self._reasons.items() for by in found)
+
+    def _apply(self) -> None:
+        for device, trainer in self._trainers.items():
+            if self.paused(device):
+                trainer.pause()
+            else:
+                trainer.resume()
+        self._life.notify()

@@ -1,0 +1,96 @@
+"""Runs that this volunteer helps: chosen by its owner, agreed to, and those that the command line
+names.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from shared.errors import BadRequest
+from shared.protocol.accounts import RunInfo
+from volunteer.account.profile import Home
+from volunteer.agent.lifecycle import Lifecycle
+from volunteer.control.event_bus import Hub
+from volunteer.net.api import Api
+from volunteer.settings.settings import Settings
+from volunteer.text import printable
+
+ENDED = ("completed", "failed")
+LISTED_MAX = 20
+
+
+class RunChoice:
+    """Holds which runs to claim for, and records consent to their licences."""
+
+    def __init__(self, settings: Settings, api: Api, home: Home, hub: Hub, life: Lifecycle) -> None:
+        self._chosen = settings.runs  # empty = any
+        self._any_licence = settings.consent == "all"
+        self._api = api
+        self._home = home
+        self._hub = hub
+        self._life = life
+
+    def choose(self, runs: tuple[str, ...]) -> None:
+        """Help only these from the next task on; empty = any."""
+        self._chosen = runs
+        self._life.notify()
+
+    def wanted(self) -> tuple[str, ...] | None:
+        """Return the runs to claim for: () is any run, None is nothing."""
+        if self._any_licence:
+            return self._chosen
+        agreed = self._home.memory.consents
+        runs = tuple(run for run in agreed if not self._chosen or run in self._chosen)
+        return runs or None
+
+    async def consent(self, run: str) -> None:
+        """Agree to the licence of a run. Raises NotFound."""
+        await self._api.consent(run)
+        memory = self._home.memory
+        if run not in memory.consents:
+            self._home.remember(consents=(*memory.consents, run))
+        self._life.notify()
+
+    async def agree(self, run: str) -> None:
+        """Record the consent that joining gave to a run of this coordinator, and announce what it
+        covers.
+        """
+        if run in self._home.memory.consents:
+            return
+        info = next((r for r in self._hub.status.runs if r.name == run), None)
+        if info is None:
+            info = await self._api.run(run)
+        await self._api.consent(run)
+        self._home.remember(consents=(*self._home.memory.consents, run))
+        contact = f", questions to {info.contact}" if info.contact else ""
+        self._hub.notice(
+            f'helping "{run}": the model will be published under {info.licence}, '
+            f"the data is under {info.dataset_licence or 'no stated licence'}{contact}"
+        )
+
+
+def check_chosen(chosen: Sequence[str], runs: Sequence[RunInfo]) -> None:
+    """Raise BadRequest, with the runs there are, for a name that is none of them or when all that
+    are named have ended.
+    """
+    if not chosen:
+        return
+    known = {run.name: run for run in runs}
+    for name in chosen:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f' (did you mean "{near[0]}"?)' if near else ""
+            raise BadRequest(f'there is no run "{name}" here{hint}; {_listed(runs)}')
+    if all(known[name].state in ENDED for name in chosen):
+        names = " and ".join(f'"{name}"' for name in chosen)
+        verb = "has" if len(chosen) == 1 else "have"
+        raise BadRequest(f"{names} {verb} ended: nothing is left to do; {_listed(runs)}")
+
+
+def _listed(runs: Sequence[RunInfo]) -> str:
+    if not runs:
+        return "the coordinator has no run yet"
+    shown = [f"{printable(run.name)} ({printable(run.workload)}, {run.state})" for run in runs]
+    more = f" and {len(shown) - LISTED_MAX} more" if len(shown) > LISTED_MAX else ""
+    return f"the runs are: {', '.join(shown[-LISTED_MAX:])}{more}"

@@ -1,0 +1,228 @@
+"""One stretch of a lease on its training thread, and how a lease is cut into parts and stretches.
+
+A lease hands in one gradient or update for each of its parts, and pulls the newest weights after
+every `pull_steps` mini-batches:
+
+    pull ── stretch ── pull ── stretch ── submit part 0 ── stretch ── ...
+
+A stretch is what lies between two of these points. An ordinary task is one part of one stretch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import VolunteerError
+from shared.protocol.leases import Lease
+from shared.protocol.versions import VersionManifest
+from shared.workloads.base import Job, Work
+from volunteer.agent.collaborators import LentDevice
+from volunteer.agent.downloads import Downloads
+from volunteer.agent.held_leases import LeaseInWork
+from volunteer.agent.lifecycle import Lifecycle
+from volunteer.control import events
+from volunteer.control.event_bus import Hub
+from volunteer.training.job import Assignment, Finished, Interrupted, TrainingReport
+from volunteer.training.local_task import LocalTask, Made
+from volunteer.training.trainer import Handle
+
+FOLLOW_S = 30.0  # before the next try to fetch a newer version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasePlan:
+    """Cuts of a lease, in steps: a part is submitted, a pull brings the newest version."""
+
+    steps: int
+    part_steps: int
+    pull_steps: int
+    redo: bool  # each part waits for its verdict: one that came too late is computed again
+
+    @classmethod
+    def of(cls, lease: Lease) -> LeasePlan:
+        """Return the plan of a lease; only gradients come in parts."""
+        steps = lease.job.steps
+        if lease.job.update != "gradient":
+            return cls(steps=steps, part_steps=steps, pull_steps=steps, redo=False)
+        return cls(
+            steps=steps,
+            part_steps=min(lease.part_steps or steps, steps),
+            pull_steps=lease.pull_every or steps,
+            redo=lease.redo,
+        )
+
+    @property
+    def several(self) -> bool:
+        """Return True if more than one result, base or try may be needed."""
+        return self.redo or min(self.part_steps, self.pull_steps) < self.steps
+
+    @property
+    def parts(self) -> int:
+        return max(1, -(-self.steps // max(1, self.part_steps)))
+
+    def first(self, part: int) -> int:
+        return part * self.part_steps
+
+    def end(self, part: int) -> int:
+        return min(self.steps, (part + 1) * self.part_steps)
+
+    def lease_of(self, lease: Lease, part: int, steps: tuple[int, int]) -> Lease:
+        """Return the lease of a stretch of a part: its job, and the price of its part."""
+        if steps == (0, self.steps):
+            return lease
+        price = lease.price_micro * (self.end(part) - self.first(part)) // max(1, self.steps)
+        job = stretch_of(lease.job, *steps)
+        return msgspec.structs.replace(lease, job=job, price_micro=price)
+
+
+@dataclass(eq=False, kw_only=True)
+class StretchRunner:
+    """Trains stretches on one device, announces their progress, and brings newer versions to work
+    that can go on with them.
+    """
+
+    device: LentDevice
+    downloads: Downloads
+    life: Lifecycle
+    hub: Hub
+    snapshot_s: float
+
+    async def run(
+        self, held: LeaseInWork, task: LocalTask, on_report: Callable[[TrainingReport], None]
+    ) -> Finished[Made | None] | Interrupted:
+        """Train a stretch; the value is what to submit, None where its part goes on."""
+        loop = asyncio.get_running_loop()
+        whole, job = held.lease.job, task.files.held.lease.job
+
+        def pass_on(report: TrainingReport) -> None:
+            """On the training thread."""
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(reported, of_whole(report, whole, job))
+
+        def reported(report: TrainingReport) -> None:
+            self._announce(held, report, task)
+            on_report(report)
+
+        def halved(micro: int) -> None:
+            if not loop.is_closed():
+                event = events.Halved(task=held.key[0], device=self.device.id, micro_batch=micro)
+                loop.call_soon_threadsafe(self.hub.emit, event)
+
+        handle = self.device.trainer.submit(
+            Assignment(
+                begin=task.begin,
+                finish=task.finish,
+                samples=job.stop - job.start,
+                report=pass_on,
+                halved=halved,
+                save=task.save,
+                save_every_s=self.snapshot_s,
+            )
+        )
+        held.phase, held.handle = "train", handle
+        if held.ended:
+            handle.stop(held.message)
+        following = asyncio.ensure_future(self._follow(handle, task))
+        try:
+            return await asyncio.wrap_future(handle.future)
+        finally:
+            handle.stop("the task was given up")  # without effect on one that is over
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    def _announce(self, held: LeaseInWork, report: TrainingReport, task: LocalTask) -> None:
+        lease, begun = held.lease, held.stored.begun
+        self.hub.emit(
+            events.Training(
+                task=lease.task,
+                run=lease.run,
+                device=self.device.id,
+                step=report.step,
+                steps=report.steps,
+                samples=report.samples,
+                loss=report.loss,
+                steps_per_s=report.steps_per_s,
+                tokens_per_s=report.samples_per_s * task.items_per_sample,
+                eta_s=report.eta_s,
+                version=begun.version if begun else 0,
+                preview=report.preview,
+                metrics=dict(report.metrics),
+                items=task.items,
+                counted=report.counted,
+            )
+        )
+
+    async def _follow(self, handle: Handle[Made | None], task: LocalTask) -> None:
+        """Bring newer versions to work that may go on with them, as heartbeats announce them."""
+        lease, newest = task.files.held.lease, task.files.manifest.version
+        if lease.job.kind != "selfplay":
+            return
+        holds: dict[int, ExitStack] = {}  # of files that the work has yet to go on with
+
+        def let_go(version: int) -> None:
+            """On any thread."""
+            if (hold := holds.pop(version, None)) is not None:
+                hold.close()
+
+        def swap(work: Work, manifest: VersionManifest, path: Path) -> None:
+            task.swap(work, manifest, path)
+            let_go(manifest.version)
+
+        try:
+            while True:
+                change = self.life.change()
+                if self._announced(lease.run) <= newest:
+                    await change
+                    continue
+                change.close()
+                try:
+                    manifest, path, hold = await self.downloads.newer(lease)
+                except VolunteerError as error:
+                    self.hub.notice(f"version not fetched: {error.message}", "warning")
+                    await self.life.clock.sleep(FOLLOW_S)
+                    continue
+                holds[manifest.version] = hold
+                newest = manifest.version
+                handle.tell(partial(swap, manifest=manifest, path=path))
+        finally:
+            for version in list(holds):
+                let_go(version)
+
+    def _announced(self, run: str) -> int:
+        """Return the newest version of a run that a heartbeat announced."""
+        return max((b.version for b in self.hub.status.beats if b.run == run), default=0)
+
+
+def stretch_of(job: Job, first: int, end: int) -> Job:
+    """Return steps [first, end) of a job as a job of their own, with a seed of their own."""
+    start = job.start + first * job.batch_size
+    return msgspec.structs.replace(
+        job,
+        start=start,
+        stop=job.stop if end == job.steps else job.start + end * job.batch_size,
+        steps=end - first,
+        seed=(job.seed + first * 0x9E3779B97F4A7C15) & ((1 << 63) - 1),
+    )
+
+
+def of_whole(report: TrainingReport, whole: Job, stretch: Job) -> TrainingReport:
+    """Return a report on a stretch as one on its lease, with what was done before."""
+    if (stretch.start, stretch.stop) == (whole.start, whole.stop):
+        return report
+    samples = stretch.start - whole.start
+    left = whole.stop - stretch.start - report.samples
+    rate = report.samples_per_s
+    return replace(
+        report,
+        step=samples // whole.batch_size + report.step,
+        steps=whole.steps,
+        samples=samples + report.samples,
+        eta_s=max(0, left) / rate if rate > 0 else None,
+    )

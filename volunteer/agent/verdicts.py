@@ -1,0 +1,83 @@
+"""Verdicts of the coordinator on contributions, applied in one place wherever they came from."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from shared.errors import VolunteerError
+from shared.protocol.contributions import Verdict
+from volunteer.account.profile import Home, is_news
+from volunteer.control import events
+from volunteer.control.event_bus import Hub
+from volunteer.storage.carried import Residuals
+from volunteer.storage.outbox import Entry
+from volunteer.text import printable
+
+
+class Verdicts:
+    """Stores verdicts, settles the residuals of what they judge, and announces them."""
+
+    def __init__(self, home: Home, residuals: Residuals, hub: Hub) -> None:
+        self._home = home
+        self._residuals = residuals
+        self._hub = hub
+        self._expected: dict[str, asyncio.Future[Verdict]] = {}  # by the name of the result
+
+    @property
+    def news_until(self) -> int:
+        """Return the last news that a heartbeat brought."""
+        return self._home.memory.news_until
+
+    def apply(
+        self, verdicts: tuple[Verdict, ...], *, until: int = 0, result: Entry | None = None
+    ) -> None:
+        """Apply verdicts: those on `result`, the reply to its submission, or news of a heartbeat.
+
+        The coordinator may send the same news twice: only what is new counts. `until` is how far
+        the news go.
+        """
+        known = {verdict.contribution: verdict for verdict in self._home.memory.verdicts}
+        fresh = tuple(
+            msgspec.structs.replace(verdict, message=printable(verdict.message))
+            for verdict in verdicts
+            if result is not None or is_news(verdict, known.get(verdict.contribution))
+        )
+        if fresh or until > self._home.memory.news_until:
+            self._home.remember_verdicts(fresh, until)
+        devices, name = (
+            (result.device,) if result else self._devices(),
+            result.name if result else "",
+        )
+        for verdict in fresh:
+            self._hub.emit(events.Judged(verdict=verdict))
+            self._residuals.judged(verdict, devices, name)
+
+    def lost(self, result: Entry) -> None:
+        """Treat a result as if it had never been made."""
+        self._residuals.lost(result.run, result.task, (result.device,), result.name)
+
+    def rolled_back(self, run: str) -> None:
+        """Forget the residuals of a run whose base was set back."""
+        self._residuals.forget(run, self._devices())
+
+    def expect(self, name: str) -> asyncio.Future[Verdict]:
+        """Return the future verdict on a result that is about to be submitted."""
+        answer = self._expected[name] = asyncio.get_running_loop().create_future()
+        # Its error may stay unread: the work may have ended.
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return answer
+
+    def answered(self, name: str, verdict: Verdict | VolunteerError) -> None:
+        """Resolve what `expect` returned."""
+        answer = self._expected.pop(name, None)
+        if answer is None or answer.done():
+            return
+        if isinstance(verdict, VolunteerError):
+            answer.set_exception(verdict)
+        else:
+            answer.set_result(verdict)
+
+    def _devices(self) -> tuple[str, ...]:
+        return tuple(device.id for device in self._hub.status.devices)

@@ -1,0 +1,73 @@
+"""Announces what a device works on, and why it idles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shared.clock import Clock
+from volunteer.agent.claimer import Idle
+from volunteer.agent.collaborators import ServerClock
+from volunteer.agent.held_leases import LeaseInWork
+from volunteer.control import events
+from volunteer.control.event_bus import Hub
+
+
+@dataclass(eq=False, kw_only=True)
+class WorkNews:
+    """Emits the events of one device; while it trains, being without a next task is no news."""
+
+    device: str
+    hub: Hub
+    clock: Clock
+    server_clock: ServerClock
+    at_work: bool = field(default=False, init=False)
+    _later: events.Idle | None = field(default=None, init=False)
+
+    def begins(self) -> None:
+        """Note that the device begins a task."""
+        self.at_work, self._later = True, None
+
+    def ends(self) -> None:
+        """Note that the device has ended a task; announce why there is no next one, if known."""
+        self.at_work = False
+        if self._later is not None:
+            self.hub.emit(self._later)
+        self._later = None
+
+    def claims(self) -> None:
+        """Announce that the device claims, unless it works or a reason to idle is shown."""
+        if not self.at_work and not self.hub.status.idle:
+            self.idle(Idle(reason="asking", message="asking the coordinator for work"))
+
+    def idle(self, why: Idle) -> None:
+        """Announce why there is nothing to do, once, and when the next claim is made."""
+        until = self.clock.now() + why.wait_s if why.wait_s else None
+        status = self.hub.status
+        known = (status.idle, status.idle_message) == (why.reason, why.message)
+        event = events.Idle(reason=why.reason, message=why.message, until=until, repeated=known)
+        if self.at_work:
+            self._later = event
+        elif until is not None or not known:
+            self.hub.emit(event)
+
+    def claimed(self, held: LeaseInWork) -> None:
+        """Announce a lease."""
+        lease, job = held.lease, held.lease.job
+        self.hub.emit(
+            events.Claimed(
+                task=lease.task,
+                attempt=lease.attempt,
+                run=lease.run,
+                workload=job.workload,
+                device=self.device,
+                steps=job.steps,
+                samples=job.stop - job.start,
+                price_micro=lease.price_micro,
+                finish_by=self.server_clock.local(lease.finish_by),
+            )
+        )
+
+    def failing(self, failures: int, message: str) -> None:
+        """Announce that several tasks in a row failed."""
+        text = f"{failures} tasks in a row failed on {self.device}: {message}"
+        self.hub.notice(text, "error")

@@ -1,0 +1,105 @@
+"""End of the terminal application: by key, by signal, or with its volunteer."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING
+
+from volunteer.control.commands import How
+from volunteer.control.sentences import words
+
+if TYPE_CHECKING:
+    from volunteer.tui.app import VolunteerApp
+
+
+class Departure:
+    """Ends the volunteer of this process in good order, and the program after it."""
+
+    def __init__(self, app: VolunteerApp) -> None:
+        self._app = app
+        self.how: How | None = None  # set once the volunteer is to end
+        self.at_once = False  # a second request: the program does not wait for the volunteer
+
+    def catch_signals(self) -> None:
+        """Leave in good order, with the terminal as it was, when the system asks the program to
+        end; at once with the second signal.
+        """
+        loop = asyncio.get_running_loop()
+        for name in ("SIGTERM", "SIGHUP", "SIGINT"):
+            try:
+                loop.add_signal_handler(getattr(signal, name), self._on_signal)
+            except (AttributeError, NotImplementedError, RuntimeError, ValueError):
+                continue  # not on this system, or not in the main thread
+
+    def _on_signal(self) -> None:
+        if self._only_the_program:
+            self._exit()
+        else:
+            self.stop("release")
+
+    @property
+    def _only_the_program(self) -> bool:
+        """Return True if there is no volunteer to end, or it was requested already."""
+        control = self._app.control
+        return self.how is not None or control is None or control.remote
+
+    def leave(self) -> None:
+        """Leave.
+
+        A volunteer of this process is ended, after a question when a task is in hand; a second
+        time: at once.
+        """
+        if self._only_the_program or self._app.ended:
+            self._exit()
+        else:
+            self.confirm()
+
+    def confirm(self) -> None:
+        """End the volunteer, here or in the background, after a question when a task is in hand."""
+        from volunteer.tui.screens.confirm_quit import Quit
+
+        app = self._app
+        if not app.latest.status.tasks:
+            self.stop("release")
+        elif not isinstance(app.screen, Quit):
+            app.redraw()
+            app.push_screen(Quit(app.scene()), self._answered)
+
+    def _answered(self, how: How | None) -> None:
+        if how is not None:
+            self.stop(how)
+
+    def stop(self, how: How) -> None:
+        """End the volunteer; the program ends when it has."""
+        app = self._app
+        if app.control is None or app.ended:
+            app.exit(self.exit_code)
+            return
+        self.how = how
+        app.expect_end()
+        app.command(app.control.stop(how))
+        app.redraw()
+
+    def over(self) -> None:
+        """End the program after its volunteer, if that was requested here."""
+        if self.how is not None:
+            self._app.exit(self.exit_code)
+
+    def _exit(self) -> None:
+        self.at_once = self.how is not None and not self._app.ended
+        self._app.exit(self.exit_code)
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code of the volunteer; 0 while it goes on elsewhere."""
+        ended = self._app.latest.ended
+        return ended.code if ended is not None else 0
+
+    @property
+    def farewell(self) -> str:
+        """Return the sentence that stays in the terminal when the screen is gone: the end of the
+        volunteer; empty while it goes on.
+        """
+        ended = self._app.latest.ended
+        return (words(ended) or "") if ended is not None else ""

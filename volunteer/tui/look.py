@@ -1,0 +1,81 @@
+"""Appearance of the screens: theme, characters, keys, animations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from textual.theme import Theme
+
+from volunteer.tui import themes
+from volunteer.tui.terminal.ascii import AsciiFilter
+from volunteer.tui.text import ASCII, UNICODE, Glyphs
+
+if TYPE_CHECKING:
+    from volunteer.tui.app import VolunteerApp
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """Display settings."""
+
+    theme: str = themes.DEFAULT
+    ascii: bool = False
+    animations: bool = False
+    keys: dict[str, str] = {}  # action id -> key
+    page: str = "dashboard"  # the first one
+    power_price: float = 0.0  # of a kilowatt-hour
+
+
+class Appearance:
+    """Applies display settings to the application."""
+
+    def __init__(self, app: VolunteerApp, look: Look) -> None:
+        self._app = app
+        self.look = look
+        self.filter = AsciiFilter(enabled=look.ascii)
+
+    @property
+    def glyphs(self) -> Glyphs:
+        return ASCII if self.look.ascii else UNICODE
+
+    def begin(self) -> None:
+        """Apply all settings, before the application is mounted."""
+        app, look = self._app, self.look
+        for theme in themes.THEMES:
+            app.register_theme(theme)
+        app.theme = look.theme if look.theme in app.available_themes else themes.DEFAULT
+        if not look.animations:
+            app.animation_level = "none"
+        if look.keys:
+            app.set_keymap(look.keys)
+
+    def mounted(self) -> None:
+        """Mark the application for its stylesheet, and save a theme that is chosen there."""
+        self._app.set_class(self.look.ascii, "-ascii")
+        self._app.theme_changed_signal.subscribe(self._app, self._keep_theme)
+
+    def change(self, name: str, value: Any) -> None:
+        """Apply one setting that is saved already."""
+        app = self._app
+        if name == "theme" and value not in app.available_themes:
+            return
+        self.look = msgspec.structs.replace(self.look, **{name: value})
+        match name:
+            case "theme":
+                app.theme = value
+            case "keys":
+                app.set_keymap(value)
+            case "animations":
+                app.animation_level = "full" if value else "none"
+            case "ascii":
+                self.filter.enabled = value
+                app.set_class(value, "-ascii")
+                app.refresh(layout=True)
+        app.redraw()
+
+    def _keep_theme(self, theme: Theme) -> None:
+        """Save a theme that was chosen here for the next start."""
+        app = self._app
+        if app.control is not None and theme.name != self.look.theme:
+            self.look = msgspec.structs.replace(self.look, theme=theme.name)
+            app.command(app.control.set_settings({"theme": theme.name}))
