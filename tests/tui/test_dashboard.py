@@ -19,7 +19,8 @@ from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app, opened, screen_text
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
-from volunteer.tui.app import Look, VolunteerApp
+from volunteer.tui.app import VolunteerApp
+from volunteer.tui.look import Look
 from volunteer.tui.screens.dashboard import Dashboard
 from volunteer.tui.widgets.cards import CreditsCard, RunCard
 

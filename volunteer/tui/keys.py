@@ -155,7 +155,8 @@ COMMANDS = (
         key="q",
         action="leave",
         short="quit",
-        help="Quit; asks what to do with a task in hand. One in the background keeps running.",
+        help="Quit; asks what to do with a task in hand. A volunteer in the background keeps "
+        "running.",
         place="footer",
         rank=10,
     ),
