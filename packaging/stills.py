@@ -87,7 +87,8 @@ async def stills(link: str, name: str, after_s: float) -> dict[str, str]:
     """All pictures: the first steps, then each page `after_s` seconds later."""
     from volunteer.engine import Engine
     from volunteer.settings.settings import directories
-    from volunteer.tui.app import Look, VolunteerApp
+    from volunteer.tui.app import VolunteerApp
+    from volunteer.tui.look import Look
 
     engine = Engine(directories(), start_paused=True)
     working = asyncio.create_task(engine.run())
