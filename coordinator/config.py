@@ -64,6 +64,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     invite_only: Annotated[
         bool, Meta(description="Let nobody register without an invite code.")
     ] = False
+    open: Annotated[
+        bool,
+        Meta(
+            description="Let strangers register without a code: on probation until their work "
+            "passed checks, and paid after an escrow."
+        ),
+    ] = False
     url: Annotated[
         str,
         Meta(
@@ -266,6 +273,11 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 def _check(settings: Settings) -> None:
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise Configuration("tls_cert and tls_key go together: give both or neither")
+    if settings.open and settings.invite_only:
+        raise Configuration(
+            "open and invite_only contradict each other: strangers come in, or only who was "
+            "invited; set one of them"
+        )
     if settings.url:
         parts = urlsplit(settings.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:

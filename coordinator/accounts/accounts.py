@@ -20,7 +20,7 @@ from coordinator.database import volunteers as store
 from coordinator.database.ledger import payments
 from coordinator.database.statistics import Person
 from coordinator.database.volunteers import VolunteerRow
-from coordinator.rules import codes, nicknames
+from coordinator.rules import codes, networks, nicknames
 from coordinator.rules import reports as machines
 from coordinator.signals import Signals
 from coordinator.ttl_cache import REST, Kept
@@ -69,12 +69,20 @@ class Volunteers:
 
     # --- coming and going ---
 
-    async def register(self, request: RegisterRequest) -> Registered:
-        """Let somebody in, or say again who they are. Raises what `registration` says."""
+    async def register(self, request: RegisterRequest, address: str = "") -> Registered:
+        """Register a worker that calls from this address, or repeat an earlier reply.
+
+        Raises what `registration` says.
+        """
         registration.check(request)
-        now, invite_only = self._clock.now(), self._settings.invite_only
+        now = self._clock.now()
+        admission = registration.Admission(
+            invite_only=self._settings.invite_only,
+            open=self._settings.open,
+            network=networks.network(address),
+        )
         return await self._db.write(
-            lambda conn: registration.register(conn, request, invite_only, now)
+            lambda conn: registration.register(conn, request, admission, now)
         )
 
     def recall(self, header: bytes) -> Principal | None:

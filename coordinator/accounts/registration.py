@@ -46,6 +46,14 @@ class Registered(msgspec.Struct, frozen=True):
     created: bool
 
 
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
+    """Rules of the door, and the network from which a request came."""
+
+    invite_only: bool = False
+    open: bool = False  # strangers are let in, on probation
+    network: str = ""
+
+
 def check(request: RegisterRequest) -> None:
     """Refuse what can be refused without reading the database."""
     codes.check_id("volunteer_id", request.volunteer_id)
@@ -58,7 +66,7 @@ def check(request: RegisterRequest) -> None:
 
 
 def register(
-    conn: Connection, request: RegisterRequest, invite_only: bool, now: float
+    conn: Connection, request: RegisterRequest, admission: Admission, now: float
 ) -> Registered:
     """The account of this worker, made where there was none.
 
@@ -66,7 +74,7 @@ def register(
     """
     known = store.credentials(conn, request.worker_id)
     if known is None:
-        made = _admit(conn, request, invite_only, now)
+        made = _admit(conn, request, admission, now)
         if made is not None:
             return made
         known = store.credentials(conn, request.worker_id)  # the same request was here a moment ago
@@ -79,7 +87,7 @@ def register(
 
 
 def _admit(
-    conn: Connection, request: RegisterRequest, invite_only: bool, now: float
+    conn: Connection, request: RegisterRequest, admission: Admission, now: float
 ) -> Registered | None:
     """Somebody new, or a new machine of somebody.
 
@@ -88,10 +96,12 @@ def _admit(
     code = None
     if request.code:
         code = code_rows.usable(conn, codes.code_hash(request.code), now)
-    elif invite_only:
+    elif admission.invite_only:
         raise Forbidden("this coordinator is by invitation only: ask the organiser for a join link")
     linking = code is not None and code.kind == "link"
-    account = _linked(conn, code) if code and linking else _opened(conn, request, code, now)
+    account = (
+        _linked(conn, code) if code and linking else _opened(conn, request, code, admission, now)
+    )
     if account is None:
         return None
     if not store.add_worker(conn, _machine(request, account.id, now)):
@@ -120,9 +130,17 @@ def _linked(conn: Connection, code: CodeRow) -> VolunteerRow:
 
 
 def _opened(
-    conn: Connection, request: RegisterRequest, code: CodeRow | None, now: float
+    conn: Connection,
+    request: RegisterRequest,
+    code: CodeRow | None,
+    admission: Admission,
+    now: float,
 ) -> VolunteerRow | None:
-    """A new account; None when its id is there already."""
+    """Make an account; None when its id is there already.
+
+    Who brings an invite is vouched for; so is everybody where the door is not open to strangers.
+    """
+    invited = code is not None or not admission.open
     if store.by_id(conn, request.volunteer_id) is not None:
         return None
     nickname = nicknames.normal(request.nickname or (code.label if code else ""))
@@ -136,6 +154,9 @@ def _opened(
         trust=TRUST_START,
         invite_id=None if code is None else code.id,
         created_at=now,
+        standing="vetted" if invited else "probation",
+        invited=invited,
+        network=admission.network,
     )
     if store.taken(conn, key) or not store.add(conn, row):
         if store.by_id(conn, request.volunteer_id) is not None:

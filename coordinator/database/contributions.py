@@ -68,6 +68,8 @@ class ContributionRow(msgspec.Struct, frozen=True, kw_only=True):
     received_at: float
     decided_at: float | None
     merged_at: float | None
+    vetted: bool
+    network: str
 
 
 def _row(mapping: Any) -> ContributionRow:

@@ -12,6 +12,7 @@ from coordinator.database.engine.statements import its
 from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.accounts import codes, consents, volunteers, workers
 from coordinator.database.tables.tasks import failures
+from coordinator.rules.standing import State
 from shared.errors import NotFound
 from shared.protocol.limits import RENEW_S
 
@@ -32,6 +33,14 @@ class VolunteerRow(msgspec.Struct, frozen=True, kw_only=True):
     trust: float
     invite_id: int | None
     created_at: float
+    standing: State = "vetted"
+    invited: bool = True
+    network: str = ""
+    accepted: int = 0
+    passed: int = 0
+    forward_streak: int = 0
+    recompute_streak: int = 0
+    suspended_reason: str = ""
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +61,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     streak: int
     created_at: float
     revoked_at: float | None
+    rest_until: float | None = None
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +122,14 @@ def by_id(conn: Connection, volunteer_id: str) -> VolunteerRow | None:
     """None when there is no such account."""
     row = conn.execute(_BY_ID, {"its_id": volunteer_id}).mappings().first()
     return None if row is None else VolunteerRow(**row)
+
+
+def existing(conn: Connection, volunteer_id: str) -> VolunteerRow:
+    """Return an account. Raises NotFound."""
+    row = by_id(conn, volunteer_id)
+    if row is None:
+        raise NotFound(f'there is no volunteer "{volunteer_id}"')
+    return row
 
 
 def find(conn: Connection, who: str, key: str) -> VolunteerRow:
@@ -237,10 +255,7 @@ def consent(conn: Connection, volunteer_id: str, run_id: int, licence: str, now:
 
 def trust_of(conn: Connection, volunteer_id: str) -> float:
     """0..1. Raises NotFound."""
-    row = by_id(conn, volunteer_id)
-    if row is None:
-        raise NotFound(f'there is no volunteer "{volunteer_id}"')
-    return row.trust
+    return existing(conn, volunteer_id).trust
 
 
 _TRUST = select(volunteers.c.trust).where(its(volunteers.c.id)).with_for_update(key_share=True)

@@ -129,7 +129,12 @@ class Intake:
             raise NotFound(
                 f"the bytes {request.sha256[:12]}... were not uploaded for task {task_id}"
             )
-        values = _values(principal, task, request, part, now) | {"base_version": base}
+        account = accounts.existing(conn, principal.volunteer_id)
+        values = _values(principal, task, request, part, now) | {
+            "base_version": base,
+            "vetted": account.standing == "vetted",
+            "network": account.network,
+        }
         kind = UPDATES.get(task.kind) or task.update_kind or now_holds.update
         row = contributions.add(conn, values | {"kind": kind}, last=part.last)
         if not _is_late(row, run, now_holds):

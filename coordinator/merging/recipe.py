@@ -117,6 +117,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
                 Voice(
                     weight=(row.weight or 0.0) * _work(row, plan.update),
                     volunteer=row.volunteer_id,
+                    network=row.network,
+                    vetted=row.vetted,
                 )
                 for row in self.rows
             ]

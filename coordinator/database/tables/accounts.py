@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Boolean, Column, Double, ForeignKey, Integer, String, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Integer,
+    String,
+    Table,
+    Text,
+    true,
+)
 
 from coordinator.database.tables.base import Key, metadata
 
@@ -18,6 +29,16 @@ volunteers = Table(
     Column("trust", Double, nullable=False),
     Column("invite_id", Key, nullable=True),
     Column("created_at", Double, nullable=False),
+    # probation, vetted, suspended; see rules/standing.py
+    Column("standing", String(16), nullable=False, server_default="vetted"),
+    Column("invited", Boolean, nullable=False, server_default=true()),  # vouched for
+    Column("network", String(64), nullable=False, server_default=""),  # it registered from
+    Column("accepted", BigInteger, nullable=False, server_default="0"),  # contributions, in all
+    Column("passed", Integer, nullable=False, server_default="0"),  # checks, in all
+    # checks passed in a row, by kind
+    Column("forward_streak", Integer, nullable=False, server_default="0"),
+    Column("recompute_streak", Integer, nullable=False, server_default="0"),
+    Column("suspended_reason", Text, nullable=False, server_default=""),
 )
 
 workers = Table(
@@ -39,6 +60,7 @@ workers = Table(
     Column("streak", Integer, nullable=False, server_default="0"),
     Column("created_at", Double, nullable=False),
     Column("revoked_at", Double, nullable=True),
+    Column("rest_until", Double, nullable=True),  # no work before, after tasks given back as failed
 )
 
 codes = Table(

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    true,
 )
 
 from coordinator.database.tables.base import Key, metadata
@@ -70,6 +71,9 @@ contributions = Table(
     Column("received_at", Double, nullable=False),
     Column("decided_at", Double, nullable=True),
     Column("merged_at", Double, nullable=True),
+    # of its account, when it was received: statistics need no joins
+    Column("vetted", Boolean, nullable=False, server_default=true()),
+    Column("network", String(64), nullable=False, server_default=""),
     UniqueConstraint("task_id", "attempt", "part", "tries"),
 )
 _c = contributions.c

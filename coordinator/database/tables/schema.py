@@ -12,6 +12,7 @@ from coordinator.database.tables import (
     record,
     runs,
     tasks,
+    trust,
     versions,
 )
 from coordinator.database.tables.base import metadata
@@ -26,6 +27,7 @@ TABLES = (
     record,
     runs,
     tasks,
+    trust,
     versions,
 )
 

@@ -85,6 +85,12 @@ class Call(Generic[Body]):
             raise Unauthorized("this needs the token of a worker")
         return self._principal
 
+    @property
+    def address(self) -> str:
+        """Address of the client, the proxy's word included where it is trusted; "" = unknown."""
+        client = self.scope.get("client")
+        return client[0] if client else ""
+
     def text(self, name: str) -> str:
         """A part of the path."""
         return self._params[name]

@@ -28,7 +28,7 @@ STOPPING_S = 3.0  # a restart takes about this long
 
 async def register(call: Call[RegisterRequest]) -> RegisterReply:
     coordinator = call.coordinator
-    registered = await coordinator.volunteers.register(call.body)
+    registered = await coordinator.volunteers.register(call.body, call.address)
     return RegisterReply(
         volunteer_id=registered.volunteer_id,
         worker_id=registered.worker_id,

@@ -1,0 +1,115 @@
+"""Standing and network of an account, pay in escrow, checks of contributions, sketches of updates
+and the nodes of the public log's Merkle trees.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+
+KEY = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def upgrade() -> None:
+    for column in (
+        sa.Column("standing", sa.String(16), nullable=False, server_default="vetted"),
+        sa.Column("invited", sa.Boolean(), nullable=False, server_default=sa.true()),
+        sa.Column("passed", sa.Integer(), nullable=False, server_default="0"),
+        sa.Column("accepted", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("forward_streak", sa.Integer(), nullable=False, server_default="0"),
+        sa.Column("recompute_streak", sa.Integer(), nullable=False, server_default="0"),
+        sa.Column("network", sa.String(64), nullable=False, server_default=""),
+        sa.Column("suspended_reason", sa.Text(), nullable=False, server_default=""),
+    ):
+        op.add_column("volunteers", column)
+    for column in (
+        sa.Column("vetted", sa.Boolean(), nullable=False, server_default=sa.true()),
+        sa.Column("network", sa.String(64), nullable=False, server_default=""),
+    ):
+        op.add_column("contributions", column)
+    op.add_column("workers", sa.Column("rest_until", sa.Double(), nullable=True))
+    _escrow()
+    _checks()
+    _sketches()
+    _merkle_nodes()
+
+
+def _escrow() -> None:
+    op.create_table(
+        "escrow",
+        sa.Column("contribution_id", KEY, autoincrement=False, nullable=False),
+        sa.Column("volunteer_id", sa.String(64), nullable=False),
+        sa.Column("run_id", KEY, nullable=False),
+        sa.Column("amount_micro", sa.BigInteger(), nullable=False),
+        sa.Column("accepted", sa.BigInteger(), nullable=False),
+        sa.Column("passed", sa.Integer(), nullable=False),
+        sa.Column("since", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["contribution_id"], ["contributions.id"], name="fk_escrow_contribution_id"
+        ),
+        sa.ForeignKeyConstraint(["volunteer_id"], ["volunteers.id"], name="fk_escrow_volunteer_id"),
+        sa.PrimaryKeyConstraint("contribution_id", name="pk_escrow"),
+    )
+    op.create_index("ix_escrow_volunteer", "escrow", ["volunteer_id", "contribution_id"])
+    op.create_index("ix_escrow_since", "escrow", ["since"])
+
+
+def _checks() -> None:
+    op.create_table(
+        "checks",
+        sa.Column("id", KEY, autoincrement=True, nullable=False),
+        sa.Column("contribution_id", KEY, nullable=False),
+        sa.Column("run_id", KEY, nullable=False),
+        sa.Column("volunteer_id", sa.String(64), nullable=False),
+        sa.Column("kind", sa.String(16), nullable=False),
+        sa.Column("state", sa.String(16), nullable=False),
+        sa.Column("result", sa.String(16), nullable=False, server_default=""),
+        sa.Column("reason", sa.Text(), nullable=False, server_default=""),
+        sa.Column("measured", sa.Text(), nullable=False, server_default="{}"),
+        sa.Column("chosen_at", sa.Double(), nullable=False),
+        sa.Column("due_at", sa.Double(), nullable=True),
+        sa.Column("ended_at", sa.Double(), nullable=True),
+        sa.Column("auditor", sa.String(64), nullable=False, server_default=""),
+        sa.ForeignKeyConstraint(
+            ["contribution_id"], ["contributions.id"], name="fk_checks_contribution_id"
+        ),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_checks_run_id"),
+        sa.PrimaryKeyConstraint("id", name="pk_checks"),
+    )
+    op.create_index("ix_checks_queue", "checks", ["state", "id"])
+    op.create_index("ix_checks_contribution_id", "checks", ["contribution_id"])
+    op.create_index("ix_checks_newest", "checks", ["run_id", "kind", "id"])
+
+
+def _sketches() -> None:
+    op.create_table(
+        "sketches",
+        sa.Column("contribution_id", KEY, autoincrement=False, nullable=False),
+        sa.Column("run_id", KEY, nullable=False),
+        sa.Column("kind", sa.String(16), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("volunteer_id", sa.String(64), nullable=False),
+        sa.Column("data", sa.LargeBinary(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["contribution_id"], ["contributions.id"], name="fk_sketches_contribution_id"
+        ),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_sketches_run_id"),
+        sa.PrimaryKeyConstraint("contribution_id", name="pk_sketches"),
+    )
+    op.create_index("ix_sketches_newest", "sketches", ["run_id", "contribution_id"])
+
+
+def _merkle_nodes() -> None:
+    op.create_table(
+        "merkle_nodes",
+        sa.Column("log", sa.String(16), nullable=False),
+        sa.Column("level", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("hash", sa.LargeBinary(32), nullable=False),
+        sa.PrimaryKeyConstraint("log", "level", "number", name="pk_merkle_nodes"),
+    )
