@@ -19,6 +19,7 @@ import structlog
 from coordinator.accounts.accounts import Volunteers
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.server_identity import ServerIdentity
+from coordinator.compute import Compute
 from coordinator.config import Settings
 from coordinator.database.engine.open import Database, is_new, migrate
 from coordinator.intake.intake import Intake
@@ -67,6 +68,7 @@ class Coordinator:
     key: SigningKey
     signals: Signals
     threads: Executor
+    computing: tuple[Compute, ...]
     space: Space
     rates: Rates
     traffic: Traffic
@@ -99,11 +101,13 @@ class Coordinator:
         clock: Clock | None = None,
         *,
         exclusive: bool = False,
+        separate: bool = False,
         database: Database | None = None,
     ) -> Self:
         """Open database, blobs and keys (made where there are none) and wire the services.
 
-        `exclusive` locks the data directory, for a server; `database` is used in place of the one
+        `exclusive` locks the data directory, for a server, and `separate` computes in processes of
+        their own; `database` is used in place of the one
         that the settings name and closed with the services. Raises Configuration for what cannot be
         opened.
         """
@@ -111,13 +115,13 @@ class Coordinator:
         clock = clock or SystemClock()
         db = database or await _open_database(settings, clock, exclusive)
         try:
-            return await cls._wire(settings, clock, db)
+            return await cls._wire(settings, clock, db, separate)
         except BaseException:
             await db.close()
             raise
 
     @classmethod
-    async def _wire(cls, settings: Settings, clock: Clock, db: Database) -> Self:
+    async def _wire(cls, settings: Settings, clock: Clock, db: Database, separate: bool) -> Self:
         blobs = open_blobs(settings.blobs_url, settings.directory / "cache")
         key = SigningKey.load_or_create(settings.signing_key_file)
         signals = Signals(clock)
@@ -128,19 +132,21 @@ class Coordinator:
         renewals = Renewals(db, clock)
         claims = Claims(db, clock, signals, renewals, settings.max_volunteer_leases)
         uploads = Uploads(db, clock, blobs, settings)
-        runs = Runs(db, clock, signals, blobs, key, threads)
-        intake = Intake(db, clock, signals, blobs, threads)
+        # Two: a verdict never waits for the evaluation of a version.
+        half = max(1, cores // 2)
+        eval_threads = settings.eval_threads or half
+        computing = Compute("evaluation", torch_threads=eval_threads, separate=separate)
+        checking = Compute("checks", separate=separate)
+        runs = Runs(db, clock, signals, blobs, key, computing)
+        intake = Intake(db, clock, signals, blobs, threads, checking)
         ledger = Ledger(db)
         server = ServerIdentity(settings, clock, db, key, runs.queries.listing)
         await server.load()
         space = Space(settings.directory, settings.space_floor_bytes, clock)
-        evaluation = Evaluation(
-            db, clock, signals, blobs, settings.eval_threads or max(1, cores // 2)
-        )
+        evaluation = Evaluation(db, clock, signals, blobs, computing)
         merger = Merger(db, clock, signals, blobs, runs, evaluation)
         # Beside them a merge writes, hashes and syncs in threads of its own.
-        merging = settings.merge_threads or max(1, cores // 2)
-        merger.configure(threads=merging, lease_s=settings.merge_lease_s)
+        merger.configure(threads=settings.merge_threads or half, lease_s=settings.merge_lease_s)
         return cls(
             settings=settings,
             clock=clock,
@@ -149,6 +155,7 @@ class Coordinator:
             key=key,
             signals=signals,
             threads=threads,
+            computing=(computing, checking),
             space=space,
             rates=Rates(settings, clock.monotonic),
             traffic=Traffic(),
@@ -163,7 +170,7 @@ class Coordinator:
             datasets=Datasets(db, clock, blobs, threads),
             runs=runs,
             run_queries=runs.queries,
-            export=Export(db, blobs, threads),
+            export=Export(db, blobs, computing),
             samples=Samples(db, clock, blobs, threads),
             intake=intake,
             merger=merger,
@@ -178,6 +185,8 @@ class Coordinator:
         """Close everything. Background jobs must have ended."""
         await self.db.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
+        for compute in self.computing:
+            compute.close()
 
     # --- background work ---
 
@@ -232,10 +241,14 @@ async def _open_database(settings: Settings, clock: Clock, exclusive: bool) -> D
 
 @asynccontextmanager
 async def opened(
-    settings: Settings, clock: Clock | None = None, *, exclusive: bool = False
+    settings: Settings,
+    clock: Clock | None = None,
+    *,
+    exclusive: bool = False,
+    separate: bool = False,
 ) -> AsyncIterator[Coordinator]:
     """Open a coordinator's services for the organiser's commands, also while a server runs."""
-    coordinator = await Coordinator.build(settings, clock, exclusive=exclusive)
+    coordinator = await Coordinator.build(settings, clock, exclusive=exclusive, separate=separate)
     try:
         yield coordinator
     finally:

@@ -139,7 +139,7 @@ async def _serve(
     certificate: certificates.Certificate | None,
     say: Callable[[str], None],
 ) -> int:
-    async with opened(settings, exclusive=True) as coordinator:
+    async with opened(settings, exclusive=True, separate=True) as coordinator:
         await coordinator.server.set_address(address(settings, listener, certificate))
         server = _Server(_config(coordinator, certificate), coordinator, say)
         gc.collect()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from coordinator.compute import Compute
 from coordinator.database import (
     contributions,
     evaluations,
@@ -74,14 +75,20 @@ class Intake:
     """Receives, checks and decides contributions."""
 
     def __init__(
-        self, db: Database, clock: Clock, signals: Signals, blobs: BlobStore, threads: Executor
+        self,
+        db: Database,
+        clock: Clock,
+        signals: Signals,
+        blobs: BlobStore,
+        threads: Executor,
+        compute: Compute,
     ) -> None:
         self._db = db
         self._clock = clock
         self._signals = signals
         self._blobs = blobs
         self._threads = threads
-        self._harvest = Harvest(db, clock, blobs)
+        self._harvest = Harvest(db, clock, blobs, compute)
         self._abouts: dict[int, Definition] = {}  # what does not change of a run, read once
 
     async def submit(self, principal: Principal, task_id: int, request: SubmitRequest) -> Verdict:

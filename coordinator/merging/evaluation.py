@@ -1,31 +1,30 @@
 """Evaluating versions on held-out data: after the merge, one at a time, always the newest; it moves
 `best`.
 
-Runs in a thread of its own with few torch threads. Version 0 is always measured, so that every run
-has a beginning.
+The computing is not done here but where `Compute` says. Version 0 is always measured, so that
+every run has a beginning.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
+from coordinator.compute import Compute, Stop
 from coordinator.database import datasets, evaluations, runs, versions
 from coordinator.database.evaluations import EvaluationRow
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
 from coordinator.runs.datasets import heldout
-from coordinator.runs.definition import Definition, definition
+from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from coordinator.signals import Signals
 from shared.clock import Clock
-from shared.errors import VolunteerError
+from shared.errors import Unavailable, VolunteerError
 from shared.local_data import LocalData
 from shared.workloads.base import Sample
 
@@ -50,34 +49,46 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     sample: Sample
 
 
+def measure(
+    stop: Stop, run: RunRow, path: Path, data: LocalData | None, sample: bool
+) -> Measured | None:
+    """Measure a weights file on held-out data; None when it was stopped before the end."""
+    about = definition(run)
+    weights = read_weights(path, about)
+    file, workload = about.file, about.workload
+    metrics = workload.evaluate(file.model, weights, data, file.evaluation.budget_seconds, stop)
+    if stop():
+        return None
+    shown = Sample(kind="text", title="")
+    if sample:
+        shown = workload.sample(file.model, weights, data, file.evaluation.prompt, file.seed)
+    return Measured(metrics=metrics, sample=shown)
+
+
 class Evaluation:
     """Measures versions in the background."""
 
     def __init__(
-        self, db: Database, clock: Clock, signals: Signals, blobs: BlobStore, torch_threads: int = 1
+        self, db: Database, clock: Clock, signals: Signals, blobs: BlobStore, compute: Compute
     ) -> None:
         self._db = db
         self._clock = clock
         self._signals = signals
         self._blobs = blobs
-        self._torch_threads = max(1, torch_threads)
-        # One thread for all torch work: a second one would bring its own OpenMP pool.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluation")
-        self._stopping = False
+        self._compute = compute
 
     async def run(self, stop: asyncio.Event) -> None:
         """Evaluate whatever waits until `stop` is set."""
         watch = self._signals.watch("versions")
         await self._db.write(evaluations.requeue_evaluations)
         stopper = asyncio.ensure_future(stop.wait())
-        stopper.add_done_callback(lambda _: setattr(self, "_stopping", True))
+        stopper.add_done_callback(lambda _: self._compute.close())
         try:
             while not stop.is_set():
                 if not await self.evaluate_next():
                     await watch.wait(POLL_S)
         finally:
             stopper.cancel()
-            self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def evaluate_next(self) -> bool:
         """Measure the newest waiting version. False when none waits."""
@@ -124,26 +135,12 @@ class Evaluation:
             dataset_id = run.dataset_id
             row = await self._db.read(lambda conn: datasets.by_id(conn, dataset_id))
             data = await heldout(row.manifest, self._blobs)
-        work = functools.partial(self._work, definition(run), path, data, sample)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-    def _work(
-        self, about: Definition, path: Path, data: LocalData | None, sample: bool
-    ) -> Measured | None:
-        """On the evaluation thread."""
-        import torch
-
-        torch.set_num_threads(self._torch_threads)
-        weights = read_weights(path, about)
-        file, workload = about.file, about.workload
-        budget_s = file.evaluation.budget_seconds
-        metrics = workload.evaluate(file.model, weights, data, budget_s, lambda: self._stopping)
-        if self._stopping:
-            return None
-        shown = Sample(kind="text", title="")
-        if sample:
-            shown = workload.sample(file.model, weights, data, file.evaluation.prompt, file.seed)
-        return Measured(metrics=metrics, sample=shown)
+        try:
+            return await self._compute.run(measure, run, path, data, sample)
+        except Unavailable:
+            if self._compute.stopping:
+                return None
+            raise
 
     async def _store(self, run: RunRow, version: VersionRow, measured: Measured) -> None:
         sample_sha = (

@@ -154,7 +154,7 @@ class Merger:
         started = self._clock.monotonic()
         try:
             content, draft = await self._build(job)
-        except StorageFull:
+        except (StorageFull, Unavailable):  # no contribution's fault
             await self._abandon(job)
             raise
         except Conflict as error:

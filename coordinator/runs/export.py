@@ -7,17 +7,16 @@ README.md           what it is, licence, source, how to load  LICENSE.txt     th
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import re
 import shutil
 from collections.abc import Mapping
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from coordinator.compute import Compute, Stop
 from coordinator.database import datasets, evaluations, runs, versions
 from coordinator.database.datasets import DatasetRow
 from coordinator.database.evaluations import EvaluationRow
@@ -61,10 +60,10 @@ class _Source(msgspec.Struct, frozen=True, kw_only=True):
 class Export:
     """Writes versions out."""
 
-    def __init__(self, db: Database, blobs: BlobStore, threads: Executor) -> None:
+    def __init__(self, db: Database, blobs: BlobStore, compute: Compute) -> None:
         self._db = db
         self._blobs = blobs
-        self._threads = threads
+        self._compute = compute
 
     async def export(self, name: str, to: Path, version: int | None = None) -> Exported:
         """Write a version (the best one measured, unless named) into the new or empty folder `to`.
@@ -76,8 +75,7 @@ class Export:
         tokenizer = None
         if source.dataset and "tokenizer" in source.dataset.manifest.assets:
             tokenizer = await self._blobs.local(source.dataset.manifest.assets["tokenizer"].sha256)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, _write, source, weights, tokenizer, to)
+        return await self._compute.run(write, source, weights, tokenizer, to)
 
 
 def _read(conn: Connection, name: str, version: int | None) -> _Source:
@@ -97,8 +95,8 @@ def _read(conn: Connection, name: str, version: int | None) -> _Source:
     return _Source(run=run, version=row, measured=measured, history=history, dataset=dataset)
 
 
-def _write(source: _Source, weights: Path, tokenizer: Path | None, to: Path) -> Exported:
-    """All files, or none of them. Raises StorageFull when there is no room."""
+def write(stop: Stop, source: _Source, weights: Path, tokenizer: Path | None, to: Path) -> Exported:
+    """Write all files, or none of them. Raises StorageFull when there is no room."""
     there = to.exists()
     folders.empty(to, "the export")
     try:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from coordinator.compute import Compute, Stop
 from coordinator.database import audit, datasets, evaluations, passes, runs, tasks, versions
 from coordinator.database.runs import RunRow
 from coordinator.rules import run_file
 from coordinator.runs import publishing
 from coordinator.runs.definition import (
-    Definition,
     check_model,
     definition,
     of_file,
@@ -45,7 +44,20 @@ if TYPE_CHECKING:
     from coordinator.rules.run_file import RunFile
     from coordinator.storage.blobs import BlobStore
     from shared.signing import SigningKey
-    from shared.tensors.frame import Written
+
+
+def make_initial(stop: Stop, run: RunRow, path: Path) -> publishing.Prepared:
+    """Write version 0 at `path`, and what volunteers get of it beside. Raises InvalidRunFile."""
+    about = definition(run)
+    if about.file.train.init_from:
+        weights = imported(Path(about.file.train.init_from), about)
+    else:
+        weights = about.workload.init(about.file.model, run.seed)
+    written = write_weights(path, about, weights, {"run": run.name, "version": "0"})
+    order = publishing.Publication(
+        plan=about.plan, schema=about.schema, version=0, master=path, written=written, base=None
+    )
+    return publishing.prepare(order)
 
 
 class Runs:
@@ -58,7 +70,7 @@ class Runs:
         signals: Signals,
         blobs: BlobStore,
         key: SigningKey,
-        threads: Executor,
+        compute: Compute,
     ) -> None:
         self.queries = RunQueries(db, clock)
         self._db = db
@@ -66,7 +78,7 @@ class Runs:
         self._signals = signals
         self._blobs = blobs
         self._key = key
-        self._threads = threads
+        self._compute = compute
 
     # --- the life of a run ---
 
@@ -77,8 +89,7 @@ class Runs:
         file = run_file.parse(text, table_defaults(file, workload))
         dataset = await self._dataset_of(file, workload)
         manifest = dataset.manifest if dataset else None
-        loop = asyncio.get_running_loop()
-        model = await loop.run_in_executor(self._threads, workload.config, file.model, manifest)
+        model = await asyncio.to_thread(workload.config, file.model, manifest)
         task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
         plan = with_downlink(file.plan, nbytes(workload.schema(model)))
         stored = run_file.encode(msgspec.structs.replace(file, model=model, task=task, plan=plan))
@@ -154,8 +165,7 @@ class Runs:
             raise Conflict(f'the run "{name}" is {run.state}; a run is started once')
         about = definition(run)
         check_model(about.parameters)
-        loop = asyncio.get_running_loop()
-        content = await self._store_initial(run, about, loop)
+        content = await self._store_initial(run)
 
         def begin(conn: Connection) -> RunRow:
             now = self._clock.now()
@@ -170,31 +180,10 @@ class Runs:
         self._wake(started.id)
         return await self.queries.describe(started)
 
-    async def _store_initial(
-        self, run: RunRow, about: Definition, loop: asyncio.AbstractEventLoop
-    ) -> Content:
+    async def _store_initial(self, run: RunRow) -> Content:
         path = self._blobs.scratch() / f"init-{secrets.token_hex(8)}"
-
-        def make() -> Written:
-            if about.file.train.init_from:
-                weights = imported(Path(about.file.train.init_from), about)
-            else:
-                weights = about.workload.init(about.file.model, run.seed)
-            return write_weights(path, about, weights, {"run": run.name, "version": "0"})
-
-        def prepare() -> publishing.Prepared:
-            order = publishing.Publication(
-                plan=about.plan,
-                schema=about.schema,
-                version=0,
-                master=path,
-                written=make(),
-                base=None,
-            )
-            return publishing.prepare(order)
-
         try:
-            prepared = await loop.run_in_executor(self._threads, prepare)
+            prepared = await self._compute.run(make_initial, run, path)
             return await prepared.store(self._blobs)
         finally:
             publishing.discard(path)

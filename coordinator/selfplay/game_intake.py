@@ -8,14 +8,14 @@ when a game began) is no worker's fault.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from coordinator.compute import Compute, Stop
 from coordinator.database import contributions, datasets, games, runs, tasks, verdicts, versions
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 OPPONENT = "opponent"  # the asset and the figure of a match task that name the other version
 TOLERATED_SHARE = 0.05  # of a file's games may be refused without refusing the file; one always
-WEIGHTS_S = 600.0  # patience with the blob store
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,21 +62,35 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return self.task.stop - self.task.start
 
 
-class Harvest:
-    """Checks files of games on a thread of its own: it runs the network."""
+def inspect(stop: Stop, case: Case, path: Path, files: Mapping[int, Path]) -> Inspection:
+    """Check a file of games; `files` has the weights of every version that may have played."""
 
-    def __init__(self, db: Database, clock: Clock, blobs: BlobStore) -> None:
+    def weights(number: int) -> Path:
+        if number not in files:
+            raise NotFound(f"version {number} may not play here")
+        return files[number]
+
+    # The secret is drawn when the games are in: no client knows which will be checked.
+    return games_of(case.run).inspect(
+        case.job, path.read_bytes(), case.known, weights, secrets.randbits(63)
+    )
+
+
+class Harvest:
+    """Checks files of games where `Compute` says: it runs the network."""
+
+    def __init__(self, db: Database, clock: Clock, blobs: BlobStore, compute: Compute) -> None:
         self._db = db
         self._clock = clock
         self._blobs = blobs
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="referee")
+        self._compute = compute
 
     async def check(self, row: ContributionRow) -> None:
         """Decide a contribution of games."""
         case = await self._db.read(lambda conn: self._case(conn, row))
         path = await self._blobs.local(row.sha256)
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._thread, self._inspect, case, path, loop)
+        files = {known.number: await self._blobs.local(known.sha256) for known in case.known}
+        found = await self._compute.run(inspect, case, path, files)
         sha256 = await self._blobs.put_bytes(found.data) if found.data else ""
         await self._db.write(lambda conn: self._decide(conn, row.id, case, found, sha256))
 
@@ -93,24 +106,6 @@ class Harvest:
             base_sha256=base.published_sha256,
         )
         return Case(run=run, task=task, job=job, known=_known(conn, run, task, base.version))
-
-    def _inspect(self, case: Case, path: Path, loop: asyncio.AbstractEventLoop) -> Inspection:
-        """On the thread."""
-        import torch
-
-        torch.set_num_threads(1)
-        hashes = {version.number: version.sha256 for version in case.known}
-
-        def weights(number: int) -> Path:
-            if number not in hashes:
-                raise NotFound(f"version {number} may not play here")
-            local = self._blobs.local(hashes[number])
-            return asyncio.run_coroutine_threadsafe(local, loop).result(WEIGHTS_S)
-
-        # The secret is drawn when the games are in: no client knows which will be checked.
-        return games_of(case.run).inspect(
-            case.job, path.read_bytes(), case.known, weights, secrets.randbits(63)
-        )
 
     def _decide(
         self, conn: Connection, contribution_id: int, case: Case, found: Inspection, sha256: str

@@ -7,6 +7,7 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.e2e.conftest import ServedCoordinator
 from tests.support.failpoints import kill
 from tests.support.forkserver import Child
 from tests.support.local_coordinator import RUN
+from tests.support.server_process import Process, command
 
 LIMIT_S = 90.0
 LONE = RUN.replace("quorum = 2", "quorum = 1")
@@ -98,3 +100,22 @@ async def test_a_volunteer_killed_at_any_point_hands_in_every_result_once(
     assert len({row["volunteer_id"] for row in rows}) == 1
     assert list((served.log.parent / "ann").rglob("outbox/*.json")) == []
     assert await is_sound(served) == []
+
+
+async def test_a_server_that_evaluates_never_loads_torch(tmp_path: Path) -> None:
+    data = str(tmp_path / "house")
+    with Process(tmp_path / "house", "--port", "0") as server:
+        assert command("run", "create", "--example", "--data-dir", data).returncode == 0
+        assert command("run", "start", "stdlib-gpt", "--data-dir", data).returncode == 0
+        ends = monotonic() + LIMIT_S
+        while '"loss":null' in (shown := _show(data)) or '"loss"' not in shown:
+            assert monotonic() < ends, shown
+        mapped = Path(f"/proc/{server.child.pid}/maps").read_text(encoding="utf-8")
+        assert "sqlite" in mapped or "python" in mapped
+        assert "torch" not in mapped
+
+
+def _show(data: str) -> str:
+    return command("run", "show", "stdlib-gpt", "--json", "--data-dir", data).stdout.replace(
+        ": ", ":"
+    )

@@ -1,0 +1,179 @@
+"""Work with PyTorch: in a child process of a server, in a thread of a command.
+
+Importing PyTorch would stop a server's event loop for seconds, its threads would take the cores
+from the sockets, and a version too large for the memory would end the server itself. In a child
+each of these costs one computation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection
+from threading import Thread
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
+
+from shared.errors import Internal, Unavailable, VolunteerError
+
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnProcess
+
+T = TypeVar("T")
+
+# of the child: (True, what was returned), or (False, (class of the error, its message))
+Reply = tuple[bool, Any]
+Stop = Callable[[], bool]  # work that lasts asks it now and then, and ends early
+RESTART_S = 1.0  # a child that died is not started again before
+NICENESS = 5  # below the server's: sockets go first
+EXPENDABLE = "500"  # short of memory, the kernel ends this process before the server
+
+log = structlog.get_logger("compute")
+
+
+class Compute:
+    """Calls functions one after the other, in a process of its own when `separate`.
+
+    The process starts with the first call, and again after it died.
+    """
+
+    def __init__(self, name: str, *, torch_threads: int = 1, separate: bool = False) -> None:
+        self._name = name
+        self._torch_threads = max(1, torch_threads)
+        self._separate = separate
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._stopping = False
+        self._process: SpawnProcess | None = None
+        self._pipe: Connection | None = None
+        self._died_at = -RESTART_S
+
+    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Return `work(stop, *arguments)`; into a process of its own all of it is pickled.
+
+        Raises what `work` raises, from a process of its own as a VolunteerError; Unavailable when
+        that died of it, or the server stops.
+        """
+        call = self._remotely if self._separate else self._here
+        try:
+            future = self._thread.submit(call, work, arguments)
+        except RuntimeError as error:  # shut down
+            raise Unavailable("the coordinator is stopping") from error
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if self._stopping and future.cancelled():  # it had not begun
+                raise Unavailable("the coordinator is stopping") from None
+            raise
+
+    @property
+    def stopping(self) -> bool:
+        """Return True once `close` was called: what is under way has ended or will fail."""
+        return self._stopping
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._stopping = True
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._process is not None:
+            self._process.kill()  # the thread that waits for its reply sees the pipe close
+
+    # --- on the thread ---
+
+    def _here(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+        _limit_threads(self._torch_threads)
+        return work(lambda: self._stopping, *arguments)
+
+    def _remotely(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+        pipe = self._pipe or self._start()
+        try:
+            pipe.send((work, arguments))
+            done, found = pipe.recv()
+        except (EOFError, OSError) as error:
+            raise self._dead() from error
+        if not done:
+            kind, message = found
+            raise kind(message)
+        result: T = found
+        return result
+
+    def _start(self) -> Connection:
+        sleep(max(0.0, self._died_at + RESTART_S - monotonic()))
+        if self._stopping:
+            raise Unavailable("the coordinator is stopping")
+        spawning = get_context("spawn")
+        ours, its = spawning.Pipe()
+        process = spawning.Process(
+            target=_serve, args=(its, self._torch_threads), name=self._name, daemon=True
+        )
+        process.start()
+        its.close()  # so that its end is seen
+        self._process, self._pipe = process, ours
+        if self.stopping:  # since it was asked
+            process.kill()
+        return ours
+
+    def _dead(self) -> Unavailable:
+        """Clean up after the process; the error for whoever waited for its reply."""
+        process, pipe = self._process, self._pipe
+        self._process = self._pipe = None
+        self._died_at = monotonic()
+        if pipe is not None:
+            pipe.close()
+        if process is not None:
+            process.join()
+            if not self._stopping:
+                log.warning("process died", process=self._name, code=process.exitcode)
+        return Unavailable(f"the process for {self._name} ended in the middle of its work")
+
+
+def _limit_threads(count: int) -> None:
+    import torch
+
+    torch.set_num_threads(count)
+
+
+# --- in the child ---
+
+
+def _serve(pipe: Connection, torch_threads: int) -> None:
+    """Answer calls until the server closes the pipe, or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when this ends
+    Thread(target=_end_with_the_server, daemon=True).start()
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write(EXPENDABLE)
+    _limit_threads(torch_threads)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            work, arguments = pipe.recv()
+            pipe.send(_reply(work, arguments))
+
+
+def _end_with_the_server() -> None:
+    """End this process when the server is gone, also in the middle of a computation."""
+    server = parent_process()
+    if server is not None:
+        server.join()
+        os._exit(1)
+
+
+def _reply(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Reply:
+    try:
+        return True, work(_never, *arguments)
+    except VolunteerError as error:
+        return False, (type(error), error.message)
+    except BaseException as error:
+        return False, (Internal, f"{type(error).__name__}: {error}")
+
+
+def _never() -> bool:
+    """Return False: a child is ended from outside."""
+    return False
