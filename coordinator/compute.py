@@ -61,14 +61,16 @@ class Compute:
         that died of it, or the server stops.
         """
         call = self._remotely if self._separate else self._here
+        loop = asyncio.get_running_loop()
         try:
-            future = self._thread.submit(call, work, arguments)
+            future = loop.run_in_executor(self._thread, call, work, arguments)
         except RuntimeError as error:  # shut down
             raise Unavailable("the coordinator is stopping") from error
         try:
-            return await asyncio.wrap_future(future)
+            return await future
         except asyncio.CancelledError:
-            if self._stopping and future.cancelled():  # it had not begun
+            caller = asyncio.current_task()
+            if self._stopping and caller is not None and not caller.cancelling():  # never begun
                 raise Unavailable("the coordinator is stopping") from None
             raise
 

@@ -158,16 +158,15 @@ def merge(
 ) -> Iterator[Merged]:
     """The merged pieces, in the order of `grid`.
 
-    Parameters go by the rule. Buffers (sent as absolute values) are averaged by weight, because a
-    rule for updates, or an optimiser behind it, may take a variance below zero. Counters are not
-    for here: see `merge_counters`. Raises NotFinite, naming the contributions to leave out.
+    Parameters go by the rule. Buffers (sent as absolute values) take the median of each element,
+    and the weighted mean of two: what a minority says of a variance counts nothing under any rule.
+    Counters are not for here: `merge_counters` takes them. Raises NotFinite, naming the contributions to leave out.
     """
 
     def work(piece: Piece, out: Floats) -> Merged:
         if piece.spec.role == "counter":
             raise ValueError(f"{piece.spec.name} is a counter: merge_counters takes it")
-        chosen = rule if piece.spec.role == "parameter" else _MEAN
-        chosen_factors = factors if piece.spec.role == "parameter" else _MEAN.settle(cohort, None)
+        chosen, chosen_factors = (rule, factors) if piece.spec.role == "parameter" else buffers
         with np.errstate(over="ignore", invalid="ignore"):
             squares = chosen.fill(cohort, chosen_factors, piece, out)
             square = kernels.quick_square(out)
@@ -176,6 +175,8 @@ def merge(
             raise NotFinite(cohort.culprits(piece) or cohort.positions, _where(piece))
         return Merged(piece=piece, values=out, square=square, squares=squares)
 
+    middle: Aggregator = Median() if len(cohort) > 2 else Mean()
+    buffers = middle, middle.settle(cohort, None)
     largest = max((piece.size for piece in grid), default=0)
     if threads <= 1:
         room = aligned(largest)
@@ -198,15 +199,18 @@ def merge(
         pool.shutdown(cancel_futures=True)
 
 
-def merge_counters(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """The largest of each counter. Raises ValueError when there is none."""
+def merge_counters(base: NDArray[Any], values: Sequence[NDArray[Any]], most: int) -> NDArray[Any]:
+    """Return the middle of what is claimed of each counter (the lower of two), at least the base's
+    and at most `most` above it.
+
+    Raises ValueError when there is no claim.
+    """
     if not values:
         raise ValueError("no contribution carries the counter")
-    largest: NDArray[Any] = np.maximum.reduce(values)
-    return largest
-
-
-_MEAN = Mean()
+    claims = np.sort(np.stack(values), axis=0)[(len(values) - 1) // 2]
+    room = min(most, int(np.iinfo(base.dtype).max) - int(base.max(initial=0)))
+    counted: NDArray[Any] = np.clip(claims, base, base + room)
+    return counted
 
 
 def _where(piece: Piece) -> str:

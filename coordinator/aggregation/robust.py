@@ -19,6 +19,7 @@ from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, P
 
 CLIP_ROUNDS = 20
 CLIP_TOLERANCE = 1e-6  # of the radius
+HALF = 1e-9  # of the weight: rounding of a sum
 ROUNDING = 1e-6  # of the norms: contributions nearer to each other than this are the same
 
 
@@ -100,8 +101,8 @@ class CentredClip:
     """v <- v + sum w_i (x_i - v) min(1, r / |x_i - v|), at most 20 rounds (Karimireddy et al.
     2021).
 
-    v begins at the contribution with the smallest median distance to all (more than half lie near
-    it), and the radius r is `factor` x the median distance from v in each round, so neither asks
+    Medians count by weight, so that many contributions of little weight move nothing. v begins at
+    the contribution with the smallest median distance to all (more than half lie near it), and the radius r is `factor` x the median distance from v in each round, so neither asks
     for the coordinate median. v is kept as factors of the contributions and all rounds run on their
     inner products: the data is read twice and not twenty times. The start is derived anew for each
     merge: a stored one that has once become NaN would poison every later round.
@@ -119,12 +120,13 @@ class CentredClip:
         weights, norms = np.asarray(cohort.weights), np.diag(survey)
         apart = np.sqrt(_squared_distances(survey))
         place = np.zeros(len(cohort))
-        place[np.argmin(np.median(apart, axis=1).astype(np.float32))] = 1
+        middles = [_middle(row, weights) for row in apart]
+        place[np.argmin(np.asarray(middles, np.float32))] = 1
         for _ in range(CLIP_ROUNDS):
             cross = _dot(survey, place)
             distances = np.sqrt(np.maximum(norms - 2 * cross + _dot(place, cross), 0))
-            radius = self.factor * float(np.median(distances))
-            if radius <= ROUNDING * float(np.sqrt(np.median(norms))):
+            radius = self.factor * _middle(distances, weights)
+            if radius <= ROUNDING * math.sqrt(_middle(norms, weights)):
                 break
             pull = weights * np.minimum(1, radius / np.maximum(distances, 1e-300))
             move = pull - place * pull.sum()
@@ -141,7 +143,10 @@ class CentredClip:
 
 @dataclass(frozen=True, slots=True)
 class NormClip:
-    """The weighted mean of contributions scaled down to `factor` x the cohort's median norm."""
+    """The weighted mean of contributions scaled down to `factor` x the cohort's median norm.
+
+    The median counts by weight.
+    """
 
     factor: float
     surveys: ClassVar[bool] = True
@@ -153,12 +158,23 @@ class NormClip:
         if survey is None:
             raise ValueError("norm clip needs its survey")
         norms = np.sqrt(survey)
-        limit = self.factor * float(np.median(norms))
+        limit = self.factor * _middle(norms, np.asarray(cohort.weights))
         kept = np.minimum(1, limit / np.maximum(norms, 1e-300))
         return (np.asarray(cohort.weights) * kept).astype(np.float32)
 
     def fill(self, cohort: Cohort, factors: Floats, piece: Piece, out: Floats) -> None:
         kernels.weighted_sum(cohort, factors, piece, out)
+
+
+def _middle(values: Doubles, weights: Doubles) -> float:
+    """Return the weighted median: the mean of the two middle values where half the weight is
+    exactly between them, as with an even number of equal weights.
+    """
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(weights[order]) / np.sum(weights)
+    low = order[min(int(np.searchsorted(below, 0.5 - HALF)), len(values) - 1)]
+    high = order[min(int(np.searchsorted(below, 0.5 + HALF)), len(values) - 1)]
+    return float(values[low] + values[high]) / 2
 
 
 def _squared_distances(products: Doubles) -> Doubles:

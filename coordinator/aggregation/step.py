@@ -46,6 +46,10 @@ from shared.tensors.frame import Frame, FrameWriter, Written, open_frame, schema
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema, TensorSpec, grid
 
+STEPS_MAX = 1 << 40
+COUNTS_A_STEP = 16  # at most: a batch norm counts each forward pass of a step
+BUFFER_REACH = 100.0  # x (1 + the base's largest): a statistic moves so far in a merge
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
@@ -55,6 +59,7 @@ class Input:
     codec: str
     weight: float  # work x staleness x trust
     clip: float = 1.0
+    steps: int = STEPS_MAX  # of its task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +263,7 @@ class _Walk:
             if piece.spec.role == "parameter":
                 squares.append(self._step(name, piece, values))
             else:
-                self.writer.write(name, values)
+                self.writer.write(name, self._bounded(piece, values))
         return tuple(squares)
 
     def _step(self, name: str, piece: Piece, update: Floats) -> float:
@@ -280,4 +285,12 @@ class _Walk:
         name, start, stop = piece.spec.name, piece.start, piece.stop
         values = [reader.read(name, start, stop) for reader in self.gathered.readers]
         before = self.base.array(name).reshape(-1)[start:stop]
-        return aggregate.merge_counters([*values, before]).astype(before.dtype)
+        most = COUNTS_A_STEP * max(each.steps for each in self.order.inputs)
+        return aggregate.merge_counters(before, values, most).astype(before.dtype)
+
+    def _bounded(self, piece: Piece, values: Floats) -> Floats:
+        """Return a buffer's values as near to the base's as honest work stays."""
+        base: Floats = self.base.array(piece.spec.name).reshape(-1)
+        reach = BUFFER_REACH * (1 + np.max(np.abs(base), initial=0))
+        here = base[piece.start : piece.stop]
+        return np.clip(values, here - reach, here + reach, out=values)

@@ -181,9 +181,13 @@ _PENDING = select(
 ).where(_TO_MERGE)
 
 
-def pending(conn: Connection, run_id: int) -> Pending:
-    given = {"its_run_id": run_id}
-    count, steps, samples, oldest, workers = conn.execute(_PENDING, given).one()
+_PENDING_VETTED = _PENDING.where(_C.vetted.is_(True))
+
+
+def pending(conn: Connection, run_id: int, *, vetted: bool = False) -> Pending:
+    """Return what waits for the next merge of a run; with `vetted` only of vetted accounts."""
+    query = _PENDING_VETTED if vetted else _PENDING
+    count, steps, samples, oldest, workers = conn.execute(query, {"its_run_id": run_id}).one()
     return Pending(
         count=count, steps=int(steps), samples=int(samples), oldest_at=oldest, workers=workers
     )
@@ -192,6 +196,7 @@ def pending(conn: Connection, run_id: int) -> Pending:
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """One accepted contribution as others are compared with it."""
 
+    volunteer_id: str
     norm: float
     steps: int
     global_step: int  # of its base version
@@ -199,19 +204,22 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
 _V = versions.c
 _COHORT = (
-    select(_C.norm, _C.steps, _V.global_step)
+    select(_C.volunteer_id, _C.norm, _C.steps, _V.global_step)
     .join_from(contributions, versions, and_(_V.run_id == _C.run_id, _V.version == _C.base_version))
     .where(its(_C.run_id), its(_C.kind), _C.norm.is_not(None))
-    .where(_C.state.in_(("accepted", "merged", "superseded")))
+    .where(_C.state.in_(("accepted", "merged", "superseded")), _C.vetted.is_(True))
     .order_by(_C.id.desc())
     .limit(bindparam("most"))
 )
 
 
 def cohort(conn: Connection, run_id: int, kind: str, limit: int) -> list[Peer]:
-    """The newest accepted contributions of a kind."""
+    """Return the newest accepted contributions of a kind by vetted accounts, newest first."""
     rows = conn.execute(_COHORT, {"its_run_id": run_id, "its_kind": kind, "most": limit})
-    return [Peer(norm=norm, steps=steps, global_step=at) for norm, steps, at in rows]
+    return [
+        Peer(volunteer_id=who, norm=norm, steps=steps, global_step=at)
+        for who, norm, steps, at in rows
+    ]
 
 
 _IS_WAITING = (

@@ -6,11 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Select, bindparam, func, insert, select, union, update
+from sqlalchemy import (
+    Connection,
+    Select,
+    bindparam,
+    case,
+    exists,
+    func,
+    insert,
+    select,
+    union,
+    update,
+)
 
 from coordinator.database.contributions import UPDATES
 from coordinator.database.engine.statements import among, its
-from coordinator.database.tables.accounts import workers
+from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
@@ -30,6 +41,7 @@ TRANSITIONS: frozenset[tuple[RunState, RunState]] = frozenset(
     }
 )
 
+LATELY = 4  # versions in which a worker that delivers has a part
 OPEN: tuple[RunState, ...] = ("running", "paused")  # states in which work is taken in and merged
 
 
@@ -135,7 +147,8 @@ def set_values(conn: Connection, run_id: int, **values: Any) -> None:
     conn.execute(_SET, {"its_id": run_id} | values)
 
 
-def _live_workers() -> Select[int]:
+def _at_work() -> Select[str]:
+    """Workers that hold a task of a run or wait for its next merge, heard of since an instant."""
     holding = select(tasks.c.worker_id).where(its(tasks.c.run_id), tasks.c.state == "doing")
     c = contributions.c
     waiting = select(c.worker_id).where(
@@ -143,20 +156,40 @@ def _live_workers() -> Select[int]:
         c.state.in_(("checking", "accepted")),
         (c.state == "checking") | c.kind.in_(UPDATES),
     )
-    query = select(func.count()).select_from(workers)
-    since = workers.c.last_seen_at > bindparam("since")
-    return query.where(since, workers.c.id.in_(union(holding, waiting)))
+    query = select(workers.c.id).where(workers.c.last_seen_at > bindparam("since"))
+    return query.where(workers.c.id.in_(union(holding, waiting)))
 
 
-_LIVE_WORKERS = _live_workers()
+def _steering(vetted: bool) -> Select[int]:
+    """Sum over the volunteers at work of their workers that deliver, each at least 1."""
+    c, w = contributions.c, workers.c
+    lately = (c.state == "accepted") | (c.version > bindparam("before"))
+    good = exists().where(c.volunteer_id == w.volunteer_id, c.worker_id == w.id, its(c.run_id))
+    delivers = func.sum(case((good.where(c.kind.in_(UPDATES), lately), 1), else_=0))
+    each = select(delivers.label("workers")).where(w.id.in_(_at_work())).group_by(w.volunteer_id)
+    if vetted:
+        each = each.join(volunteers, volunteers.c.id == w.volunteer_id)
+        each = each.where(volunteers.c.standing == "vetted")
+    count = each.subquery().c.workers
+    return select(func.coalesce(func.sum(case((count < 1, 1), else_=count)), 0))
+
+
+_LIVE_WORKERS = select(func.count()).select_from(_at_work().subquery())
+_STEERING = {vetted: _steering(vetted) for vetted in (True, False)}
 
 
 def live_workers(conn: Connection, run_id: int, since: float) -> int:
-    """Workers that were heard of since an instant and hold a task of the run or wait for its next
-    merge.
-    """
+    """Return how many workers were heard of since an instant and are at work for a run."""
     given = {"its_run_id": run_id, "since": since}
     return int(conn.execute(_LIVE_WORKERS, given).scalar_one())
+
+
+def steering_workers(conn: Connection, run: RunRow, since: float, *, vetted: bool) -> int:
+    """Return how many workers the trigger and the length of a step count: of each volunteer at work
+    those with a part in the newest versions, or one. Machines that only hold leases steer nothing.
+    """
+    given = {"its_run_id": run.id, "since": since, "before": run.head - LATELY}
+    return int(conn.execute(_STEERING[vetted], given).scalar_one())
 
 
 def workers_of(conn: Connection, run_id: int) -> list[dict[str, Any]]:

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
 HISTORY_MAX = 200
 RECHECK_MAX = 100
+COHORT_ROWS = 4  # newest contributions looked through, for each volunteer of the cohort
 # What a volunteer cannot help is not counted against anybody.
 NO_FAULT = frozenset({Reason.STALE.value, Reason.CANCELLED.value, Reason.RUN_ENDED.value})
 
@@ -235,14 +236,7 @@ class Intake:
             base_version=row.base_version,
             trust=accounts.trust_of(conn, row.volunteer_id),
             effort=effort,
-            cohort=[
-                validation.by_effort(
-                    peer.norm, _effort(about, run, row.kind, peer.global_step, peer.steps), effort
-                )
-                for peer in contributions.cohort(
-                    conn, run.id, row.kind, about.file.validation.cohort
-                )
-            ],
+            cohort=_cohort(conn, about, run, row.kind, effort),
             loss=evaluations.newest_loss(conn, run.id) if comparable else None,
             parameters=about.parameters,
             replayed=contributions.seen_before(conn, row),
@@ -311,7 +305,7 @@ class Intake:
         at_fault = judgement.reason not in NO_FAULT
         kind: FailureKind | None = "failure" if at_fault else None
         self._put_back(conn, row, run, kind, judgement.message, now)
-        if at_fault:
+        if at_fault and judgement.certain:
             accounts.set_trust(conn, row.volunteer_id, trust.rejected, row.worker_id)
 
     def _pay_at_once(self, conn: Connection, row: ContributionRow, now: float) -> None:
@@ -356,6 +350,26 @@ class Intake:
         return await self._db.read(
             lambda conn: verdicts.history(conn, principal.volunteer_id, before, limit)
         )
+
+
+def _cohort(
+    conn: Connection, about: Definition, run: RunRow, kind: str, effort: float
+) -> list[float]:
+    """Return the norm by effort of each volunteer whose vetted work was accepted lately."""
+    most = about.file.validation.cohort
+    peers = contributions.cohort(conn, run.id, kind, COHORT_ROWS * most)
+    return validation.voices(
+        (
+            (
+                peer.volunteer_id,
+                validation.by_effort(
+                    peer.norm, _effort(about, run, kind, peer.global_step, peer.steps), effort
+                ),
+            )
+            for peer in peers
+        ),
+        most,
+    )
 
 
 def _values(

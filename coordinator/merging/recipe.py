@@ -125,7 +125,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         )
         inputs = [
             step.Input(
-                path=await blobs.local(row.sha256), codec=row.codec, weight=weight, clip=row.clip
+                path=await blobs.local(row.sha256),
+                codec=row.codec,
+                weight=weight,
+                clip=row.clip,
+                steps=row.steps,
             )
             for row, weight in zip(self.rows, weights, strict=True)
         ]

@@ -8,7 +8,7 @@ a reason that the volunteer can read.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 MAD_TO_SIGMA = 1.4826
 # an Adam step moves an element by about lr; this many lr a step is beyond honest work
 ADAM_REACH = 4.0
+VOICE_OF = 8  # newest norms that a volunteer's voice in the cohort is the median of
+# A random walk of Adam's steps has the norm lr sqrt(steps parameters); a hundredth of it is the
+# norm of work in which one parameter of ten thousand took part.
+ADAM_LEAST = 0.01
+COHORT_LEAST = 0.02  # of the cohort's median: no honest task learns so little beside the others
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +56,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     weight: float = 0.0  # staleness x trust
     clip: float = 1.0  # factor that bounds it to its cohort
+    certain: bool = True  # a refusal by comparison with others proves nothing about its account
 
 
 TOO_LATE = Judgement(
@@ -71,7 +77,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     base_version: int  # bound by the lease, not by the client
     trust: float
     effort: float  # see `effort`
-    cohort: Sequence[float]  # of the newest accepted contributions, see `by_effort`
+    cohort: Sequence[float]  # norm by effort of each volunteer, see `voices`
     loss: float | None  # of the newest evaluated version
     parameters: int
     replayed: bool  # the same bytes were submitted for another task
@@ -85,7 +91,8 @@ def measure(path: Path, schema: Schema, codec: str) -> Measurement:
         stats = update.inspect(path, schema, quantize.codec(codec))
     except InvalidFrame as error:
         return Measurement(problem=error.message)
-    return Measurement(norm=stats.norm, finite=stats.finite)
+    problem = f"{stats.negative} holds a variance below zero" if stats.negative else ""
+    return Measurement(norm=stats.norm, finite=stats.finite, problem=problem)
 
 
 def reach(train: TrainSettings, steps: int, parameters: int) -> float:
@@ -120,6 +127,19 @@ def by_effort(norm: float, its: float, ours: float) -> float:
     return norm / its if ours >= its else norm / math.sqrt(its * ours)
 
 
+def voices(norms: Iterable[tuple[str, float]], most: int) -> list[float]:
+    """Return one norm for each volunteer, the median of its newest `VOICE_OF`: many machines or
+    many tasks are no louder than one.
+
+    `norms` are (volunteer, norm by effort), newest first; at most `most` volunteers count.
+    """
+    by: dict[str, list[float]] = {}
+    for volunteer, norm in norms:
+        if volunteer in by or len(by) < most:
+            by.setdefault(volunteer, []).append(norm)
+    return [median(own[:VOICE_OF]) for own in by.values()]
+
+
 def cohort_limit(cohort: Sequence[float], settings: ValidationSettings) -> float:
     """The norm per step above which a contribution stands out: median + max(limit x 1.4826 MAD, 2 x
     median).
@@ -129,8 +149,18 @@ def cohort_limit(cohort: Sequence[float], settings: ValidationSettings) -> float
     return middle + max(settings.norm_limit * MAD_TO_SIGMA * spread, 2.0 * middle)
 
 
-def _rejected(reason: Reason, message: str) -> Judgement:
-    return Judgement(state="rejected", reason=reason.value, message=message)
+def least(train: TrainSettings, effort: float, steps: int, parameters: int) -> float:
+    """Return the L2 norm below which an update of Adam's is no work; 0 where none is known.
+
+    `effort` is in steps at the full learning rate.
+    """
+    if train.optimizer != "adamw":
+        return 0.0
+    return ADAM_LEAST * train.lr * effort / math.sqrt(max(1, steps)) * math.sqrt(parameters)
+
+
+def _rejected(reason: Reason, message: str, *, certain: bool = True) -> Judgement:
+    return Judgement(state="rejected", reason=reason.value, message=message, certain=certain)
 
 
 def _content(evidence: Evidence) -> Judgement | None:
@@ -194,17 +224,31 @@ def _norm(
                 f"the update has norm {norm:.3g}; {steps} steps at lr {train.lr:g} cannot pass "
                 f"{most:.3g}",
             )
+        if norm < least(train, evidence.effort, steps, evidence.parameters):
+            return _rejected(
+                Reason.EMPTY,
+                f"the update has norm {norm:.3g}: {steps} steps at lr {train.lr:g} change a model "
+                "more than that",
+            )
     if not evidence.cohort:
         return 1.0
     per_step, limit = norm / evidence.effort, cohort_limit(evidence.cohort, settings)
+    known = len(evidence.cohort) >= settings.cohort_min
+    if known and per_step < COHORT_LEAST * median(evidence.cohort):
+        return _rejected(
+            Reason.NORM,
+            f"the norm a step, {per_step:.3g}, is far below that of other volunteers "
+            f"({median(evidence.cohort):.3g})",
+            certain=False,
+        )
     if per_step <= limit:
         return 1.0
-    known = len(evidence.cohort) >= settings.cohort_min
     if known and per_step > settings.clip_until * limit:
         return _rejected(
             Reason.NORM,
             f"the norm a step, {per_step:.3g}, is far above that of other volunteers (limit "
             f"{limit:.3g})",
+            certain=False,
         )
     return limit / per_step
 

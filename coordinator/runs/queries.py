@@ -90,10 +90,15 @@ class RunQueries:
         )
 
     def readiness(self, conn: Connection, run: RunRow) -> tuple[Ready, int]:
-        """Return whether the next merge of a run is due, and how many workers are at it."""
+        """Return whether the next merge of a run is due, and the number of workers that steer it.
+
+        Those are of vetted volunteers; what others send is merged along with theirs. While none of
+        those is at work, all count, and all that was sent.
+        """
         now = self._clock.now()
-        waiting = contributions.pending(conn, run.id)
-        live = runs.live_workers(conn, run.id, now - LIVE_S)
+        live = runs.steering_workers(conn, run, now - LIVE_S, vetted=True)
+        waiting = contributions.pending(conn, run.id, vetted=live > 0)
+        live = live or runs.steering_workers(conn, run, now - LIVE_S, vetted=False)
         plan = phases.at_head(run)
         pending = Pending(
             count=waiting.count,
@@ -104,7 +109,7 @@ class RunQueries:
         return ready(plan, pending), live
 
     def _beat(self, conn: Connection, run: RunRow) -> RunBeat:
-        state, live = self.readiness(conn, run)
+        state, _ = self.readiness(conn, run)
         return RunBeat(
             run=run.name,
             state=run.state,
@@ -112,7 +117,7 @@ class RunQueries:
             loss=evaluations.newest_loss(conn, run.id),
             needs=state.needs,
             merge_in_s=state.deadline_in_s,
-            workers=live,
+            workers=runs.live_workers(conn, run.id, self._clock.now() - LIVE_S),
         )
 
     async def beats(self) -> tuple[RunBeat, ...]:

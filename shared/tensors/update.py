@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ import numpy as np
 from shared.tensors.quantize import Codec, DecodedUpdate
 from shared.tensors.slices import Array, ArrayReader
 from shared.tensors.spec import INTEGERS, Schema, TensorSpec, by_name, grid
+
+
+VARIANCE = "running_var"  # as PyTorch's norms call it
 
 
 class Delta(Mapping[str, Array]):
@@ -62,6 +65,7 @@ class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
     norms: dict[str, float]  # L2 of each parameter and buffer
     finite: bool
     nonfinite: str  # names the tensor and the place when not finite, else empty
+    negative: str = ""  # names a variance that is below zero somewhere
 
     @property
     def empty(self) -> bool:
@@ -87,7 +91,18 @@ def inspect(path: Path, schema: Schema, codec: Codec) -> UpdateStats:
             norms={spec.name: math.sqrt(squares[spec.name]) for spec in floats},
             finite=bad is None,
             nonfinite=_where(update, bad) if bad else "",
+            negative="" if bad else _negative(update, floats),
         )
+
+
+def _negative(update: DecodedUpdate, floats: Sequence[TensorSpec]) -> str:
+    """Return the name of the first running variance with a value below zero: its root is NaN."""
+    for spec in floats:
+        if spec.role == "buffer" and spec.name.endswith(VARIANCE):
+            parts = (update.read(spec.name, *span) for span in grid(spec.count))
+            if any(np.min(part, initial=0) < 0 for part in parts):
+                return spec.name
+    return ""
 
 
 def _where(update: DecodedUpdate, spec: TensorSpec) -> str:

@@ -216,12 +216,30 @@ def test_buffers_are_averaged_by_weight_whatever_the_rule() -> None:
         np.testing.assert_array_equal(found, expected, err_msg=name)
 
 
-def test_counters_take_the_largest_and_keep_their_type() -> None:
-    found = merge_counters([np.array([3, 2**53 + 1]), np.array([4, 1])])
+def test_counters_take_the_middle_within_what_the_tasks_could_count() -> None:
+    base, large = np.array([3, 2**53]), 2**53
+    claims = [np.array([5, large + 1]), np.array([4, large + 9]), np.array([2**63 - 1, 0])]
+    found = merge_counters(base, claims, 100)
     assert found.dtype == np.int64
-    assert found.tolist() == [4, 2**53 + 1]
+    assert found.tolist() == [5, large + 1]
+    # A minority of one, and one that is alone, reach no further than its steps.
+    assert merge_counters(base, claims[2:], 100).tolist() == [103, large]
+    assert merge_counters(np.array([2**63 - 9]), [np.array([2**63 - 1])], 1 << 40) == 2**63 - 1
     with pytest.raises(ValueError, match="no contribution"):
-        merge_counters([])
+        merge_counters(base, [], 100)
+
+
+def test_one_hostile_of_ten_moves_no_buffer() -> None:
+    """Threat T3: under every rule buffers were a plain mean."""
+    schema: Schema = (
+        TensorSpec("w", (8,), "F32", "parameter"),
+        TensorSpec("norm.running_mean", (4,), "F32", "buffer"),
+    )
+    crowd = contributions(10, schema)
+    crowd[3].tensors["norm.running_mean"][:] = 1e6
+    for name, rule in RULES.items():
+        found = merged(rule, cohort(crowd, [1.0] * 10), schema)[8:]
+        assert np.abs(found).max() < 100, name
 
 
 def test_a_counter_is_not_averaged() -> None:

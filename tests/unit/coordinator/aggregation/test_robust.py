@@ -155,10 +155,11 @@ def test_centred_clip_matches_twenty_rounds_over_whole_arrays(count: int) -> Non
     crowd[0] = Arrays({name: values * 50 for name, values in crowd[0].tensors.items()})
     rows, weights = stack(crowd), np.arange(1, count + 1) / sum(range(1, count + 1))
     apart = np.linalg.norm(rows[:, None] - rows[None, :], axis=2)
-    centre = rows[np.argmin(np.median(apart, axis=1).astype(np.float32))]
+    copies = np.repeat(np.arange(count), np.arange(1, count + 1))  # a weight as so many of one
+    centre = rows[np.argmin(np.median(apart[:, copies], axis=1).astype(np.float32))]
     for _ in range(20):
         distances = np.linalg.norm(rows - centre, axis=1)
-        pull = weights * np.minimum(1, np.median(distances) / np.maximum(distances, 1e-300))
+        pull = weights * np.minimum(1, np.median(distances[copies]) / np.maximum(distances, 1e-300))
         centre = centre + pull @ (rows - centre)
     group = cohort(crowd, weights.tolist())
     np.testing.assert_allclose(merged(CentredClip(1.0), group), centre, rtol=1e-4, atol=1e-4)
