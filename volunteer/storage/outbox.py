@@ -88,7 +88,7 @@ class Outbox:
     def payload(self, name: str) -> Path:
         """Return where the update of an entry lies; write it, durably, before `put`."""
         if not _NAME.fullmatch(name):
-            raise Configuration(f"{name!r} is no name of a result")
+            raise Configuration(f"{name!r} is not the name of a result")
         return self.root / f"{name}.safetensors"
 
     def put(self, entry: Entry) -> None:
