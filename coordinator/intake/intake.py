@@ -117,7 +117,7 @@ class Intake:
         known = contributions.by_key(conn, task_id, request.attempt, request.part, request.tries)
         if known is not None:
             if known.volunteer_id != principal.volunteer_id:
-                raise NotFound(f"task {task_id} is not yours")
+                raise NotFound(f"there is no task {task_id} of yours")
             if known.digest != content:
                 raise Conflict(f"task {task_id} was submitted before with other content")
             return known

@@ -179,7 +179,7 @@ class Uploads:
         known = uploads.same(conn, row)
         if known is not None:
             if known.worker_id != principal.worker_id:
-                raise NotFound(f"task {request.task} is not yours")
+                raise NotFound(f"there is no task {request.task} of yours")
             if known.size != request.size:
                 raise Conflict("these bytes were announced before with another size")
             return known, False

@@ -84,7 +84,8 @@ def check_steps(plan: Plan, local_steps: int, max_steps: int, where: str = "") -
         (
             max(steps, max_steps) > PARTS_MAX * every,
             f"a task of {max(steps, max_steps)} steps with gradient_every = {every} would "
-            f"submit more than {PARTS_MAX} gradients: raise gradient_every, or lower local_steps (max_steps)",
+            f"submit more than {PARTS_MAX} gradients: raise gradient_every, or lower "
+            "local_steps (max_steps)",
         ),
         (
             own > plan.max_staleness,
@@ -198,8 +199,8 @@ def _robust_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
         ),
         (
             nothing_out and not plan.quorum_share,
-            f'aggregate = "{rule}" leaves no contribution out of {quorum}: {key} x quorum is below 1; '
-            f"set {key} = {math.ceil(100 / quorum) / 100} or more, or raise quorum",
+            f'aggregate = "{rule}" leaves no contribution out of {quorum}: {key} x quorum is below '
+            f"1; set {key} = {math.ceil(100 / quorum) / 100} or more, or raise quorum",
         ),
         (
             rule in COORDINATE_RULES and plan.codec == "topk-int4",

@@ -79,7 +79,7 @@ def test_honest_work_is_accepted_with_full_weight() -> None:
         ({"measurement": Measurement(problem="'head' is missing")}, "frame", "head"),
         ({"measurement": Measurement(norm=math.nan, finite=False)}, "not_finite", "NaN"),
         ({"measurement": Measurement(norm=0.0)}, "empty", "changes nothing"),
-        ({"measurement": Measurement(norm=1000.0)}, "norm", "cannot pass"),
+        ({"measurement": Measurement(norm=1000.0)}, "norm", "cannot exceed"),
         ({"measurement": Measurement(norm=10.0)}, "norm", "far above"),
         ({"replayed": True}, "replay", "another task"),
         ({"loss_last": 30.0}, "loss", "3 times"),

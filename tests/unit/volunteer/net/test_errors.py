@@ -24,9 +24,9 @@ def caused(outer: Exception, inner: BaseException) -> Exception:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (caused(httpx.ConnectError("x"), socket.gaierror(-2, "Name not known")), "name is not"),
+        (caused(httpx.ConnectError("x"), socket.gaierror(-2, "Name not known")), "cannot be resolved"),
         (caused(httpx.ConnectError("x"), OSError(113, "No route to host")), "no route to host"),
-        (caused(httpx.ReadError(""), ConnectionResetError(104, "reset")), "broke off"),
+        (caused(httpx.ReadError(""), ConnectionResetError(104, "reset")), "interrupted"),
         (httpx.ConnectError("[Errno -2] Name or service not known"), "name or service not known"),
         (httpx.ConnectError("All connection attempts failed"), ""),
         (
