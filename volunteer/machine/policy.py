@@ -65,7 +65,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     until_at: float | None = None  # UTC epoch seconds, where a clock ends it
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
     """State of the decision before."""
 
     hot: frozenset[str] = frozenset()  # devices that have yet to cool down
@@ -78,7 +78,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     holds: tuple[Hold, ...] = ()
     share: float = 1.0  # of the time in which a device may work
     unknown: tuple[str, ...] = ()  # rules in force that nothing here can measure, as sentences
-    standing: Standing = Standing()
+    standing: PolicyState = PolicyState()
 
     def holding(self, device: str) -> tuple[Hold, ...]:
         """Return why this device rests; empty when it may work."""
@@ -90,10 +90,10 @@ def decide(
     facts: Facts,
     now: datetime,
     devices: Sequence[str],
-    standing: Standing | None = None,
+    standing: PolicyState | None = None,
 ) -> Decision:
     """Hold the rules against the facts; `now` is the wall clock of this place, without a zone."""
-    standing = standing or Standing()
+    standing = standing or PolicyState()
     found = [
         _schedule(rules, now),
         _in_use(rules, facts),
@@ -112,11 +112,11 @@ def decide(
         holds=(*kept, *heat),
         share=_share(rules, facts),
         unknown=_unknown(rules, facts, devices),
-        standing=Standing(hot=frozenset(hold.device for hold in heat), lifted=frozenset(lifted)),
+        standing=PolicyState(hot=frozenset(hold.device for hold in heat), lifted=frozenset(lifted)),
     )
 
 
-def lift(decision: Decision) -> tuple[Standing, tuple[Hold, ...]]:
+def lift(decision: Decision) -> tuple[PolicyState, tuple[Hold, ...]]:
     """Somebody says "go on": the standing from which to decide anew, and the holds that cannot be
     lifted.
     """

@@ -14,8 +14,8 @@ from volunteer.machine.policy import (
     Decision,
     Facts,
     Hold,
+    PolicyState,
     Rule,
-    Standing,
     decide,
     lift,
     rest_after,
@@ -37,7 +37,7 @@ def ask(
     rules: Rules,
     facts: Facts = NOTHING_KNOWN,
     now: datetime = NOON,
-    standing: Standing | None = None,
+    standing: PolicyState | None = None,
 ) -> Decision:
     return decide(rules, facts, now, ("cuda:0", "cuda:1"), standing)
 
