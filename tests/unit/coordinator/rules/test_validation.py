@@ -74,7 +74,7 @@ def test_honest_work_is_accepted_with_full_weight() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason", "says"),
     [
-        ({"steps": 10**9}, "steps", "asks for 50 steps"),
+        ({"steps": 10**9}, "steps", "the task is 50 steps"),
         ({"samples": 1}, "steps", "800 samples"),
         ({"measurement": Measurement(problem="'head' is missing")}, "frame", "head"),
         ({"measurement": Measurement(norm=math.nan, finite=False)}, "not_finite", "NaN"),
@@ -83,7 +83,7 @@ def test_honest_work_is_accepted_with_full_weight() -> None:
         ({"measurement": Measurement(norm=10.0)}, "norm", "far above"),
         ({"replayed": True}, "replay", "another task"),
         ({"loss_last": 30.0}, "loss", "3 times"),
-        ({"loss_last": -1.0}, "loss", "cannot be"),
+        ({"loss_last": -1.0}, "loss", "is impossible"),
         ({"base_version": 4, "head": 4}, "stale", "bound to 4"),
         ({"head": 16}, "stale", "11 versions"),
     ],
