@@ -180,7 +180,7 @@ def test_a_start_while_another_one_ends_waits_for_its_end_and_begins(tmp_path: P
             profile.endpoint.write_bytes(left)
         with profile.lock():
             terminal = Terminal(VOLUNTEER, **place)
-            terminal.see("another one begins or ends on this profile")
+            terminal.see("another one is starting or exiting on this profile")
         with terminal:
             terminal.see("paste your join link")
             terminal.press("\x11")
@@ -192,7 +192,7 @@ def test_a_start_without_a_screen_begins_when_the_one_before_has_ended(tmp_path:
     profile = Profile(directories({"VOLUNTEER_HOME": str(tmp_path)}).profile)
     with profile.lock():
         terminal = Terminal([*VOLUNTEER, "--no-ui"], PYTHONPATH=str(ROOT), **place)
-        terminal.see("another one begins or ends on this profile")
+        terminal.see("another one is starting or exiting on this profile")
     with terminal:
         terminal.see("has joined no coordinator yet")
         assert terminal.ended() == 78

@@ -148,9 +148,9 @@ def test_from_the_link_to_the_first_credits(server: Process, tmp_path: Path) -> 
         second = machine.run("--no-ui")
         assert second.returncode == 78
         assert "already at work" in second.stderr
-        assert machine.run("pause").stdout == "paused; `volunteer resume` goes on\n"
+        assert machine.run("pause").stdout == "paused; continue with `volunteer resume`\n"
         work.until("Paused", by="you")
-        assert "paused by you; `volunteer resume` goes on" in machine.run("status").stdout
+        assert "paused by you; continue with `volunteer resume`" in machine.run("status").stdout
         assert machine.run("resume").returncode == 0
         assert work.ended() == 0
         assert {event["verdict"]["state"] for event in work.told if event["type"] == "Judged"} & {
