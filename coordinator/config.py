@@ -36,9 +36,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Paths are texts as given; use the properties for what they mean.
     """
 
-    data_dir: Annotated[
-        str, Meta(description="Where everything is kept (default: the user's data directory).")
-    ] = ""
+    data_dir: Annotated[str, Meta(description="Data directory (default: the user's).")] = ""
     host: Annotated[
         str, Meta(description="Address to listen on; 0.0.0.0 lets other machines in, with TLS.")
     ] = "127.0.0.1"
@@ -58,11 +56,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = ""
     name: Annotated[
-        str, Meta(description="What volunteers see as the name of this coordinator.", max_length=64)
+        str, Meta(description="Name of this coordinator, shown to volunteers.", max_length=64)
     ] = "coordinator"
-    contact: Annotated[str, Meta(description="Whom a volunteer may write to.", max_length=255)] = ""
+    contact: Annotated[str, Meta(description="Contact shown to volunteers.", max_length=255)] = ""
     invite_only: Annotated[
-        bool, Meta(description="Let nobody register without an invite code.")
+        bool, Meta(description="Refuse registrations without an invite code.")
     ] = False
     open: Annotated[
         bool,
@@ -73,15 +71,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = False
     url: Annotated[
         str,
-        Meta(
-            description="Public address when a proxy stands in front, e.g. "
-            "https://train.example.org."
-        ),
+        Meta(description="Public address when behind a proxy, e.g. https://train.example.org."),
     ] = ""
     trusted_proxies: Annotated[
         str,
         Meta(
-            description="Addresses whose X-Forwarded-For is believed, separated by commas; only "
+            description="Addresses whose X-Forwarded-For is trusted, separated by commas; only "
             "used with url."
         ),
     ] = "127.0.0.1,::1"
@@ -91,7 +86,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tls_key: Annotated[str, Meta(description="Key file (PEM) of tls_cert.")] = ""
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Meta(description="Least important log line shown."),
+        Meta(description="Lowest log level shown."),
     ] = "info"
     json_logs: Annotated[bool, Meta(description="Write log lines as JSON objects.")] = False
     public_dashboard: Annotated[bool, Meta(description="Serve the public web page.")] = True
@@ -99,20 +94,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     upload_quota_bytes: Annotated[
         int,
         Meta(
-            description="Most one worker may have uploaded and not yet handed in.",
+            description="Most bytes one worker may have uploaded and not yet submitted.",
             ge=1,
             extra=_Bytes,
         ),
     ] = 16 * GIB
     upload_ttl_s: Annotated[
         float,
-        Meta(description="An upload not finished by then is thrown away.", gt=0, extra=_Seconds),
+        Meta(
+            description="An upload not finished after this time is deleted.", gt=0, extra=_Seconds
+        ),
     ] = 86_400.0
     space_floor_bytes: Annotated[
         int,
         Meta(
-            description="With less free disk than this nothing new is accepted until space "
-            "returns.",
+            description="With less free disk than this, nothing new is accepted.",
             ge=0,
             extra=_Bytes,
         ),
@@ -120,7 +116,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     merge_threads: Annotated[
         int,
         Meta(
-            description="Threads of a merge beside those that write; 0 = half the cores.",
+            description="Threads of a merge, besides the writing ones; 0 = half the cores.",
             ge=0,
             le=256,
         ),
@@ -158,15 +154,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     connections_max: Annotated[int, Meta(description="Open connections in all.", ge=1)] = 8192
     body_window_s: Annotated[
         float,
-        Meta(description="A body must come at 1 KiB/s over any such window.", gt=0, extra=_Seconds),
+        Meta(
+            description="A body must arrive at 1 KiB/s over any such window.", gt=0, extra=_Seconds
+        ),
     ] = 20.0
     headers_deadline_s: Annotated[
-        float, Meta(description="All headers must be in by then.", gt=0, extra=_Seconds)
+        float, Meta(description="All headers must arrive within this time.", gt=0, extra=_Seconds)
     ] = 10.0
     shutdown_s: Annotated[
         int,
         Meta(
-            description="How long open requests may go on after a stop signal.",
+            description="Time that open requests may take after a stop signal.",
             ge=0,
             le=600,
             extra=_Seconds,
@@ -275,8 +273,8 @@ def _check(settings: Settings) -> None:
         raise Configuration("tls_cert and tls_key go together: give both or neither")
     if settings.open and settings.invite_only:
         raise Configuration(
-            "open and invite_only contradict each other: strangers come in, or only who was "
-            "invited; set one of them"
+            "open and invite_only contradict each other: open admits strangers, invite_only "
+            "refuses them; set only one"
         )
     if settings.url:
         parts = urlsplit(settings.url)

@@ -57,13 +57,13 @@ class Signals:
             if not future.done():
                 future.set_result(None)
 
-    def watch(self, *topics: str) -> Watch:
+    def watch(self, *topics: str) -> TopicWatch:
         """Begin to watch: what is notified from now on is not missed, even before `wait` is called.
 
         Who has to look first to know what to watch names the topics later (`Watch.topics`), and
         misses nothing either.
         """
-        return Watch(self, topics)
+        return TopicWatch(self, topics)
 
     def _latest(self, topics: tuple[str, ...]) -> int:
         """The moment when one of `topics` was notified last."""
@@ -86,7 +86,7 @@ class Signals:
                     self._waiting.pop(topic, None)
 
 
-class Watch:
+class TopicWatch:
     """One watcher of some topics."""
 
     def __init__(self, signals: Signals, topics: tuple[str, ...]) -> None:

@@ -105,17 +105,16 @@ class Headless:
 
 
 def status_lines(status: Status) -> list[str]:
-    """Return what `volunteer status` says."""
+    """Return the lines of `volunteer status`."""
     link = "online" if status.online else f"offline: {status.connection or 'not connected yet'}"
     lines = [
         f'"{status.nickname}" at {status.server} ({status.coordinator}), {link}',
-        f"profile {status.profile}, process {status.pid}, {counted(status.done, 'task')} handed "
-        "in, "
-        f"{size(status.sent_bytes)} sent, {size(status.received_bytes)} received",
+        f"profile {status.profile}, process {status.pid}, {counted(status.done, 'task')} "
+        f"submitted, {size(status.sent_bytes)} sent, {size(status.received_bytes)} received",
     ]
     if status.queued:
         waits = "waits" if status.queued == 1 else "wait"
-        lines.append(f"{counted(status.queued, 'result')} {waits} to be handed in")
+        lines.append(f"{counted(status.queued, 'result')} {waits} to be submitted")
     lines += [pause_line(pause) for pause in status.pauses]
     if status.finishing:
         lines.append("finishing: no new work is taken")
@@ -135,7 +134,7 @@ def pause_line(pause: PauseStatus) -> str:
     said = words(
         events.Paused(device=pause.device, by=pause.by, message=pause.message, until=pause.until)
     )
-    return f"{said}; `volunteer resume` goes on" if pause.by == YOU else str(said)
+    return f"{said}; continue with `volunteer resume`" if pause.by == YOU else str(said)
 
 
 def task_line(task: TaskStatus) -> str:

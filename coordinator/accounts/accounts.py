@@ -235,7 +235,7 @@ class Volunteers:
         def change(conn: Connection) -> str:
             row = _find(conn, who)
             if row.state == "forgotten":
-                raise Forbidden("this account was forgotten: there is nobody to ban or unban")
+                raise Forbidden("this account was forgotten: it cannot be banned or unbanned")
             store.set_volunteer(conn, row.id, state=state)
             audit.append(conn, "organiser", f"volunteer.{state}", row.id, "", now)
             return row.id
@@ -250,7 +250,7 @@ class Volunteers:
         def change(conn: Connection) -> str:
             row = _find(conn, who)
             if row.state == "forgotten":
-                raise Forbidden("this account was forgotten: its name stays as it is")
+                raise Forbidden("this account was forgotten: it cannot be renamed")
             if not store.rename(conn, row.id, name, key):
                 raise registration.taken(conn, name)
             audit.append(conn, "organiser", "volunteer.rename", row.id, "", now)
@@ -269,7 +269,7 @@ class Volunteers:
         def change(conn: Connection) -> NewCode:
             row = _find(conn, who)
             if row.state != "active":
-                raise Banned(f"this account is {row.state}: there is no secret to give")
+                raise Banned(f"this account is {row.state}: no secret can be issued")
             count = store.revoke(conn, row.id, now)
             code_rows.add_link(conn, row.id, hashed, until, now)
             audit.append(conn, "organiser", "volunteer.reissue", row.id, {"revoked": count}, now)

@@ -62,7 +62,7 @@ def check(request: RegisterRequest) -> None:
     if request.protocol < PROTOCOL_MIN:
         raise UpgradeRequired()
     if len(request.accepts) > ACCEPTS_MAX:
-        raise BadRequest(f"at most {ACCEPTS_MAX} runs can be agreed to at once")
+        raise BadRequest(f"at most {ACCEPTS_MAX} runs can be accepted at once")
 
 
 def register(

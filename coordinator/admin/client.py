@@ -105,7 +105,7 @@ class Remote:
         finally:
             connection.close()
         if len(data) > REPLY_BYTES_MAX:
-            raise Internal("the answer of the server is too large")
+            raise Internal("the server's reply is too large")
         return response, data
 
     def _headers(self) -> dict[str, str]:
@@ -139,7 +139,9 @@ class Remote:
 
     def _unreachable(self, error: Exception) -> VolunteerError:
         if isinstance(error, WrongCertificate):
-            return Unauthorized(f"{self._link.url} shows another certificate than the link names")
+            return Unauthorized(
+                f"{self._link.url} presents another certificate than the link names"
+            )
         if isinstance(error, ssl.SSLCertVerificationError):
             return Configuration(
                 f"the certificate of {self._link.url} is not trusted: give the whole join link "

@@ -44,7 +44,7 @@ async def requeue(coordinator: Coordinator, ask: Requeue) -> Requeued:
     ids = await coordinator.queue.requeue(ask.run or None, ask.ids or None)
     if missing := sorted(set(ask.ids) - set(ids)):
         numbers = ", ".join(map(str, missing[:20]))
-        again = f"{len(ids)} wait again; " if ids else ""
+        again = f"{len(ids)} queued again; " if ids else ""
         raise NotFound(
             f"{again}no task that failed in a running or paused run has the number {numbers}:"
             " `coordinator task list --failed` shows all"

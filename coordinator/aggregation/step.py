@@ -77,7 +77,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class MergeOutput:
     """Files and figures that a merge, or a shard's part of one, produced."""
 
     weights: Written
@@ -96,7 +96,7 @@ def norm_of(squares: Iterable[float]) -> float:
     return math.sqrt(math.fsum(squares))
 
 
-def run(order: Order, weights: Path, state: Path) -> Outcome:
+def run(order: Order, weights: Path, state: Path) -> MergeOutput:
     """Write the weights and, where the optimiser has one, the state of the next version.
 
     Raises NotFinite naming the contributions to leave out, InvalidFrame, StorageFull.
@@ -140,7 +140,7 @@ def _in_order(schema: Schema, homes: Mapping[str, Frame]) -> Iterator[Doubles | 
 
 def merge_shard(
     order: Order, shard: Shard, surveys: Sequence[Path], weights: Path, state: Path
-) -> Outcome:
+) -> MergeOutput:
     """Write the part of the next version that a shard holds, given the surveys of all.
 
     Raises as `run`.
@@ -218,7 +218,9 @@ def _reader(files: ExitStack, order: Order, item: Input) -> DeltaReader:
     return _Clipped(reader=update, factor=np.float32(item.clip), parameters=parameters)
 
 
-def _write(opened: _Opened, layout: Layout, factors: Floats, weights: Path, state: Path) -> Outcome:
+def _write(
+    opened: _Opened, layout: Layout, factors: Floats, weights: Path, state: Path
+) -> MergeOutput:
     files, order, gathered = opened.files, opened.order, opened.gathered
     base = files.enter_context(open_frame(order.base, order.schema))
     optimizer = server_optimizer(order.plan)
@@ -230,7 +232,7 @@ def _write(opened: _Opened, layout: Layout, factors: Floats, weights: Path, stat
     walk = _Walk(order, layout, gathered, base, writer, optimizer, kept, tick)
     squares = walk.run(factors)
     written = writer.close()
-    return Outcome(weights=written, state=kept.close(tick) if kept else None, squares=squares)
+    return MergeOutput(weights=written, state=kept.close(tick) if kept else None, squares=squares)
 
 
 @dataclass(frozen=True, slots=True)

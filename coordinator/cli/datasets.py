@@ -27,19 +27,19 @@ app = App(name="dataset", help="Datasets: add and list.")
 class DatasetOptions:
     """Options of `coordinator dataset add`."""
 
-    licence: Annotated[str, Parameter(help="Licence of what is added, e.g. CC-BY-4.0.")] = ""
-    source: Annotated[str, Parameter(help="Where it comes from.")] = ""
+    licence: Annotated[str, Parameter(help="Licence of the data, e.g. CC-BY-4.0.")] = ""
+    source: Annotated[str, Parameter(help="Origin of the data.")] = ""
     tokenizer: Annotated[Path | None, Parameter(help="A tokenizer.json of your own.")] = None
-    vocab_size: Annotated[int | None, Parameter(help="Of the tokenizer that is trained.")] = None
+    vocab_size: Annotated[int | None, Parameter(help="Size of the tokenizer to train.")] = None
     size: Annotated[int | None, Parameter(help="Side of the stored images, pixels (64).")] = None
     channels: Annotated[int | None, Parameter(help="3 for colour, 1 for grey (3).")] = None
-    heldout_share: Annotated[float | None, Parameter(help="Share kept for measuring.")] = None
-    seed: Annotated[int | None, Parameter(help="Of the shuffle.")] = None
+    heldout_share: Annotated[float | None, Parameter(help="Share held out for evaluation.")] = None
+    seed: Annotated[int | None, Parameter(help="Seed of the shuffle.")] = None
 
 
 @app.command
 def add(
-    name: Annotated[str, Parameter(help="What run files call it.")],
+    name: Annotated[str, Parameter(help="Name used in run files.")],
     *,
     text: Annotated[
         list[Path] | None,
@@ -61,7 +61,7 @@ def add(
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Build a dataset from text or from images: chunks, and a share held out for measuring."""
+    """Build a dataset from text or from images: chunks, and a share held out for evaluation."""
     from coordinator.rules.run_file import NAME_RULE, fits_a_path
 
     more = options or DatasetOptions()

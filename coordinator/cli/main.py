@@ -22,7 +22,7 @@ def _version() -> str:
 
 app = App(
     name="coordinator",
-    help="Train one model with volunteers: serve it, and look after runs, data and people.",
+    help="Train one model with volunteers: serve it, and manage runs, data and people.",
     version=_version,
     help_format="plaintext",  # to render Markdown took a quarter of the time of --help
     result_action="return_value",

@@ -27,11 +27,13 @@ Who = Annotated[str, Parameter(help="Nickname or id.")]
 def create(
     *,
     names: Annotated[
-        Path | None, Parameter(help="A file with one name a line, or a CSV: one invite each.")
+        Path | None, Parameter(help="A file with one name per line, or a CSV: one invite each.")
     ] = None,
-    count: Annotated[int, Parameter(help="How many, without names.")] = 1,
-    uses: Annotated[int, Parameter(help="How many people one invite lets in.")] = 1,
-    days: Annotated[float | None, Parameter(help="Valid so long (default: until revoked).")] = None,
+    count: Annotated[int, Parameter(help="Number of invites, without names.")] = 1,
+    uses: Annotated[int, Parameter(help="Number of people one invite lets in.")] = 1,
+    days: Annotated[
+        float | None, Parameter(help="Valid this long (default: until revoked).")
+    ] = None,
     where: Where = HERE,
     json: Json = False,
 ) -> None:
@@ -92,7 +94,7 @@ def revoke(
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Withdraw an invite; who came by it stays."""
+    """Withdraw an invite; accounts made with it stay."""
     done = call(where, "invite.revoke", id=id)
     if json:
         as_json(done)
@@ -202,7 +204,7 @@ def reissue(name: Who, *, where: Where = HERE, json: Json = False) -> None:
 
 @volunteers.command
 def forget(name: Who, *, where: Where = HERE, json: Json = False) -> None:
-    """Wipe the identity of an account; credits and contributions keep adding up."""
+    """Delete the identity of an account; its credits and contributions still count."""
     _done(where, "volunteer.forget", json, name=name)
 
 

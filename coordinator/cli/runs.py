@@ -67,25 +67,25 @@ def _read(file: Path) -> str:
 
 @app.command
 def start(name: Run, *, where: Where = HERE, json: Json = False) -> None:
-    """Make version 0 and hand out work."""
+    """Make version 0 and hand out tasks."""
     _moved(call(where, "run.start", name=name), json)
 
 
 @app.command
 def pause(name: Run, *, where: Where = HERE, json: Json = False) -> None:
-    """Hand out no more work; what is in hand is finished and merged."""
+    """Hand out no more tasks; those in progress are finished and merged."""
     _moved(call(where, "run.pause", name=name), json)
 
 
 @app.command
 def resume(name: Run, *, where: Where = HERE, json: Json = False) -> None:
-    """Hand out work again."""
+    """Hand out tasks again."""
     _moved(call(where, "run.resume", name=name), json)
 
 
 @app.command
 def stop(name: Run, *, where: Where = HERE, json: Json = False) -> None:
-    """End the run for good; what was accepted is paid."""
+    """End the run for good; accepted work is paid."""
     _moved(call(where, "run.stop", name=name), json)
 
 
@@ -202,7 +202,7 @@ def report(
             "hours": lambda p: round(p.work.device_s / 3600, 2),
             "credits": lambda p: credit(p.earned_micro),
         }
-        table(people, columns, "Nobody yet.")
+        table(people, columns, "No participant yet.")
 
 
 def write_report(people: Sequence[Person]) -> None:
@@ -235,7 +235,7 @@ def export(
     name: Run,
     *,
     to: Annotated[str, Parameter(help="A new or empty folder, or hub:OWNER/NAME.")],
-    version: Annotated[int | None, Parameter(help="Which version (default: the best).")] = None,
+    version: Annotated[int | None, Parameter(help="Version to export (default: the best).")] = None,
     where: Where = HERE,
     json: Json = False,
 ) -> None:

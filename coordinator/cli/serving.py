@@ -18,9 +18,7 @@ SERVER = Group("Server", sort_key=60)
 class ServeOptions:
     """Settings that `serve` also takes as flags; all of them are in docs/settings.md."""
 
-    data_dir: Annotated[str | None, Parameter(group=TARGET, help="Where everything is kept.")] = (
-        None
-    )
+    data_dir: Annotated[str | None, Parameter(group=TARGET, help="Data directory.")] = None
     database: Annotated[
         str | None,
         Parameter(group=TARGET, help="Database URL (default: SQLite in the data directory)."),
@@ -36,16 +34,14 @@ class ServeOptions:
         None
     )
     url: Annotated[
-        str | None, Parameter(group=SERVER, help="Public address, when a proxy stands in front.")
+        str | None, Parameter(group=SERVER, help="Public address, when behind a proxy.")
     ] = None
-    name: Annotated[
-        str | None, Parameter(group=SERVER, help="What volunteers see as its name.")
-    ] = None
-    contact: Annotated[
-        str | None, Parameter(group=SERVER, help="Whom a volunteer may write to.")
-    ] = None
+    name: Annotated[str | None, Parameter(group=SERVER, help="Name shown to volunteers.")] = None
+    contact: Annotated[str | None, Parameter(group=SERVER, help="Contact shown to volunteers.")] = (
+        None
+    )
     invite_only: Annotated[
-        bool | None, Parameter(group=SERVER, help="Nobody registers without an invite.")
+        bool | None, Parameter(group=SERVER, help="Refuse registrations without an invite.")
     ] = None
     tls_cert: Annotated[
         str | None, Parameter(group=SERVER, help="Certificate file of your own.")
@@ -53,7 +49,7 @@ class ServeOptions:
     tls_key: Annotated[str | None, Parameter(group=SERVER, help="Key file of tls-cert.")] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
-        Parameter(group=SERVER, help="Least important log line shown."),
+        Parameter(group=SERVER, help="Lowest log level shown."),
     ] = None
     json_logs: Annotated[bool | None, Parameter(group=SERVER, help="Log lines as JSON.")] = None
 
@@ -88,12 +84,10 @@ def demo(
     minutes: Annotated[
         float, Parameter(help="How long to train; 0 = as long as suits the workload.")
     ] = 0.0,
-    data_dir: Annotated[
-        str, Parameter(help="Keep everything here (default: a temporary place).")
-    ] = "",
+    data_dir: Annotated[str, Parameter(help="Data directory (default: a temporary one).")] = "",
     json: Annotated[bool, Parameter(help="The summary as JSON.", negative="")] = False,
 ) -> int:
-    """Train a small model with volunteers on this machine, for real, then say what came of it."""
+    """Train a small model with volunteers on this machine, for real, then print the result."""
     from coordinator.demo.demo import Options
     from coordinator.demo.demo import demo as run
 

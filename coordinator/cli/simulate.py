@@ -15,11 +15,9 @@ def simulate(
     file: Annotated[Path | None, Parameter(help="A scenario in TOML.")] = None,
     *,
     example: Annotated[
-        bool, Parameter(help="Print a scenario to begin with.", negative="")
+        bool, Parameter(help="Print a scenario to start from.", negative="")
     ] = False,
-    hours: Annotated[
-        float, Parameter(help="Simulate so long instead of what the file says.")
-    ] = 0.0,
+    hours: Annotated[float, Parameter(help="Hours to simulate, instead of the file's.")] = 0.0,
     json: Annotated[bool, Parameter(help="The figures as JSON.", negative="")] = False,
 ) -> int:
     """Try a run with imagined volunteers in virtual time, before you invite people.

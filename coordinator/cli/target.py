@@ -134,8 +134,8 @@ async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[Set
         named = "--database" if settings.database else "--data-dir"
         shown = without_password(settings.database) or settings.directory
         raise Configuration(
-            f"there is no coordinator in {shown}: name the place of yours with {named},"
-            " or make a new one there with `coordinator serve`"
+            f"there is no coordinator in {shown}: name yours with {named}, or make a new"
+            " one there with `coordinator serve`"
         )
     if not settings.database or settings.signing_key_file.is_file():
         return nullcontext(settings)

@@ -12,13 +12,13 @@ from coordinator.cli.target import HERE, Where, call
 
 app = App(name="task", help="Tasks: list the failed ones, queue them again.")
 
-OfRun = Annotated[str, Parameter(help="Only of this run.")]
+OfRun = Annotated[str, Parameter(help="Only tasks of this run.")]
 
 
 @app.command(name="list")
 def listing(
     *,
-    failed: Annotated[bool, Parameter(help="Those that were discarded.", negative="")],
+    failed: Annotated[bool, Parameter(help="Only discarded tasks.", negative="")],
     run: OfRun = "",
     where: Where = HERE,
     json: Json = False,
@@ -49,12 +49,12 @@ def requeue(
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Queue failed tasks again, with a clean slate."""
+    """Queue failed tasks again and reset their failures."""
     done = call(where, "task.requeue", ids=ids, run=run, every=every)
     if json:
         as_json(done)
     else:
-        print(f"{len(done.ids)} tasks wait again.")
+        print(f"{len(done.ids)} tasks queued again.")
 
 
 def add_to(parent: App) -> None:

@@ -14,7 +14,7 @@ from shared.text import size
 
 
 def check(*, where: Where = HERE, json: Json = False) -> int:
-    """Look at every invariant: ledger, queue, blobs byte by byte, versions.
+    """Check every invariant: ledger, queue, blobs byte by byte, versions.
 
     Exit code 1 on any breach.
     """
@@ -26,7 +26,7 @@ def check(*, where: Where = HERE, json: Json = False) -> int:
         for breach in report.breaches:
             print(f"BREACH  {breach}")
         state = f"{len(report.breaches)} breaches" if report.breaches else "all is well"
-        print(f"{state}: {looked}, the ledger and the record were looked at")
+        print(f"{state}: {looked}, the ledger and the record checked")
     return 1 if report.breaches else 0
 
 

@@ -40,7 +40,7 @@ LINGER_S = 5.0  # a closed connection whose peer does not read its last reply is
 Phase = Literal["idle", "headers", "body", "reply"]
 
 
-class Watch:
+class ConnectionProgress:
     """Progress of one connection, as the guard tracks it."""
 
     def __init__(self, address: str, now: float) -> None:
@@ -62,7 +62,7 @@ class Guard:
         self._window_s = settings.body_window_s
         self._per_address = settings.connections_per_ip
         self._connections_max = connections_max or settings.connections_max
-        self._connections: dict[Any, Watch] = {}
+        self._connections: dict[Any, ConnectionProgress] = {}
         self._trusted = _trusted(settings)
         self._addresses: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
@@ -70,7 +70,7 @@ class Guard:
     def __len__(self) -> int:
         return len(self._connections)
 
-    def admit(self, connection: Any, address: str, now: float) -> Watch | None:
+    def admit(self, connection: Any, address: str, now: float) -> ConnectionProgress | None:
         """Begin to watch a connection; None when there are too many already.
 
         An address counts as one: an IPv6 /64 is given to one home. When all places are taken, the
@@ -83,7 +83,7 @@ class Guard:
         if len(self._connections) >= self._connections_max and not self._make_room():
             return None
         self._addresses[key] += 1
-        watch = self._connections[connection] = Watch(key, now)
+        watch = self._connections[connection] = ConnectionProgress(key, now)
         if self._timer is None:
             self._timer = connection.loop.call_later(SWEEP_S, self._tick, connection.loop)
         return watch
@@ -125,7 +125,7 @@ class Guard:
                 watch.closing_since = now
                 connection.refuse(408, problem)
 
-    def _problem(self, connection: Any, watch: Watch, now: float) -> str:
+    def _problem(self, connection: Any, watch: ConnectionProgress, now: float) -> str:
         phase: Phase = connection.phase()
         key = (phase, watch.resumed if phase == "reply" else watch.request)
         moved = connection.unsent() if phase == "reply" else watch.received
@@ -212,7 +212,7 @@ class _Watched:
     _framing = 0  # bytes behind the headers of a message that are no body of it
     _body = 0
     _refused = False
-    watch: Watch | None = None
+    watch: ConnectionProgress | None = None
     wire: ZeroCopy | None = None
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport

@@ -120,7 +120,7 @@ class Intake:
             if known.volunteer_id != principal.volunteer_id:
                 raise NotFound(f"there is no task {task_id} of yours")
             if known.digest != content:
-                raise Conflict(f"task {task_id} was handed in before with other content")
+                raise Conflict(f"task {task_id} was submitted before with other content")
             return known
         tasks.may_submit(task, principal.worker_id, request.attempt)
         if task.base_version is None:
@@ -172,8 +172,8 @@ class Intake:
             )
         else:
             measured = Measurement(
-                problem=f'the update came as "{row.codec}", which this run takes from nobody: '
-                f"{', '.join(sorted(granted))} are what it asks for"
+                problem=f'the update is encoded as "{row.codec}", which this run does not accept; '
+                f"accepted: {', '.join(sorted(granted))}"
             )
         await self._db.write(lambda conn: self._decide(conn, row.id, measured))
 
@@ -260,8 +260,8 @@ class Intake:
             f"version {run.head} was merged meanwhile: compute it once more from there, "
             f"{row.tries + 1} of {limit}: nothing is counted against you"
             if again
-            else f"it came {limit + 1} times after the next version, and redo_limit = {limit}: "
-            "the task has failed here"
+            else f"submitted {limit + 1} times after the next version, redo_limit = {limit}: "
+            "the task has failed"
         )
         stale = Reason.STALE.value
         verdicts.decide(conn, row, "rejected", now=now, reason=stale, message=message)

@@ -191,7 +191,8 @@ class Uploads:
         count, size = uploads.waiting(conn, principal.worker_id)
         if count >= WAITING_MAX or size + request.size > self._settings.upload_quota_bytes:
             raise TooManyRequests(
-                "too much was uploaded and not handed in; submit it first", retry_after_s=60.0
+                "too many uploaded bytes are not submitted yet; submit them first",
+                retry_after_s=60.0,
             )
         uploads.add(conn, row)
         return row, True
@@ -200,7 +201,7 @@ class Uploads:
         stat = os.statvfs(self._directory) if hasattr(os, "statvfs") else None
         if stat and stat.f_bavail * stat.f_frsize - size < self._settings.space_floor_bytes:
             raise StorageFull(
-                "the coordinator's disk is nearly full; keep your result, it will be taken later",
+                "the coordinator's disk is nearly full; keep your result, retry later",
                 retry_after_s=60.0,
             )
 
@@ -213,7 +214,7 @@ class Uploads:
     async def _row(self, principal: Principal, upload_id: str) -> UploadRow:
         row = await self._db.read(lambda conn: uploads.get(conn, upload_id, principal.worker_id))
         if row is None or row.expires_at < self._clock.now():
-            raise NotFound("there is no such upload (any more): begin it again")
+            raise NotFound("there is no such upload (any more): start it again")
         return row
 
     async def _info(self, row: UploadRow) -> UploadInfo:
@@ -276,7 +277,7 @@ class Uploads:
             async with writer.scope:
                 yield writer
         except TimeoutError as error:
-            raise Conflict("a newer request goes on with this upload") from error
+            raise Conflict("a newer request continues this upload") from error
         finally:
             del self._writers[upload_id]
             writer.done.set()
@@ -311,7 +312,7 @@ class Uploads:
         try:
             async for data in stream:
                 if offset + len(received) + len(data) > row.size:
-                    raise TooLarge(f"more bytes came than the {row.size} announced")
+                    raise TooLarge(f"more bytes arrived than the {row.size} announced")
                 received += data
         finally:
             part = await asyncio.shield(in_pool(self._append, row, offset, received))
@@ -340,7 +341,7 @@ class Uploads:
             async for data in stream:
                 room -= len(data)
                 if room < 0:
-                    raise TooLarge(f"more bytes came than the {row.size} announced")
+                    raise TooLarge(f"more bytes arrived than the {row.size} announced")
                 left = memoryview(data)
                 while left:
                     count = min(len(left), batch - filled)

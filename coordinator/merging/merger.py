@@ -64,7 +64,7 @@ GATE_RATIO = 1.5  # a gated merge may not be worse than this many times the last
 log = structlog.get_logger("merger")
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
     """A leased merge and what it is made of."""
 
     merge: MergeRow
@@ -140,7 +140,7 @@ class Merger:
         finally:
             renewing.cancel()
 
-    async def _renew(self, job: Job) -> None:
+    async def _renew(self, job: MergeJob) -> None:
         """Keep the lease while the merge is under way; a lost one shows at the commit."""
         while True:
             await self._clock.sleep(self.lease_s / 3)
@@ -150,7 +150,7 @@ class Merger:
             except VolunteerError as error:
                 log.warning("merge lease not renewed", run=job.run.name, error=error.message)
 
-    async def _merge(self, job: Job) -> bool:
+    async def _merge(self, job: MergeJob) -> bool:
         started = self._clock.monotonic()
         try:
             content, draft = await self._build(job)
@@ -179,12 +179,12 @@ class Merger:
             self._signals.notify(topic)
         return True
 
-    async def _overtaken(self, job: Job, error: Conflict) -> bool:
+    async def _overtaken(self, job: MergeJob, error: Conflict) -> bool:
         log.info("merge overtaken", run=job.run.name, error=error.message)
         await self._abandon(job)
         return False
 
-    async def _abandon(self, job: Job) -> None:
+    async def _abandon(self, job: MergeJob) -> None:
         now = self._clock.now()
         await self._db.write(partial(merges.end, merge=job.merge, state="abandoned", now=now))
 
@@ -196,7 +196,7 @@ class Merger:
         some = [run for run in running if contributions.any_to_merge(conn, run.id)]
         return running, [run for run in some if self._runs.queries.readiness(conn, run)[0].now]
 
-    def _lease(self, conn: Connection, run_id: int) -> Job | None:
+    def _lease(self, conn: Connection, run_id: int) -> MergeJob | None:
         """The trigger again, now under the lock of the run, and the lease."""
         run = runs.by_id(conn, run_id, lock=True)
         state, live = self._runs.queries.readiness(conn, run)
@@ -220,7 +220,7 @@ class Merger:
             return None
         if recipe.terms.shards > 1 and not begun_before:
             self._parts.begin(conn, merge, recipe)
-        return Job(merge=merge, recipe=recipe)
+        return MergeJob(merge=merge, recipe=recipe)
 
     def _fresh(self, conn: Connection, run: RunRow, live: int) -> Recipe:
         """All that waits, on the head."""
@@ -247,7 +247,7 @@ class Merger:
         same = (found.terms.shards, found.terms.shard_by) == (plan.shards, plan.shard_by)
         return found if same and all(row.state == "accepted" for row in found.rows) else None
 
-    async def _build(self, job: Job) -> tuple[Content, Draft]:
+    async def _build(self, job: MergeJob) -> tuple[Content, Draft]:
         """Aggregate, step and write; the files end up in the blob store, where nothing refers to
         them yet.
         """
@@ -300,7 +300,7 @@ class Merger:
                 f"the merged model has loss {loss:.3f} where {before or 0:.3f} was measured before"
             )
 
-    def _commit(self, conn: Connection, job: Job, content: Content, draft: Draft) -> None:
+    def _commit(self, conn: Connection, job: MergeJob, content: Content, draft: Draft) -> None:
         """Version, head, contributions, credits: all of it or nothing.
 
         Raises Conflict when somebody else was faster.
@@ -353,7 +353,7 @@ class Merger:
         payments.post_earned_many(conn, [payments.Payment.of(row) for row in job.rows], now)
         settlement.overtake(conn, run, progress, phase, now)
 
-    async def _failed(self, job: Job, error: Exception) -> None:
+    async def _failed(self, job: MergeJob, error: Exception) -> None:
         """Count the failure; after the second, find out who is to blame and go on without them."""
         failures = job.merge.failures + 1
         log.warning(
@@ -381,7 +381,7 @@ class Merger:
         await self._parts.discard(part_rows.files_of(await self._db.write(note)))
         self._signals.notify("queue")
 
-    async def _culprits(self, job: Job) -> list[tuple[ContributionRow, str]]:
+    async def _culprits(self, job: MergeJob) -> list[tuple[ContributionRow, str]]:
         """Return whose content it is.
 
         What disk, network or a stop did is no contribution's fault.

@@ -39,7 +39,7 @@ def convert(table: Mapping[str, Any], kind: type[T], where: str) -> T:
         _known_keys(phase, _phase_of(kind), f"phase {index + 1} of {where}")
     for key, value in table.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise InvalidPlan(f"{where} {key} = {value} is not a number to work with")
+            raise InvalidPlan(f"{where} {key} = {value} is not a finite number")
         choices = _choices(kind, key)
         if choices and value not in choices:
             raise InvalidPlan(
@@ -83,9 +83,9 @@ def check_steps(plan: Plan, local_steps: int, max_steps: int, where: str = "") -
         ),
         (
             max(steps, max_steps) > PARTS_MAX * every,
-            f"a task of {max(steps, max_steps)} steps with gradient_every = {every} would hand "
-            "in more than "
-            f"{PARTS_MAX} gradients: raise gradient_every, or lower local_steps (max_steps)",
+            f"a task of {max(steps, max_steps)} steps with gradient_every = {every} would "
+            f"submit more than {PARTS_MAX} gradients: raise gradient_every, or lower "
+            "local_steps (max_steps)",
         ),
         (
             own > plan.max_staleness,
@@ -120,13 +120,13 @@ def _timing_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
         ),
         (
             plan.max_staleness == 0 and plan.in_flight == "continue",
-            "max_staleness = 0 throws away whatever is in flight at every merge: set in_flight = "
+            "max_staleness = 0 discards all work in flight at every merge: set in_flight = "
             '"cancel" (or "redo" for single gradients), or allow max_staleness of 1 or more',
         ),
         (
             plan.max_staleness == 0 and alone and plan.in_flight != "redo",
-            "quorum = 1 with max_staleness = 0 lets one worker at a time make progress and throws "
-            "the others' work away: raise quorum or max_staleness",
+            "quorum = 1 with max_staleness = 0 lets one worker at a time make progress and "
+            "discards the others' work: raise quorum or max_staleness",
         ),
         (
             endless and plan.in_flight != "continue",
@@ -152,7 +152,7 @@ def _update_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
     return (
         (
             plan.in_flight == "redo" and not gradient,
-            'in_flight = "redo" computes one mini-batch again, which a delta of many steps is not: '
+            'in_flight = "redo" recomputes one mini-batch, and a delta has many steps: '
             'set in_flight = "continue", or update = "gradient"',
         ),
         (
@@ -199,8 +199,8 @@ def _robust_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
         ),
         (
             nothing_out and not plan.quorum_share,
-            f'aggregate = "{rule}" leaves nobody out of {quorum}: {key} x quorum is below 1; '
-            f"set {key} = {math.ceil(100 / quorum) / 100} or more, or raise quorum",
+            f'aggregate = "{rule}" leaves no contribution out of {quorum}: {key} x quorum is below '
+            f"1; set {key} = {math.ceil(100 / quorum) / 100} or more, or raise quorum",
         ),
         (
             rule in COORDINATE_RULES and plan.codec == "topk-int4",

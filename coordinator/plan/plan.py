@@ -37,9 +37,9 @@ def plan(raw: Mapping[str, Any]) -> Plan:
         for key in ("optimizer", "update"):
             if key in raw and raw[key] != base.get(key):
                 raise InvalidPlan(
-                    f'the learning rate is missing: {key} = "{raw[key]}" is not what the preset '
-                    f'"{preset}" has its lr for; set lr in [plan], e.g. 1.0 for sgd on deltas, '
-                    "0.7 for nesterov, 0.003 for adam on deltas, 0.001 for adam on gradients"
+                    f'the learning rate is missing: the lr of the preset "{preset}" is not '
+                    f'meant for {key} = "{raw[key]}"; set lr in [plan], e.g. 1.0 for sgd on '
+                    "deltas, 0.7 for nesterov, 0.003 for adam on deltas, 0.001 for adam on gradients"
                 )
     found = convert(base | dict(raw), Plan, "[plan]")
     check(found)

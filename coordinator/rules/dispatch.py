@@ -104,7 +104,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     retry_after_s: float = 0.0
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Assignments and refusals of a batch of waiters, by their position."""
 
     assignments: tuple[Assignment, ...]
@@ -198,7 +198,7 @@ class _Batch:
             self._by_volunteer[held.volunteer_id] += held.count
             self._by_device[held.worker_id, held.device] += held.count
 
-    def run(self) -> Outcome:
+    def run(self) -> DispatchResult:
         assignments: list[Assignment] = []
         refusals: dict[int, Refusal] = {}
         queue = [(self._by_volunteer[w.volunteer_id], i) for i, w in enumerate(self._waiters)]
@@ -219,7 +219,7 @@ class _Batch:
             for run_id, share in self._runs.items()
             if (share.pass_no, share.cursor) != (share.run.pass_no, share.run.cursor)
         }
-        return Outcome(
+        return DispatchResult(
             assignments=tuple(assignments), moved=moved, refusals=refusals, more=self._more
         )
 
@@ -370,7 +370,7 @@ def dispatch(
     holdings: Iterable[Holding],
     *,
     leases_max: int,
-) -> Outcome:
+) -> DispatchResult:
     """Decide for every waiter: a lease, or why there is none.
 
     `todo` in the order in which it should be taken.

@@ -168,7 +168,7 @@ def _check_values(table: Mapping[str, Any]) -> None:
         elif isinstance(value, list):
             waiting += [(key, inner, depth + 1) for inner in value]
         elif isinstance(value, float) and not math.isfinite(value):
-            raise InvalidRunFile(f"{escaped(key)} = {value} is not a number to work with")
+            raise InvalidRunFile(f"{escaped(key)} = {value} is not a finite number")
         elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             raise InvalidRunFile(f"{escaped(key)} is too large: whole numbers have 64 bits")
 

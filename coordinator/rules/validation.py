@@ -169,8 +169,8 @@ def _content(evidence: Evidence) -> Judgement | None:
     if submit.steps != evidence.task_steps or submit.samples != evidence.task_samples:
         return _rejected(
             Reason.STEPS,
-            f"the task asks for {evidence.task_steps} steps over {evidence.task_samples} samples, "
-            f"the report claims {submit.steps} over {submit.samples}",
+            f"the task is {evidence.task_steps} steps over {evidence.task_samples} samples, the "
+            f"submission claims {submit.steps} over {submit.samples}",
         )
     if submit.base_version != evidence.base_version:
         return _rejected(
@@ -190,14 +190,14 @@ def _content(evidence: Evidence) -> Judgement | None:
             Reason.EMPTY, "the update changes nothing: the weights came back as they were sent"
         )
     if evidence.replayed:
-        return _rejected(Reason.REPLAY, "the very same bytes were handed in for another task")
+        return _rejected(Reason.REPLAY, "the same bytes were submitted for another task")
     return None
 
 
 def _loss(evidence: Evidence, settings: ValidationSettings) -> Judgement | None:
     last = evidence.submit.loss_last
     if not math.isfinite(last) or last < 0:
-        return _rejected(Reason.LOSS, f"a loss of {last} cannot be")
+        return _rejected(Reason.LOSS, f"a loss of {last} is impossible")
     if (
         evidence.loss is not None
         and evidence.loss > 0
@@ -221,8 +221,8 @@ def _norm(
         if norm > most:
             return _rejected(
                 Reason.NORM,
-                f"the update has norm {norm:.3g}; {steps} steps at lr {train.lr:g} cannot pass "
-                f"{most:.3g}",
+                f"the update has norm {norm:.3g}; {steps} steps at lr {train.lr:g} cannot "
+                f"exceed {most:.3g}",
             )
         if norm < least(train, evidence.effort, steps, evidence.parameters):
             return _rejected(

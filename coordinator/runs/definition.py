@@ -95,9 +95,8 @@ def _check_with_tasks(whole: Plan, file: RunFile) -> None:
         check_steps(in_phase(whole, index), file.task.local_steps, sized, where)
         if (phase.until_versions, phase.until_tokens) == (None, None) and not file.evaluation.every:
             raise InvalidPlan(
-                f"{where}until_slope looks at the held-out loss, and [evaluation] every = 0 "
-                "measures none: set "
-                "every = 1, or give the phase until_versions or until_tokens"
+                f"{where}until_slope needs the held-out loss, and [evaluation] every = 0 "
+                "measures none: set every = 1, or give the phase until_versions or until_tokens"
             )
 
 

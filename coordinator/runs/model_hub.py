@@ -79,7 +79,7 @@ class Hub:
     def _refused(self, status: int, said: str) -> VolunteerError:
         if status in REFUSED:
             return Unauthorized(
-                f"the hub does not let this token write to {self.repository}: look at its rights"
+                f"the hub does not let this token write to {self.repository}: check its scope"
             )
         first = said.strip().partition("\n")[0]
         return VolunteerError(f"the hub refused {self.repository}: {first}")

@@ -265,7 +265,7 @@ class Runs:
                 there = (
                     f"it can go back to any of 0 to {run.head - 1}"
                     if run.head > 0
-                    else "there is nothing before it"
+                    else "there is no earlier version"
                 )
                 raise NotFound(f'"{name}" is at version {run.head}: {there}')
             target = versions.get(conn, run.id, to)
@@ -287,7 +287,7 @@ class Runs:
                 tokens=target.tokens,
             )
             if not moved:
-                raise Conflict(f'"{name}" has just moved on; look again and retry')
+                raise Conflict(f'"{name}" just got another version; check it and retry')
             tasks.recall(conn, run.id, above=to, now=now)
             audit.append(conn, "organiser", "run.rollback", name, f"to version {to}", now)
             return runs.by_id(conn, run.id)

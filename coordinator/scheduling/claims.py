@@ -26,8 +26,8 @@ from coordinator.rules import codes
 from coordinator.rules.codec_choice import Agreements
 from coordinator.rules.dispatch import (
     Assignment,
+    DispatchResult,
     FairShares,
-    Outcome,
     Refusal,
     Waiter,
     dispatch,
@@ -330,7 +330,7 @@ def _taken(one: Assignment, waiter: Waiter, spec: Spec, plan: Plan) -> Taken:
     )
 
 
-def _states(conn: Connection, outcome: Outcome, able: Sequence[Waiter]) -> dict[str, str]:
+def _states(conn: Connection, outcome: DispatchResult, able: Sequence[Waiter]) -> dict[str, str]:
     """The states of chosen runs that do not run, for those who want nothing else."""
     idle = [at for at, refusal in outcome.refusals.items() if refusal.reason == Reason.NO_RUN]
     names = {name for at in idle for name in able[at].runs}

@@ -18,14 +18,14 @@ CERTAIN = 0.9  # likelihood that the challenger is the stronger one: then it is 
 ANCHOR = 0  # the version whose rating is zero
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class RatingTable(msgspec.Struct, frozen=True, kw_only=True):
     """Ratings from all matches of a run."""
 
     ratings: dict[int, Rating]
     best: int
 
 
-def standing(rows: Sequence[MatchRow]) -> Standing:
+def standing(rows: Sequence[MatchRow]) -> RatingTable:
     """Ratings with version 0 as their zero; the best is who has beaten the best before, beyond
     doubt, in order.
     """
@@ -42,4 +42,4 @@ def standing(rows: Sequence[MatchRow]) -> Standing:
         if row.against == best and found.superiority >= CERTAIN:
             best = row.version
     meetings = [Meeting(one=one, other=other, score=found) for (one, other), found in met.items()]
-    return Standing(ratings=ratings(meetings, ANCHOR), best=best)
+    return RatingTable(ratings=ratings(meetings, ANCHOR), best=best)

@@ -26,7 +26,7 @@ from coordinator.runs.definition import price_of_flops
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import DATA, Spec
 from coordinator.selfplay.game_intake import OPPONENT, games_of
-from coordinator.selfplay.ratings import Standing, standing
+from coordinator.selfplay.ratings import RatingTable, standing
 from coordinator.signals import Signals
 from shared.clock import Clock
 from shared.decoding import convert, decode
@@ -252,7 +252,7 @@ class Replay:
         log.info("rated", run=run_id, matches=len(rows), best=found.best)
         self._signals.notify(f"run:{run_id}")
 
-    def _store_rating(self, conn: Connection, run_id: int, found: Standing) -> None:
+    def _store_rating(self, conn: Connection, run_id: int, found: RatingTable) -> None:
         figures = {
             version: {"elo": rating.elo, "elo_error": rating.error}
             for version, rating in found.ratings.items()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from coordinator.simulate.simulation import Outcome
+from coordinator.simulate.simulation import SimulationResult
 from coordinator.simulate.trace import State, Trace
 
 MB = 1e6
@@ -79,7 +79,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     machines: tuple[Row, ...]
 
 
-def predict(outcome: Outcome) -> Prediction:
+def predict(outcome: SimulationResult) -> Prediction:
     """The figures of what happened."""
     rows = tuple(_row(trace) for trace in outcome.traces)
     hours = max(1e-9, outcome.seconds / 3600)

@@ -63,7 +63,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SimulationResult:
     """Result of a simulation."""
 
     scenario: Scenario
@@ -90,7 +90,7 @@ class Hooks:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-async def simulate(scenario: Scenario, hooks: Hooks = Hooks()) -> Outcome:  # frozen
+async def simulate(scenario: Scenario, hooks: Hooks = Hooks()) -> SimulationResult:  # frozen
     """Run a scenario on a virtual loop (see `loop.run`). Raises InvalidRunFile, InvalidPlan."""
     tick = hooks.tick_s
     clock = LoopClock(min(TICK_MAX_S, scenario.hours * 3600 / TICKS) if tick is None else tick)
@@ -117,7 +117,7 @@ class _Simulation:
         self._run_id = 0
         self._seen = 0  # versions shown to `on_version`
 
-    async def run(self) -> Outcome:
+    async def run(self) -> SimulationResult:
         coordinator, scenario = self._coordinator, self._scenario
         dataset, table, parameters = await self._prepare()
         info = await coordinator.runs.create(tomlkit.dumps(table))
@@ -254,11 +254,11 @@ class _Simulation:
 
     # --- after ---
 
-    async def _outcome(self, about: Definition, parameters: int, finished: str) -> Outcome:
+    async def _outcome(self, about: Definition, parameters: int, finished: str) -> SimulationResult:
         now = self._clock.monotonic()
         rows = await self._versions(0)
         began = self._clock.now() - now
-        return Outcome(
+        return SimulationResult(
             scenario=self._scenario,
             about=about,
             parameters=parameters,

@@ -62,7 +62,7 @@ class Space:
         """Raises StorageFull when `size` more bytes would go below the floor."""
         if self.read_only or (size and self._free(self._path) - size < self.floor_bytes):
             raise StorageFull(
-                "the coordinator's disk is nearly full; keep your result, it will be taken later",
+                "the coordinator's disk is nearly full; keep your result, retry later",
                 retry_after_s=RETRY_S,
             )
 

@@ -25,7 +25,7 @@ from coordinator.services import Coordinator
 from coordinator.simulate import loop
 from coordinator.simulate.labour import Trained
 from coordinator.simulate.scenario import from_table
-from coordinator.simulate.simulation import Dataset, Head, Hooks, Outcome, simulate
+from coordinator.simulate.simulation import Dataset, Head, Hooks, SimulationResult, simulate
 from shared.local_data import LocalData
 from shared.tensors.frame import open_frame
 from shared.workloads.base import ChunkRef, DatasetManifest
@@ -148,7 +148,7 @@ class Learned:
 
     loss: float
     curve: list[tuple[int, float, float]]  # global step, virtual seconds, loss
-    outcome: Outcome
+    outcome: SimulationResult
     up: float  # bytes a parameter and worker
     down: float
     stored: int

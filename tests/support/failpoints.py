@@ -28,7 +28,7 @@ import pytest
 
 from coordinator.database.engine.open import Database
 from coordinator.storage.blobs import DiskBlobs
-from volunteer.storage.outbox import Entry, Outbox
+from volunteer.storage.outbox import Outbox, QueuedResult
 
 When = Literal["before", "amid", "after"]
 
@@ -176,7 +176,7 @@ def _blob(faults: Faults, name: str, inner: Any) -> Any:
 
 
 def _outbox(faults: Faults, name: str, inner: Any) -> Any:
-    def change(self: Outbox, entry: Entry) -> None:
+    def change(self: Outbox, entry: QueuedResult) -> None:
         faults.reach("before", {f"outbox {name}"})
         inner(self, entry)
         faults.reach("after", {f"outbox {name}"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.rules.dispatch import Holding, Load, Outcome, Todo, Waiter, dispatch
+from coordinator.rules.dispatch import DispatchResult, Holding, Load, Todo, Waiter, dispatch
 from coordinator.rules.run_file import TaskSettings
 from coordinator.rules.sizing import Run
 
@@ -54,7 +54,7 @@ def ask(
     loads: list[Load] | None = None,
     holdings: list[Holding] | None = None,
     leases_max: int = 64,
-) -> Outcome:
+) -> DispatchResult:
     back = todo or []
     if loads is None:
         loads = [Load(run_id=task.run_id, open=len(back), price_micro=0) for task in back]

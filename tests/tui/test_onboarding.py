@@ -151,7 +151,7 @@ async def test_nobody_is_asked_before_the_typing_rests(engine: FakeEngine) -> No
         (LINK, Unreachable("https://h did not answer in time"), "Enter tries again."),
         (
             LINK,
-            Configuration("h shows another certificate than your join link names"),
+            Configuration("h presents another certificate than your join link names"),
             "another certificate",
         ),
         (

@@ -125,7 +125,7 @@ def damaged(home: Path) -> Terminal:
 
 def test_damaged_settings_are_kept_aside_and_defaults_offered(tmp_path: Path) -> None:
     with damaged(tmp_path) as terminal:
-        terminal.see("is not TOML", "go on with the defaults? [y/N]")
+        terminal.see("is not TOML", "continue with the defaults? [y/N]")
         terminal.press("y\r")
         terminal.see("it is kept as", "config.toml.damaged", "paste your join link")
         terminal.press("\x11")  # ctrl+q: letters are typed into the link
@@ -137,7 +137,7 @@ def test_damaged_settings_are_kept_aside_and_defaults_offered(tmp_path: Path) ->
 
 def test_who_wants_to_mend_the_settings_keeps_them_where_they_are(tmp_path: Path) -> None:
     with damaged(tmp_path) as terminal:
-        terminal.see("go on with the defaults? [y/N]")
+        terminal.see("continue with the defaults? [y/N]")
         terminal.press("\r")
         assert terminal.ended() == 78
         assert terminal.left_as_found()
@@ -150,7 +150,7 @@ def test_where_no_key_can_come_in_there_is_a_sentence_instead_of_a_deaf_screen(
     nobody = subprocess.DEVNULL
     place = {"PYTHONPATH": str(ROOT), "VOLUNTEER_HOME": str(tmp_path)}
     with Terminal(VOLUNTEER, nobody, **place) as terminal:
-        terminal.see("this is no terminal: use `volunteer --no-ui`")
+        terminal.see("the screen needs a terminal: use `volunteer --no-ui`")
         assert terminal.ended() == 2
 
 
@@ -161,7 +161,7 @@ def test_a_second_start_shows_the_first_and_leaves_it_alone(tmp_path: Path) -> N
         with Terminal(VOLUNTEER, **place) as second:
             second.see("Loss of the model")
             second.press("q")
-            second.see("goes on in the background", "`volunteer stop` ends it")
+            second.see("keeps running in the background", "`volunteer stop` ends it")
             assert second.ended() == 0
             assert second.left_as_found()
         assert first.child.poll() is None
@@ -180,7 +180,7 @@ def test_a_start_while_another_one_ends_waits_for_its_end_and_begins(tmp_path: P
             profile.endpoint.write_bytes(left)
         with profile.lock():
             terminal = Terminal(VOLUNTEER, **place)
-            terminal.see("another one begins or ends on this profile")
+            terminal.see("another one is starting or exiting on this profile")
         with terminal:
             terminal.see("paste your join link")
             terminal.press("\x11")
@@ -192,7 +192,7 @@ def test_a_start_without_a_screen_begins_when_the_one_before_has_ended(tmp_path:
     profile = Profile(directories({"VOLUNTEER_HOME": str(tmp_path)}).profile)
     with profile.lock():
         terminal = Terminal([*VOLUNTEER, "--no-ui"], PYTHONPATH=str(ROOT), **place)
-        terminal.see("another one begins or ends on this profile")
+        terminal.see("another one is starting or exiting on this profile")
     with terminal:
         terminal.see("has joined no coordinator yet")
         assert terminal.ended() == 78

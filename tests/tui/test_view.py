@@ -196,7 +196,7 @@ def test_the_state_always_says_why() -> None:
 def test_a_result_that_cannot_be_sent_waits_and_no_address_takes_the_room_of_the_reason() -> None:
     away = events.Connection(
         online=False,
-        message="https://train.example.org cannot be reached: nothing listens there; is the "
+        message="https://train.example.org cannot be reached: connection refused; is the "
         "coordinator running?",
         retry_at=NOW + 30,
         queued=1,
@@ -205,7 +205,7 @@ def test_a_result_that_cannot_be_sent_waits_and_no_address_takes_the_room_of_the
     view = seen([*scenes.filled(), sent, away])
     assert words(view)[0] == "waiting"
     assert banner(view, NOW, 80) == (
-        "cannot be reached: nothing listens there; next try in 30 s; 1 result queued"
+        "cannot be reached: connection refused; next try in 30 s; 1 result queued"
     )
 
 

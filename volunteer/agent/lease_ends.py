@@ -12,7 +12,7 @@ from volunteer.control import events
 from volunteer.control.event_bus import Hub
 from volunteer.net.api import Api
 from volunteer.storage.leases import Leases
-from volunteer.storage.outbox import Entry, Outbox
+from volunteer.storage.outbox import Outbox, QueuedResult
 
 # For the parts of a lease that is given back: afterwards the coordinator accepts none.
 SUBMIT_S = 5.0
@@ -55,7 +55,7 @@ class LeaseEnds:
         self.held.put_down(held, counted=False)
         self.hub.emit(events.TaskEnded(task=held.key[0], how=how, message=message))
 
-    def done(self, held: LeaseInWork, result: Entry | None) -> None:
+    def done(self, held: LeaseInWork, result: QueuedResult | None) -> None:
         """End a lease whose last result is in the outbox; None: it was there at the start."""
         self.leases.drop(held.lease)
         if result is not None:

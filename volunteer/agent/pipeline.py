@@ -25,7 +25,7 @@ from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.stretch import LeasePlan, StretchRunner
 from volunteer.agent.verdicts import Verdicts
 from volunteer.storage.leases import HeldLease
-from volunteer.storage.outbox import Entry, Outbox
+from volunteer.storage.outbox import Outbox, QueuedResult
 from volunteer.training.background_thread import Aside
 from volunteer.training.gradient_sum import Summed
 from volunteer.training.job import Finished, Interrupted, TrainingReport
@@ -49,7 +49,7 @@ class Pipeline:
 
     async def run(
         self, held: LeaseInWork, on_report: Callable[[TrainingReport], None]
-    ) -> Finished[Entry] | Interrupted | None:
+    ) -> Finished[QueuedResult] | Interrupted | None:
         """Do all parts that are wanted; None when every one was done by an earlier process.
 
         Raises Gone when its lease is no longer ours, InvalidFrame and others when it cannot be
@@ -104,11 +104,11 @@ class _LeaseRun:
         assert base is not None
         self._base = base
 
-    async def parts(self) -> Finished[Entry] | Interrupted | None:
+    async def parts(self) -> Finished[QueuedResult] | Interrupted | None:
         """Do part after part; return the last."""
         plan, lease, pipeline = self._plan, self._held.lease, self._pipeline
         part, tries = self._first(self._base.begun)
-        last: Finished[Entry] | None = None
+        last: Finished[QueuedResult] | None = None
         self._pulled_at = plan.first(part)
         while part < plan.parts:
             await pipeline.life.until(self._room)
@@ -134,7 +134,7 @@ class _LeaseRun:
         after = max(done, default=-1) + 1
         return (begun.part, begun.tries) if begun.part >= after else (after, 0)
 
-    def _ours(self, entry: Entry) -> bool:
+    def _ours(self, entry: QueuedResult) -> bool:
         return (entry.task, entry.submit.attempt) == self._held.key
 
     def _waiting(self) -> int:
@@ -145,7 +145,7 @@ class _LeaseRun:
         waiting = self._waiting()
         return not waiting or (waiting < AHEAD and not self._pipeline.outbox.full)
 
-    async def _part(self, place: Place) -> Finished[Entry] | Interrupted:
+    async def _part(self, place: Place) -> Finished[QueuedResult] | Interrupted:
         """Do one part, stretch by stretch."""
         plan, at, summed = self._plan, self._plan.first(place.part), Summed()
         while True:
@@ -162,7 +162,7 @@ class _LeaseRun:
 
     async def _stretch(
         self, steps: tuple[int, int], place: Place, summed: Summed
-    ) -> Finished[Entry | None] | Interrupted:
+    ) -> Finished[QueuedResult | None] | Interrupted:
         held, plan, pipeline = self._held, self._plan, self._pipeline
         if held.ended:
             raise asyncio.CancelledError

@@ -16,7 +16,7 @@ from volunteer.control.event_bus import Hub
 from volunteer.net.api import Api
 from volunteer.net.retry import passing
 from volunteer.net.transfers import Transfers
-from volunteer.storage.outbox import Entry, Outbox
+from volunteer.storage.outbox import Outbox, QueuedResult
 from volunteer.text import printable
 
 ONE_S = 120.0  # patience with one result while others wait
@@ -46,16 +46,16 @@ class Submitter:
                 if entry.name in self.outbox and not self._behind(entry):
                     await self._submit(entry)
 
-    def _behind(self, entry: Entry) -> bool:
+    def _behind(self, entry: QueuedResult) -> bool:
         """Return True if an earlier part of the same lease has not been submitted yet."""
         return any(e.submit.part < entry.submit.part for e in self._same_lease(entry))
 
-    def _same_lease(self, entry: Entry) -> list[Entry]:
+    def _same_lease(self, entry: QueuedResult) -> list[QueuedResult]:
         """Return the waiting results of the same lease."""
         key = (entry.task, entry.submit.attempt)
         return [e for e in self.outbox.entries() if (e.task, e.submit.attempt) == key]
 
-    async def _submit(self, entry: Entry) -> None:
+    async def _submit(self, entry: QueuedResult) -> None:
         """Try one result until there is a reply or others have waited long enough."""
         patience = ONE_S if len(self.outbox) > 1 else ONE_S * 10
         missed = 0
@@ -88,7 +88,7 @@ class Submitter:
         else:
             self._answered(entry, verdict)
 
-    async def _send(self, entry: Entry) -> Verdict:
+    async def _send(self, entry: QueuedResult) -> Verdict:
         submit = entry.submit
         if entry.early:
             base = submit.base_version
@@ -109,7 +109,7 @@ class Submitter:
             pass
         return await self.api.submit(entry.task, submit)
 
-    def _answered(self, entry: Entry, verdict: Verdict) -> None:
+    def _answered(self, entry: QueuedResult, verdict: Verdict) -> None:
         refused = verdict.state == "rejected" and not verdict.redo
         if entry.last and not (verdict.state == "rejected" and verdict.redo):
             self.home.remember(tasks=self.home.memory.tasks + 1)
@@ -128,7 +128,7 @@ class Submitter:
                 self._announce_loss(entry, "gone", message)
         self.verdicts.answered(entry.name, verdict)
 
-    def _refused(self, entry: Entry, error: VolunteerError) -> None:
+    def _refused(self, entry: QueuedResult, error: VolunteerError) -> None:
         """Drop a result that is refused for good, and its lease with it."""
         how = "refused"
         if isinstance(error, Gone):
@@ -138,7 +138,7 @@ class Submitter:
             self._announce_loss(entry, how, error.message)
         self.verdicts.answered(entry.name, error)
 
-    def _end(self, entry: Entry, how: str, message: str) -> bool:
+    def _end(self, entry: QueuedResult, how: str, message: str) -> bool:
         """Drop what waits of a lease that is no longer wanted, and end the work on it.
 
         Return True if all of it was done here already. If not, its device loop announces the end.
@@ -152,21 +152,21 @@ class Submitter:
             return False
         return any(each.last for each in (entry, *later))
 
-    def _announce_loss(self, entry: Entry, how: str, message: str) -> None:
+    def _announce_loss(self, entry: QueuedResult, how: str, message: str) -> None:
         """Announce that a lease that was done here brings nothing."""
         self.held.lost((entry.task, entry.submit.attempt))
         self.hub.emit(events.TaskEnded(task=entry.task, how=how, message=message))
 
-    def _lose(self, entry: Entry) -> None:
+    def _lose(self, entry: QueuedResult) -> None:
         self.verdicts.lost(entry)
         self._drop(entry)
 
-    def _drop(self, entry: Entry) -> None:
+    def _drop(self, entry: QueuedResult) -> None:
         self.outbox.drop(entry)
         self.held.late.discard((entry.task, entry.submit.attempt))
         self.life.notify()
 
-    def _progress(self, entry: Entry, done: int) -> None:
+    def _progress(self, entry: QueuedResult, done: int) -> None:
         now, total = self.life.clock.monotonic(), entry.submit.size
         if now - self._progress_at >= EVENT_S or done >= total:
             self._progress_at = now

@@ -12,7 +12,7 @@ from volunteer.account.profile import Home, is_news
 from volunteer.control import events
 from volunteer.control.event_bus import Hub
 from volunteer.storage.carried import Residuals
-from volunteer.storage.outbox import Entry
+from volunteer.storage.outbox import QueuedResult
 from volunteer.text import printable
 
 
@@ -31,7 +31,7 @@ class Verdicts:
         return self._home.memory.news_until
 
     def apply(
-        self, verdicts: tuple[Verdict, ...], *, until: int = 0, result: Entry | None = None
+        self, verdicts: tuple[Verdict, ...], *, until: int = 0, result: QueuedResult | None = None
     ) -> None:
         """Apply verdicts: those on `result`, the reply to its submission, or news of a heartbeat.
 
@@ -54,7 +54,7 @@ class Verdicts:
             self._hub.emit(events.Judged(verdict=verdict))
             self._residuals.judged(verdict, devices, name)
 
-    def lost(self, result: Entry) -> None:
+    def lost(self, result: QueuedResult) -> None:
         """Treat a result as if it had never been made."""
         self._residuals.lost(result.run, result.task, (result.device,), result.name)
 

@@ -111,6 +111,6 @@ async def _publish(address: Address, token: str, request: BenchmarkRequest) -> N
     try:
         await Api(client).benchmark(request, patience_s=2.0)
     except Unavailable as error:
-        print(f"volunteer: not told to the coordinator: {error.message}", file=sys.stderr)
+        print(f"volunteer: not reported to the coordinator: {error.message}", file=sys.stderr)
     finally:
         await client.close()

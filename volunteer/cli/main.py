@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from volunteer.settings.settings import Directories
 
-Profile = Annotated[str, Parameter(help="Which profile of this host; a second one may run beside.")]
-Json = Annotated[bool, Parameter(help="Answer in JSON.", negative="")]
+Profile = Annotated[str, Parameter(help="Profile on this host; several can run at once.")]
+Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 Device = Annotated[str, Parameter(help='One device such as "cuda:0"; empty = all.')]
 
 
@@ -32,8 +32,8 @@ def _version() -> str:
 
 app = App(
     name="volunteer",
-    help="Lend your GPU or CPU: volunteers train one model together. Without a command: the "
-    "screen.",
+    help="Lend your GPU or CPU: volunteers train one model together. Without a command "
+    "it opens the screen.",
     version=_version,
     help_format="plaintext",
 )
@@ -43,7 +43,7 @@ app = App(
 def start(
     *,
     no_ui: Annotated[
-        bool, Parameter(help="Work without the screen: one line an event.", negative="")
+        bool, Parameter(help="Work without the screen: one line per event.", negative="")
     ] = False,
     json: Annotated[
         bool, Parameter(help="With --no-ui: events as JSON lines.", negative="")
@@ -58,11 +58,11 @@ def start(
         tuple[str, ...] | None, Parameter(help="Help only this run; may be repeated.", negative="")
     ] = None,
     max_tasks: Annotated[
-        int | None, Parameter(help="End when so many tasks are handed in.")
+        int | None, Parameter(help="Exit after this many submitted tasks.")
     ] = None,
     paused: Annotated[bool, Parameter(help="Start paused.", negative="")] = False,
     ascii: Annotated[
-        bool | None, Parameter(help="Draw with the 95 plain characters only.", negative="")
+        bool | None, Parameter(help="Draw with ASCII characters only.", negative="")
     ] = None,
     set_: Annotated[
         tuple[str, ...],
@@ -88,7 +88,7 @@ def start(
 def join(
     link: Annotated[str, Parameter(help="The link from your organiser; put it in quotes.")],
     *,
-    name: Annotated[str, Parameter(help="Your nickname; empty = one is made up.")] = "",
+    name: Annotated[str, Parameter(help="Your nickname; empty = a generated one.")] = "",
     json: Json = False,
     profile: Profile = "",
 ) -> int:
@@ -98,7 +98,7 @@ def join(
     joined = _run(join_now(_directories(profile), link, name))
     if json:
         return _print_json(joined)
-    met = "welcome" if joined.created else "you are in already"
+    met = "welcome" if joined.created else "already joined"
     print(f'{met}, "{joined.nickname}": {joined.server} at {joined.url}, key {joined.fingerprint}')
     print(hinted("next: `volunteer`, or `volunteer --no-ui`", profile))
     return 0
@@ -120,7 +120,7 @@ def link(*, json: Json = False, profile: Profile = "") -> int:
 def benchmark(
     *,
     quick: Annotated[
-        bool, Parameter(help="About 3 seconds a device instead of 15.", negative="")
+        bool, Parameter(help="About 3 seconds per device instead of 15.", negative="")
     ] = False,
     device: Annotated[str, Parameter(help='"auto", "all" or names.')] = "all",
     json: Json = False,
@@ -134,7 +134,7 @@ def benchmark(
 
 @app.command
 def status(*, json: Json = False, profile: Profile = "") -> int:
-    """Return what the running volunteer does, and why it does nothing."""
+    """Show what the running volunteer does, or why it is idle."""
     from volunteer.headless import status_lines
 
     found = _run(_with_control(profile, _status))
@@ -146,7 +146,7 @@ def status(*, json: Json = False, profile: Profile = "") -> int:
 
 @app.command
 def settings(*, json: Json = False, profile: Profile = "") -> int:
-    """Every setting, its value, and which source set it."""
+    """Every setting, its value, and the source of the value."""
     from volunteer.cli.start import setting_rows
 
     rows = setting_rows(_directories(profile))
@@ -161,15 +161,15 @@ def settings(*, json: Json = False, profile: Profile = "") -> int:
 def pause(device: Device = "", *, profile: Profile = "") -> int:
     """Free the device and keep its task."""
     _run(_with_control(profile, lambda control: control.pause(device)))
-    print(hinted(f"{device or ''} paused; `volunteer resume` goes on".strip(), profile))
+    print(hinted(f"{device or ''} paused; continue with `volunteer resume`".strip(), profile))
     return 0
 
 
 @app.command
 def resume(device: Device = "", *, profile: Profile = "") -> int:
-    """Go on after pause or finish."""
+    """Resume after pause or finish."""
     _run(_with_control(profile, lambda control: control.resume(device)))
-    print(hinted("told to go on; `volunteer status` says what it does", profile))
+    print(hinted("resumed; `volunteer status` shows what it does", profile))
     return 0
 
 
@@ -177,7 +177,7 @@ def resume(device: Device = "", *, profile: Profile = "") -> int:
 def finish(
     *,
     then_stop: Annotated[
-        bool, Parameter(help="End the program when the task is handed in.", negative="")
+        bool, Parameter(help="Exit when the task is submitted.", negative="")
     ] = False,
     profile: Profile = "",
 ) -> int:
@@ -187,8 +187,8 @@ def finish(
         await (control.stop("finish") if then_stop else control.finish())
 
     _run(_with_control(profile, act))
-    more = "then it ends" if then_stop else "no more are taken until `volunteer resume`"
-    print(hinted(f"the task in hand is completed; {more}", profile))
+    more = "then volunteer exits" if then_stop else "no new task is taken until `volunteer resume`"
+    print(hinted(f"the current task is completed; {more}", profile))
     return 0
 
 
@@ -204,7 +204,7 @@ def stop(
     how = "save" if save else "release"
     _run(_with_control(profile, lambda control: control.stop(how)))
     print(
-        "ending; a task in hand is",
+        "exiting; a current task is",
         "kept for the next start" if save else "given back, or done within seconds",
     )
     return 0
@@ -214,7 +214,7 @@ def stop(
 def play(
     run: Annotated[str, Parameter(help="A run that learns a game.")],
     *,
-    version: Annotated[int | None, Parameter(help="Which version; the newest if none.")] = None,
+    version: Annotated[int | None, Parameter(help="Version to play; default: the newest.")] = None,
     level: Annotated[
         Literal["easy", "middle", "hard"], Parameter(help="How far it looks ahead.")
     ] = "middle",
@@ -226,7 +226,7 @@ def play(
     from volunteer.cli.start import play as begin
 
     if not exit_codes.at_terminal():
-        return say("this is no terminal: a board needs one", EXIT_USAGE)
+        return say("play needs a terminal", EXIT_USAGE)
     match = Match(run=run, version=version, level=LEVELS.index(level))
     return begin(_directories(profile), match)
 
@@ -245,7 +245,7 @@ def _parsed(argv: list[str]) -> object:
     except UnusedCliTokensError as error:
         return say(_no_command(*(error.unused_tokens or argv)[:1]), EXIT_USAGE)
     except CycloptsError as error:
-        return say(f"{error} `volunteer --help` shows what there is", EXIT_USAGE)
+        return say(f"{error} see `volunteer --help`", EXIT_USAGE)
     try:
         return command(*bound.args, **bound.kwargs)
     except VolunteerError as error:

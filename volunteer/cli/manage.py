@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 EXIT_FAILURE = 1
 MACHINE_UNIT = Path("/etc/systemd/system/volunteer.service")
 
-Profile = Annotated[str, Parameter(help="Which profile of this host.")]
+Profile = Annotated[str, Parameter(help="Profile on this host.")]
 System = Annotated[
     bool,
-    Parameter(help="For the whole machine, as a user of its own (systemd).", negative=""),
+    Parameter(help="For the whole machine, under its own user (systemd).", negative=""),
 ]
 
-service = App(name="service", help="Keep the volunteer running, from the start of the machine on.")
+service = App(name="service", help="Run the volunteer as a service, from boot on.")
 
 
 @service.command
@@ -43,7 +43,7 @@ def install(
     show: Annotated[bool, Parameter(help="Only print what would be written.", negative="")] = False,
     profile: Profile = "",
 ) -> int:
-    """Write a service of this system, start it, and say how to watch it."""
+    """Install a service, start it, and print how to watch it."""
     from shared.links import parse_link
 
     if join:
@@ -75,7 +75,9 @@ def remove(*, system: System = False, profile: Profile = "") -> int:
 
 def card(
     *,
-    run: Annotated[str, Parameter(help="Which run; empty = the one you gave most to.")] = "",
+    run: Annotated[
+        str, Parameter(help="Name of the run; empty = the one you contributed most to.")
+    ] = "",
     to: Annotated[Path, Parameter(help="The file to write.")] = Path("volunteer-card.svg"),
     profile: Profile = "",
 ) -> int:
@@ -113,12 +115,14 @@ def name(
     public: Annotated[
         bool | None,
         Parameter(
-            name="--show", negative="--hide", help="Let others see it on the leaderboard, or not."
+            name="--show",
+            negative="--hide",
+            help="Show it to others on the leaderboard, or hide it.",
         ),
     ] = None,
     profile: Profile = "",
 ) -> int:
-    """Your nickname, and whether others see it."""
+    """Your nickname and its visibility to others."""
     from volunteer.cli.start import ask_coordinator
     from volunteer.settings import settings
 
@@ -146,7 +150,7 @@ def uninstall(
     yes: Annotated[bool, Parameter(help="Do not ask.", negative="")] = False,
     profile: Profile = "",
 ) -> int:
-    """Hand tasks back and remove service and downloads; the account stays unless --all."""
+    """Give tasks back, remove service and downloads; the account stays unless --all."""
     from shared.clock import SystemClock
     from volunteer.account.join import connector
     from volunteer.account.profile import Profile as ProfileDirectory
@@ -176,8 +180,8 @@ def uninstall(
     for sentence in trouble:
         print(f"volunteer: {sentence}", file=sys.stderr)
     if MACHINE_UNIT.exists():
-        print("a service of the whole machine is left: sudo volunteer service remove --system")
-    print("the program itself goes with: pipx uninstall volunteer")
+        print("a service of the whole machine remains: sudo volunteer service remove --system")
+    print("remove the program itself with: pipx uninstall volunteer")
     return EXIT_FAILURE if trouble else 0
 
 
@@ -211,9 +215,9 @@ def _removable(profile: str) -> Service | None:
 
 def _agreed() -> bool:
     if not sys.stdin.isatty():
-        print("volunteer: this is no terminal: say --yes", file=sys.stderr)
+        print("volunteer: no terminal to confirm in: add --yes", file=sys.stderr)
         return False
-    return input("Remove what goes? [y/N] ").strip().lower() in ("y", "yes")
+    return input('Remove everything marked "goes"? [y/N] ').strip().lower() in ("y", "yes")
 
 
 def _text(data: bytes) -> str:

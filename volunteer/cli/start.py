@@ -45,7 +45,7 @@ LAST_LINES_S = 5.0
 MOMENT_S = 10.0
 TRY_S = 0.05
 GOES_ON = (
-    "the volunteer goes on in the background: `volunteer status` looks at it, `volunteer "
+    "the volunteer keeps running in the background: `volunteer status` shows it, `volunteer "
     "stop` ends it"
 )
 
@@ -78,7 +78,7 @@ def work(options: Options) -> int:
     Returns the exit code; raises Configuration and others before anything began.
     """
     if options.screen and not at_terminal():
-        raise BadRequest("this is no terminal: use `volunteer --no-ui`")
+        raise BadRequest("the screen needs a terminal: use `volunteer --no-ui`")
     directories = config.directories(profile=options.profile)
     settings = _settings(options, directories)
     logging.basicConfig(stream=sys.stderr, level=settings.log_level.upper())
@@ -95,13 +95,14 @@ def work(options: Options) -> int:
             return shown
         if not told:
             print(
-                "volunteer: another one begins or ends on this profile: a moment", file=sys.stderr
+                "volunteer: another one is starting or exiting on this profile: waiting",
+                file=sys.stderr,
             )
             told = True
         elif time.monotonic() > until:
             raise Unavailable(
-                "the volunteer that was at work on this profile has not ended yet: leave its "
-                "screen, or try again in a moment"
+                "the previous volunteer of this profile is still running: quit its screen, or "
+                "retry in a moment"
             )
         time.sleep(TRY_S)
 
@@ -131,7 +132,7 @@ def _settings(options: Options, directories: Directories) -> Settings:
         if not (options.screen and path.exists()):
             raise
         print(f"volunteer: {error.message}", file=sys.stderr)
-        question = "Keep the file aside and go on with the defaults? [y/N] "
+        question = "Set the file aside and continue with the defaults? [y/N] "
         if input(question).strip().lower() not in ("y", "yes"):
             raise
         print(f"volunteer: it is kept as {set_aside(path)}", file=sys.stderr)
@@ -274,8 +275,8 @@ def _obey_signals(engine: Engine) -> None:
             os._exit(1)
         asked = True
         print(
-            f"volunteer: {name}: finishing what is quick and giving the task back; once more "
-            "ends at once",
+            f"volunteer: {name}: finishing or giving the task back, then exiting; a second "
+            "signal exits at once",
             file=sys.stderr,
             flush=True,
         )

@@ -182,7 +182,7 @@ class Alerts:
     async def _desktop(self, message: str) -> str:
         command, environment = notification(self._ways.system, message)
         trouble = await asyncio.to_thread(self._ways.run, command, environment)
-        return f"the desktop could not be told: {trouble}" if trouble else ""
+        return f"the desktop notification failed: {trouble}" if trouble else ""
 
     async def _webhook(self, url: str, kind: str, message: str, at: float) -> str:
         status = self._hub.status
@@ -199,7 +199,7 @@ class Alerts:
         try:
             await self._ways.post(url, told)
         except VolunteerError as error:
-            return f"the webhook could not be told: {error.message}"
+            return f"the webhook failed: {error.message}"
         return ""
 
 
@@ -244,7 +244,7 @@ def run_quietly(command: Sequence[str], environment: Mapping[str, str]) -> str:
             check=False,
         )
     except FileNotFoundError:
-        return f"there is no program {command[0]} here"
+        return f"the program {command[0]} is not installed"
     except (OSError, subprocess.SubprocessError) as error:
         return f"{command[0]} cannot be run: {error}"
     if done.returncode == 0:

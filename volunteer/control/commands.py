@@ -214,7 +214,7 @@ def reply_type(command: Command) -> Any:
 def query_of(command: Query) -> Endpoint[Any]:
     """Return the endpoint that a query names. Raises BadRequest."""
     if (endpoint := QUERIES.get(command.endpoint)) is None:
-        raise BadRequest(f"{command.endpoint[:64]} is no query of this version")
+        raise BadRequest(f"{command.endpoint[:64]} is not a query of this version")
     return endpoint
 
 

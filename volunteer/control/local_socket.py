@@ -238,7 +238,7 @@ async def _line(reader: asyncio.StreamReader, kind: Any) -> Any:
     try:
         return decode(line, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"a line of the control socket makes no sense: {error}") from error
+        raise BadRequest(f"a line of the control socket is invalid: {error}") from error
 
 
 def _remove(path: Path) -> None:

@@ -52,14 +52,14 @@ def _benchmarked(e: events.Benchmarked) -> str:
 def _idle(e: events.Idle) -> str | None:
     if e.repeated:
         return None
-    again = f"; asking again in {duration(e.until - e.at)}" if e.until is not None else ""
+    again = f"; next poll in {duration(e.until - e.at)}" if e.until is not None else ""
     return f"idle ({e.reason}): {e.message}{again}"
 
 
 def _claimed(e: events.Claimed) -> str:
     return (
         f"task {e.task} of {e.run} on {e.device}: {e.steps} steps, "
-        f"worth {credit(e.price_micro)} credits"
+        f"pays {credit(e.price_micro)} credits"
     )
 
 
@@ -122,7 +122,7 @@ def _ended(e: events.Stopped) -> str:
         return f"ended: {e.message}"
     why = "" if e.message == "ended" else f"{e.message}; "
     return (
-        f"ended after {duration(e.seconds)}: {why}{e.tasks} task{'s' * (e.tasks != 1)} handed in, "
+        f"ended after {duration(e.seconds)}: {why}{e.tasks} task{'s' * (e.tasks != 1)} submitted, "
         f"{size(e.sent_bytes)} sent, {size(e.received_bytes)} received"
     )
 
@@ -137,13 +137,13 @@ _WRITERS: dict[type, Callable[..., str | None]] = {
     events.Training: _training,
     events.Halved: _halved,
     events.Trained: _trained,
-    events.Submitted: lambda e: f"task {e.task} handed in ({size(e.bytes)})",
+    events.Submitted: lambda e: f"task {e.task} submitted ({size(e.bytes)})",
     events.Judged: _judged,
     events.TaskEnded: lambda e: f"task {e.task} {e.how}: {e.message}",
     events.LossMeasured: _measured,
     events.Credits: credits_words,
     events.Paused: _paused,
-    events.Resumed: lambda e: e.message or f"{e.device or 'everything'} goes on",
+    events.Resumed: lambda e: e.message or f"{e.device or 'everything'} resumed",
     events.Finishing: lambda e: e.message,
     events.Notice: lambda e: e.message if e.level == "info" else f"{e.level}: {e.message}",
     events.Alerted: lambda e: f"alert: {e.message}",

@@ -65,7 +65,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     until_at: float | None = None  # UTC epoch seconds, where a clock ends it
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
     """State of the decision before."""
 
     hot: frozenset[str] = frozenset()  # devices that have yet to cool down
@@ -78,7 +78,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     holds: tuple[Hold, ...] = ()
     share: float = 1.0  # of the time in which a device may work
     unknown: tuple[str, ...] = ()  # rules in force that nothing here can measure, as sentences
-    standing: Standing = Standing()
+    standing: PolicyState = PolicyState()
 
     def holding(self, device: str) -> tuple[Hold, ...]:
         """Return why this device rests; empty when it may work."""
@@ -90,10 +90,10 @@ def decide(
     facts: Facts,
     now: datetime,
     devices: Sequence[str],
-    standing: Standing | None = None,
+    standing: PolicyState | None = None,
 ) -> Decision:
     """Hold the rules against the facts; `now` is the wall clock of this place, without a zone."""
-    standing = standing or Standing()
+    standing = standing or PolicyState()
     found = [
         _schedule(rules, now),
         _in_use(rules, facts),
@@ -112,11 +112,11 @@ def decide(
         holds=(*kept, *heat),
         share=_share(rules, facts),
         unknown=_unknown(rules, facts, devices),
-        standing=Standing(hot=frozenset(hold.device for hold in heat), lifted=frozenset(lifted)),
+        standing=PolicyState(hot=frozenset(hold.device for hold in heat), lifted=frozenset(lifted)),
     )
 
 
-def lift(decision: Decision) -> tuple[Standing, tuple[Hold, ...]]:
+def lift(decision: Decision) -> tuple[PolicyState, tuple[Hold, ...]]:
     """Somebody says "go on": the standing from which to decide anew, and the holds that cannot be
     lifted.
     """
@@ -158,8 +158,8 @@ def _in_use(rules: Rules, facts: Facts) -> Hold | None:
         return None
     return Hold(
         rule=Rule.IN_USE,
-        message="somebody is using this machine",
-        until=f"keyboard and mouse were left alone for {rules.idle_minutes:g} min",
+        message="this computer is in use",
+        until=f"keyboard and mouse rest for {rules.idle_minutes:g} min",
     )
 
 
@@ -185,7 +185,7 @@ def _metered(rules: Rules, facts: Facts) -> Hold | None:
     return Hold(
         rule=Rule.METERED,
         message="the network connection is metered",
-        until="another connection is used",
+        until="the connection is not metered",
     )
 
 
@@ -213,7 +213,7 @@ def _temperature(
             Hold(
                 rule=Rule.TEMPERATURE,
                 device=device,
-                message=f"{device} has {degrees:.0f} °C, your ceiling is {ceiling:g} °C",
+                message=f"{device} is at {degrees:.0f} °C, your limit is {ceiling:g} °C",
                 until=f"it is below {ceiling - COOL_BY:g} °C",
             )
         )
@@ -229,11 +229,11 @@ def _unknown(rules: Rules, facts: Facts, devices: Sequence[str]) -> tuple[str, .
     said = []
     if rules.in_use != "work" and facts.unused_s is None:
         said.append(
-            f'whether somebody uses this machine cannot be told here: in_use = "{rules.in_use}" '
-            "has no effect"
+            "use of keyboard and mouse cannot be measured on this system: "
+            f'in_use = "{rules.in_use}" has no effect'
         )
     if rules.programs and facts.programs is None:
-        said.append("running programs cannot be listed here: the setting programs has no effect")
+        said.append("running programs cannot be listed on this system: programs has no effect")
     blind = [device for device in devices if device not in facts.temperatures]
     if rules.temperature_max and blind:
         said.append(

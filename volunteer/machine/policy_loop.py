@@ -70,7 +70,7 @@ class Guard:
         self._decide()
         self._awake.set(self.rules.keep_awake and self._watched.busy())
         if not self._awake.works:
-            self._tell("this system offers no way to keep it awake: keep_awake has no effect")
+            self._tell("this system cannot be kept awake: keep_awake has no effect")
 
     def change(self, rules: Rules) -> None:
         """Other rules hold from now on."""

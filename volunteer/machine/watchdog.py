@@ -21,7 +21,7 @@ ASLEEP_S = 4 * LOOK_S  # a look that comes so late: the whole process slept, not
 def complain(silent_s: float) -> None:
     """Say what hangs, with the stack of every thread."""
     print(
-        f"volunteer: nothing has moved for {silent_s:.0f} s; this is where it stands:",
+        f"volunteer: no progress for {silent_s:.0f} s; stacks of all threads:",
         file=sys.stderr,
         flush=True,
     )
@@ -30,9 +30,7 @@ def complain(silent_s: float) -> None:
 
 def end(silent_s: float) -> None:
     """Leave at once: what is finished is on the disk, and a new process goes on with it."""
-    print(
-        f"volunteer: nothing has moved for {silent_s:.0f} s: it ends", file=sys.stderr, flush=True
-    )
+    print(f"volunteer: no progress for {silent_s:.0f} s: exiting", file=sys.stderr, flush=True)
     os._exit(1)
 
 

@@ -125,7 +125,7 @@ class Api:
         """Claim a task. Raises Unavailable for a reply that holds neither a lease nor a reason."""
         reply = await self._call(endpoints.CLAIM, {}, request, timeout_s=request.wait_s + HELD_S)
         if reply.lease is None and reply.idle is None:
-            raise Unavailable("the coordinator answered a claim with nothing")
+            raise Unavailable("the coordinator sent an empty reply to a claim")
         return reply
 
     async def begin(

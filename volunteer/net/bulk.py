@@ -43,7 +43,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class WholeReply:
     """A short answer, whole."""
 
     status: int
@@ -85,7 +85,7 @@ async def got(question: Question) -> AsyncIterator[Answer | None]:
         wire.close()
 
 
-async def put(question: Question, body: AsyncIterator[bytes], bytes_max: int) -> Told:
+async def put(question: Question, body: AsyncIterator[bytes], bytes_max: int) -> WholeReply:
     """Send a body whose Content-Length is among the headers; what is said to it, also before all of
     it was sent. Raises Lost.
     """
@@ -146,20 +146,20 @@ async def _usual(wire: _Wire, http: h11.Connection) -> Answer | None:
     return Answer(status=head.status_code, headers=found, body=body)
 
 
-async def _told(wire: _Wire, http: h11.Connection, bytes_max: int) -> Told:
+async def _told(wire: _Wire, http: h11.Connection, bytes_max: int) -> WholeReply:
     head, data = await _head(wire, http), bytearray()
     while not isinstance(event := await _event(wire, http), h11.EndOfMessage):
         if isinstance(event, h11.Data):
             data += event.data
         if len(data) > bytes_max or not isinstance(event, h11.Data):
-            raise Lost from ConnectionError("the answer is longer than any that is known")
-    return Told(status=head.status_code, headers=_headers(head), data=bytes(data))
+            raise Lost from ConnectionError("the reply is too long")
+    return WholeReply(status=head.status_code, headers=_headers(head), data=bytes(data))
 
 
 async def _head(wire: _Wire, http: h11.Connection) -> h11.Response:
     while not isinstance(event := await _event(wire, http), h11.Response):
         if event is None:
-            raise Lost from ConnectionError("no answer came")
+            raise Lost from ConnectionError("no reply arrived")
     return event  # 100 and the like were not it
 
 
@@ -222,7 +222,7 @@ class _Wire(asyncio.BufferedProtocol):
             if not piece:
                 piece = await self.take(left)
             if len(piece) > left:
-                raise Lost from ConnectionError("more bytes came than were announced")
+                raise Lost from ConnectionError("more bytes arrived than announced")
             left -= len(piece)
             yield piece
             piece = piece[:0]
@@ -289,7 +289,7 @@ class _Wire(asyncio.BufferedProtocol):
         self._wake()
 
     def eof_received(self) -> None:
-        self._end(ConnectionError("the other side closed"))
+        self._end(ConnectionError("the coordinator closed the connection"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(exc or ConnectionError("closed"))

@@ -277,7 +277,7 @@ class Client:
         except (httpx.TransportError, bulk.Lost) as error:
             raise _unreachable(error, self.address) from error
         except httpx.HTTPError as error:
-            raise errors.Internal(f"the coordinator's answer makes no sense: {error}") from error
+            raise errors.Internal(f"the coordinator's reply is invalid: {error}") from error
 
     @asynccontextmanager
     async def _good(self, request: httpx.Request, limit: Limit) -> AsyncIterator[httpx.Response]:
@@ -286,7 +286,7 @@ class Client:
             encoding = response.headers.get("content-encoding", "identity")
             if encoding != "identity":
                 raise errors.Internal(
-                    f"the answer came compressed ({printable(encoding, 40)}), which is refused; "
+                    f"the reply is compressed ({printable(encoding, 40)}), which is refused: "
                     "is there a proxy in between?"
                 )
             if response.status_code >= 300 and response.status_code != 304:
@@ -372,20 +372,19 @@ def _unreachable(error: Exception, address: Address) -> VolunteerError:
     while cause is not None:
         if isinstance(cause, WrongCertificate):
             return errors.Configuration(
-                f"{address.host} shows another certificate than your join link names: ask your "
-                "organiser for a new link"
+                f"{address.host} presents another certificate than your join link names: ask "
+                "your organiser for a new link"
             )
         if isinstance(cause, ssl.SSLCertVerificationError):
             if cause.verify_code in OUT_OF_TIME:
                 return errors.Configuration(
-                    f"the certificate of {address.host} is of another time "
-                    f"({cause.verify_message}): is the clock of "
-                    "this machine right? If it is, its organiser has to renew the certificate"
+                    f"the certificate of {address.host} is not valid now ({cause.verify_message}): "
+                    "is the clock of this machine right? If so, the organiser has to renew it"
                 )
             return errors.Configuration(
                 f"the certificate of {address.host} cannot be trusted ({cause.verify_message}): "
-                "join with the whole "
-                "link of your organiser, which names the certificate"
+                "join with the "
+                "complete link of your organiser, which names the certificate"
             )
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, httpx.TimeoutException) or isinstance(error.__cause__, TimeoutError):

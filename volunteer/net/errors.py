@@ -51,7 +51,7 @@ def decoded(data: bytes, kind: type[T]) -> T:
     try:
         return decode(data, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise errors.Internal(f"the coordinator's answer makes no sense: {error}") from error
+        raise errors.Internal(f"the coordinator's reply is invalid: {error}") from error
 
 
 # Why a connection failed, as a person would say it: no numbers of the system, no names of
@@ -65,11 +65,11 @@ def reason(error: BaseException) -> str:
     """A short clause; empty when there is nothing to say."""
     for cause in _causes(error):
         if isinstance(cause, socket.gaierror):
-            return "its name is not known; is the link whole, and is this machine online?"
+            return "its name cannot be resolved; is the link complete, and is this machine online?"
         if isinstance(cause, ConnectionRefusedError):
-            return "nothing listens there; is the coordinator running?"
+            return "connection refused; is the coordinator running?"
         if isinstance(cause, ConnectionError):
-            return "the connection broke off"
+            return "the connection was interrupted"
         if isinstance(cause, OSError) and cause.strerror:
             return _plain(cause.strerror)
     return _plain(str(error))

@@ -90,7 +90,7 @@ class Transfers:
             partial.restart()  # the range was not liked: everything again
             raise Unreachable("the download has to start over") from None
         if partial.offset < partial.size:
-            raise Unreachable("the download broke off")
+            raise Unreachable("the download was interrupted")
 
     async def upload(self, request: UploadRequest, path: Path, on_bytes: OnBytes) -> UploadInfo:
         """Send the rest of a file.
@@ -108,7 +108,7 @@ class Transfers:
                 spent = self._client.clock.monotonic() - began
                 self.up_bytes_per_s = _rate(info.offset - before, spent, self.up_bytes_per_s)
                 if info.offset <= before and not info.complete:
-                    raise Internal("the coordinator takes no more bytes of this upload")
+                    raise Internal("the coordinator accepts no more bytes of this upload")
         return info
 
     async def _put(self, info: UploadInfo, file: BinaryIO, on_bytes: OnBytes) -> UploadInfo:
@@ -134,7 +134,7 @@ class Transfers:
         try:
             return await self._client.put(f"/uploads/{info.upload_id}", headers, body(), UploadInfo)
         except OffsetMismatch as error:
-            raise Unreachable("the upload goes on at another place") from error
+            raise Unreachable("the upload continues at another offset") from error
 
 
 def _rate(count: int, spent_s: float, before: float) -> float:

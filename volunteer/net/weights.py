@@ -51,7 +51,7 @@ class Weights:
                         return await self._follow(route, manifest, teller(route.size))
                     except (InvalidFrame, NotFound, BadRequest) as error:
                         self._notice(
-                            f"version {manifest.version} of {manifest.run} is fetched another "
+                            f"version {manifest.version} of {manifest.run} is downloaded another "
                             f"way: {error.message}"
                         )
             return await self._transfers.fetch(wanted, teller(wanted.size))
@@ -88,7 +88,7 @@ class Weights:
         else:
             found = self._cache.find(route.base, size)
             if found is None:
-                raise NotFound("the version it was to be made from is gone from the cache")
+                raise NotFound("the base version of this download is no longer in the cache")
             path = found
         for link in route.links:
             file, into = files[link.blob.sha256], self._cache.building(size)
@@ -101,5 +101,5 @@ class Weights:
     def _adopt(self, built: Path, written: Written, sha256: str) -> Path:
         if written.sha256 != sha256:
             built.unlink(missing_ok=True)
-            raise InvalidFrame("what came out has another hash than the manifest says")
+            raise InvalidFrame("the result does not have the hash of the manifest")
         return self._cache.adopt(built, sha256)

@@ -17,9 +17,8 @@ from volunteer.service.units import Service, Target
 
 COMMAND_S = 60.0
 NO_SESSION = (
-    ". No systemd serves this user here, as in a container or after `su`: log in as this user "
-    "and try again, "
-    "or take `--system`; what was written is removed by `volunteer service remove`"
+    ". No systemd runs for this user, as in a container or after `su`: log in as this user and "
+    "retry, or use `--system`; `volunteer service remove` deletes the files written"
 )
 
 

@@ -45,14 +45,14 @@ def belongings(
     Settings that other profiles use as well stay.
     """
     found = [Belonging(what="service", path=p, size=_size(p), goes=True) for p in service]
-    found.append(_belonging("downloads that can be made again", directories.cache, goes=True))
+    found.append(_belonging("downloads", directories.cache, goes=True))
     profile = directories.profile
     practice = profile / "practice"
     found.append(_belonging("the practice run", practice, goes=True))
     half_done = _half_done(profile)
     found += half_done
     inside = _size(profile) - _size(practice) - sum(item.size for item in half_done)
-    what = "account, results not yet handed in"
+    what = "account, results not yet submitted"
     found.append(Belonging(what=what, path=profile, size=inside, goes=everything))
     settings = directories.config / "config.toml"
     alone = not other_profiles(directories)
@@ -93,7 +93,7 @@ async def hand_back(profile: Profile, connect: Connect, clock: Clock) -> str:
     try:
         identity = profile.current()
     except Configuration as error:
-        return f"nothing was given back: {error.message}"
+        return f"no task was given back: {error.message}"
     if identity is None or not identity.registered:
         return "there was no task to give back"
     return await _release(profile, identity, connect)
@@ -126,7 +126,7 @@ async def _release(profile: Profile, identity: Identity, connect: Connect) -> st
         await api.leave(LeaveRequest())  # last: any request after it would bring this machine back
     except VolunteerError as error:
         return (
-            f"the coordinator was not told ({error.message}); tasks in hand run out by themselves"
+            f"the coordinator was not notified ({error.message}); the leases expire by themselves"
         )
     finally:
         await client.close()

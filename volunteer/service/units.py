@@ -58,13 +58,13 @@ def describe(target: Target) -> Service:
     if target.system == "linux":
         return _systemd_machine(target) if target.machine else _systemd_user(target)
     if target.machine:
-        raise Configuration("a service for the whole machine is made for systemd only")
+        raise Configuration("a service for the whole machine needs systemd")
     if target.system == "darwin":
         return _launchd(target)
     if target.system == "win32":
         return _windows(target)
     raise Configuration(
-        f"no service is known for {target.system}: let it start `volunteer --no-ui`"
+        f"services are not supported on {target.system}: start `volunteer --no-ui` there"
     )
 
 
@@ -136,7 +136,7 @@ def _systemd_user(target: Target) -> Service:
         stop=((*control, "disable", "--now", NAME), (*control, "daemon-reload")),
         hints=(
             "watch it: `volunteer`, `volunteer status`, or `journalctl --user -fu volunteer`",
-            "go on after logging out: `loginctl enable-linger`",
+            "keep it running after logout: `loginctl enable-linger`",
             "end it: `volunteer service remove`",
         ),
     )
@@ -148,7 +148,7 @@ def _systemd_machine(target: Target) -> Service:
         program.is_relative_to(place) for place in ("/home", "/root", target.home)
     ):
         raise Configuration(
-            f"{program} lies in somebody's home, where a service of the machine may not look: "
+            f"{program} lies in a home directory, which a service of the machine cannot read: "
             "install volunteer in a virtual environment below /opt and run this from there"
         )
     secret = Path("/etc") / NAME / "join.env"
@@ -217,7 +217,7 @@ def _quoted(word: str) -> str:
 
 def _checked(word: str) -> str:
     if any(not c.isprintable() for c in word):
-        raise Configuration(f"{word!r} cannot be written into a file of a service")
+        raise Configuration(f"{word!r} cannot be written into a service file")
     return word
 
 
@@ -297,7 +297,7 @@ def _windows(target: Target) -> Service:
     program, *arguments = target.program
     sets = [f'set "{name}={value}"' for name, value in target.environment.items()]
     if any(c in text for text in (*sets, *target.program) for c in "%^&|<>\n\r"):
-        raise Configuration("a path with one of % ^ & | < > cannot be put into a task of Windows")
+        raise Configuration("a path with one of % ^ & | < > cannot be used in a Windows task")
     line = " && ".join([*sets, subprocess.list2cmdline([program, *arguments])])
     data = _TASK.format(command="cmd.exe", arguments=escape(f'/d /s /c "{line}"'))
     return Service(

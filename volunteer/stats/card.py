@@ -93,7 +93,7 @@ def share_words(facts: CardFacts) -> str:
         return f"helps to train {run}"
     share = min(1.0, len(facts.mine) / facts.version)
     percent = "under 1" if share < 0.01 else f"{math.floor(share * 100)}"
-    return f"had a hand in {percent} % of the {facts.version:,} versions of {run}"
+    return f"contributed to {percent} % of the {facts.version:,} versions of {run}"
 
 
 def _summary(facts: CardFacts) -> str:
@@ -162,7 +162,7 @@ def _curve(facts: CardFacts) -> list[str]:
     if mine:
         parts += [
             f'<circle cx="{x + width - 158}" cy="{y + 25}" r="4.5" fill="{GREEN}"/>',
-            _text(x + width - 20, y + 30, "my work went in", 15, DIM, anchor="end"),
+            _text(x + width - 20, y + 30, "with my work", 15, DIM, anchor="end"),
         ]
     return parts
 
@@ -188,7 +188,7 @@ def _samples(facts: CardFacts) -> list[str]:
 
 def _foot(facts: CardFacts) -> list[str]:
     if not facts.link:
-        return [_text(60, 600, "trained together, on machines that people lend", 18, DIM)]
+        return [_text(60, 600, "trained together on volunteers' machines", 18, DIM)]
     return [
         _text(60, 600, "Lend your machine too:", 18, DIM),
         _text(290, 600, _clean(facts.link, 84), 18, BLUE, mono=True),

@@ -143,7 +143,7 @@ class Cache:
     def _name(self, sha256: str) -> str:
         """The hash, which becomes a file name, so it must be one."""
         if not _NAME.fullmatch(sha256):
-            raise BadRequest("the coordinator named a blob by something that is no SHA-256")
+            raise BadRequest("the coordinator named a blob that is not a SHA-256")
         return sha256
 
 
@@ -176,7 +176,7 @@ class Partial:
     def write(self, piece: bytes | memoryview) -> None:
         """Append bytes. Raises InvalidFrame for more than the blob has, StorageFull."""
         if self.offset + len(piece) > self.size:
-            raise InvalidFrame(f"more bytes came than the {self.size} that were announced")
+            raise InvalidFrame(f"more bytes arrived than the {self.size} announced")
         try:
             self._file.write(piece)
             self._file.flush()

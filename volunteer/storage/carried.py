@@ -246,8 +246,8 @@ class Residuals:
         for device in devices:
             if not self.of(run, device).lost(task, name):
                 self._say(
-                    f"what the updates for {run} left unsaid is dropped: the last of them never "
-                    "counted, nor did those before"
+                    f"the error feedback of {run} is dropped: neither the last update nor the one "
+                    "before it counted"
                 )
 
     def forget(self, run: str, devices: tuple[str, ...]) -> None:

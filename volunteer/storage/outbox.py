@@ -23,7 +23,7 @@ ENTRIES_MAX = 256
 _NAME = re.compile(r"[0-9]+-[0-9]+-[0-9]+-[0-9]+")
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class QueuedResult(msgspec.Struct, frozen=True, kw_only=True):
     """One result that waits to be handed in."""
 
     task: int
@@ -52,10 +52,10 @@ class Outbox:
     def __init__(self, root: Path, complain: Callable[[str], None] = lambda sentence: None) -> None:
         self.root = private_directory(root)
         self._guard = threading.Lock()  # training threads put, the event loop reads and drops
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, QueuedResult] = {}
         for path in sorted(root.glob("*.json")):
             try:
-                entry = read_record(path, Entry)
+                entry = read_record(path, QueuedResult)
             except Configuration as error:
                 complain(f"a result cannot be read and is kept in {set_aside(path)}: {error}")
                 continue
@@ -65,7 +65,7 @@ class Outbox:
                 path.unlink(missing_ok=True)
         self._sweep()
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[QueuedResult, ...]:
         """Oldest first."""
         with self._guard:
             return tuple(sorted(self._entries.values(), key=lambda entry: (entry.at, entry.name)))
@@ -88,10 +88,10 @@ class Outbox:
     def payload(self, name: str) -> Path:
         """Return where the update of an entry lies; write it, durably, before `put`."""
         if not _NAME.fullmatch(name):
-            raise Configuration(f"{name!r} is no name of a result")
+            raise Configuration(f"{name!r} is not the name of a result")
         return self.root / f"{name}.safetensors"
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: QueuedResult) -> None:
         """From here on the result cannot be lost. Raises StorageFull, OSError."""
         if not self.payload(entry.name).exists():
             raise Configuration(f"the update of the result {entry.name} is missing")
@@ -99,7 +99,7 @@ class Outbox:
         with self._guard:
             self._entries[entry.name] = entry
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: QueuedResult) -> None:
         """The coordinator has said what became of it."""
         self._record(entry.name).unlink(missing_ok=True)
         self.payload(entry.name).unlink(missing_ok=True)

@@ -25,7 +25,7 @@ from shared.workloads.games import Actor
 from volunteer.files import write_whole
 from volunteer.storage.carried import Carried
 from volunteer.storage.leases import HeldLease
-from volunteer.storage.outbox import Entry, Outbox
+from volunteer.storage.outbox import Outbox, QueuedResult
 from volunteer.storage.tensor_files import load, store
 from volunteer.text import size as bytes_in_words
 from volunteer.training.gradient_sum import Summed
@@ -176,7 +176,7 @@ class LocalTask:
             inner=inner,
         )
 
-    def submit(self, made: Made) -> Entry:
+    def submit(self, made: Made) -> QueuedResult:
         """Encode what was made and put it into the outbox: from then on nothing else of the part is
         needed.
 
@@ -211,7 +211,7 @@ class LocalTask:
         frame = open_frame(path or self._files.weights, self._schema, copy_on_write=True)
         return {name: torch.from_numpy(frame.array(name)) for name in frame}
 
-    def _entry(self, made: Made) -> Entry:
+    def _entry(self, made: Made) -> QueuedResult:
         files, lease = self._files, self._files.held.lease
         result, spent, place = made.result, made.spent, made.place
         name = f"{lease.task}-{lease.attempt}-{place.part}-{place.tries}"
@@ -245,7 +245,7 @@ class LocalTask:
             paused_s=spent.paused_s,
             metrics=result.metrics,
         )
-        return Entry(
+        return QueuedResult(
             task=lease.task,
             run=lease.run,
             device=files.held.device,

@@ -57,7 +57,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     last_picture: tuple[int, events.Picture] | None = None
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An event of the log, kept whole for its tables."""
 
     id: int
@@ -71,7 +71,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     curves: tuple[Curve, ...] = ()  # the newest task last
     models: dict[str, Model] = {}
     beats_at: dict[str, float] = {}  # when each run's countdown to the merge arrived
-    entries: tuple[Entry, ...] = ()  # oldest first
+    entries: tuple[LogEntry, ...] = ()  # oldest first
     benchmark: events.BenchmarkProgress | None = None  # one that is under way
     sensors: dict[str, events.Sensed] = {}  # by device
     speeds: dict[str, tuple[float, ...]] = {}  # steps a second by device, oldest first
@@ -165,7 +165,7 @@ def recalled(view: AgentView, event: events.LossMeasured) -> AgentView:
 
 def _noted(view: AgentView, event: AnyEvent) -> AgentView:
     last = view.entries[-1].id if view.entries else 0
-    return replace(view, entries=(*view.entries, Entry(id=last + 1, event=event))[-ENTRIES_MAX:])
+    return replace(view, entries=(*view.entries, LogEntry(id=last + 1, event=event))[-ENTRIES_MAX:])
 
 
 def _grown(view: AgentView, event: AnyEvent) -> AgentView:

@@ -88,7 +88,7 @@ def test_from_the_first_key_to_the_last(tmp_path: Path, server: Process) -> None
         screen.press("q")
         assert screen.ended() == 0
         assert screen.left_as_found()
-        assert "1 task handed in" in screen.text  # on the screen that was there before
+        assert "1 task submitted" in screen.text  # on the screen that was there before
 
 
 @pytest.mark.slow

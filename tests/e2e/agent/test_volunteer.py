@@ -140,7 +140,7 @@ def test_from_the_link_to_the_first_credits(server: Process, tmp_path: Path) -> 
     assert joined.returncode == 0, joined.stderr
     assert msgspec.json.decode(joined.stdout)["nickname"] == "Ann"
     again = machine.run("join", server.link)
-    assert 'you are in already, "Ann"' in again.stdout
+    assert 'already joined, "Ann"' in again.stdout
     with machine.working("--max-tasks", "1") as work:
         work.until("Training")
         status = machine.run("status", "--json")
@@ -148,9 +148,9 @@ def test_from_the_link_to_the_first_credits(server: Process, tmp_path: Path) -> 
         second = machine.run("--no-ui")
         assert second.returncode == 78
         assert "already at work" in second.stderr
-        assert machine.run("pause").stdout == "paused; `volunteer resume` goes on\n"
+        assert machine.run("pause").stdout == "paused; continue with `volunteer resume`\n"
         work.until("Paused", by="you")
-        assert "paused by you; `volunteer resume` goes on" in machine.run("status").stdout
+        assert "paused by you; continue with `volunteer resume`" in machine.run("status").stdout
         assert machine.run("resume").returncode == 0
         assert work.ended() == 0
         assert {event["verdict"]["state"] for event in work.told if event["type"] == "Judged"} & {
@@ -186,7 +186,7 @@ def test_a_crash_keeps_the_task_a_signal_gives_it_back_a_second_ends_at_once(
         assert work.ended() == 0
         ended = [event for event in work.told if event["type"] == "TaskEnded"]
         assert (ended[0]["task"], ended[0]["how"]) == (doing, "released")
-        assert "once more ends at once" in work.complaints()
+        assert "a second signal exits at once" in work.complaints()
     with machine.working(VOLUNTEER_QUIT_SECONDS="600") as work:
         work.until("Training")
         work.until("Training")  # it is known by now that it takes no ten minutes

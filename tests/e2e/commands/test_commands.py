@@ -138,7 +138,7 @@ def test_a_command_that_is_named_works_as_printed(run: Run, here: Run) -> None:
 def test_the_example_is_one_command(run: Run, here: Run) -> None:
     assert "running" in run(*the_next(here("run", "create", "--example").out)).out
     assert here("task", "list", "--failed").out == "No task has failed for good.\n"
-    assert "0 tasks wait again" in here("task", "requeue", "--all").out
+    assert "0 tasks queued again" in here("task", "requeue", "--all").out
 
 
 def test_a_bad_run_file_names_the_nearest_key(run: Run, tmp_path: Path) -> None:

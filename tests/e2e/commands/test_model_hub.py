@@ -163,7 +163,7 @@ def test_what_the_hub_refuses_is_said(hub: FakeHub, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     wrong, full, unreachable, missing = done.stdout.splitlines()
-    assert wrong == "78 the hub does not let this token write to ann/tiny: look at its rights"
+    assert wrong == "78 the hub does not let this token write to ann/tiny: check its scope"
     assert full.startswith("1 the hub refused ann/tiny: ")
     assert unreachable.startswith(f"75 the hub {away} cannot be reached: ")
     assert missing.startswith("78 there is no token for the hub: set HF_TOKEN")

@@ -191,7 +191,7 @@ async def test_after_so_many_recomputations_the_task_fails(home: LocalCoordinato
         if verdict.redo:
             begun = await ann.newest(mine, begun.version)
     assert [(each.reason, each.redo) for each in verdicts] == [("stale", True), ("stale", False)]
-    assert "it came 2 times after the next version, and redo_limit = 1" in verdicts[1].message
+    assert "submitted 2 times after the next version, redo_limit = 1" in verdicts[1].message
     f, t = failures_table.c, tasks_table.c
     assert [row[1:] for row in await rows(home, f.id, f.kind, f.message)] == [
         ("failure", verdicts[1].message)

@@ -111,8 +111,11 @@ async def test_a_spoilt_update_is_refused_with_a_sentence_and_a_sound_one_taken(
 @pytest.mark.parametrize(
     ("way", "says"),
     [
-        ("topk-int4", 'the update came as "topk-int4", which this run takes from nobody: bf16,'),
-        ("int4", 'the update came as "int4"'),
+        (
+            "topk-int4",
+            'the update is encoded as "topk-int4", which this run does not accept; accepted: bf16,',
+        ),
+        ("int4", 'the update is encoded as "int4"'),
         ("bf16", ""),  # more bytes than were asked for, and no harm
     ],
 )

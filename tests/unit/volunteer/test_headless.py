@@ -120,17 +120,17 @@ async def test_each_event_is_a_sentence_a_person_can_read() -> None:
         "coordinator unreachable: refused; 1 result queued; next try in 12 s",
         "the coordinator answers again, after 1:30",
         "cpu EPYC (25.3 GB); nvidia:0 RTX (1 B) cannot be used: pip install torch",
-        "idle (no_run): nothing is running; asking again in 30 s",
+        "idle (no_run): nothing is running; next poll in 30 s",
         "step 10/50  loss 2.500  1,234 tokens/s",
         "1:05 min left",
         "same batch, same pay",
-        "handed in (2.66 MB)",
+        "task 7 submitted (2.66 MB)",
         "task 7 of r rejected: too long",
         "task 7 gone: somebody else holds it",
         "version 4: loss 2.250 on held-out data, 1 of yours in it",
         "88.58 earned, 0.00 pending, rank 2",
         "everything paused by battery: on battery; until it is plugged in",
-        "cuda:0 goes on",
+        "cuda:0 resumed",
         "error: three tasks failed",
     ):
         assert phrase in text, phrase
@@ -218,7 +218,7 @@ def test_the_status_says_where_each_task_stands_and_how_a_pause_of_yours_ends() 
     next_one = replace(working, task=3, phase="fetch", step=0, loss=None)
     pause = PauseStatus(device="", by="you", message="paused", until="you resume")
     text = status_lines(Status(tasks=(working, next_one), pauses=(pause,)))
-    assert "paused by you; `volunteer resume` goes on" in text
+    assert "paused by you; continue with `volunteer resume`" in text
     assert "task 2 of r on cpu: step 40/50, loss 5.620" in text
     assert "task 3 of r on cpu: download" in text
 

@@ -24,7 +24,7 @@ from volunteer.text import counted, printable
 from volunteer.tui import keys
 from volunteer.tui.page import Page
 from volunteer.tui.text import Line, wrap
-from volunteer.tui.view import Entry
+from volunteer.tui.view import LogEntry
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.search_box import Finder
@@ -229,7 +229,9 @@ def level_of(event: AnyEvent) -> Level:
             return "info"
 
 
-def entry_rows(entries: Sequence[Entry], scene: Scene, level: str, needle: str) -> tuple[Row, ...]:
+def entry_rows(
+    entries: Sequence[LogEntry], scene: Scene, level: str, needle: str
+) -> tuple[Row, ...]:
     """Return the rows that pass level and search text, oldest first."""
     rows = []
     wanted = needle.casefold()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coordinator.aggregation.optimizer import Push
-from coordinator.aggregation.step import Input, Order, Outcome, run
+from coordinator.aggregation.step import Input, MergeOutput, Order, run
 from coordinator.plan.plan import plan
 from coordinator.plan.tables import Plan
 from shared.errors import InvalidFrame
@@ -55,7 +55,7 @@ def merge(
     threads: int = 1,
     state: Path | None = None,
     **extra: object,
-) -> tuple[Outcome, dict[str, np.ndarray]]:
+) -> tuple[MergeOutput, dict[str, np.ndarray]]:
     inputs = tuple(
         Input(path=folder / f"update-{index}", codec="float32", weight=weight)
         for index, weight in enumerate(weights)

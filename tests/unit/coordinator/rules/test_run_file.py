@@ -31,7 +31,7 @@ def test_what_is_stored_reads_back_the_same() -> None:
         (SHORT + "[task]\nlocal_steps = 0", "at least 1"),
         (SHORT + '[task]\nlocal_steps = "many"', "local_steps"),
         (SHORT + "[train]\nlr = -1.0", "train.lr: expected a number above 0"),
-        (SHORT + "[train]\nlr = nan", "train.lr = nan is not a number"),
+        (SHORT + "[train]\nlr = nan", "train.lr = nan is not a finite number"),
         ('name = "../etc"\nworkload = "gpt"', "letters, digits"),
         (SHORT + "weight = 0.0", "weight: expected a number of at least"),
         (SHORT + '[stop]\ndate = "tomorrow"', "ISO 8601"),

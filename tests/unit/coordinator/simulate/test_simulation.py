@@ -13,7 +13,7 @@ from coordinator.cli.main import app
 from coordinator.simulate import loop
 from coordinator.simulate.prediction import Prediction, predict, told
 from coordinator.simulate.scenario import EXAMPLE, from_table, parse
-from coordinator.simulate.simulation import Outcome, simulate
+from coordinator.simulate.simulation import SimulationResult, simulate
 from shared.errors import Internal, InvalidRunFile
 
 RUN: dict[str, Any] = {
@@ -30,7 +30,7 @@ def table(**more: Any) -> dict[str, Any]:
     return {"hours": 0.12, "run": RUN, "data": DATA, "workers": [{"count": 2, **QUICK}], **more}
 
 
-def played(**more: Any) -> Outcome:
+def played(**more: Any) -> SimulationResult:
     return loop.run(simulate(from_table(table(**more))))
 
 

@@ -188,7 +188,7 @@ async def test_a_way_that_fails_is_told_once_and_without_its_address() -> None:
     world = World("chat.example.org cannot be reached", alerts=["webhook"], webhook="https://k/key")
     told = await world.hear(ended(1), events.Notice(level="error", message="3 tasks failed"))
     said = [e.message for e in told if isinstance(e, events.Notice) and e.level == "warning"]
-    assert said == ["the webhook could not be told: chat.example.org cannot be reached"]
+    assert said == ["the webhook failed: chat.example.org cannot be reached"]
 
 
 async def test_without_a_screen_the_bell_rings_where_it_was_chosen_and_never_on_the_data() -> None:
@@ -271,7 +271,7 @@ def test_a_message_is_an_argument_and_never_a_script(tmp_path: Path) -> None:
 
 
 def test_a_program_that_is_missing_or_fails_is_told(tmp_path: Path) -> None:
-    assert run_quietly(("no-such-program",), {}) == "there is no program no-such-program here"
+    assert run_quietly(("no-such-program",), {}) == "the program no-such-program is not installed"
     program = tmp_path / "notify"
     program.write_text('#!/bin/sh\n[ "$MOOD" = good ] && exit 0\necho no display >&2\nexit 3\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)

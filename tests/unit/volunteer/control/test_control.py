@@ -197,7 +197,7 @@ async def test_commands_and_their_errors_cross_the_socket(tmp_path: Path) -> Non
         assert engine.asked[-1] == commands.Pause(device="cpu", message="a film", until="it ends")
         engine.answers[endpoints.LOSS] = (LossPoint(version=2, loss=3.5, at=1.0),)
         assert (await control.query(endpoints.LOSS, run="r"))[0].version == 2
-        with pytest.raises(BadRequest, match="no query"):
+        with pytest.raises(BadRequest, match="not a query"):
             await control.query(endpoints.LINK)
         engine.refuses = Configuration("threads must be a number")
         with pytest.raises(Configuration, match="threads"):

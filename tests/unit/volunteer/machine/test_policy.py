@@ -14,8 +14,8 @@ from volunteer.machine.policy import (
     Decision,
     Facts,
     Hold,
+    PolicyState,
     Rule,
-    Standing,
     decide,
     lift,
     rest_after,
@@ -37,7 +37,7 @@ def ask(
     rules: Rules,
     facts: Facts = NOTHING_KNOWN,
     now: datetime = NOON,
-    standing: Standing | None = None,
+    standing: PolicyState | None = None,
 ) -> Decision:
     return decide(rules, facts, now, ("cuda:0", "cuda:1"), standing)
 
@@ -175,14 +175,14 @@ def test_every_pause_says_why_and_what_ends_it() -> None:
     assert said == {
         Rule.SCHEDULE: ("outside of your hours (sun)", "Sun 00:00"),
         Rule.IN_USE: (
-            "somebody is using this machine",
-            "keyboard and mouse were left alone for 3 min",
+            "this computer is in use",
+            "keyboard and mouse rest for 3 min",
         ),
         Rule.BATTERY: ("on battery (42 %)", "it is plugged in"),
         Rule.PROGRAM: ("OBS.exe is running", "OBS.exe ends"),
-        Rule.METERED: ("the network connection is metered", "another connection is used"),
+        Rule.METERED: ("the network connection is metered", "the connection is not metered"),
         Rule.DISK: ("only 0.5 GiB of disk are free", "1 GiB are free"),
-        Rule.TEMPERATURE: ("cuda:0 has 81 °C, your ceiling is 80 °C", "it is below 75 °C"),
+        Rule.TEMPERATURE: ("cuda:0 is at 81 °C, your limit is 80 °C", "it is below 75 °C"),
     }
 
 

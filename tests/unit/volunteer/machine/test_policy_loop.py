@@ -64,7 +64,7 @@ async def test_one_reason_more_does_not_end_the_other() -> None:
     machine = Machine(Rules())
     await machine.see(Facts(on_battery=True))
     assert await machine.see(Facts(on_battery=True, metered=True)) == [
-        "pause all: the network connection is metered, until another connection is used"
+        "pause all: the network connection is metered, until the connection is not metered"
     ]
     assert await machine.see(Facts(metered=True)) == ["resume all: battery"]
 

@@ -74,7 +74,7 @@ def test_the_machines_unit_has_a_user_of_its_own_and_keeps_the_link_from_others(
 def test_the_machines_unit_says_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(Configuration, match="--join"):
         service(tmp_path, machine=True)
-    with pytest.raises(Configuration, match="somebody's home"):
+    with pytest.raises(Configuration, match="a home directory"):
         service(tmp_path, machine=True, join=LINK, program=("/home/me/bin/volunteer",))
 
 
@@ -122,14 +122,14 @@ def test_windows_gets_a_task(tmp_path: Path) -> None:
     assert arguments == (
         '/d /s /c "set "VOLUNTEER_HOME=D:\\v" && "C:\\Program Files\\v\\volunteer.exe" --no-ui"'
     )
-    with pytest.raises(Configuration, match="cannot be put into a task"):
+    with pytest.raises(Configuration, match="cannot be used in a Windows task"):
         service(tmp_path, system="win32", program=("C:\\a&b\\volunteer.exe",))
 
 
 def test_other_systems_are_told_what_to_start(tmp_path: Path) -> None:
     with pytest.raises(Configuration, match="volunteer --no-ui"):
         service(tmp_path, system="plan9")
-    with pytest.raises(Configuration, match="systemd only"):
+    with pytest.raises(Configuration, match="needs systemd"):
         service(tmp_path, system="darwin", machine=True)
 
 

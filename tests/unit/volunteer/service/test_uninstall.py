@@ -52,10 +52,10 @@ def test_the_account_and_the_settings_stay_unless_all_is_to_go(tmp_path: Path) -
     listed = {item.what: (sizes[item.what], item.goes) for item in found}
     assert listed == {
         "service": (7, True),
-        "downloads that can be made again": (5000, True),
+        "downloads": (5000, True),
         "the practice run": (2, True),
         "half-done training": (340, True),
-        "account, results not yet handed in": (16, False),
+        "account, results not yet submitted": (16, False),
         "settings": (12, False),
     }
     assert all(item.goes for item in belongings(places, (unit,), everything=True))
@@ -65,8 +65,8 @@ def test_what_is_not_there_is_not_listed(tmp_path: Path) -> None:
     places = directories({"VOLUNTEER_HOME": str(tmp_path)})
     listed = [item.what for item in belongings(places, (), everything=True)]
     assert listed == [
-        "downloads that can be made again",
-        "account, results not yet handed in",
+        "downloads",
+        "account, results not yet submitted",
     ]
 
 
@@ -131,8 +131,8 @@ async def test_a_coordinator_that_is_away_does_not_keep_anybody(tmp_path: Path) 
     async with local_machine(tmp_path) as machine:
         profile = Profile(machine.directories.profile)
     said = await hand_back(profile, machine.connect(), FastClock())
-    assert said.startswith("the coordinator was not told (")
-    assert said.endswith("tasks in hand run out by themselves")
+    assert said.startswith("the coordinator was not notified (")
+    assert said.endswith("the leases expire by themselves")
 
 
 async def test_the_running_volunteer_is_ended(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ async def test_the_running_volunteer_is_ended(tmp_path: Path) -> None:
 async def test_a_damaged_account_is_no_reason_to_stay(tmp_path: Path) -> None:
     places = home(tmp_path)
     said = await hand_back(Profile(places.profile), connect_nobody, SystemClock())
-    assert said.startswith("nothing was given back: ")
+    assert said.startswith("no task was given back: ")
     assert "is damaged" in said
 
 
@@ -192,7 +192,7 @@ def test_the_command_lists_asks_and_removes(
 
     assert run_command(["uninstall"]) == 1  # nobody is there to agree
     said = capsys.readouterr()
-    assert "say --yes" in said.err
+    assert "add --yes" in said.err
     assert "nothing was changed" in said.out
     assert unit.exists()
     assert places.cache.exists()
@@ -200,10 +200,10 @@ def test_the_command_lists_asks_and_removes(
     assert run_command(["uninstall", "--yes"]) == 0
     said = capsys.readouterr()
     lines = said.out.splitlines()
-    assert f"goes       5 kB  {places.cache}  (downloads that can be made again)" in lines
+    assert f"goes       5 kB  {places.cache}  (downloads)" in lines
     assert any(line.startswith("stays") and "account" in line for line in lines)
     assert "there was no task to give back" in lines
-    assert lines[-1] == "the program itself goes with: pipx uninstall volunteer"
+    assert lines[-1] == "remove the program itself with: pipx uninstall volunteer"
     assert not unit.exists()
     assert "--user disable --now volunteer" in (at_home / "calls").read_text()
     assert (places.config / "config.toml").exists()
@@ -225,4 +225,4 @@ def test_where_there_are_no_services_the_rest_goes_all_the_same(
 def _no_services(target: object) -> object:
     from shared.errors import Configuration
 
-    raise Configuration("no service is known for plan9")
+    raise Configuration("services are not supported on plan9")

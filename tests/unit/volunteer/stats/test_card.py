@@ -61,7 +61,7 @@ def test_it_says_what_was_given_and_how_to_join() -> None:
     text = words(card(FACTS))
     for part in (
         "ada",
-        "had a hand in 14 % of the 41 versions of stdlib-gpt",
+        "contributed to 14 % of the 41 versions of stdlib-gpt",
         "24 device-hours",
         "24 contributions merged",
         "8.30 → 3.23 loss of the model",

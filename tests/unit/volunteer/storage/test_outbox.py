@@ -10,10 +10,10 @@ import pytest
 
 from shared.errors import Configuration
 from shared.protocol.contributions import SubmitRequest
-from volunteer.storage.outbox import Entry, Outbox
+from volunteer.storage.outbox import Outbox, QueuedResult
 
 
-def entry(task: int, at: float = 0.0, attempt: int = 1) -> Entry:
+def entry(task: int, at: float = 0.0, attempt: int = 1) -> QueuedResult:
     submit = SubmitRequest(
         attempt=attempt,
         base_version=3,
@@ -25,10 +25,10 @@ def entry(task: int, at: float = 0.0, attempt: int = 1) -> Entry:
         loss_first=3.0,
         loss_last=2.5,
     )
-    return Entry(task=task, run="r", device="cpu", submit=submit, price_micro=5, at=at)
+    return QueuedResult(task=task, run="r", device="cpu", submit=submit, price_micro=5, at=at)
 
 
-def put(outbox: Outbox, task: int, at: float = 0.0) -> Entry:
+def put(outbox: Outbox, task: int, at: float = 0.0) -> QueuedResult:
     made = entry(task, at)
     outbox.payload(made.name).write_bytes(b"update")
     outbox.put(made)
