@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Data
-from shared.workloads.data.png import Pixels
+from shared.workloads.data.image_files import Pixels
 
 
 class Images:
