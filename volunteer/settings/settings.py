@@ -58,7 +58,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     memory_gb: Annotated[
         float,
         Meta(
-            description="Most memory a task may need; 0 = what the device has.",
+            description="Most memory a task may need; 0 = half of the computer's, nine tenths of a GPU's.",
             ge=0,
             extra={"unit": "GiB"},
         ),

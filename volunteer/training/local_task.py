@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
 EXACT = "float32"  # codec of a result that is no update
 PLAYED = ("games", "evaluation")  # results that are files of games
-MODEL_COPIES = 4  # weights, gradient and two moments, at least
-LEFT_COPIES = 3  # weights and two moments of a task that is being encoded
+# Measured on a CPU with GPTs of 10.8 M parameters: 7.1 models of anonymous memory at the end of a
+# task in step, 7.6 with the next one beside it.
+MODEL_COPIES = 7
+LEFT_COPIES = 1  # of a task that is being encoded, beside the next one
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
