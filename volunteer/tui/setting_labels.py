@@ -133,7 +133,7 @@ def shown(row: SettingRow) -> str:
         return "set"  # it may hold a key
     zero = {
         "threads": "all cores but one",
-        "memory_gb": "half, nine tenths of a GPU",
+        "memory_gb": "half, of a GPU 90 %",
         "upload_mbit": "no limit",
         "download_mbit": "no limit",
         "temperature_max": "no ceiling",
