@@ -45,6 +45,7 @@ GATES = {
     "uvicorn": ("coordinator.http",),
     "httpx": ("volunteer.net",),
     "h11": ("volunteer.net", "coordinator.http"),
+    "PIL": ("shared.workloads.data", "coordinator.runs"),
     "platformdirs": ("volunteer.settings.settings", "coordinator.config"),
 }
 

@@ -158,10 +158,22 @@ def _documented_settings(page: Path) -> set[str]:
     return names
 
 
+def _hints(program: str) -> dict[str, object]:
+    """The annotation of every setting, those of a subject with a struct of its own among them."""
+    found: dict[str, object] = {}
+    structs = [import_module(MODULES[program]).Settings]
+    while structs:
+        for name, hint in get_type_hints(structs.pop(), include_extras=True).items():
+            if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+                structs.append(hint)
+            else:
+                found[name] = hint
+    return found
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_settings_are_documented_and_documented_settings_exist(program: str) -> None:
-    struct = import_module(MODULES[program]).Settings
-    fields = {field.name for field in msgspec.structs.fields(struct)}
+    fields = set(_hints(program))
     page = SETTINGS[program]
     documented = _documented_settings(page)
     assert documented == fields, (
@@ -173,8 +185,7 @@ def test_settings_are_documented_and_documented_settings_exist(program: str) -> 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_setting_has_a_sentence_of_help(program: str) -> None:
-    struct = import_module(MODULES[program]).Settings
-    for name, hint in get_type_hints(struct, include_extras=True).items():
+    for name, hint in _hints(program).items():
         metas = [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, msgspec.Meta)]
         help_text = next((m.description for m in metas if m.description), "")
         assert help_text.endswith("."), f"{program} setting {name} needs a description, a sentence"

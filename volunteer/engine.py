@@ -37,7 +37,7 @@ from volunteer.net.tls import Address
 from volunteer.net.transfers import Transfers
 from volunteer.net.weights import Weights
 from volunteer.settings import settings as config
-from volunteer.settings.display import Looks
+from volunteer.settings.display import Display
 from volunteer.settings.settings import Directories, Loaded, Settings
 from volunteer.storage.blob_cache import Cache
 from volunteer.storage.carried import Residuals
@@ -91,8 +91,8 @@ class Engine:
             verdicts=self.profile.verdicts()[-VERDICTS_MAX:],
         )
         self._hub = Hub(self.world.clock, status)
-        self._looks = Looks()
-        self._alerts = Alerts(self._hub, lambda: self._looks, self.world.ways)
+        self._display = Display()
+        self._alerts = Alerts(self._hub, lambda: self._display, self.world.ways)
         self.control = Control(self._hub, self.execute)
 
     @property
@@ -127,7 +127,7 @@ class Engine:
 
     async def _run(self) -> int:
         loaded = self.loaded  # a mistake in the settings is reported at once
-        self._looks = loaded.settings
+        self._display = loaded.settings.display
         identity = self.profile.current()
         while identity is None and not self._stop_asked.is_set():
             self._joined.clear()
@@ -228,7 +228,7 @@ class Engine:
             case commands.StartPractice():
                 return f"{await self._practice.start()}/join"
             case commands.GetPublicRuns():
-                url = self.loaded.settings.public_runs
+                url = self.loaded.settings.display.public_runs
                 return await public_runs(url) if url else ()
             case commands.ChooseRuns(runs=runs):
                 self._set({"runs": runs})
@@ -295,9 +295,9 @@ class Engine:
     def _set(self, changes: Mapping[str, Any]) -> tuple[SettingRow, ...]:
         config.save(self._directories.config / "config.toml", changes)
         loaded = self.loaded
-        self._looks = loaded.settings
+        self._display = loaded.settings.display
         if self._agent is not None:
-            self._agent.change_rules(loaded.settings)
+            self._agent.change_rules(loaded.settings.rules)
             if "public" in changes:
                 self._agent.show_name(loaded.settings.public)
         # A test alert shows that they arrive before they matter.
@@ -312,7 +312,7 @@ def setting_rows_of(loaded: Loaded) -> tuple[SettingRow, ...]:
     return tuple(
         SettingRow(
             name=row.name,
-            value=getattr(loaded.settings, row.name),
+            value=config.value(loaded.settings, row.name),
             source=loaded.sources[row.name],
             type=row.type,
             default=row.default,

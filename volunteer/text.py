@@ -4,26 +4,12 @@ side.
 
 from __future__ import annotations
 
-TEXT_CHARS_MAX = 2000
-
-
-def printable(text: str, limit: int = TEXT_CHARS_MAX) -> str:
-    """Text of somebody else, safe for a terminal: no control characters, no direction marks,
-    bounded.
-    """
-    cut = text if len(text) <= limit else text[: limit - 1] + "…"
-    return "".join(c if c.isprintable() else " " for c in cut)
-
-
-def duration(seconds: float) -> str:
-    """12 s, 3:05 min, 2:10 h."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02} h"
-
+from shared.text import TEXT_CHARS_MAX as TEXT_CHARS_MAX
+from shared.text import counted as counted
+from shared.text import credit as credit
+from shared.text import duration as duration
+from shared.text import printable as printable
+from shared.text import size as size
 
 CLOCK_S = 300.0  # clocks that differ by less are good enough
 
@@ -54,25 +40,6 @@ def nobody_at(url: str) -> str:
         "is used on: ask your "
         "organiser for a link with an address that reaches their machine."
     )
-
-
-def size(count: float) -> str:
-    """Bytes in powers of ten, three digits."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 999.5:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def counted(number: int, thing: str) -> str:
-    """1 task, 2,000 tasks."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
-def credit(micro: int) -> str:
-    """Micro-credits as credits."""
-    return f"{micro / 1_000_000:,.2f}"
 
 
 def loss(value: float | None) -> str:

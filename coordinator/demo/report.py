@@ -5,7 +5,6 @@ play.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from coordinator.selfplay.ratings import ANCHOR, standing
 from shared.decoding import decode
-from shared.errors import NotFound
 from shared.protocol.accounts import RunInfo
 from shared.protocol.versions import VersionInfo
 from shared.workloads.games import Encounter
@@ -219,9 +217,8 @@ async def drawn(services: Any, found: Report) -> Drawn | None:
 
 async def keep(services: Any, run: str, pair: Drawn, directory: Path) -> tuple[str, ...]:
     """Write the pictures and their time-lapse beside the logs."""
-    files = {"first.png": pair.first, "last.png": pair.last}
-    with contextlib.suppress(NotFound):  # no Pillow here
-        files["timelapse.gif"] = await services.samples.timelapse(run, "gif")
+    film = await services.samples.timelapse(run, "gif")
+    files = {"first.png": pair.first, "last.png": pair.last, "timelapse.gif": film}
     for name, data in files.items():
         (directory / name).write_bytes(data)
     return tuple(str(directory / name) for name in files)

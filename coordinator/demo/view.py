@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shared.text import credit, size
-from shared.workloads.data.png import read_png
-from shared.workloads.data.resize import braille, corner, half_blocks
+from shared.workloads.data.image_files import read_png
+from shared.workloads.data.resize import braille, corner, half_blocks, rows_for
 
 if TYPE_CHECKING:
     from coordinator.demo.demo import Glance
@@ -245,9 +245,8 @@ def _picture(data: bytes, *, colour: bool) -> list[str]:
     part = corner(read_png(data))
     if not colour:
         return braille(part, PICTURE_CELLS)
-    return [
-        "".join(map(_cell, row)) + "\x1b[0m" for row in half_blocks(part, PICTURE_CELLS).tolist()
-    ]
+    cells = half_blocks(part, rows_for(part, PICTURE_CELLS), PICTURE_CELLS)
+    return ["".join(map(_cell, row)) + "\x1b[0m" for row in cells.tolist()]
 
 
 def _cell(colours: Sequence[Sequence[int]]) -> str:

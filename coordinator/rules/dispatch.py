@@ -19,6 +19,7 @@ from coordinator.rules.sizing import (
     Run,
     allowance_beside_s,
     allowance_s,
+    memory_on,
     price_micro,
     split_at,
     steps_for,
@@ -128,8 +129,9 @@ def misfit(run: Run, waiter: Waiter) -> str:
         return f'"{run.name}" has tasks of the kind {kinds} only'
     if not agreed(run.codec, waiter.codecs):
         return f'"{run.name}" wants updates as "{run.codec}", which this version cannot write'
-    if 0 < waiter.memory_bytes < run.memory_bytes:
-        need, have = run.memory_bytes / 2**30, waiter.memory_bytes / 2**30
+    wanted = memory_on(waiter.device, run.memory_bytes)
+    if 0 < waiter.memory_bytes < wanted:
+        need, have = wanted / 2**30, waiter.memory_bytes / 2**30
         return f'"{run.name}" needs about {need:.1f} GiB of memory, {waiter.device} has {have:.1f}'
     return ""
 

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+from PIL import Image
 
 from coordinator.database import evaluations, runs
 from shared.clock import Clock
 from shared.errors import NotFound
+from shared.workloads.data.image_files import SHOWN_PIXELS_MAX, open_image
 
 if TYPE_CHECKING:
-    from PIL import Image
     from sqlalchemy import Connection
 
     from coordinator.database.engine.open import Database
@@ -115,20 +116,11 @@ def _frames(conn: Connection, name: str) -> tuple[str, ...]:
 
 
 def film(paths: Sequence[Path], kind: Kind) -> bytes:
-    """An animation of PNG files that runs for ever.
-
-    Raises NotFound where Pillow is not installed.
-    """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise NotFound(
-            'a time-lapse needs Pillow, which this coordinator lacks (the extra "images")'
-        ) from error
+    """An animation of PNG files that runs for ever. Raises BadRequest for what is no PNG."""
     frames: list[Image.Image] = []
     for path in paths:
-        with Image.open(path, formats=("PNG",)) as image:
-            frame = image.convert("L" if image.mode == "L" else "RGB")
+        image = open_image(path.read_bytes(), ("PNG",), SHOWN_PIXELS_MAX)
+        frame = image.convert("L" if image.mode == "L" else "RGB")
         if max(frame.size) > SIDE_MAX:
             frame.thumbnail((SIDE_MAX, SIDE_MAX))
         frames.append(frame if not frames else _like(frame, frames[0]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from shared.errors import BadRequest
-from shared.workloads.data.png import write_png
+from shared.workloads.data.image_files import write_png
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from volunteer.agent.run_watcher import SIDE, thumbnail

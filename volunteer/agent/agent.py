@@ -134,8 +134,8 @@ class Agent:
             settings=settings,
             scratch=store.cache.root,
         )
-        self._guard = Guard(settings, self._watched(), self._pauses)
-        self._limit(settings)
+        self._guard = Guard(settings.rules, self._watched(), self._pauses)
+        self._limit(settings.rules)
         remote.api.client.watch = self._connection
 
     # Commands.

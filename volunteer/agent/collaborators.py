@@ -64,9 +64,14 @@ class LentDevice:
 
 
 def usable_bytes(device: Device, memory_gb: float) -> int:
-    """Return the memory of a device that a task may use, in bytes; 0 is unknown."""
+    """Return the memory of a device that a task may use, in bytes; 0 is unknown.
+
+    Without a setting half of it where the owner's programs live in it too, else nine tenths.
+    """
     allowed = int(memory_gb * GIB)
-    return min(allowed, device.memory_bytes) if allowed else device.memory_bytes
+    if allowed:
+        return min(allowed, device.memory_bytes)
+    return device.memory_bytes * (5 if device.kind in ("cpu", "mps") else 9) // 10
 
 
 class ServerClock:

@@ -222,7 +222,7 @@ def thumbnail(path: Path) -> Picture:
     """
     import numpy as np
 
-    from shared.workloads.data.png import read_png
+    from shared.workloads.data.image_files import read_png
     from shared.workloads.data.resize import corner, resize
 
     part = corner(read_png(path.read_bytes()))

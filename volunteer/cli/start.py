@@ -191,11 +191,11 @@ def _look(settings: Settings, *, first: bool) -> Look:
     from volunteer.tui.look import Look
 
     return Look(
-        theme=settings.theme,
-        ascii=settings.ascii,
-        animations=settings.animations,
-        keys=settings.keys,
-        power_price=settings.power_price,
+        theme=settings.display.theme,
+        ascii=settings.display.ascii,
+        animations=settings.display.animations,
+        keys=settings.display.keys,
+        power_price=settings.display.power_price,
         page="onboarding" if first else "dashboard",
     )
 

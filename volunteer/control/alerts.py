@@ -20,7 +20,7 @@ from shared.errors import VolunteerError
 from volunteer.control import events
 from volunteer.control.event_bus import Hub, Subscription
 from volunteer.control.events import AnyEvent
-from volunteer.settings.display import Looks
+from volunteer.settings.display import Display
 from volunteer.text import duration, printable
 
 if TYPE_CHECKING:
@@ -125,12 +125,12 @@ class Ways:
 class Alerts:
     """Follows the events of one volunteer and notifies its owner.
 
-    `looks` returns the settings in force.
+    `display` returns the settings in force.
     """
 
-    def __init__(self, hub: Hub, looks: Callable[[], Looks], ways: Ways) -> None:
+    def __init__(self, hub: Hub, display: Callable[[], Display], ways: Ways) -> None:
         self._hub = hub
-        self._looks = looks
+        self._display = display
         self._ways = ways
         self._watch = AlertRules()
         self._under_way: set[asyncio.Task[None]] = set()
@@ -159,14 +159,14 @@ class Alerts:
 
     def tell(self, alert: Alert, at: float) -> None:
         """Start telling, by all the ways that were chosen."""
-        looks = self._looks()
+        display = self._display()
         message = printable(alert.message, CHARS_MAX)
-        if looks.alerts:
-            self._hub.emit(events.Alerted(message=message, bell="bell" in looks.alerts))
-        if "desktop" in looks.alerts:
+        if display.alerts:
+            self._hub.emit(events.Alerted(message=message, bell="bell" in display.alerts))
+        if "desktop" in display.alerts:
             self._start(self._desktop(message))
-        if "webhook" in looks.alerts and looks.webhook:
-            self._start(self._webhook(looks.webhook, alert.kind, message, at))
+        if "webhook" in display.alerts and display.webhook:
+            self._start(self._webhook(display.webhook, alert.kind, message, at))
 
     def _start(self, work: Awaitable[str]) -> None:
         async def telling() -> None:

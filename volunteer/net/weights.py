@@ -15,7 +15,7 @@ from typing import TypeAlias
 from weakref import WeakValueDictionary
 
 from shared.download_plan import Route, routes
-from shared.errors import BadRequest, InvalidFrame, NotFound
+from shared.errors import BadRequest, InvalidFrame, NotFound, StorageFull
 from shared.protocol.versions import VersionManifest
 from shared.tensors.downlink import Following, follow_link, schema_of_link
 from shared.tensors.frame import Written
@@ -49,7 +49,7 @@ class Weights:
                 for route in await self._routes(manifest):
                     try:
                         return await self._follow(route, manifest, teller(route.size))
-                    except (InvalidFrame, NotFound, BadRequest) as error:
+                    except (InvalidFrame, NotFound, BadRequest, StorageFull) as error:
                         self._notice(
                             f"version {manifest.version} of {manifest.run} is downloaded another "
                             f"way: {error.message}"

@@ -1,6 +1,4 @@
-"""The settings of how things are shown, and how their owner is told of trouble; part of the
-volunteer's settings.
-"""
+"""Settings of the screen and of alerts; part of the volunteer's settings."""
 
 from __future__ import annotations
 
@@ -11,11 +9,10 @@ import msgspec
 from msgspec import Meta
 
 from shared.links import is_loopback
-from volunteer.settings.work_rules import Rules
 
 
-class Looks(Rules, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The screen, and alerts."""
+class Display(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the screen, and of alerts."""
 
     theme: Annotated[
         str,
@@ -69,12 +66,11 @@ class Looks(Rules, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = ""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         _check_webhook(self.webhook)
 
 
 def _check_webhook(url: str) -> None:
-    """Raises ValueError for an address that alerts cannot go to."""
+    """Raise ValueError for an address that alerts cannot go to."""
     if not url:
         return
     try:

@@ -11,17 +11,20 @@ import difflib
 import os
 import socket
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import FieldInfo
 
 from shared.decoding import convert, in_words
 from shared.errors import BadRequest, Configuration, VolunteerError
 from volunteer.files import private_directory, write_whole
-from volunteer.settings.display import Looks
+from volunteer.settings.display import Display
+from volunteer.settings.work_rules import Rules
 
 PREFIX = "VOLUNTEER_"
 FLAG = "flag"  # the source of what the command line says
@@ -31,9 +34,14 @@ GIB = 1 << 30
 _Seconds = {"unit": "s"}
 
 
-class Settings(Looks, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of this volunteer."""
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of this volunteer: its own fields, and those of two subjects.
 
+    In flags, variables and config.toml all of them stand side by side under their own names.
+    """
+
+    rules: Rules = Rules()
+    display: Display = msgspec.field(default_factory=Display)
     device: Annotated[
         str,
         Meta(
@@ -50,7 +58,7 @@ class Settings(Looks, frozen=True, kw_only=True, forbid_unknown_fields=True):
     memory_gb: Annotated[
         float,
         Meta(
-            description="Most memory a task may need; 0 = what the device has.",
+            description="Most memory a task may need; 0 = half of the computer's, nine tenths of a GPU's.",
             ge=0,
             extra={"unit": "GiB"},
         ),
@@ -146,14 +154,56 @@ class Directories(msgspec.Struct, frozen=True, kw_only=True):
     cache: Path  # may be deleted at any time
 
 
+_SUBJECTS: dict[str, type[msgspec.Struct]] = {"rules": Rules, "display": Display}
+
+
+@cache
+def _fields() -> dict[str, tuple[str, FieldInfo]]:
+    """Every setting by name, in order: the subject that it belongs to (or ""), and its field."""
+    kinds: list[tuple[str, type[msgspec.Struct]]] = [*_SUBJECTS.items(), ("", Settings)]
+    return {
+        field.name: (subject, field)
+        for subject, kind in kinds
+        for field in msgspec.structs.fields(kind)
+        if field.name not in _SUBJECTS
+    }
+
+
 def names() -> tuple[str, ...]:
-    return tuple(field.name for field in msgspec.structs.fields(Settings))
+    return tuple(_fields())
+
+
+def value(settings: Settings, name: str) -> Any:
+    """Return the value of a setting. Raises KeyError for one that is not known."""
+    subject, _ = _fields()[name]
+    return getattr(getattr(settings, subject) if subject else settings, name)
+
+
+def default(name: str) -> Any:
+    """Return the default of a setting. Raises KeyError for one that is not known."""
+    return value(Settings(), name)
+
+
+def _by_subject(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {subject: {} for subject in (*_SUBJECTS, "")}
+    for name, given in values.items():
+        found[_fields()[name][0]][name] = given
+    return found
+
+
+def _settings(values: Mapping[str, Any], *, strict: bool) -> Settings:
+    """Build the settings from values by name. Raises msgspec.ValidationError."""
+    parts = _by_subject(values)
+    settings = convert(parts.pop(""), Settings, strict=strict)
+    rules = convert(parts["rules"], Rules, strict=strict)
+    display = convert(parts["display"], Display, strict=strict)
+    return msgspec.structs.replace(settings, rules=rules, display=display)
 
 
 def describe() -> tuple[Setting, ...]:
     """Every setting with type, default, unit and help, in order."""
-    rows, standard = [], Settings()
-    for field in msgspec.structs.fields(Settings):
+    rows = []
+    for name, (_, field) in _fields().items():
         kind, meta = get_args(field.type)[:2]
         if get_origin(kind) is Literal:
             type_name = " or ".join(get_args(kind))
@@ -162,9 +212,9 @@ def describe() -> tuple[Setting, ...]:
             type_name = type_name or kind.__name__
         rows.append(
             Setting(
-                name=field.name,
+                name=name,
                 type=type_name,
-                default=_shown(getattr(standard, field.name)),
+                default=_shown(default(name)),
                 unit=(meta.extra or {}).get("unit", ""),
                 help=meta.description or "",
             )
@@ -229,7 +279,7 @@ def load(
         where = str(path) if source == "config.toml" else source
         merged |= check(values, where, strict=source == "config.toml")
         sources |= dict.fromkeys(values, source)
-    return Loaded(settings=Settings(**merged), sources=sources, path=path)
+    return Loaded(settings=_settings(merged, strict=True), sources=sources, path=path)
 
 
 def check(values: Mapping[str, Any], where: str, *, strict: bool = True) -> dict[str, Any]:
@@ -245,35 +295,42 @@ def check(values: Mapping[str, Any], where: str, *, strict: bool = True) -> dict
             hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(names())}"
             raise problem(f'{place}: unknown setting "{name}": {hint}')
     try:
-        settings = convert(dict(values), Settings, strict=strict)
+        settings = _settings(values, strict=strict)
     except msgspec.ValidationError as error:
         what, _, where_in = str(error).partition(" - at `$")
         name = where_in.rstrip("`").lstrip(".")
         named = f'setting "{name}": ' if name else ""
         raise problem(f"{place}: {named}{in_words(what)}") from error
-    return {name: getattr(settings, name) for name in values}
+    return {name: value(settings, name) for name in values}
 
 
 def save(path: Path, changes: Mapping[str, Any]) -> None:
-    """Write changed settings into config.toml; the other lines stay as they are.
+    """Write changed settings into config.toml, whole or not at all; comments, other keys and the
+    order of the lines stay as they are.
 
     Raises Configuration.
     """
+    import tomlkit  # only writing needs it
+
     values = check(changes, "settings")
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    wanted = _from_file(path) | values
-    lines = text.splitlines()
-    for name, value in values.items():
-        line = f"{name} = {_toml(value)}"
-        places = [i for i, old in enumerate(lines) if old.partition("=")[0].strip() == name]
-        if places:
-            lines[places[0]] = line
+    before = _from_file(path)
+    text = path.read_bytes().decode() if path.exists() else ""
+    document = tomlkit.parse(text)
+    for name, wanted in values.items():
+        known = document.get(name)
+        if isinstance(wanted, dict) and isinstance(known, MutableMapping):
+            for key in set(known) - set(wanted):
+                del known[key]
+            known.update(wanted)
+        elif isinstance(wanted, dict):
+            table = tomlkit.inline_table()
+            table.update(wanted)
+            document[name] = table
         else:
-            lines.append(line)
-    text = "\n".join(lines) + "\n"
-    if not _says(text, wanted):  # values over several lines: write the file anew
-        text = "".join(f"{name} = {_toml(value)}\n" for name, value in wanted.items())
-    write_whole(path, text.encode())
+            plain = list(wanted) if isinstance(wanted, tuple) else wanted
+            if name not in before or before[name] != plain:
+                document[name] = plain
+    write_whole(path, tomlkit.dumps(document).encode())
 
 
 def _host() -> str:
@@ -314,12 +371,12 @@ def listed(name: str, text: str) -> str | list[str] | dict[str, str]:
     """A value typed as text; lists are separated by commas, of a table each entry is
     `name=value`.
     """
-    default = getattr(Settings(), name, None)
+    standard = default(name) if name in _fields() else None
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if isinstance(default, dict):
+    if isinstance(standard, dict):
         pairs = [part.partition("=") for part in parts]
         return {key.strip(): value.strip() for key, _, value in pairs}
-    return parts if isinstance(default, tuple) else text
+    return parts if isinstance(standard, tuple) else text
 
 
 def _shown(value: object) -> str:
@@ -328,23 +385,3 @@ def _shown(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name}={item}" for name, item in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value).lower()
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(_toml(item) for item in value)}]"
-    if isinstance(value, dict):
-        inside = ", ".join(f"{_toml(name)} = {_toml(item)}" for name, item in value.items())
-        return f"{{ {inside} }}" if inside else "{}"
-    if isinstance(value, str):
-        # A JSON string is a TOML basic string, but for one control character that JSON leaves as it
-        # is.
-        return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
-    return str(value).lower() if isinstance(value, bool) else repr(value)
-
-
-def _says(text: str, wanted: Mapping[str, Any]) -> bool:
-    try:
-        return check(tomllib.loads(text), "settings") == check(wanted, "settings")
-    except (tomllib.TOMLDecodeError, Configuration):
-        return False

@@ -1,7 +1,5 @@
-"""The settings that say when and how hard this machine works; `policy.py` applies them.
-
-They are part of the volunteer's settings (`config.py`), so each works as a flag, a variable and a
-line of config.toml.
+"""Settings of when and how hard this machine works, which `machine/policy.py` applies; part of the
+volunteer's settings.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ _Rate = {"unit": "Mbit/s"}
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rules of when this machine may work, and what it may use."""
+    """Rules of when this machine may work, and of what it may use."""
 
     schedule: Annotated[
         tuple[str, ...],
@@ -94,4 +92,4 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = False
 
     def __post_init__(self) -> None:
-        parse_schedule(self.schedule)  # a slip is told when it is made, not at midnight
+        parse_schedule(self.schedule)  # a slip is reported when it is made, not at midnight

@@ -8,6 +8,7 @@ any time.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import secrets
@@ -23,13 +24,16 @@ from shared.errors import BadRequest, InvalidFrame, StorageFull
 from volunteer.files import private_directory
 from volunteer.text import size as bytes_in_words
 
+GIB = 1 << 30
 READ_BYTES = 4 << 20
 SPARE_BYTES = 64 << 20  # of the disk, left free by downloads
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class Cache:
-    """The blobs of this machine, at most `limit_bytes` of them unless more is in use."""
+    """The blobs of this machine, never more than `limit_bytes` of them: what is not in use goes,
+    and what would not fit beside the rest is refused.
+    """
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self.root = private_directory(root)
@@ -37,6 +41,7 @@ class Cache:
         self._partial = private_directory(root / "partial")
         self._guard = threading.Lock()
         self._held: Counter[str] = Counter()
+        self._coming: dict[str, int] = {}  # hash -> size, of those that are being downloaded
         self._checked: dict[str, tuple[int, int]] = {}  # hash -> inode and mtime when it was right
 
     def find(self, sha256: str, size: int) -> Path | None:
@@ -53,14 +58,22 @@ class Cache:
         return path
 
     def partial(self, sha256: str, size: int) -> Partial:
-        """Return what is here of a blob that is being downloaded.
+        """Return what is here of a blob that is being downloaded; close it in the end.
 
-        Raises StorageFull when the rest would not fit.
+        Raises StorageFull when it would not fit.
         """
         path = self._partial / self._name(sha256)
-        here = path.stat().st_size if path.exists() else 0
-        self._make_room(max(0, size - here))
-        return Partial(self, path, sha256, size)
+        self._make_room(size, sha256)
+        try:
+            return Partial(self, path, sha256, size)
+        except BaseException:
+            self.closed(sha256)
+            raise
+
+    def closed(self, sha256: str) -> None:
+        """A download has ended."""
+        with self._guard:
+            self._coming.pop(sha256, None)
 
     def building(self, size: int) -> Path:
         """Return where a file of `size` bytes can be made, to be adopted then.
@@ -96,29 +109,68 @@ class Cache:
     def fits(self, need: int) -> bool:
         """Return True if `need` bytes have room beside what is in use."""
         with self._guard:
-            used = sum(size for _, size, path in self._blobs() if self._held[path.name] > 0)
+            used, _ = self._sizes()
         return used + need <= self.limit_bytes
 
-    def trim(self, need: int = 0) -> None:
-        """Make room for `need` bytes: what was used longest ago goes first."""
+    def trim(self) -> None:
+        """Keep the limit: what was used longest ago goes first."""
         with self._guard:
-            blobs = sorted(self._blobs())
-            total = sum(size for _, size, _ in blobs) + need
-            for _, size, path in blobs:
-                if total <= self.limit_bytes:
-                    return
-                if self._held[path.name] <= 0:
-                    path.unlink(missing_ok=True)
-                    self._checked.pop(path.name, None)
-                    total -= size
+            used, idle = self._sizes()
+            self._drop(idle, self.limit_bytes - used)
 
-    def _make_room(self, need: int) -> None:
-        self.trim(need)
+    def _make_room(self, size: int, coming: str = "") -> None:
+        """Make room for a file of `size` bytes, that of the blob `coming` or a new one.
+
+        Raises StorageFull.
+        """
+        with self._guard:
+            used, idle = self._sizes(but=coming)
+            if used + size > self.limit_bytes:
+                raise StorageFull(self._too_much(used + size))
+            self._drop(idle, self.limit_bytes - used - size)
+            if coming:
+                self._coming[coming] = size
+        path = self._partial / coming
+        need = size - (path.stat().st_size if coming and path.exists() else 0)
         if shutil.disk_usage(self.root).free < need + SPARE_BYTES:
+            self.closed(coming)
             raise StorageFull(
                 f"{bytes_in_words(need)} more do not fit on the disk of {self.root}: free some "
                 "space"
             )
+
+    def _too_much(self, need: int) -> str:
+        enough = math.ceil(need / GIB * 10) / 10
+        return (
+            f"the work in hand needs {bytes_in_words(need)} of weights and data at once, cache_gb "
+            f"allows {bytes_in_words(self.limit_bytes)}: set cache_gb to {enough:g} or more, or "
+            "help a smaller run"
+        )
+
+    def _sizes(self, but: str = "") -> tuple[int, list[tuple[float, int, Path]]]:
+        """Return the bytes in use, with those still to come, and the files that are not, the
+        oldest first; without the blob `but`.
+        """
+        used, idle, coming = 0, [], dict(self._coming)
+        for at, size, path in self._blobs():
+            if path.name == but:
+                continue
+            if self._held[path.name] > 0 or path.name in coming:
+                used += max(size, coming.pop(path.name, 0))
+            else:
+                idle.append((at, size, path))
+        coming.pop(but, None)
+        return used + sum(coming.values()), sorted(idle)
+
+    def _drop(self, idle: list[tuple[float, int, Path]], room: int) -> None:
+        """Remove the oldest until the rest has room."""
+        total = sum(size for _, size, _ in idle)
+        for _, size, path in idle:
+            if total <= room:
+                return
+            path.unlink(missing_ok=True)
+            self._checked.pop(path.name, None)
+            total -= size
 
     def _blobs(self) -> Iterator[tuple[float, int, Path]]:
         for path in (*self.root.glob("??/*"), *self._partial.iterdir()):
@@ -201,10 +253,13 @@ class Partial:
             self.restart()
             raise InvalidFrame("a download arrived damaged: its hash is wrong")
         self._file.close()
-        return self._cache.adopt(self._path, self.sha256)
+        path = self._cache.adopt(self._path, self.sha256)
+        self._cache.closed(self.sha256)
+        return path
 
     def close(self) -> None:
         self._file.close()
+        self._cache.closed(self.sha256)
 
     def _empty(self, file: BinaryIO) -> None:
         file.truncate(0)

@@ -36,8 +36,11 @@ if TYPE_CHECKING:
 
 EXACT = "float32"  # codec of a result that is no update
 PLAYED = ("games", "evaluation")  # results that are files of games
-MODEL_COPIES = 4  # weights, gradient and two moments, at least
-LEFT_COPIES = 3  # weights and two moments of a task that is being encoded
+# Measured on a CPU with GPTs of 10.8 M parameters: 7.1 models of anonymous memory at the end of a
+# task in step, 7.6 with the next one beside it.
+CPU_COPIES = 7
+DEVICE_COPIES = 4  # weights, gradient and two moments; the rest is memory of the host
+LEFT_COPIES = 1  # of a task that is being encoded, beside the next one
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +114,8 @@ class LocalTask:
         items = sum(chunk.items for chunk in files.data.manifest.chunks)
         self.items = workload.traits.items
         self.items_per_sample = items / samples if samples else 1.0
-        need = nbytes(self._schema) * MODEL_COPIES
+        copies = CPU_COPIES if files.held.device == "cpu" else DEVICE_COPIES
+        need = nbytes(self._schema) * copies
         if 0 < files.memory_bytes < need:
             raise TooLarge(
                 f"the model of {job.run} needs {bytes_in_words(need)} of memory, "
@@ -149,7 +153,7 @@ class LocalTask:
         until it is encoded.
         """
         files = self._files
-        need = nbytes(self._schema) * (MODEL_COPIES + LEFT_COPIES)
+        need = nbytes(self._schema) * (CPU_COPIES + LEFT_COPIES)
         return files.held.device != "cpu" or not files.memory_bytes or need <= files.memory_bytes
 
     def finish(self, work: Work, spent: Spent) -> Made | None:

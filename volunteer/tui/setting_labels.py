@@ -10,7 +10,7 @@ import msgspec
 from shared.errors import Configuration
 from volunteer.control.commands import SettingRow
 from volunteer.settings import settings
-from volunteer.settings.display import Looks
+from volunteer.settings.display import Display
 from volunteer.settings.work_rules import Rules
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -84,7 +84,7 @@ WORDS = {
     ("on_battery", "no"): "pause",
 }
 _AT_ONCE = frozenset(
-    field.name for kind in (Rules, Looks) for field in msgspec.structs.fields(kind)
+    field.name for kind in (Rules, Display) for field in msgspec.structs.fields(kind)
 )
 SOURCES = {
     "flag": "the command line",
@@ -133,7 +133,7 @@ def shown(row: SettingRow) -> str:
         return "set"  # it may hold a key
     zero = {
         "threads": "all cores but one",
-        "memory_gb": "no limit",
+        "memory_gb": "half, of a GPU 90 %",
         "upload_mbit": "no limit",
         "download_mbit": "no limit",
         "temperature_max": "no ceiling",

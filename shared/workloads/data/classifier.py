@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from shared.errors import InvalidFrame, InvalidRunFile
 from shared.tensors.frame import frame_bytes, open_frame, schema_of_file
 from shared.workloads.data.image_chunks import unit_range
+from shared.workloads.data.image_files import Pixels
 from shared.workloads.data.pass_order import permutation
-from shared.workloads.data.png import Pixels
 from shared.workloads.training.seeded_random import normal
 
 SIDE = 32  # larger images are looked at in this size

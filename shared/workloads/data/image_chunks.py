@@ -4,12 +4,37 @@ else.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import InvalidRunFile
-from shared.workloads.base import Data
-from shared.workloads.data.png import Pixels
+from shared.workloads.base import Data, DatasetManifest
+from shared.workloads.data.image_files import Pixels
+
+
+def images_of(manifest: DatasetManifest, shape: tuple[int, int, int]) -> list[int]:
+    """Return how many images of `shape` (C, H, W) each chunk holds.
+
+    Raises InvalidRunFile for a chunk whose bytes cannot be as many images as it claims: by this
+    number memory is taken before a chunk is opened.
+    """
+    for index, chunk in enumerate(manifest.chunks):
+        _check_size(manifest, index, chunk.size, shape)
+    return [chunk.items for chunk in manifest.chunks]
+
+
+def _check_size(
+    manifest: DatasetManifest, index: int, size: int, shape: tuple[int, int, int]
+) -> None:
+    count, (channels, height, width) = manifest.chunks[index].items, shape
+    expected = count * math.prod(shape)
+    if count < 0 or size != expected:
+        raise InvalidRunFile(
+            f"chunk {index} of {manifest.name} has {size} bytes, but {count} images of"
+            f" {height} x {width} pixels with {channels} channels have {expected}"
+        )
 
 
 class Images:
@@ -41,15 +66,8 @@ class Images:
 
     def _chunk(self, index: int) -> Pixels:
         manifest, path = self._data.manifest, self._data.chunk(index)
-        count = manifest.chunks[index].items
-        expected = count * int(np.prod(self._shape))
-        if path.stat().st_size != expected or not expected:
-            channels, side, _ = self._shape
-            raise InvalidRunFile(
-                f"chunk {index} of {manifest.name} has {path.stat().st_size} bytes, but {count}"
-                f" images of {side} x {side} pixels with {channels} channels have {expected}"
-            )
-        return np.memmap(path, np.uint8, "r", shape=(count, *self._shape))
+        _check_size(manifest, index, path.stat().st_size, self._shape)
+        return np.memmap(path, np.uint8, "r", shape=(manifest.chunks[index].items, *self._shape))
 
 
 def unit_range(pixels: Pixels) -> NDArray[np.float32]:

@@ -3,29 +3,25 @@ scikit-learn.
 
 What cannot be decoded is left out one by one and remembered with its name and reason; only a source
 that is not there at all is an error. Nothing is unpacked to disk, and no file decides how much
-memory it takes. Decoding needs the extra "images".
+memory it takes.
 """
 
 from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterable, Iterator
-from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from PIL import Image, ImageOps
 
-from shared.errors import InvalidRunFile
+from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.data.documents import Skipped, walk
-from shared.workloads.data.png import Pixels
-
-if TYPE_CHECKING:
-    from PIL import Image
+from shared.workloads.data.image_files import Format, Pixels, open_image
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})  # what folders and archives are searched for
-_FORMATS = ("PNG", "JPEG")  # nothing else is decoded, whatever a file calls itself
+_FORMATS: tuple[Format, ...] = ("PNG", "JPEG")
 _FILE_BYTES_MAX = 64 << 20
 _PIXELS_MAX = 1 << 26
 _SIDE_MIN = 2
@@ -138,32 +134,21 @@ def _member(
 
 
 def _decoded(data: bytes, name: str, skipped: Skipped, side: int) -> Iterator[Picture]:
-    pillow = _pillow()
     try:
-        with pillow.open(BytesIO(data), formats=_FORMATS) as image:
-            width, height = image.size
-            if width * height > _PIXELS_MAX or min(width, height) < _SIDE_MIN:
-                skipped.add(f"{name}: {width} x {height} pixels are too many or too few")
-                return
-            pixels = _pixels(image, side)
-    except MemoryError:
-        raise
-    except Exception as error:  # decoders raise anything from OSError to struct.error
-        reason = "not a PNG or JPEG image" if "cannot identify" in str(error) else str(error)
-        skipped.add(f"{name}: cannot be decoded ({reason or type(error).__name__})")
+        image = open_image(data, _FORMATS, _PIXELS_MAX, side=2 * side)
+    except BadRequest as error:
+        skipped.add(f"{name}: cannot be decoded ({error.message})")
         return
-    yield Picture(name, pixels, PurePosixPath(name).parent.name)
+    if min(image.size) < _SIDE_MIN:
+        skipped.add(f"{name}: {image.width} x {image.height} pixels are too few")
+        return
+    yield Picture(name, _pixels(image, side), PurePosixPath(name).parent.name)
 
 
 def _pixels(image: Image.Image, side: int) -> Pixels:
-    """Upright, 8 bits, grey or colour; transparent parts on white."""
-    from PIL import Image, ImageOps
-
-    least = min(image.size)
-    image.draft(None, (2 * side, 2 * side))  # a JPEG decodes to a smaller size at once
-    image.load()
+    """Upright, 8 bits, grey or colour; transparent parts on white; sides of 2 x `side` or more."""
     found = ImageOps.exif_transpose(image)
-    factor = min(least, *found.size) // (2 * side)
+    factor = min(found.size) // (2 * side)
     if found.mode.startswith("I;16") or found.mode == "I":  # 16 bits a pixel
         wide = np.asarray(found).astype(np.int64)
         found = Image.fromarray((wide >> 8).clip(0, 255).astype(np.uint8))
@@ -176,13 +161,3 @@ def _pixels(image: Image.Image, side: int) -> Pixels:
     if factor > 1:
         found = found.reduce(factor)
     return np.asarray(found, np.uint8)
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise InvalidRunFile(
-            'decoding images needs Pillow, which is not installed here (the extra "images")'
-        ) from error
-    return Image

@@ -34,7 +34,11 @@ def unpack(data: bytes, kind: type[T], bytes_max: int, records_max: int) -> list
 
     Raises BadRequest for what is damaged, too large or no such record, naming the line.
     """
-    lines = _expand(data, bytes_max).splitlines()
+    text = _expand(data, bytes_max)
+    ends = text.count(b"\n") + text.count(b"\r")  # counted first: 256 MiB of them are 2 GiB of list
+    if ends > 2 * records_max:
+        raise BadRequest(f"a file has at most {records_max} lines, this one has more")
+    lines = text.splitlines()
     if len(lines) > records_max:
         raise BadRequest(f"a file has at most {records_max} lines, this one has {len(lines)}")
     return list(_decoded(lines, kind))

@@ -27,6 +27,10 @@ from shared.errors import BadRequest
 
 _WORD = (1 << 64) - 1
 MIX = 16  # chunks that are shuffled together
+# Samples that are mixed at once: 0.5 GiB while they are. 16 chunks of the most tokens that a chunk
+# may have, in windows of 16.
+GROUP_SAMPLES_MAX = 1 << 23
+_CHUNK_SAMPLES_MAX = 1 << 40
 _KEPT_GROUPS = 4  # a task walks forward: the last few groups are all it looks at again
 
 
@@ -46,9 +50,9 @@ class PassOrder:
     """
 
     def __init__(self, counts: Sequence[int], seed: int, mix: int = MIX) -> None:
-        sizes = np.asarray(counts, dtype=np.int64).reshape(-1)
-        if mix < 1 or bool((sizes < 0).any()):
+        if mix < 1 or any(not 0 <= count <= _CHUNK_SAMPLES_MAX for count in counts):
             raise BadRequest("a pass needs a mix of at least 1 and chunks of at least 0 samples")
+        sizes = np.asarray(counts, dtype=np.int64).reshape(-1)
         order = permutation(len(sizes), seed, 0)
         self._chunks = order[sizes[order] > 0]  # an empty chunk is never fetched
         self._sizes = sizes[self._chunks]
@@ -122,10 +126,19 @@ class PassOrder:
         return self._chunks[group * self._mix : (group + 1) * self._mix]
 
     def _group(self, group: int) -> NDArray[np.int64]:
-        """All samples of a group in their order, shape (n, 2)."""
+        """All samples of a group in their order, shape (n, 2).
+
+        Raises BadRequest for more than can be held at once.
+        """
         rows = self._built.get(group)
         if rows is None:
             sizes = self._sizes[group * self._mix : (group + 1) * self._mix]
+            total = int(sizes.sum())
+            if total > GROUP_SAMPLES_MAX:
+                raise BadRequest(
+                    f"this dataset mixes {total:,} samples of {len(sizes)} chunks, more than the"
+                    f" {GROUP_SAMPLES_MAX:,} that are held at once: make it with smaller chunks"
+                )
             chunk = np.repeat(self._members(group), sizes)
             sample = np.concatenate([np.arange(size, dtype=np.int64) for size in sizes])
             rows = np.stack([chunk, sample], axis=1)[permutation(len(chunk), self._seed, group + 1)]

@@ -1,11 +1,12 @@
-"""Pixels for people: many images side by side, other sizes, and signs of a terminal."""
+"""Pixels for people: many images side by side, other sizes, and characters of a terminal."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from shared.workloads.data.png import Pixels
+from shared.workloads.data.image_files import Pixels
 
 _BLANK = 0x2800  # a braille sign without dots
 _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # 4 rows of 2
@@ -37,21 +38,8 @@ def resize(pixels: Pixels, height: int, width: int) -> Pixels:
     """
     if pixels.shape[:2] == (height, width):
         return pixels
-    flat = pixels.reshape(*pixels.shape[:2], -1).astype(np.float32)  # (H, W, C)
-    down = np.tensordot(_triangles(flat.shape[0], height), flat, 1)  # (height, W, C)
-    both = np.tensordot(_triangles(flat.shape[1], width), down, (1, 1))  # (width, height, C)
-    out = np.clip(np.rint(both), 0, 255).astype(np.uint8).transpose(1, 0, 2)
-    return np.ascontiguousarray(out.reshape(height, width, *pixels.shape[2:]))
-
-
-def _triangles(size: int, wanted: int) -> NDArray[np.float32]:
-    """(wanted, size): how much each pixel counts for each new one."""
-    ratio = size / wanted
-    reach = max(1.0, ratio)
-    centres = (np.arange(wanted) + 0.5) * ratio - 0.5
-    weights = np.maximum(0, 1 - np.abs(np.arange(size) - centres[:, None]) / reach)
-    weights /= weights.sum(axis=1, keepdims=True)
-    return weights.astype(np.float32)
+    image = Image.fromarray(pixels)
+    return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR), np.uint8)
 
 
 def square(pixels: Pixels) -> Pixels:
@@ -69,12 +57,17 @@ def corner(pixels: Pixels) -> Pixels:
     return pixels[: -(-pixels.shape[0] // 2), : -(-pixels.shape[1] // 2)]
 
 
+def rows_for(pixels: Pixels, columns: int) -> int:
+    """Return how many cells, twice as high as wide, an image of so many columns is high."""
+    height, width = map(int, pixels.shape[:2])
+    return max(1, round(columns * height / width / 2))
+
+
 def braille(pixels: Pixels, columns: int) -> list[str]:
     """An image in dots, two by four to a sign, brightness by dithering: for text that has no
     colour.
     """
-    height, width = pixels.shape[:2]
-    rows = max(1, round(columns * 2 * height / width / 4))
+    rows = rows_for(pixels, columns)
     small = resize(grey(pixels), rows * 4, columns * 2)
     threshold = np.tile((_BAYER + 0.5) * 16, (rows, -(-columns // 2)))[:, : columns * 2]
     dots = (small > threshold).reshape(rows, 4, columns, 2)
@@ -82,10 +75,8 @@ def braille(pixels: Pixels, columns: int) -> list[str]:
     return ["".join(map(chr, line)) for line in signs.tolist()]
 
 
-def half_blocks(pixels: Pixels, columns: int) -> NDArray[np.uint8]:
+def half_blocks(pixels: Pixels, rows: int, columns: int) -> NDArray[np.uint8]:
     """Colours for a terminal: (rows, columns, 2, 3), an upper and a lower pixel in each cell."""
-    height, width = pixels.shape[:2]
-    rows = max(1, round(columns * height / width / 2))
     small = resize(pixels, rows * 2, columns)
-    colour = np.repeat(small[..., None], 3, axis=-1) if small.ndim == 2 else small[..., :3]
+    colour = np.repeat(small[..., None], 3, axis=-1) if small.ndim == 2 else small
     return colour.reshape(rows, 2, columns, 3).transpose(0, 2, 1, 3)

@@ -46,6 +46,14 @@ def dtype_for(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 65535 else "uint32"
 
 
+def stored_type(dtype: str) -> np.dtype[np.unsignedinteger]:
+    """Return the stored type of a name. Raises InvalidRunFile for one that is not known."""
+    stored = _DTYPES.get(dtype)
+    if stored is None:
+        raise InvalidRunFile(f'tokens of type "{dtype}" are not known; use uint16 or uint32')
+    return stored
+
+
 class TextOptions(TypedDict, total=False):
     """Options that `build_text` accepts by name: the fields of `TextSettings`."""
 
@@ -94,9 +102,7 @@ class TokenChunk:
     """A file of tokens, memory-mapped read-only; `tokens` is a one-dimensional view of it."""
 
     def __init__(self, path: Path, dtype: str) -> None:
-        stored = _DTYPES.get(dtype)
-        if stored is None:
-            raise InvalidRunFile(f'tokens of type "{dtype}" are not known; use uint16 or uint32')
+        stored = stored_type(dtype)
         size = path.stat().st_size
         if size == 0 or size % stored.itemsize:
             raise InvalidRunFile(f"{path.name}: {size} bytes are not a list of {dtype} tokens")

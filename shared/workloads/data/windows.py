@@ -10,12 +10,28 @@ from numpy.typing import NDArray
 from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.base import Data, DatasetManifest
 from shared.workloads.data.pass_order import PassOrder, permutation
-from shared.workloads.data.tokenizer import TokenChunk
+from shared.workloads.data.tokenizer import TokenChunk, stored_type
 
 
 def windows_of(manifest: DatasetManifest, block_size: int) -> list[int]:
-    """Return how many windows of `block_size` tokens and their targets each chunk gives."""
+    """Return how many windows of `block_size` tokens and their targets each chunk gives.
+
+    Raises InvalidRunFile for a chunk whose bytes cannot be as many tokens as it claims: by this
+    number memory is taken before a chunk is opened.
+    """
+    token_bytes = stored_type(dtype_of(manifest)).itemsize
+    for index, chunk in enumerate(manifest.chunks):
+        if chunk.items < 0 or chunk.size != chunk.items * token_bytes:
+            raise InvalidRunFile(
+                f"chunk {index} of {manifest.name} has {chunk.size} bytes, but {chunk.items} tokens"
+                f" have {chunk.items * token_bytes}"
+            )
     return [max(0, (chunk.items - 1) // block_size) for chunk in manifest.chunks]
+
+
+def dtype_of(manifest: DatasetManifest) -> str:
+    """Return the name of the type that tokens are stored in."""
+    return str(manifest.meta.get("dtype", "uint16"))
 
 
 class Windows:
@@ -51,7 +67,7 @@ class Windows:
 
     def _check(self, index: int) -> TokenChunk:
         manifest = self._data.manifest
-        chunk = TokenChunk(self._data.chunk(index), str(manifest.meta.get("dtype", "uint16")))
+        chunk = TokenChunk(self._data.chunk(index), dtype_of(manifest))
         if len(chunk) != manifest.chunks[index].items:
             raise InvalidRunFile(
                 f"chunk {index} of {manifest.name} has {len(chunk)} tokens, but its manifest says"

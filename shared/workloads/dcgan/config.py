@@ -67,6 +67,11 @@ class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of an image, (C, H, W)."""
+        return self.channels, self.image_size, self.image_size
+
+    @property
     def doublings(self) -> int:
         """Return how often the side doubles."""
         return self.image_size.bit_length() - 3

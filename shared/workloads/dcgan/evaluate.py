@@ -19,7 +19,7 @@ from shared.workloads.base import Data, Sample
 from shared.workloads.data.classifier import Judge, frechet, load_judge, spread
 from shared.workloads.data.image_chunks import to_pixels
 from shared.workloads.data.image_dataset import JUDGE
-from shared.workloads.data.png import Pixels, write_png
+from shared.workloads.data.image_files import Pixels, write_png
 from shared.workloads.data.resize import braille, tile
 from shared.workloads.dcgan.config import DcganConfig, flops
 from shared.workloads.dcgan.model import build

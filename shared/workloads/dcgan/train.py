@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Data, Job, Progress, Result
-from shared.workloads.data.image_chunks import Images, to_pixels
+from shared.workloads.data.image_chunks import Images, images_of, to_pixels
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.resize import braille, tile
 from shared.workloads.data.windows import of_pass
@@ -59,10 +59,9 @@ class DcganWork:
         inner: Mapping[str, Tensor] | None,
     ) -> None:
         config = DcganConfig.from_dict(job.config)
-        order = PassOrder([chunk.items for chunk in data.manifest.chunks], job.order_seed)
+        order = PassOrder(images_of(data.manifest, config.shape), job.order_seed)
         rows = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
-        shape = (config.channels, config.image_size, config.image_size)
-        self._images = Images(data, shape, rows)
+        self._images = Images(data, config.shape, rows)
         self._job = job
         self._device = device
         self._latent = config.latent

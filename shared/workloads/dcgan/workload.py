@@ -23,6 +23,7 @@ from shared.workloads.base import (
     Workload,
     check_keys,
 )
+from shared.workloads.data.image_chunks import images_of
 from shared.workloads.dcgan import config as dcgan_config
 from shared.workloads.dcgan.config import DcganConfig
 from shared.workloads.training.seeded_random import normal
@@ -78,7 +79,7 @@ class DcganWorkload(Workload):
         return {spec.name: torch.from_numpy(_initial(spec, seed)) for spec in specs}
 
     def samples(self, config: Mapping[str, Any], manifest: DatasetManifest) -> Sequence[int]:
-        return [chunk.items for chunk in manifest.chunks]
+        return images_of(manifest, DcganConfig.from_dict(config).shape)
 
     def flops_per_sample(self, config: Mapping[str, Any]) -> float:
         return dcgan_config.flops_per_sample(DcganConfig.from_dict(config))

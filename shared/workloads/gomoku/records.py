@@ -110,10 +110,7 @@ def check(record: GameRecord, rules: Rules, manner: Manner) -> None:
 def _check(record: GameRecord, rules: Rules, manner: Manner) -> None:
     if record.outcome not in (-1, 0, 1):
         raise InvalidGame(f"its outcome is {record.outcome}")
-    if not 0 <= record.opening <= len(record.moves) <= rules.cells:
-        raise InvalidGame(f"{len(record.moves)} moves do not make a game")
-    if len(record.visits) != len(record.moves) - record.opening:
-        raise InvalidGame(f"{len(record.moves)} moves, but {len(record.visits)} searches")
+    _check_length(record, rules)
     if manner.match:
         given = fixed(rules, record.game // 2)
     else:
@@ -131,6 +128,13 @@ def _check(record: GameRecord, rules: Rules, manner: Manner) -> None:
         raise InvalidGame(
             f"its outcome is {record.outcome}, but the moves end with {position.winner}"
         )
+
+
+def _check_length(record: GameRecord, rules: Rules) -> None:
+    if not 0 <= record.opening <= len(record.moves) <= rules.cells:
+        raise InvalidGame(f"{len(record.moves)} moves do not make a game")
+    if len(record.visits) != len(record.moves) - record.opening:
+        raise InvalidGame(f"{len(record.moves)} moves, but {len(record.visits)} searches")
 
 
 def _check_draw(position: Position, record: GameRecord, ply: int, manner: Manner) -> None:
@@ -179,8 +183,11 @@ class Positions(msgspec.Struct, frozen=True, kw_only=True):
 def positions(records: Sequence[GameRecord], rules: Rules) -> Positions:
     """All searched positions of `records` in order.
 
-    The records were checked when they came in: here they are only read.
+    The records were checked when they came in: here only that they take no more memory than their
+    moves. Raises InvalidGame.
     """
+    for record in records:
+        _check_length(record, rules)
     total = sum(len(record.visits) for record in records)
     boards = np.zeros((total, rules.cells), np.int8)
     visits = np.zeros((total, rules.cells), np.uint16)

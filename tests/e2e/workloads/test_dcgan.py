@@ -23,8 +23,8 @@ from shared.protocol.limits import API
 from shared.protocol.versions import SignedManifest, VersionInfo, VersionManifest
 from shared.workloads.base import DatasetManifest
 from shared.workloads.data.image_dataset import build_images
+from shared.workloads.data.image_files import read_png
 from shared.workloads.data.image_sources import digit_pictures
-from shared.workloads.data.png import read_png
 from tests.support.local_coordinator import LocalCoordinator, decode, local_coordinator, refused
 from tests.support.local_volunteer import LocalMachine
 from volunteer.control import events

@@ -13,7 +13,7 @@ import pytest
 
 from shared.errors import NotFound
 from shared.workloads.base import load
-from shared.workloads.data.png import read_png
+from shared.workloads.data.image_files import read_png
 from tests.support.local_coordinator import local_coordinator
 from tests.support.local_volunteer import LocalMachine
 from tests.support.workloads import example_workload

@@ -18,6 +18,7 @@ from shared.errors import VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.contributions import Verdict
 from shared.protocol.listings import LedgerRow
+from shared.text import csv_cell
 from volunteer.control.control import Control
 from volunteer.files import write_whole
 from volunteer.stats.ledger_pages import ledger
@@ -413,10 +414,5 @@ def ledger_csv(rows: Sequence[LedgerRow], verdicts: Sequence[Verdict]) -> str:
             verdict.message if verdict else "",
             row.memo,
         )
-        writer.writerow([_harmless(cell) for cell in cells])
+        writer.writerow([csv_cell(cell) for cell in cells])
     return out.getvalue()
-
-
-def _harmless(cell: str) -> str:
-    formula = cell.startswith(("=", "+", "@", "\t", "\r"))
-    return f"'{cell}" if formula or (cell[:1] == "-" and not cell[1:2].isdigit()) else cell

@@ -11,7 +11,7 @@ from textual.containers import Horizontal
 
 from shared.errors import VolunteerError
 from volunteer.control.commands import SettingRow
-from volunteer.settings.settings import Settings
+from volunteer.settings import settings
 from volunteer.tui import keys
 from volunteer.tui.query_page import Answer, PageQuery, QueryPage
 from volunteer.tui.setting_labels import SOURCES, choices, holds, label, shown
@@ -136,7 +136,10 @@ def about_lines(row: SettingRow, cells: int, height: int) -> list[Line]:
     options = choices(row)
     if options and row.type != "bool":
         lines.append(_fact("choose", ", ".join(options)))
-    standard = msgspec.structs.replace(row, value=getattr(Settings(), row.name, row.value))
+    known = row.name in settings.names()  # not one of a newer agent
+    standard = msgspec.structs.replace(
+        row, value=settings.default(row.name) if known else row.value
+    )
     lines.append(_fact("default", shown(standard)))
     lines.append(_fact("set by", SOURCES.get(row.source, row.source)))
     lines.append(_fact("applies", holds(row)))

@@ -35,15 +35,15 @@ def half_blocks(picture: Picture, cells: int, rows: int) -> tuple[Line, ...]:
     """
     import numpy as np  # with the first picture, not with the first paint
 
-    from shared.workloads.data.resize import corner, resize
+    from shared.workloads.data import resize
 
     pixels = np.frombuffer(picture.pixels, np.uint8).reshape(picture.height, picture.width, 3)
     while pixels.shape[1] > COARSE * size_in((pixels.shape[1], pixels.shape[0]), cells, rows)[0]:
-        pixels = corner(pixels)
+        pixels = resize.corner(pixels)
     wide, high = size_in((pixels.shape[1], pixels.shape[0]), cells, rows)
-    pairs = resize(pixels, high * 2, wide).reshape(high, 2, wide, 3).transpose(0, 2, 1, 3)
+    pairs = resize.half_blocks(pixels, high, wide).tolist()
     return tuple(
-        tuple((UPPER, f"{_hex(ink)}/{_hex(paper)}") for ink, paper in row) for row in pairs.tolist()
+        tuple((UPPER, f"{_hex(ink)}/{_hex(paper)}") for ink, paper in row) for row in pairs
     )
 
 

@@ -16,7 +16,7 @@ from textual.widgets import Input
 
 from shared.errors import Configuration
 from volunteer.control.commands import SettingRow
-from volunteer.settings.settings import Settings
+from volunteer.settings import settings
 from volunteer.tui.setting_labels import as_text, choices, complaint, grouped, label, parsed, shown
 from volunteer.tui.text import Line, wrap
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, panels
@@ -173,7 +173,7 @@ class SettingList(Vertical):
         """Reset the setting under the cursor to its default."""
         row = self.chosen
         if row is not None and row.source == "config.toml":
-            self.post_message(self.Changed(row, getattr(Settings(), row.name)))
+            self.post_message(self.Changed(row, settings.default(row.name)))
 
     @on(Input.Changed, "#field")
     def _typed(self, event: Input.Changed) -> None:

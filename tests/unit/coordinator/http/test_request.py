@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,23 @@ async def test_a_body_in_pieces_is_put_together() -> None:
     request = Request(b"ab", b"", b"cd", headers={b"content-length": b"4"})
     assert await read_body(request.scope, request.receive) == b"abcd"
     assert request.scope["body_read"]
+
+
+async def test_a_body_of_tiny_pieces_costs_no_more_than_its_size() -> None:
+    """Pieces of two bytes are objects of 35: kept one by one they are twenty times the body."""
+    left, size = [JSON_BYTES_MAX // 16], JSON_BYTES_MAX // 8
+
+    async def receive() -> MutableMapping[str, Any]:
+        left[0] -= 1
+        body = left[0].to_bytes(8, "big")[-2:]
+        return {"type": "http.request", "body": body, "more_body": left[0] > 0}
+
+    tracemalloc.start()
+    try:
+        assert len(await read_body({"headers": []}, receive)) == size
+        assert tracemalloc.get_traced_memory()[1] < 4 * size
+    finally:
+        tracemalloc.stop()
 
 
 async def test_an_announced_giant_is_refused_unread() -> None:

@@ -17,7 +17,7 @@ from coordinator.rules.run_file import parse
 from coordinator.runs.samples import SIDE_MAX, Kind, film
 from shared.errors import InvalidRunFile
 from shared.workloads.base import load
-from shared.workloads.data.png import write_png
+from shared.workloads.data.image_files import write_png
 
 
 def frames(path: Path, count: int, shape: tuple[int, ...]) -> list[Path]:

@@ -67,7 +67,7 @@ async def test_in_step_the_next_task_waits_until_the_last_result_is_handed_in(
 
 async def test_where_memory_is_short_the_device_waits_for_the_encoding(tmp_path: Path) -> None:
     async with local_machine(tmp_path, OVERLAP) as machine:
-        async with machine.working(max_tasks=2, memory_gb=6.5e-5) as process:
+        async with machine.working(max_tasks=2, memory_gb=9.4e-5) as process:
             with held_up(machine):
                 trained = await process.until(events.Training, lambda event: event.step == 60)
                 await process.until(events.Claimed, lambda event: event.task != trained.task)

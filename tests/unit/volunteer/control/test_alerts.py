@@ -39,7 +39,7 @@ from volunteer.files import write_whole
 from volunteer.headless import Headless
 from volunteer.net.client import post_json
 from volunteer.settings import settings as config
-from volunteer.settings.display import Looks
+from volunteer.settings.display import Display
 from volunteer.settings.settings import directories
 from volunteer.tui.look import Look
 
@@ -132,7 +132,7 @@ class World:
         self.posted: list[tuple[str, WebhookBody]] = []
         self.run: list[Sequence[str]] = []
         self.trouble = trouble
-        settings = msgspec.convert(looks, Looks)
+        settings = msgspec.convert(looks, Display)
         self.alerts = Alerts(
             self.hub, lambda: settings, Ways(post=self._post, run=self._run, system="linux")
         )

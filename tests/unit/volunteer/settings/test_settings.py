@@ -4,6 +4,7 @@ lost.
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from shared.errors import BadRequest, Configuration
 from tests.support.sources import ROOT
 from volunteer.cli.main import run_command
 from volunteer.settings import settings as config
+from volunteer.settings.display import Display
 from volunteer.settings.settings import Settings
+from volunteer.settings.work_rules import Rules
 
 
 def load(path: Path, flags: dict[str, Any] | None = None, **environ: str) -> config.Loaded:
@@ -102,6 +105,64 @@ def test_saving_keeps_what_a_person_wrote(tmp_path: Path) -> None:
     assert (settings.threads, settings.device, settings.runs) == (4, "cpu", ("a", "b"))
 
 
+WRITTEN = """\
+# My machine, by the window.
+threads = 2  # quiet
+
+schedule = [   # when nobody is here
+  "mon-fri 18:00-08:00",
+  "sat-sun",  # all day
+]
+device = 'cpu'
+not_known_yet = "of a newer version"
+
+[keys]
+# left hand
+pause = "p"
+finish = "f"
+"""
+
+
+def test_a_change_touches_no_other_line(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(WRITTEN, encoding="utf-8")
+    config.save(
+        path, {"threads": 4, "device": "cpu", "schedule": ("mon-fri 18:00-08:00", "sat-sun")}
+    )
+    assert path.read_text(encoding="utf-8") == WRITTEN.replace("threads = 2", "threads = 4")
+    config.save(path, {"keys": {"pause": "space"}, "public": False})
+    text = path.read_text(encoding="utf-8")
+    assert tomllib.loads(text)["keys"] == {"pause": "space"}
+    kept = WRITTEN.replace("threads = 2", "threads = 4").replace('"p"', '"space"')
+    for line in kept.splitlines():
+        assert line in text or line.startswith("finish")
+    assert tomllib.loads(text)["public"] is False
+    assert path.stat().st_mode & 0o077 == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["config.toml"]
+
+
+def test_the_lines_of_windows_stay(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(b"# mine\r\nthreads = 2\r\n")
+    config.save(path, {"threads": 3})
+    assert path.read_bytes() == b"# mine\r\nthreads = 3\r\n"
+
+
+def test_a_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, WRITTEN)
+
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.replace", full)
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="no space left"):
+        config.save(tmp_path / "config.toml", {"threads": 4})
+    assert (tmp_path / "config.toml").read_text(encoding="utf-8") == WRITTEN
+
+
 def test_saving_over_several_lines_loses_no_value(tmp_path: Path) -> None:
     write(tmp_path, 'runs = [\n  "a",\n  "b",\n]\nthreads = 2\n')
     config.save(tmp_path / "config.toml", {"runs": ("c",)})
@@ -128,7 +189,11 @@ def test_any_text_survives_saving(
 
 def test_every_setting_is_described() -> None:
     rows = config.describe()
-    assert [row.name for row in rows] == list(Settings.__struct_fields__)
+    assert [row.name for row in rows] == list(config.names())
+    parts = (Rules, Display, Settings)
+    fields = [name for part in parts for name in part.__struct_fields__]
+    assert sorted([*config.names(), "rules", "display"]) == sorted(fields)  # no name stands for two
+    assert all(config.value(Settings(), row.name) == config.default(row.name) for row in rows)
     assert all(row.help.endswith((".", ")")) and row.type for row in rows)
 
 

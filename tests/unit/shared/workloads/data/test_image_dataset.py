@@ -17,8 +17,8 @@ from shared.errors import InvalidRunFile
 from shared.workloads.data.classifier import load_judge
 from shared.workloads.data.documents import Skipped
 from shared.workloads.data.image_dataset import ImageOptions, build_images
+from shared.workloads.data.image_files import Pixels
 from shared.workloads.data.image_sources import Picture, digit_pictures, read_pictures
-from shared.workloads.data.png import Pixels
 from tests.support.workloads.tiny_dcgan import digits
 
 

@@ -13,7 +13,7 @@ import torch
 
 from shared.errors import InvalidRunFile
 from shared.workloads.data.classifier import Spread, frechet, load_judge, spread
-from shared.workloads.data.png import read_png
+from shared.workloads.data.image_files import read_png
 from shared.workloads.dcgan.evaluate import class_figures
 from tests.support.workloads.tiny_dcgan import ADAM, WORKLOAD, config, digits, job, real_images
 from tests.support.workloads.tiny_gpt import Folder, finish
