@@ -77,7 +77,7 @@ class Volunteers:
         registration.check(request)
         now = self._clock.now()
         admission = registration.Admission(
-            invite_only=self._settings.invite_only,
+            invite_only=self._settings.by_invitation,
             open=self._settings.open,
             network=networks.network(address),
         )

@@ -48,6 +48,8 @@ class ServerInfo(Message):
     contact: str
     now: float
     runs: tuple[RunInfo, ...]
+    open: bool = False  # strangers register without a code, on probation
+    proof_of_work_bits: int = 0  # of a registration without a code; 0 = none is asked for
 
 
 class Device(Message):
