@@ -22,7 +22,8 @@ State = Literal["probation", "vetted", "suspended"]
 
 PASSED_MIN = 10  # checks passed until an account is vetted
 TRUST_MIN = 0.3  # below it: no leases and no pay
-PROBATION_LEASES = 2
+PROBATION_LEASES = 2  # at once, over all machines
+PROBATION_MACHINES = 3
 VEST_AFTER = 40  # later accepted contributions
 VEST_DAYS = 30.0  # or so long, with a check passed since
 DAY_S = 86_400.0
