@@ -100,11 +100,7 @@ class Invites:
         A restart finds the same one while it is usable; one that was used up, withdrawn or has
         expired is replaced. The database knows its hash only. Raises Configuration.
         """
-        try:
-            code = file.read_text(encoding="ascii").strip() if file.exists() else ""
-        except (OSError, UnicodeDecodeError) as error:
-            raise Configuration(f"{file} cannot be read: {why(error)}") from error
-        now = self._clock.now()
+        code, now = _kept_code(file), self._clock.now()
 
         def look(conn: Connection) -> ServerInvite | None:
             try:
@@ -135,6 +131,16 @@ class Invites:
             return row
 
         return _info(await self._db.write(write), (), now)
+
+
+def _kept_code(file: Path) -> str:
+    """Return the code in a private file; "" where there is none. Raises Configuration."""
+    try:
+        return file.read_text(encoding="ascii").strip() if file.exists() else ""
+    except UnicodeDecodeError:
+        return ""
+    except OSError as error:
+        raise Configuration(f"{file} cannot be read: {why(error)}") from error
 
 
 def _check(labels: Sequence[str], named: bool, uses: int, expires_s: float | None) -> None:

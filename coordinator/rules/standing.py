@@ -24,6 +24,7 @@ PASSED_MIN = 10  # checks passed until an account is vetted
 TRUST_MIN = 0.3  # below it: no leases and no pay
 PROBATION_LEASES = 2  # at once, over all machines
 PROBATION_MACHINES = 3
+REST_S, REST_MAX_S = 10.0, 3600.0
 VEST_AFTER = 40  # later accepted contributions
 VEST_DAYS = 30.0  # or so long, with a check passed since
 DAY_S = 86_400.0
@@ -49,6 +50,13 @@ def after_check(account: Account, result: str, kind: str) -> Account:
     return msgspec.structs.replace(
         account, passed=passed, state="vetted" if vetted else "probation"
     )
+
+
+def rest_s(failures: int) -> float:
+    """Return how long a worker gets no work after so many tasks given back as failed in a row: the
+    first costs nothing, then it doubles up to an hour.
+    """
+    return 0.0 if failures < 2 else min(REST_MAX_S, REST_S * 2.0 ** min(30, failures - 2))
 
 
 def may_work(account: Account) -> bool:

@@ -11,6 +11,9 @@ from shared.protocol.versions import SignedManifest
 from shared.workloads.base import DatasetManifest, Job
 
 
+WORKLOADS_MAX = 64  # of one worker
+
+
 class ClaimRequest(Message):
     """Request for a lease.
 
@@ -24,6 +27,8 @@ class ClaimRequest(Message):
     runs: tuple[str, ...] = ()  # empty = any
     kinds: tuple[str, ...] = ()
     codecs: tuple[str, ...] = ("float32", "bf16")
+    # Version of each workload that this worker runs; one that is not named is not checked.
+    workload_versions: Annotated[dict[str, int], Meta(max_length=WORKLOADS_MAX)] = {}
     wait_s: float = 30.0
 
 
