@@ -133,7 +133,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     upload_quota_bytes: Annotated[
         int,
         Meta(
-            description="Most one worker may have uploaded and not yet handed in.",
+            description="Most one volunteer may have uploaded and not yet submitted.",
             ge=1,
             extra=_Bytes,
         ),

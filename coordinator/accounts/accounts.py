@@ -154,12 +154,12 @@ class Volunteers:
         worker = principal.worker_id
         await self._db.write(lambda conn: store.set_worker(conn, worker, state="left"))
         self._tokens.forget(worker)
-        self._board.clear()
 
     async def set_public(self, principal: Principal, public: bool) -> None:
         """Show the nickname to others, or only to themselves; holds at once."""
         who = principal.volunteer_id
-        await self._write(lambda conn: store.set_volunteer(conn, who, public=public))
+        await self._db.write(lambda conn: store.set_volunteer(conn, who, public=public))
+        self._board.show(who, public)
 
     async def set_benchmark(self, principal: Principal, request: BenchmarkRequest) -> None:
         """Store what a machine measured of itself; tasks are sized by it."""

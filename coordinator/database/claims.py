@@ -126,9 +126,9 @@ def _live(conn: Connection, ids: Sequence[int]) -> dict[str, TaskRow]:
     return {row["claim_id"]: row_of(row) for row in rows}
 
 
-_ABLE = select(
-    workers.c.id, workers.c.workloads, workers.c.hardware, workers.c.benchmark
-).where(among(workers.c.id, "workers"))
+_ABLE = select(workers.c.id, workers.c.workloads, workers.c.hardware, workers.c.benchmark).where(
+    among(workers.c.id, "workers")
+)
 _V = volunteers.c
 _RIGHTS = (
     select(workers.c.id, workers.c.revoked_at, workers.c.rest_until)
@@ -199,9 +199,7 @@ def past_speeds(conn: Connection, worker_id: str) -> dict[tuple[str, int], float
 def _abilities(workloads: str, hardware: str, benchmark: str) -> Abilities:
     told = [device.id for device in decode(hardware, Hardware).devices]
     told += [measured.device for measured in decode(benchmark, list[Benchmark])]
-    return Abilities(
-        workloads=frozenset(decode(workloads, list[str])), devices=frozenset(told)
-    )
+    return Abilities(workloads=frozenset(decode(workloads, list[str])), devices=frozenset(told))
 
 
 def _holders(conn: Connection, run_id: int) -> frozenset[str]:
