@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import pytest
 from sqlalchemy import Connection, func, select
 
+from coordinator.accounts.accounts import Principal
 from coordinator.database import runs, tasks
 from coordinator.database import volunteers as store
 from coordinator.database.engine.open import Database
