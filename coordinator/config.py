@@ -84,9 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 100
     invite_days: Annotated[
         float,
-        Meta(
-            description="How long that code is good.", gt=0, le=3650, extra={"unit": "days"}
-        ),
+        Meta(description="How long that code is good.", gt=0, le=3650, extra={"unit": "days"}),
     ] = 30.0
     proof_of_work_bits: Annotated[
         int,

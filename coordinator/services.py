@@ -17,7 +17,7 @@ from typing import Self
 import structlog
 
 from coordinator.accounts.accounts import Volunteers
-from coordinator.accounts.entrance import Entrance, secret_of
+from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.server_identity import ServerIdentity
 from coordinator.compute import Compute
@@ -129,8 +129,7 @@ class Coordinator:
         await signals.connect(db)
         cores = os.cpu_count() or 1
         threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="work")
-        bits = settings.proof_of_work_bits if settings.open else 0
-        entrance = Entrance(secret_of(key), bits, clock)
+        entrance = Entrance.of(settings, key, clock)
         volunteers = Volunteers(db, clock, settings, signals, entrance)
         renewals = Renewals(db, clock)
         claims = Claims(db, clock, signals, renewals, settings.max_volunteer_leases)

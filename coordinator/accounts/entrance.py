@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from shared import proof_of_work
 from shared.errors import BadRequest, Forbidden
 from shared.protocol.accounts import Challenge, RegisterRequest
 
 if TYPE_CHECKING:
+    from coordinator.config import Settings
     from shared.clock import Clock
     from shared.signing import SigningKey
 
@@ -23,11 +24,6 @@ CHALLENGE_S = 600.0  # at least; a slow machine gets more for a hard one
 SLOW_HASH_S = 16e-6  # 30 times as long as on the machine on which it was measured
 USED_MAX = 100_000
 _NONCE = re.compile(r"[0-9a-f]{1,16}")
-
-
-def secret_of(key: SigningKey) -> bytes:
-    """Return the secret of challenges, the same on every replica that has this signing key."""
-    return hashlib.sha256(key.sign(b"volunteer: secret of proofs of work")).digest()
 
 
 class Entrance:
@@ -38,6 +34,12 @@ class Entrance:
         self._clock = clock
         self._used: dict[str, float] = {}  # MAC of the challenge -> its expiry, oldest use first
         self.bits = bits
+
+    @classmethod
+    def of(cls, settings: Settings, key: SigningKey, clock: Clock) -> Self:
+        """Return the entrance of a server; replicas with one signing key share their challenges."""
+        secret = hashlib.sha256(key.sign(b"volunteer: secret of proofs of work")).digest()
+        return cls(secret, settings.proof_of_work_bits if settings.open else 0, clock)
 
     def challenge(self, volunteer_id: str) -> Challenge:
         """Return a challenge for an account to be."""

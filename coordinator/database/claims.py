@@ -35,7 +35,6 @@ from coordinator.rules.standing import State
 from shared.decoding import decode
 from shared.protocol.accounts import Benchmark, Hardware
 
-
 PAST = 16  # last tasks of a worker that say how fast it is
 
 
@@ -146,7 +145,7 @@ _PAST = (
 
 
 class Rights(msgspec.Struct, frozen=True, kw_only=True):
-    """What an account and its machine may have now."""
+    """Rights of an account and its machine."""
 
     banned: bool
     revoked: bool  # the machine's secret was withdrawn
@@ -158,7 +157,7 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine said of itself."""
+    """Workloads and devices of a machine, as it registered them."""
 
     workloads: frozenset[str] = frozenset()
     devices: frozenset[str] = frozenset()  # empty: it told none

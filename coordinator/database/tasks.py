@@ -274,7 +274,7 @@ def is_hopeless(conn: Connection, row: TaskRow, settings: TaskSettings, now: flo
     return timed_out and _condemned(conn, row, "timeout", TIMED_OUT_MIN, now, alone=True)
 
 
-def _condemned(  # noqa: PLR0913 - each is a word of the rule
+def _condemned(
     conn: Connection, row: TaskRow, kind: FailureKind, least: int, now: float, *, alone: bool
 ) -> bool:
     """Return True if this many voices are against a task, or with `alone` those of all at work."""

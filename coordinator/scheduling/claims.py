@@ -84,7 +84,7 @@ Answer = Lease | Refusal | VolunteerError
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """What is remembered of a worker for a while."""
+    """Facts of a worker that are read again after a while only."""
 
     until: float = 0.0
     able: Abilities = Abilities()
