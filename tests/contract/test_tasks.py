@@ -182,10 +182,10 @@ async def test_machines_of_one_account_are_one_voice(house: VirtualQueue) -> Non
 
 async def test_failing_costs_a_stranger_trust_and_time(house: VirtualQueue) -> None:
     await set_standing(house, house.a, standing="vetted", invited=False)
-    await give_up(house, house.a, await house.lease(house.a))
-    await give_up(house, house.a, await house.lease(house.a))  # one failure is nobody's fault
+    for _ in range(4):  # three are nobody's fault
+        await give_up(house, house.a, await house.lease(house.a))
     trust = await house.db.read(lambda conn: store.trust_of(conn, house.a.volunteer_id))
-    assert trust == 0.96
+    assert trust == 0.92
     assert await house.idle(house.a) == Reason.IN_FLIGHT
     lease = await house.lease(house.b)  # others go on
     await house.clock.advance(11)

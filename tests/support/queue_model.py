@@ -113,7 +113,7 @@ class Model:
         """The worker gave a task back as failed."""
         count, until = self.rests.get(worker, (0, 0.0))
         count = count + 1 if now < until + 3600 else 1
-        wait = 0.0 if count < 2 else min(3600.0, 10.0 * 2 ** (count - 2))
+        wait = 0.0 if count < 4 else min(3600.0, 10.0 * 2 ** (count - 4))
         self.rests[worker] = (count, now + wait)
 
     def _condemned(self, workers: set[str], now: float, *, alone: bool) -> bool:

@@ -370,7 +370,7 @@ async def test_who_joined_on_the_command_line_begins_with_the_limits(engine: Fak
 @pytest.mark.parametrize(
     ("told", "link", "said"),
     [
-        ({"invite_only": True}, LINK, "ask the organiser for a join link with a code"),
+        ({"invite_only": True}, LINK, "by invitation only; ask for a link with a code"),
         ({"invite_only": True}, f"{LINK}+code=7K3M-Q2XP", "your link carries the code"),
         ({"open": True, "proof_of_work_bits": 22}, LINK, "about 2 s of computing first"),
         ({"open": True}, LINK, "open to everybody"),
@@ -386,12 +386,12 @@ async def test_the_first_step_says_on_which_terms_newcomers_come(
 
 
 async def test_the_proof_of_work_shows_how_far_it_is(engine: FakeEngine) -> None:
-    async with at(engine, "benchmark") as (app, pilot):
+    async with at(engine, "measuring") as (app, pilot):
         step = app.query_one(BenchmarkStep)
         step.choice.joined = False
         await engine.play([events.Registering(done=0.4)])
         await settle(app, pilot)
-        assert "computing what an open coordinator asks of newcomers, 40%" in screen_text(app)
+        assert "making your account: proof of work 40%" in screen_text(app)
         await engine.play([events.Registering(done=1.0)])
         await settle(app, pilot)
         assert "40%" not in screen_text(app)

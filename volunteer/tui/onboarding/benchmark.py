@@ -76,7 +76,7 @@ class BenchmarkStep(Step):
         if not self.choice.joined:
             text, done = "making your account", scene.view.registering
             if done is not None:
-                text += f": computing what an open coordinator asks of newcomers, {done:.0%}"
+                text += f": proof of work {done:.0%}"
             return said(text, width, height, "info", glyphs.wait)
         lines: list[Line] = [
             (

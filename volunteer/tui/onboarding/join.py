@@ -223,7 +223,7 @@ def entrance(server: ServerInfo, code: str) -> str:
     if code:
         return "by invitation: your link carries the code" if server.invite_only else ""
     if server.invite_only:
-        return "by invitation only: ask the organiser for a join link with a code"
+        return "by invitation only; ask for a link with a code"
     if not server.open:
         return ""
     bits = server.proof_of_work_bits
