@@ -21,6 +21,8 @@ from msgspec import Meta
 
 from shared.decoding import complaint, convert, misuse
 from shared.errors import BadRequest, Configuration
+from shared.links import is_loopback
+from shared.proof_of_work import BITS_MAX
 
 PREFIX = "COORDINATOR_"
 FLAGS = "command line"  # the last of the sources
@@ -60,7 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "coordinator"
     contact: Annotated[str, Meta(description="Contact shown to volunteers.", max_length=255)] = ""
     invite_only: Annotated[
-        bool, Meta(description="Refuse registrations without an invite code.")
+        bool, Meta(description="Refuse registrations without an invite code, on loopback too.")
     ] = False
     open: Annotated[
         bool,
@@ -69,6 +71,36 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "passed checks, and paid after an escrow."
         ),
     ] = False
+    invite_uses: Annotated[
+        int,
+        Meta(
+            description="Accounts that the code in the join link of `serve` lets in, beyond "
+            "loopback.",
+            ge=1,
+            le=10_000,
+        ),
+    ] = 100
+    invite_days: Annotated[
+        float,
+        Meta(description="How long that code is good.", gt=0, le=3650, extra={"unit": "days"}),
+    ] = 30.0
+    proof_of_work_bits: Annotated[
+        int,
+        Meta(
+            description="Proof of work of a registration without a code, with open: 2^bits hashes "
+            "on average, about 2 s of one core at 22; 0 = none.",
+            ge=0,
+            le=BITS_MAX,
+        ),
+    ] = 22
+    registrations_per_network: Annotated[
+        int,
+        Meta(
+            description="Accounts without a code that one network (IPv4 /24, IPv6 /48) may make a "
+            "day, with open.",
+            ge=1,
+        ),
+    ] = 20
     url: Annotated[
         str,
         Meta(description="Public address when behind a proxy, e.g. https://train.example.org."),
@@ -94,7 +126,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     upload_quota_bytes: Annotated[
         int,
         Meta(
-            description="Most bytes one worker may have uploaded and not yet submitted.",
+            description="Most bytes one volunteer may have uploaded and not yet submitted.",
             ge=1,
             extra=_Bytes,
         ),
@@ -183,6 +215,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def blobs_url(self) -> str:
         return self.blobs or str(self.directory / "blobs")
+
+    @property
+    def by_invitation(self) -> bool:
+        """True if nobody registers without a code: so it was set, or others reach this server and
+        it is not open.
+        """
+        beyond = bool(self.url) or not is_loopback(self.host)
+        return self.invite_only or (beyond and not self.open)
+
+    @property
+    def invite_file(self) -> Path:
+        """The code of the join link that `serve` prints; made when it is first needed, 0600."""
+        return self.directory / "invite.code"
 
     @property
     def admin_token_file(self) -> Path:

@@ -17,6 +17,7 @@ from typing import Self
 import structlog
 
 from coordinator.accounts.accounts import Volunteers
+from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.server_identity import ServerIdentity
 from coordinator.compute import Compute
@@ -128,7 +129,8 @@ class Coordinator:
         await signals.connect(db)
         cores = os.cpu_count() or 1
         threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="work")
-        volunteers = Volunteers(db, clock, settings, signals)
+        entrance = Entrance.of(settings, key, clock)
+        volunteers = Volunteers(db, clock, settings, signals, entrance)
         renewals = Renewals(db, clock)
         claims = Claims(db, clock, signals, renewals, settings.max_volunteer_leases)
         uploads = Uploads(db, clock, blobs, settings)

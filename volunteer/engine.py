@@ -16,8 +16,9 @@ import msgspec
 from shared.clock import Clock, SystemClock
 from shared.errors import Conflict, VolunteerError
 from shared.links import JoinLink, format_link, parse_link
+from shared.proof_of_work import work_words
 from shared.workloads.base import Workload, load
-from volunteer.account.join import Connect, connector, join, probe, register
+from volunteer.account.join import Connect, Enrolment, connector, join, probe, register
 from volunteer.account.practice_server import Practice
 from volunteer.account.profile import Identity, Profile
 from volunteer.account.public_runs import public_runs
@@ -163,9 +164,21 @@ class Engine:
         identity = await self._practising(identity)
         if identity.registered:
             return identity
-        return await register(
-            identity, profile=self.profile, settings=settings, connect=self._connect
+        return await register(identity, self._enrolment(settings))
+
+    def _enrolment(self, settings: Settings) -> Enrolment:
+        return Enrolment(
+            profile=self.profile,
+            settings=settings,
+            connect=self._connect,
+            progress=self._computes,
         )
+
+    def _computes(self, bits: int, done: float) -> None:
+        """Announce the proof of work of a registration."""
+        if done == 0.0:
+            self._hub.notice(f"this coordinator is open: about {work_words(bits)} of computing")
+        self._hub.emit(events.Registering(done=done))
 
     async def _practising(self, identity: Identity) -> Identity:
         """Start the practice coordinator if this profile works for it; its port may change."""
@@ -282,13 +295,8 @@ class Engine:
     async def _join(self, command: commands.Join) -> commands.Joined:
         if self._agent is not None:
             raise Conflict("this volunteer already works for a coordinator: stop it first")
-        joined = await join(
-            parse_link(command.link),
-            command.name,
-            profile=self.profile,
-            settings=self.loaded.settings,
-            connect=self._connect,
-        )
+        enrolment = self._enrolment(self.loaded.settings)
+        joined = await join(parse_link(command.link), command.name, enrolment)
         self._joined.set()
         return joined
 

@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,6 +12,7 @@ import msgspec
 
 from coordinator.accounts import authentication, registration
 from coordinator.accounts.authentication import Principal, Tokens
+from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.invites import Invites, NewCode
 from coordinator.accounts.leaderboard import Leaderboard
 from coordinator.accounts.registration import Registered
@@ -24,8 +26,15 @@ from coordinator.rules import codes, networks, nicknames
 from coordinator.rules import reports as machines
 from coordinator.signals import Signals
 from coordinator.ttl_cache import REST, Kept
-from shared.errors import Banned, Forbidden, NotFound
-from shared.protocol.accounts import BenchmarkRequest, LeaveRequest, Me, RegisterRequest, WorkerInfo
+from shared.errors import BadRequest, Banned, Forbidden, NotFound
+from shared.protocol.accounts import (
+    BenchmarkRequest,
+    Challenge,
+    LeaveRequest,
+    Me,
+    RegisterRequest,
+    WorkerInfo,
+)
 from shared.protocol.listings import LeaderRow
 
 if TYPE_CHECKING:
@@ -56,7 +65,12 @@ class Volunteers:
     """The accounts of a coordinator. Everything durable is committed before a method returns."""
 
     def __init__(
-        self, db: Database, clock: Clock, settings: Settings, signals: Signals | None = None
+        self,
+        db: Database,
+        clock: Clock,
+        settings: Settings,
+        signals: Signals | None = None,
+        entrance: Entrance | None = None,
     ) -> None:
         self._db = db
         self._clock = clock
@@ -65,6 +79,7 @@ class Volunteers:
         self._tokens = Tokens(db, clock)
         self._board = Leaderboard(db, clock)
         self._work: Kept[str, statistics.Work] = Kept(0.0, clock, rest=REST, most=WORK_MAX)
+        self._entrance = entrance or Entrance(secrets.token_bytes(32), 0, clock)
         self.invites = Invites(db, clock)
 
     # --- coming and going ---
@@ -76,14 +91,42 @@ class Volunteers:
         """
         registration.check(request)
         now = self._clock.now()
+        settings = self._settings
         admission = registration.Admission(
-            invite_only=self._settings.invite_only,
-            open=self._settings.open,
+            invite_only=settings.by_invitation,
+            open=settings.open,
             network=networks.network(address),
+            network_most=settings.registrations_per_network,
         )
-        return await self._db.write(
+        proves = settings.open and not request.code
+        if proves:
+            await self._prove(request)
+        made = await self._db.write(
             lambda conn: registration.register(conn, request, admission, now)
         )
+        if proves and made.created:
+            self._entrance.use(request)
+        return made
+
+    async def _prove(self, request: RegisterRequest) -> None:
+        """Check the proof of work of somebody new; a worker that is known needs none.
+
+        Raises Forbidden, BadRequest.
+        """
+        try:
+            self._entrance.check(request)
+        except (Forbidden, BadRequest):
+            who = request.worker_id
+            if await self._db.read(lambda conn: store.credentials(conn, who)) is None:
+                raise
+
+    async def challenge(self, volunteer: str) -> Challenge:
+        """Return the proof of work that the registration of this account has to bring.
+
+        Raises BadRequest for what can be no id.
+        """
+        codes.check_id("volunteer", volunteer)
+        return self._entrance.challenge(volunteer)
 
     def recall(self, header: bytes) -> Principal | None:
         """Return who sent this `Bearer <worker id>.<secret>`, if that was asked a moment ago; None
@@ -111,12 +154,12 @@ class Volunteers:
         worker = principal.worker_id
         await self._db.write(lambda conn: store.set_worker(conn, worker, state="left"))
         self._tokens.forget(worker)
-        self._board.clear()
 
     async def set_public(self, principal: Principal, public: bool) -> None:
         """Show the nickname to others, or only to themselves; holds at once."""
         who = principal.volunteer_id
-        await self._write(lambda conn: store.set_volunteer(conn, who, public=public))
+        await self._db.write(lambda conn: store.set_volunteer(conn, who, public=public))
+        self._board.show(who, public)
 
     async def set_benchmark(self, principal: Principal, request: BenchmarkRequest) -> None:
         """Store what a machine measured of itself; tasks are sized by it."""

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from coordinator.certificates import write_private
 from coordinator.database import audit
 from coordinator.database import invites as store
 from coordinator.rules import codes, nicknames, reports
-from shared.errors import BadRequest
+from shared.errors import BadRequest, Configuration, Forbidden, why
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sqlalchemy import Connection
 
     from coordinator.database.engine.open import Database
@@ -33,6 +36,14 @@ class NewCode(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     label: str
     code: str
+    expires_at: float | None
+
+
+class ServerInvite(msgspec.Struct, frozen=True, kw_only=True):
+    """The invite that the join link of a server carries."""
+
+    code: str
+    uses_left: int
     expires_at: float | None
 
 
@@ -83,6 +94,27 @@ class Invites:
             for number, (label, code) in zip(numbers, made, strict=True)
         )
 
+    async def of_server(self, file: Path, *, uses: int, expires_s: float) -> ServerInvite:
+        """Return the invite of the join link that `serve` prints, kept in a private file.
+
+        A restart finds the same one while it is usable; one that was used up, withdrawn or has
+        expired is replaced. The database knows its hash only. Raises Configuration.
+        """
+        code, now = _kept_code(file), self._clock.now()
+
+        def look(conn: Connection) -> ServerInvite | None:
+            try:
+                row = store.usable(conn, codes.code_hash(code), now)
+            except (BadRequest, Forbidden):
+                return None
+            return ServerInvite(code=code, uses_left=row.uses_left, expires_at=row.expires_at)
+
+        if code and (known := await self._db.read(look)) is not None:
+            return known
+        (made,) = await self.create(uses=uses, expires_s=expires_s)
+        write_private(file, made.code.encode() + b"\n")
+        return ServerInvite(code=made.code, uses_left=uses, expires_at=made.expires_at)
+
     async def list(self) -> tuple[InviteInfo, ...]:
         """Every invite, the oldest first, without its code."""
         now = self._clock.now()
@@ -99,6 +131,16 @@ class Invites:
             return row
 
         return _info(await self._db.write(write), (), now)
+
+
+def _kept_code(file: Path) -> str:
+    """Return the code in a private file; "" where there is none. Raises Configuration."""
+    try:
+        return file.read_text(encoding="ascii").strip() if file.exists() else ""
+    except UnicodeDecodeError:
+        return ""
+    except OSError as error:
+        raise Configuration(f"{file} cannot be read: {why(error)}") from error
 
 
 def _check(labels: Sequence[str], named: bool, uses: int, expires_s: float | None) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 FRESH_S = 5.0
 ROWS = 100
 DAYS_MAX = 3650
+WINDOWS = (1, 7, 30, 90, 365, DAYS_MAX)  # another number of days counts as the next longer one
+SHOWN_S, SHOWN_MAX = 300.0, 10_000  # how long a change of visibility is remembered, and how many
 DAY_S = 86_400.0
 
 
@@ -35,6 +37,7 @@ class Leaderboard:
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
         self._clock = clock
+        self._shown: dict[str, tuple[bool, float]] = {}  # by volunteer, the newest change last
         self._kept: Kept[tuple[str, int], Sequence[Standing]] = Kept(FRESH_S, clock, rest=REST)
 
     async def rows(
@@ -44,7 +47,7 @@ class Leaderboard:
 
         Raises NotFound, BadRequest.
         """
-        shown = _places(await self._standings(run, window_days), me)
+        shown = self._places(await self._standings(run, window_days), me)
         return tuple(
             LeaderRow(
                 rank=place,
@@ -61,16 +64,43 @@ class Leaderboard:
 
     async def rank(self, me: str) -> int | None:
         """The place of a volunteer of all runs and times; None before the first credit."""
-        shown = _places(await self._standings(None, None), me)
+        shown = self._places(await self._standings(None, None), me)
         return next((place for place, s in shown if s.volunteer_id == me), None)
 
     def clear(self) -> None:
         """Forget what was computed: a name or an account has changed."""
         self._kept.clear()
 
+    def show(self, volunteer_id: str, public: bool) -> None:
+        """Show or hide one volunteer at once, without computing the standings again."""
+        now = self._clock.monotonic()
+        self._shown.pop(volunteer_id, None)
+        self._shown[volunteer_id] = (public, now)
+        while self._shown:
+            oldest = next(iter(self._shown))
+            if len(self._shown) <= SHOWN_MAX and self._shown[oldest][1] > now - SHOWN_S:
+                break
+            del self._shown[oldest]
+
+    def _places(self, standings: Sequence[Standing], me: str | None) -> list[tuple[int, Standing]]:
+        """Ranks among those who are shown; the same credits share a place."""
+        since = self._clock.monotonic() - SHOWN_S
+        found: list[tuple[int, Standing]] = []
+        index = 0
+        for standing in standings:
+            public, at = self._shown.get(standing.volunteer_id, (standing.public, since))
+            if not (public if at > since else standing.public) and standing.volunteer_id != me:
+                continue
+            index += 1
+            tied = found and found[-1][1].earned_micro == standing.earned_micro
+            found.append((found[-1][0] if tied else index, standing))
+        return found
+
     async def _standings(self, run: str | None, days: int | None) -> Sequence[Standing]:
         if days is not None and not 1 <= days <= DAYS_MAX:
             raise BadRequest(f"a leaderboard looks back between 1 and {DAYS_MAX} days")
+        if days is not None:
+            days = next(window for window in WINDOWS if window >= days)
 
         def read(conn: Connection) -> Sequence[Standing]:
             run_id = None if run is None else runs.by_name(conn, run).id
@@ -78,13 +108,3 @@ class Leaderboard:
             return statistics.standings(conn, run_id, since)
 
         return await self._kept.get((run or "", days or 0), lambda: self._db.read(read))
-
-
-def _places(standings: Sequence[Standing], me: str | None) -> list[tuple[int, Standing]]:
-    """Ranks among those who are shown; the same credits share a place."""
-    found: list[tuple[int, Standing]] = []
-    counted = [s for s in standings if s.public or s.volunteer_id == me]
-    for index, standing in enumerate(counted, start=1):
-        tied = found and found[-1][1].earned_micro == standing.earned_micro
-        found.append((found[-1][0] if tied else index, standing))
-    return found

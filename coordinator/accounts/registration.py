@@ -16,7 +16,8 @@ from coordinator.database import invites as code_rows
 from coordinator.database import volunteers as store
 from coordinator.database.invites import CodeRow
 from coordinator.database.volunteers import Credentials, VolunteerRow, WorkerRow
-from coordinator.rules import codes, nicknames, reports, run_file
+from coordinator.rules import codes, networks, nicknames, reports, run_file
+from coordinator.rules.standing import PROBATION_MACHINES
 from coordinator.rules.trust import TRUST_START
 from shared.errors import (
     BadRequest,
@@ -24,6 +25,7 @@ from shared.errors import (
     Conflict,
     Forbidden,
     InvalidName,
+    TooManyRequests,
     Unauthorized,
     UpgradeRequired,
 )
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 MACHINES_MAX = 100  # of one account, at once
 ACCEPTS_MAX = 64  # runs agreed to in one request
+DAY_S = 86_400.0
+RETRY_S = 3600.0  # to a network that made too many accounts today
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -52,6 +56,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     invite_only: bool = False
     open: bool = False  # strangers are let in, on probation
     network: str = ""
+    network_most: int = 20  # accounts that it may make a day without a code
 
 
 def check(request: RegisterRequest) -> None:
@@ -124,8 +129,10 @@ def _linked(conn: Connection, code: CodeRow) -> VolunteerRow:
         raise Forbidden("the account of this code is gone")
     if account.state == "banned":
         raise Banned(codes.BANNED)
-    if store.live_machines(conn, account.id) >= MACHINES_MAX:
-        raise Forbidden(f"an account has at most {MACHINES_MAX} machines: remove one first")
+    most = MACHINES_MAX if account.standing == "vetted" else PROBATION_MACHINES
+    if store.live_machines(conn, account.id) >= most:
+        until = "" if most == MACHINES_MAX else ", until its work passed checks"
+        raise Forbidden(f"this account has at most {most} machines{until}: remove one first")
     return account
 
 
@@ -143,6 +150,8 @@ def _opened(
     invited = code is not None or not admission.open
     if store.by_id(conn, request.volunteer_id) is not None:
         return None
+    if not invited:
+        _check_network(conn, admission, now)
     nickname = nicknames.normal(request.nickname or (code.label if code else ""))
     key = nicknames.skeleton(nickname)
     row = VolunteerRow(
@@ -163,6 +172,19 @@ def _opened(
             return None
         raise taken(conn, nickname)
     return row
+
+
+def _check_network(conn: Connection, admission: Admission, now: float) -> None:
+    """Raises TooManyRequests if enough strangers came from this network within a day."""
+    if admission.network == networks.UNKNOWN:
+        return
+    came = store.strangers_of(conn, admission.network, now - DAY_S)
+    if came >= admission.network_most:
+        raise TooManyRequests(
+            f"{came} accounts were made from your network within a day, as many as may be: come "
+            "back tomorrow, or join by an invite",
+            retry_after_s=RETRY_S,
+        )
 
 
 def taken(conn: Connection, nickname: str) -> InvalidName:

@@ -43,6 +43,10 @@ class ServeOptions:
     invite_only: Annotated[
         bool | None, Parameter(group=SERVER, help="Refuse registrations without an invite.")
     ] = None
+    open: Annotated[
+        bool | None,
+        Parameter(group=SERVER, help="Strangers register without a code, on probation."),
+    ] = None
     tls_cert: Annotated[
         str | None, Parameter(group=SERVER, help="Certificate file of your own.")
     ] = None
@@ -65,7 +69,8 @@ def serve(
     """Serve volunteers until a stop signal. No option is needed.
 
     Prints the join link. Beyond this machine (--host 0.0.0.0) it makes its own TLS certificate,
-    which the link pins.
+    which the link pins, and the link carries an invite code: without it nobody registers, unless
+    --open is given.
     """
     from coordinator.config import load
     from coordinator.http.server import serve as run

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -30,7 +31,11 @@ from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tasks import BESIDE, TaskRow, awaits_verdict, row_of
 from coordinator.rules.dispatch import Holding, Load, Todo, Waiter
+from coordinator.rules.standing import State
 from shared.decoding import decode
+from shared.protocol.accounts import Benchmark, Hardware
+
+PAST = 16  # last tasks of a worker that say how fast it is
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,32 +125,80 @@ def _live(conn: Connection, ids: Sequence[int]) -> dict[str, TaskRow]:
     return {row["claim_id"]: row_of(row) for row in rows}
 
 
-_ABLE = select(workers.c.id, workers.c.workloads).where(among(workers.c.id, "workers"))
-_SHUT_OUT = (
-    select(workers.c.id, workers.c.revoked_at.is_(None))
-    .join_from(workers, volunteers, volunteers.c.id == workers.c.volunteer_id)
+_ABLE = select(workers.c.id, workers.c.workloads, workers.c.hardware, workers.c.benchmark).where(
+    among(workers.c.id, "workers")
+)
+_V = volunteers.c
+_RIGHTS = (
+    select(workers.c.id, workers.c.revoked_at, workers.c.rest_until)
+    .add_columns(_V.state, _V.standing, _V.invited, _V.trust, _V.suspended_reason)
+    .join_from(workers, volunteers, _V.id == workers.c.volunteer_id)
     .where(among(workers.c.id, "workers"))
-    .where((volunteers.c.state != "active") | workers.c.revoked_at.is_not(None))
+)
+_PAST = (
+    select(tasks.c.run_id, tasks.c.device, tasks.c.steps, tasks.c.ended_at - tasks.c.begun_at)
+    .where(its(tasks.c.worker_id), tasks.c.state == "done", tasks.c.begun_at.is_not(None))
+    .where(tasks.c.kind.not_in(BESIDE))
+    .order_by(tasks.c.id.desc())
+    .limit(PAST)
 )
 
 
-def workloads(conn: Connection, worker_ids: Iterable[str]) -> dict[str, frozenset[str]]:
-    """Return what the machines of some workers can train, as they said when they registered."""
+class Rights(msgspec.Struct, frozen=True, kw_only=True):
+    """Rights of an account and its machine."""
+
+    banned: bool
+    revoked: bool  # the machine's secret was withdrawn
+    standing: State
+    invited: bool
+    trust: float
+    suspended_reason: str
+    rest_until: float  # no work before; 0 = none
+
+
+class Abilities(msgspec.Struct, frozen=True, kw_only=True):
+    """Workloads and devices of a machine, as it registered them."""
+
+    workloads: frozenset[str] = frozenset()
+    devices: frozenset[str] = frozenset()  # empty: it told none
+
+
+def abilities(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Abilities]:
+    """Return workloads and devices of machines, as they registered and measured them."""
     able = conn.execute(_ABLE, {"workers": sorted(set(worker_ids))})
-    return {worker: _names(stored) for worker, stored in able}
+    return {worker: _abilities(*stored) for worker, *stored in able}
 
 
-def shut_out(conn: Connection, worker_ids: Iterable[str]) -> dict[str, bool]:
-    """Those of some workers that may have no work any more, and whether the account is banned (else
-    the secret withdrawn).
-    """
-    found = conn.execute(_SHUT_OUT, {"workers": sorted(set(worker_ids))})
-    return {worker: bool(unrevoked) for worker, unrevoked in found}
+def rights(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Rights]:
+    """Return what accounts and machines may have now, by the machine."""
+    found = conn.execute(_RIGHTS, {"workers": sorted(set(worker_ids))})
+    return {
+        row.id: Rights(
+            banned=row.state != "active",
+            revoked=row.revoked_at is not None,
+            standing=row.standing,
+            invited=bool(row.invited),
+            trust=row.trust,
+            suspended_reason=row.suspended_reason,
+            rest_until=row.rest_until or 0.0,
+        )
+        for row in found
+    }
+
+
+def past_speeds(conn: Connection, worker_id: str) -> dict[tuple[str, int], float]:
+    """Return the median seconds a step of a worker's last tasks, by device and run."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for run_id, device, steps, took in conn.execute(_PAST, {"its_worker_id": worker_id}):
+        found.setdefault((device, run_id), []).append(max(1e-6, float(took) / steps))
+    return {place: median(paces) for place, paces in found.items()}
 
 
 @lru_cache(maxsize=1024)
-def _names(stored: str) -> frozenset[str]:
-    return frozenset(decode(stored, list[str]))
+def _abilities(workloads: str, hardware: str, benchmark: str) -> Abilities:
+    told = [device.id for device in decode(hardware, Hardware).devices]
+    told += [measured.device for measured in decode(benchmark, list[Benchmark])]
+    return Abilities(workloads=frozenset(decode(workloads, list[str])), devices=frozenset(told))
 
 
 def _holders(conn: Connection, run_id: int) -> frozenset[str]:

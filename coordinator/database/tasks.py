@@ -19,6 +19,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, insert, select, update
 
 from coordinator.database.engine.statements import its
+from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures, tasks
@@ -30,7 +31,10 @@ from shared.protocol.base import TaskState
 
 FailureKind = Literal["failure", "timeout"]
 
-ALONE_FACTOR = 2  # where few workers live, this many times max_failures by anybody discards too
+# Where nobody else works for the run, this many times max_failures by one volunteer discard too.
+ALONE_FACTOR = 2
+TIMED_OUT_MIN = 2  # volunteers that let a task time out before it is given up
+LATELY_S, LATELY = 3600.0, 256  # who had a task since, among the last so many, works for the run
 MESSAGE_CHARS = 500
 BESIDE = ("learn", "evaluate")  # kinds of tasks that are not cut from a pass
 GAMES = ("selfplay", "evaluate")  # kinds whose contributions are files of games
@@ -240,7 +244,8 @@ def put_back(  # noqa: PLR0913 - each is a word of the verdict
         values[counted] = getattr(row, counted) + 1
     state: TaskState = row.state
     if row.worker_id == worker_id and row.state in ("doing", "todo", "done"):
-        over = kind is not None and _is_hopeless(conn, row, values, settings)
+        counted_now = msgspec.structs.replace(row, **values)
+        over = kind is not None and is_hopeless(conn, counted_now, settings, now)
         state = "discarded" if over else "todo"
         values |= {
             "state": state,
@@ -255,20 +260,57 @@ def put_back(  # noqa: PLR0913 - each is a word of the verdict
     return state
 
 
-def _is_hopeless(
-    conn: Connection, row: TaskRow, counts: dict[str, Any], settings: TaskSettings
-) -> bool:
-    """Return True if enough different workers have failed it, or it timed out too often."""
-    failed = counts.get("failures", row.failures)
-    if counts.get("timeouts", row.timeouts) >= settings.max_timeouts:
+def is_hopeless(conn: Connection, row: TaskRow, settings: TaskSettings, now: float) -> bool:
+    """Return True if enough different volunteers have failed a task, or let it time out.
+
+    One volunteer is one voice, whatever number of machines it has, and only vetted ones count where
+    any works for the run. A vetted volunteer decides alone only where nobody else works for it.
+    """
+    most = settings.max_failures
+    alone = row.failures >= ALONE_FACTOR * most
+    if row.failures >= most and _condemned(conn, row, "failure", most, now, alone=alone):
         return True
-    if failed < settings.max_failures:
-        return False
-    who = select(func.count(failures.c.worker_id.distinct())).where(
-        failures.c.task_id == row.id, failures.c.kind == "failure"
+    timed_out = row.timeouts >= settings.max_timeouts
+    return timed_out and _condemned(conn, row, "timeout", TIMED_OUT_MIN, now, alone=True)
+
+
+def _condemned(
+    conn: Connection, row: TaskRow, kind: FailureKind, least: int, now: float, *, alone: bool
+) -> bool:
+    """Return True if this many voices are against a task, or with `alone` those of all at work."""
+    voices = _voices(conn, row.id, kind)
+    against = {who for who, is_vetted in voices.items() if is_vetted}
+    working = {who for who, is_vetted in _at_work(conn, row.run_id, now).items() if is_vetted}
+    if not (against or working):
+        return len(voices) >= least
+    return len(against) >= least or (alone and bool(against) and working <= against)
+
+
+def _voices(conn: Connection, task_id: int, kind: FailureKind) -> dict[str, bool]:
+    """Return the volunteers that failed a task, and which are vetted."""
+    v = volunteers.c
+    query = select(v.id, v.standing).join_from(
+        failures, workers, workers.c.id == failures.c.worker_id
     )
-    distinct = int(conn.execute(who).scalar_one())
-    return distinct >= settings.max_failures or failed >= ALONE_FACTOR * settings.max_failures
+    query = query.join(volunteers, v.id == workers.c.volunteer_id)
+    query = query.where(failures.c.task_id == task_id, failures.c.kind == kind)
+    found = conn.execute(query.distinct())
+    return {volunteer: standing == "vetted" for volunteer, standing in found}
+
+
+def _at_work(conn: Connection, run_id: int, now: float) -> dict[str, bool]:
+    """Return the volunteers that hold or did tasks of a run lately, and which are vetted."""
+    of_run = select(tasks.c.volunteer_id).where(
+        tasks.c.run_id == run_id,
+        tasks.c.volunteer_id.is_not(None),
+        tasks.c.claimed_at > now - LATELY_S,
+    )
+    held = of_run.where(tasks.c.state == "doing")
+    done = of_run.where(tasks.c.state == "done").order_by(tasks.c.id.desc()).limit(LATELY)
+    who = {*conn.execute(held).scalars(), *conn.execute(done).scalars()}
+    query = select(volunteers.c.id, volunteers.c.standing)
+    found = conn.execute(query.where(volunteers.c.id.in_(who), volunteers.c.state == "active"))
+    return {volunteer: standing == "vetted" for volunteer, standing in found}
 
 
 def expire(conn: Connection, now: float, limit: int) -> list[TaskRow]:

@@ -8,10 +8,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from coordinator.database.engine.statements import its
+from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions, uploads
+from coordinator.database.tables.tasks import tasks
 
 
 class UploadRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +62,25 @@ _COMPLETE = (
     .where(_U.complete)
     .limit(1)
 )
-_WAITING = select(func.count(), func.coalesce(func.sum(_U.size), 0)).where(
-    its(_U.worker_id), ~_handed_in()
+_WAITING = (
+    select(func.count(), func.coalesce(func.sum(_U.size), 0))
+    .join_from(uploads, workers, workers.c.id == _U.worker_id)
+    .where(its(workers.c.volunteer_id), ~_handed_in())
+)
+_UNVETTED = (
+    select(func.coalesce(func.sum(_U.size), 0))
+    .join_from(uploads, workers, workers.c.id == _U.worker_id)
+    .join(volunteers, volunteers.c.id == workers.c.volunteer_id)
+    .where(volunteers.c.standing != "vetted", ~_handed_in())
+)
+_PLACE = select(func.count()).where(its(_U.task_id), its(_U.attempt), its(_U.part), its(_U.tries))
+_HELD = (tasks.c.state == "doing") | and_(tasks.c.state == "todo", tasks.c.returned)
+_ABANDONED = (
+    select(_U.id)
+    .join_from(uploads, tasks, tasks.c.id == _U.task_id)
+    .where(_U.created_at < bindparam("before"), ~_handed_in())
+    .where((tasks.c.attempt != _U.attempt) | ~_HELD)
+    .limit(bindparam("most"))
 )
 
 
@@ -85,10 +115,26 @@ def is_complete(
     return conn.execute(_COMPLETE, given).first() is not None
 
 
-def waiting(conn: Connection, worker_id: str) -> tuple[int, int]:
-    """Return how many uploads, and how many bytes, of a worker no contribution refers to yet."""
-    row = conn.execute(_WAITING, {"its_worker_id": worker_id}).one()
+def waiting(conn: Connection, volunteer_id: str) -> tuple[int, int]:
+    """Return how many uploads, and how many bytes, of a volunteer no contribution refers to yet."""
+    row = conn.execute(_WAITING, {"its_volunteer_id": volunteer_id}).one()
     return int(row[0]), int(row[1])
+
+
+def waiting_unvetted(conn: Connection) -> int:
+    """Return how many bytes of all volunteers that are not vetted no contribution refers to yet."""
+    return int(conn.execute(_UNVETTED).scalar_one())
+
+
+def in_place(conn: Connection, row: UploadRow) -> int:
+    """Return how many uploads there are for the same part of a lease."""
+    given = {f"its_{name}": getattr(row, name) for name in ("task_id", "attempt", "part", "tries")}
+    return int(conn.execute(_PLACE, given).scalar_one())
+
+
+def abandoned(conn: Connection, before: float, limit: int) -> list[str]:
+    """Return uploads begun before a time whose lease ended without their being submitted."""
+    return list(conn.execute(_ABANDONED, {"before": before, "most": limit}).scalars())
 
 
 def arrived(conn: Connection) -> set[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import Connection, delete, exists, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, exists, func, insert, select, update
 
 from coordinator.database.engine.statements import its
 from coordinator.database.ledger.postings import insert_new
@@ -154,6 +154,19 @@ def workers_of(conn: Connection, volunteer_id: str) -> list[WorkerRow]:
     query = select(workers).where(workers.c.volunteer_id == volunteer_id)
     rows = conn.execute(query.order_by(workers.c.created_at, workers.c.id)).mappings()
     return [WorkerRow(**row) for row in rows]
+
+
+_STRANGERS = select(func.count()).where(
+    its(volunteers.c.network),
+    volunteers.c.created_at > bindparam("since"),
+    volunteers.c.invited.is_(False),
+)
+
+
+def strangers_of(conn: Connection, network: str, since: float) -> int:
+    """Return how many accounts were made from a network without a code since a time."""
+    given = {"its_network": network, "since": since}
+    return int(conn.execute(_STRANGERS, given).scalar_one())
 
 
 # --- coming and going ---

@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -26,6 +27,7 @@ import structlog
 import uvicorn
 
 from coordinator import certificates
+from coordinator.accounts.invites import ServerInvite
 from coordinator.accounts.server_identity import Address
 from coordinator.config import Settings, without_password
 from coordinator.database import runs
@@ -45,6 +47,9 @@ KEEP_ALIVE_S = 75  # longer than a heartbeat's rhythm: no new handshake for each
 DESCRIPTORS_SPARE = 512  # for the database, blobs, logs and connections that wait to be accepted
 BACKLOG = 2048
 SECOND_SIGNAL_EXIT = 1
+DAY_S = 86_400.0
+HERE = "anybody on this machine"
+OPEN = "open to strangers: on probation until their work passed checks"
 
 log = structlog.get_logger("server")
 
@@ -264,7 +269,12 @@ class _Server(uvicorn.Server):
 async def welcome(coordinator: Coordinator) -> list[str]:
     """Return the first lines for the organiser: address, join link, and the next command."""
     settings, where = coordinator.settings, coordinator.server.address
-    link = format_link(coordinator.server.link())
+    invite = None
+    if settings.by_invitation and not settings.invite_only:
+        invite = await coordinator.volunteers.invites.of_server(
+            settings.invite_file, uses=settings.invite_uses, expires_s=settings.invite_days * DAY_S
+        )
+    link = format_link(coordinator.server.link(invite.code if invite else ""))
     here = options(
         {
             "data_dir": settings.data_dir,
@@ -283,10 +293,22 @@ async def welcome(coordinator: Coordinator) -> list[str]:
         lines.append(f"  join    by invitation only: coordinator invite create{here}")
     else:
         lines.append(f"  join    volunteer join '{link}'")
+    if invite is not None:
+        lines.append(f"  who     {_invited(invite)}: coordinator invite create{here} makes more")
+    elif not settings.invite_only:
+        lines.append(f"  who     {OPEN if settings.open else HERE}")
     if is_loopback(_host(where.url)):
         lines.append(f"  other machines: coordinator serve --host 0.0.0.0{here}")
     lines.append(f"  next    {_next(await coordinator.db.read(runs.every))}{here}")
     return lines
+
+
+def _invited(invite: ServerInvite) -> str:
+    """Say how far the code of the join link goes."""
+    until = ""
+    if invite.expires_at is not None:
+        until = time.strftime(" until %Y-%m-%d", time.gmtime(invite.expires_at))
+    return f"by invitation; the code in this link lets {invite.uses_left} in{until}"
 
 
 def _next(known: Sequence[RunRow]) -> str:

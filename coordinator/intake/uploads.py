@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
 import secrets
 from collections import OrderedDict
@@ -20,8 +21,9 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from coordinator.database import datasets, tasks, uploads
+from coordinator.database import datasets, tasks, uploads, volunteers
 from coordinator.database.uploads import UploadRow
+from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.storage.blobs import check_name, in_pool, open_in_pool, storage_errors
 from shared.errors import (
     BadRequest,
@@ -48,7 +50,10 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 2 << 20
 SMALL_BYTES = 256 << 10  # an upload, or the rest of one, that is received before it is written
-WAITING_MAX = 256  # uploads of one worker that were not handed in yet
+WAITING_MAX = 1024  # uploads of one volunteer that were not submitted yet
+PLACE_MAX = 2  # uploads of one part: a volunteer that lost its file computes it anew once
+UNVETTED_SHARE = 0.5  # of the free disk above the floor, for all volunteers that are not vetted
+ABANDONED_S = 60.0  # after which an upload goes with its lease: a submission may be on its way
 # hash states kept between two requests; an older one is computed again from the file
 HASHES_MAX = 512
 EXPIRE_MAX = 500
@@ -152,12 +157,12 @@ class Uploads:
             raise BadRequest("part or tries is out of range")
         if not 0 < request.size <= UPLOAD_BYTES_MAX:
             raise TooLarge(f"an upload has between 1 and {UPLOAD_BYTES_MAX} bytes")
-        await in_pool(self._check_space, request.size)
-        row, fresh = await self._db.write(lambda conn: self._begin(conn, principal, request))
+        free = await in_pool(self._check_space, request.size)
+        row, fresh = await self._db.write(lambda conn: self._begin(conn, principal, request, free))
         return self._view(row, 0) if fresh else await self._info(row)
 
     def _begin(
-        self, conn: Connection, principal: Principal, request: UploadRequest
+        self, conn: Connection, principal: Principal, request: UploadRequest, free: float
     ) -> tuple[UploadRow, bool]:
         """The upload, and whether it was not there before."""
         now = self._clock.now()
@@ -188,22 +193,50 @@ class Uploads:
             raise TooLarge(
                 f"{request.size} bytes were announced, task {request.task} grants {granted}"
             )
-        count, size = uploads.waiting(conn, principal.worker_id)
-        if count >= WAITING_MAX or size + request.size > self._settings.upload_quota_bytes:
+        if uploads.in_place(conn, row) >= PLACE_MAX:
+            raise Conflict(f"task {request.task} has {PLACE_MAX} uploads of this part already")
+        self._check_quota(conn, principal.volunteer_id, request.size, granted, free)
+        uploads.add(conn, row)
+        return row, True
+
+    def _check_quota(
+        self, conn: Connection, volunteer_id: str, size: int, granted: int, free: float
+    ) -> None:
+        """Raise TooManyRequests if the volunteer has too much uploaded and not submitted, or all
+        that are not vetted together; StorageFull if those would fill half of the free disk.
+        """
+        quota = self._settings.upload_quota_bytes
+        vetted = volunteers.existing(conn, volunteer_id).standing == "vetted"
+        if not vetted:
+            quota = min(quota, 2 * granted * PROBATION_LEASES)
+        count, waiting = uploads.waiting(conn, volunteer_id)
+        if count >= WAITING_MAX or waiting + size > quota:
             raise TooManyRequests(
                 "too many uploaded bytes are not submitted yet; submit them first",
                 retry_after_s=60.0,
             )
-        uploads.add(conn, row)
-        return row, True
+        if vetted:
+            return
+        filled = uploads.waiting_unvetted(conn)
+        if filled + size > (free + filled) * UNVETTED_SHARE:
+            raise StorageFull(
+                "newcomers have filled their share of the coordinator's disk; keep your result, "
+                "it will be taken later",
+                retry_after_s=60.0,
+            )
 
-    def _check_space(self, size: int) -> None:
+    def _check_space(self, size: int) -> float:
+        """Return the free bytes above the floor. Raises StorageFull."""
         stat = os.statvfs(self._directory) if hasattr(os, "statvfs") else None
-        if stat and stat.f_bavail * stat.f_frsize - size < self._settings.space_floor_bytes:
+        if stat is None:
+            return math.inf
+        free = stat.f_bavail * stat.f_frsize - self._settings.space_floor_bytes
+        if free < size:
             raise StorageFull(
                 "the coordinator's disk is nearly full; keep your result, retry later",
                 retry_after_s=60.0,
             )
+        return free
 
     # --- go on ---
 
@@ -391,12 +424,18 @@ class Uploads:
             await in_pool(lambda path: path.unlink(missing_ok=True), self._path(upload_id))
 
     async def expire(self) -> int:
-        """Forget uploads past their time, and files that no row knows.
+        """Forget uploads past their time or whose lease ended without their being submitted, and
+        files that no row knows.
 
         Returns how many rows went.
         """
         now = self._clock.now()
-        gone = await self._db.read(lambda conn: uploads.expired(conn, now, EXPIRE_MAX))
+
+        def over(conn: Connection) -> list[str]:
+            late = uploads.expired(conn, now, EXPIRE_MAX)
+            return [*late, *uploads.abandoned(conn, now - ABANDONED_S, EXPIRE_MAX)]
+
+        gone = list(dict.fromkeys(await self._db.read(over)))
         gone = [upload_id for upload_id in gone if upload_id not in self._writers]
         await self._drop(gone)
         await in_pool(self._sweep, now - 2 * self._settings.upload_ttl_s)

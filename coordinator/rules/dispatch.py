@@ -19,6 +19,7 @@ from coordinator.rules.sizing import (
     Run,
     allowance_beside_s,
     allowance_s,
+    clamped,
     memory_on,
     price_micro,
     split_at,
@@ -44,6 +45,10 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     runs: frozenset[str] = frozenset()  # chosen; empty = any
     kinds: frozenset[str] = frozenset()
     codecs: frozenset[str] = frozenset()
+    versions: Mapping[str, int] = {}  # of its workloads, as far as it told them
+    leases_max: int = 0  # of its volunteer at once, on probation; 0 = as everybody
+    vouched: bool = True  # False: its speed is believed within bounds only
+    step_s: Mapping[int, float] = {}  # seconds a step of each run took its device lately
 
 
 class Todo(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +128,13 @@ def misfit(run: Run, waiter: Waiter) -> str:
         return (
             f'"{run.name}" needs the workload "{run.workload}", which is not enabled on this '
             "machine"
+        )
+    has = waiter.versions.get(run.workload, run.workload_version)
+    if run.workload_version and has != run.workload_version:
+        how = "upgrade this machine" if has < run.workload_version else "the coordinator is older"
+        return (
+            f'"{run.name}" needs version {run.workload_version} of the workload "{run.workload}", '
+            f"here is {has}: {how}"
         )
     if waiter.kinds and not waiter.kinds.intersection(run.kinds):
         kinds = " and ".join(f'"{kind}"' for kind in run.kinds)
@@ -229,11 +241,12 @@ class _Batch:
         fits = self._fits[index]
         if not fits:
             return self._no_fit(waiter)
-        if self._by_volunteer[waiter.volunteer_id] >= self._leases_max:
+        most = min(self._leases_max, waiter.leases_max or self._leases_max)
+        if self._by_volunteer[waiter.volunteer_id] >= most:
+            until = " until your work passed checks" if waiter.leases_max else ""
             return Refusal(
                 reason=Reason.IN_FLIGHT,
-                message=f"your machines hold {self._leases_max} tasks together, as many as they "
-                "may",
+                message=f"your machines hold {most} tasks together, as many as they may{until}",
             )
         mine = self._by_device[waiter.worker_id, waiter.device]
         free = [share for share in fits if mine < share.run.settings.in_flight]
@@ -272,7 +285,7 @@ class _Batch:
             del share.todo[position]
             if task.beside:
                 return _beside(share.run, index, waiter, task)
-            stop = split_at(share.run, task.start, task.stop, waiter.flops)
+            stop = split_at(share.run, task.start, task.stop, speed(share.run, waiter))
             if stop < task.stop:
                 share.open += 1
                 self._more = True  # the rest has no number before it is stored
@@ -285,7 +298,7 @@ class _Batch:
         if share.ended or share.cursor >= run.samples_total or not _does(waiter, run.kind):
             return None
         start = share.cursor
-        size = steps_for(run, waiter.flops) * run.settings.batch_size
+        size = steps_for(run, speed(run, waiter)) * run.settings.batch_size
         share.cursor = min(run.samples_total, start + size)
         share.open += 1
         return _assign(run, index, waiter, (share.pass_no, start), share.cursor)
@@ -303,6 +316,13 @@ def work_of(run: Run, price_micro: int) -> float:
     price for an operation.
     """
     return price_micro / max(1, run.price_micro) * run.step_flops
+
+
+def speed(run: Run, waiter: Waiter) -> float:
+    """Return the speed by which a waiter's work of a run is sized; 0 = unknown."""
+    if waiter.vouched:
+        return waiter.flops
+    return clamped(run, waiter.flops, waiter.step_s.get(run.id, 0.0))
 
 
 def _wanted(run: Run, waiter: Waiter) -> bool:
@@ -343,7 +363,7 @@ def _assign(
         steps=steps,
         price_micro=price_micro(run, stop - start),
         seed=task_seed(run.seed, pass_no, start),
-        allowance_s=allowance_s(run, steps, waiter.flops),
+        allowance_s=allowance_s(run, steps, speed(run, waiter)),
     )
 
 
@@ -360,7 +380,7 @@ def _beside(run: Run, index: int, waiter: Waiter, task: Todo) -> Assignment:
         steps=task.steps,
         price_micro=task.price_micro,
         seed=0,  # it keeps its own
-        allowance_s=allowance_beside_s(run, task.price_micro, waiter.flops),
+        allowance_s=allowance_beside_s(run, task.price_micro, speed(run, waiter)),
     )
 
 

@@ -23,6 +23,7 @@ SPLIT_FACTOR = 2.0  # a range that came back and would take longer than this man
 CPU_MEMORY_FACTOR = 30
 MEMORY_FACTOR = 18  # bytes a parameter: weights, gradients, two Adam moments, the base, activations
 UPLOAD_SLACK_BYTES = 1 << 20
+CLAMP = 16.0  # a newcomer counts as so much faster or slower than the median at most
 GAME_BYTES_MAX = 1 << 18  # of one game, compressed
 
 
@@ -53,6 +54,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     cursor: int
     samples_total: int
     pace: Pace | None = None
+    workload_version: int = 0  # 0 = not checked
     beside: tuple[str, ...] = ()  # kinds of tasks that are not cut from the pass
     endless: bool = False  # the pass grows and never turns
     short_of: str = ""  # what the pass waits for when all of it is taken
@@ -61,6 +63,21 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kinds(self) -> tuple[str, ...]:
         return (self.kind, *self.beside)
+
+
+def clamped(run: Run, flops: float, step_s: float = 0.0) -> float:
+    """Return the speed by which the work of an account that nobody vouches for is sized; 0 =
+    unknown.
+
+    `step_s` is what its device took for a step of this run lately (0 = nothing is known), else its
+    benchmark counts; either within a factor of the run's median, so that a made-up speed makes
+    neither a lease of a day nor a huge task.
+    """
+    if run.pace is None or run.pace.flops <= 0:
+        return 0.0
+    median = run.pace.flops
+    known = median * run.pace.step_s / step_s if step_s > 0 else flops
+    return min(CLAMP * median, max(median / CLAMP, known)) if known > 0 else 0.0
 
 
 def memory_bytes(parameters: int) -> int:

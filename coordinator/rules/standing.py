@@ -22,7 +22,10 @@ State = Literal["probation", "vetted", "suspended"]
 
 PASSED_MIN = 10  # checks passed until an account is vetted
 TRUST_MIN = 0.3  # below it: no leases and no pay
-PROBATION_LEASES = 2
+PROBATION_LEASES = 2  # at once, over all machines
+PROBATION_MACHINES = 3
+FAILURES_FREE = 3  # in a row, which a machine may have without a fault of its own
+REST_S, REST_MAX_S = 10.0, 3600.0
 VEST_AFTER = 40  # later accepted contributions
 VEST_DAYS = 30.0  # or so long, with a check passed since
 DAY_S = 86_400.0
@@ -48,6 +51,14 @@ def after_check(account: Account, result: str, kind: str) -> Account:
     return msgspec.structs.replace(
         account, passed=passed, state="vetted" if vetted else "probation"
     )
+
+
+def rest_s(failures: int) -> float:
+    """Return how long a worker gets no work after so many tasks given back as failed in a row: the
+    first three cost nothing, then it doubles up to an hour.
+    """
+    more = failures - FAILURES_FREE
+    return 0.0 if more < 1 else min(REST_MAX_S, REST_S * 2.0 ** min(30, more - 1))
 
 
 def may_work(account: Account) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 TRUST_START = 1.0
 GAIN = 0.01
 LOSS = 0.1
+LOSS_FAILED = 0.02  # a task given back as failed
 STREAK_MAX = 1_000_000  # far above anything a rule asks for, far below the column's limit
 
 
@@ -27,6 +28,11 @@ def rejected(trust: float, streak: int) -> tuple[float, int]:
     was.
     """
     return _bounded(trust - LOSS), 0
+
+
+def gave_up(trust: float, streak: int) -> tuple[float, int]:
+    """Trust and streak after a task was given back as failed: little, for machines do fail."""
+    return _bounded(trust - LOSS_FAILED), streak
 
 
 def _bounded(trust: float) -> float:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.database import claims, leases, passes
-from coordinator.database.claims import View
+from coordinator.database.claims import Abilities, Rights, View
 from coordinator.database.leases import Taken
 from coordinator.database.tasks import TaskRow
 from coordinator.plan.tables import Plan
@@ -34,6 +34,7 @@ from coordinator.rules.dispatch import (
     work_of,
 )
 from coordinator.rules.sizing import Pace
+from coordinator.rules.standing import PROBATION_LEASES, TRUST_MIN
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import Spec
 from shared.errors import BadRequest, Banned, Unauthorized, VolunteerError
@@ -52,14 +53,14 @@ if TYPE_CHECKING:
 
 JOINED_MAX = 256  # claims in one transaction
 TODO_SPARE = 32  # waiting tasks looked at beyond two a waiter: it may have failed the first ones
-ABLE_S = 30.0  # how long a worker's workloads are believed
+ABLE_S = 30.0  # how long a worker's workloads, devices and speed are believed
 WORKERS_MAX = 100_000
-_NOTHING: tuple[float, frozenset[str]] = (0.0, frozenset())
 PACE_S = 30.0  # how long a run's measured pace is believed
 CLAIM_ID = re.compile(r"[!-~]{1,64}")
 DEVICE = re.compile(r"[a-z0-9][a-z0-9:_.-]{0,31}")
 NAMES_MAX = 64
 FLOPS_MAX = 1e24
+SUSPENDED_S = 600.0
 RETRY_S = {
     Reason.NO_RUN: 5.0,
     Reason.NO_FIT: 30.0,
@@ -80,6 +81,14 @@ class _Ask:
 
 
 Answer = Lease | Refusal | VolunteerError
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """Facts of a worker that are read again after a while only."""
+
+    until: float = 0.0
+    able: Abilities = Abilities()
+    paces: dict[tuple[str, int], float] = {}  # seconds a step, of a worker nobody vouches for
 
 
 class _About(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +126,7 @@ class Claims:
         self._joiner: asyncio.Task[None] | None = None
         self._specs: dict[int, Spec] = {}
         self._paces: dict[int, tuple[float, Pace | None]] = {}
-        self._workloads: dict[str, tuple[float, frozenset[str]]] = {}  # until when, what
+        self._known: dict[str, _Known] = {}  # by worker
         self._agreements = Agreements()
         self._shares = FairShares()
         self.joined_max = JOINED_MAX
@@ -191,9 +200,11 @@ class Claims:
         served = _Served(rows=dict(view.live))
         fresh = [waiter for waiter in waiters if waiter.claim_id not in view.live]
         if fresh:
-            fresh = self._welcome(conn, fresh, served)
+            rights = claims.rights(conn, [waiter.worker_id for waiter in fresh])
+            fresh = _entitled(fresh, rights, now, served)
+            fresh = self._able(conn, fresh, rights, now, served)
         if fresh:
-            self._hand_out(conn, view, self._able(conn, fresh, now), now, served)
+            self._hand_out(conn, view, fresh, now, served)
         lines = {line.id: line for line in view.runs}
         for run_id in {row.run_id for row in served.rows.values()}:
             spec = self.spec(conn, run_id)
@@ -201,19 +212,6 @@ class Claims:
             plan = lease_message.phase(spec, line)
             served.runs[run_id] = _About(spec=spec, plan=plan, global_step=line.global_step)
         return served
-
-    def _welcome(
-        self, conn: Connection, waiters: Sequence[Waiter], served: _Served
-    ) -> list[Waiter]:
-        """Those who were not banned, or their secrets withdrawn, since they asked."""
-        out = claims.shut_out(conn, [waiter.worker_id for waiter in waiters])
-        for waiter in waiters if out else ():
-            if waiter.worker_id in out:
-                banned = out[waiter.worker_id]
-                served.shut_out[waiter.claim_id] = (
-                    Banned(codes.BANNED) if banned else Unauthorized(codes.REVOKED)
-                )
-        return [waiter for waiter in waiters if waiter.worker_id not in out]
 
     def _hand_out(
         self, conn: Connection, view: View, able: Sequence[Waiter], now: float, served: _Served
@@ -245,17 +243,51 @@ class Claims:
             served.refusals[waiter.claim_id] = _explained(refusal, waiter, states)
         served.more = outcome.more
 
-    def _able(self, conn: Connection, waiters: Sequence[Waiter], now: float) -> list[Waiter]:
-        """With the workloads that their machines have registered."""
-        new = {w.worker_id for w in waiters if self._workloads.get(w.worker_id, _NOTHING)[0] < now}
-        if new:
-            if len(self._workloads) > WORKERS_MAX:
-                self._workloads.clear()
-            for worker, names in claims.workloads(conn, new).items():
-                self._workloads[worker] = (now + ABLE_S, names)
-        known = [self._workloads.get(waiter.worker_id, _NOTHING)[1] for waiter in waiters]
-        pairs = zip(waiters, known, strict=True)
-        return [msgspec.structs.replace(waiter, workloads=names) for waiter, names in pairs]
+    def _able(
+        self,
+        conn: Connection,
+        waiters: Sequence[Waiter],
+        rights: Mapping[str, Rights],
+        now: float,
+        served: _Served,
+    ) -> list[Waiter]:
+        """With the workloads and limits of their machines; devices never registered are refused."""
+        self._learn(conn, [w for w in waiters if not self._is_known(w, now)], rights, now)
+        able: list[Waiter] = []
+        for waiter in waiters:
+            known = self._known.get(waiter.worker_id, _Known())
+            if known.able.devices and waiter.device not in known.able.devices:
+                served.refusals[waiter.claim_id] = Refusal(
+                    reason=Reason.NO_FIT,
+                    message=f"{waiter.device} is no device that this machine has registered",
+                )
+            else:
+                able.append(_limited(waiter, rights.get(waiter.worker_id), known))
+        return able
+
+    def _is_known(self, waiter: Waiter, now: float) -> bool:
+        known = self._known.get(waiter.worker_id)
+        if known is None or known.until < now:
+            return False
+        return not known.able.devices or waiter.device in known.able.devices
+
+    def _learn(
+        self,
+        conn: Connection,
+        waiters: Sequence[Waiter],
+        rights: Mapping[str, Rights],
+        now: float,
+    ) -> None:
+        """Read what machines registered and, where nobody vouches for them, how fast they were."""
+        if not waiters:
+            return
+        if len(self._known) > WORKERS_MAX:
+            self._known.clear()
+        found = claims.abilities(conn, {waiter.worker_id for waiter in waiters})
+        for worker, able in found.items():
+            vouched = worker not in rights or rights[worker].invited
+            paces = {} if vouched else claims.past_speeds(conn, worker)
+            self._known[worker] = _Known(now + ABLE_S, able, paces)
 
     def spec(self, conn: Connection, run_id: int) -> Spec:
         """The unchanging part of a run, read once."""
@@ -309,12 +341,57 @@ def _waiter(principal: Principal, request: ClaimRequest) -> Waiter:
         runs=frozenset(request.runs),
         kinds=frozenset(request.kinds),
         codecs=frozenset(request.codecs),
+        versions=request.workload_versions,
     )
 
 
 def _key(worker_id: str, claim_id: str) -> str:
     """A claim's key in the database: nobody can use another worker's."""
     return hashlib.blake2b(f"{worker_id} {claim_id}".encode(), digest_size=32).hexdigest()
+
+
+def _entitled(
+    waiters: Sequence[Waiter], rights: Mapping[str, Rights], now: float, served: _Served
+) -> list[Waiter]:
+    """Return those that may have work now; the others get the reason."""
+    entitled: list[Waiter] = []
+    for waiter in waiters:
+        has = rights.get(waiter.worker_id)
+        if has is not None and (has.banned or has.revoked):
+            error = Unauthorized(codes.REVOKED) if has.revoked else Banned(codes.BANNED)
+            served.shut_out[waiter.claim_id] = error
+        elif has is not None and (why := _no_right(has, now)) is not None:
+            served.refusals[waiter.claim_id] = why
+        else:
+            entitled.append(waiter)
+    return entitled
+
+
+def _no_right(has: Rights, now: float) -> Refusal | None:
+    if has.standing == "suspended":
+        message = f"this account is suspended: {has.suspended_reason or 'a check failed'}"
+        return Refusal(reason=Reason.BANNED, message=message, retry_after_s=SUSPENDED_S)
+    if not has.invited and has.trust < TRUST_MIN:
+        message = "too much of this account's work was refused: write to the organiser"
+        return Refusal(reason=Reason.BANNED, message=message, retry_after_s=SUSPENDED_S)
+    if has.rest_until > now:
+        left_s = has.rest_until - now
+        message = f"this machine gave back tasks as failed: it gets work again in {left_s:.0f} s"
+        return Refusal(reason=Reason.IN_FLIGHT, message=message, retry_after_s=min(left_s, 300.0))
+    return None
+
+
+def _limited(waiter: Waiter, has: Rights | None, known: _Known) -> Waiter:
+    """Return the waiter with what its machine can do and its account may have."""
+    vouched = has is None or has.invited
+    paces = {run: pace for (device, run), pace in known.paces.items() if device == waiter.device}
+    return msgspec.structs.replace(
+        waiter,
+        workloads=known.able.workloads,
+        vouched=vouched,
+        step_s={} if vouched else paces,
+        leases_max=PROBATION_LEASES if has is not None and has.standing != "vetted" else 0,
+    )
 
 
 def _taken(one: Assignment, waiter: Waiter, spec: Spec, plan: Plan) -> Taken:
@@ -353,5 +430,5 @@ def _explained(refusal: Refusal, waiter: Waiter, states: Mapping[str, str]) -> R
 
 
 def _idle(refusal: Refusal) -> Idle:
-    retry_s = RETRY_S.get(refusal.reason, 5.0)
+    retry_s = refusal.retry_after_s or RETRY_S.get(refusal.reason, 5.0)
     return Idle(reason=refusal.reason, message=refusal.message, retry_after_s=retry_s)

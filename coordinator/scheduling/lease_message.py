@@ -54,6 +54,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     name: str
     workload: str
+    workload_version: int
     seed: int
     step_flops: float
     price_micro: int
@@ -91,6 +92,7 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
         id=row.id,
         name=row.name,
         workload=row.workload,
+        workload_version=row.workload_version,
         seed=row.seed,
         step_flops=row.step_flops,
         price_micro=row.price_micro,
@@ -123,6 +125,7 @@ def offer(spec: Spec, line: RunLine, pace: Pace | None, lately: float = 0.0) -> 
         id=spec.id,
         name=spec.name,
         workload=spec.workload,
+        workload_version=spec.workload_version,
         kind=spec.kind,
         codec=plan.codec,
         memory_bytes=memory_bytes(spec.parameters),

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from coordinator.database import contributions, leases, runs, submissions, tasks
+from coordinator.database import contributions, leases, runs, submissions, tasks, volunteers
 from coordinator.database.tasks import Begun, FailedTask, TaskRow
 from coordinator.plan.plan import in_phase, no_base
+from coordinator.rules import trust
+from coordinator.rules.standing import REST_MAX_S, rest_s
 from shared.errors import Gone, VolunteerError
 from shared.protocol.leases import ReleaseRequest
 from shared.protocol.limits import LONG_POLL_S_MAX, RENEW_S
@@ -34,6 +36,7 @@ log = structlog.get_logger(__name__)
 FLUSH_S = 1.0
 EXPIRE_S = 2.0
 EXPIRE_MAX = 500  # tasks in one transaction
+WORKERS_MAX = 100_000  # whose failures are remembered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,8 @@ class Queue:
         self.claims = claims
         self.renewals = renewals
         self._started_at = clock.now()
+        # By worker: tasks given back as failed, in a row, and until when it rests.
+        self._failed_in_row: dict[str, tuple[int, float]] = {}
 
     async def begin(
         self,
@@ -148,18 +153,20 @@ class Queue:
     async def release(self, principal: Principal, task_id: int, request: ReleaseRequest) -> None:
         """Release a lease: nothing is counted, unless the task itself failed.
 
+        A failure counts against the task as one voice of its volunteer; the machine gets no work
+        for a while, longer each time, and an account that nobody invited loses a little trust.
         Releasing twice is once.
         """
         now = self._clock.now()
 
-        def give_back(conn: Connection) -> None:
+        def give_back(conn: Connection) -> bool:
             row = tasks.holder(conn, task_id)
             mine = (row.worker_id, row.attempt) == (principal.worker_id, request.attempt)
             if mine and (row.state in ("todo", "discarded") and not row.returned):
-                return  # done before; the reply was lost
+                return False  # done before; the reply was lost
             tasks.may_submit(row, principal.worker_id, request.attempt)
             if row.state == "doing" and row.renew_by is None:
-                return  # submitted already: the verdict decides
+                return False  # submitted already: the verdict decides
             tasks.put_back(
                 conn,
                 task_id,
@@ -169,11 +176,32 @@ class Queue:
                 now=now,
                 settings=self.claims.spec(conn, row.run_id).file.task,
             )
+            if request.failed:
+                rest = rest_s(self._failures(principal.worker_id, now) + 1)
+                self._punish(conn, principal, now + rest)
+            return request.failed
 
-        await self._db.write(give_back)
+        if await self._db.write(give_back):
+            count = self._failures(principal.worker_id, now) + 1
+            self._failed_in_row.pop(principal.worker_id, None)
+            self._failed_in_row[principal.worker_id] = (count, now + rest_s(count))
+            while len(self._failed_in_row) > WORKERS_MAX:
+                del self._failed_in_row[next(iter(self._failed_in_row))]
         self.renewals.drop(task_id)
         self.renewals.saw(principal.worker_id)
         self._signals.notify("queue")
+
+    def _failures(self, worker_id: str, now: float) -> int:
+        """Return how many tasks a worker gave back as failed; forgotten an hour after its rest."""
+        count, until = self._failed_in_row.get(worker_id, (0, 0.0))
+        return count if now < until + REST_MAX_S else 0
+
+    def _punish(self, conn: Connection, principal: Principal, rest_until: float) -> None:
+        account = volunteers.existing(conn, principal.volunteer_id)
+        worker = principal.worker_id
+        if not account.invited:
+            volunteers.set_trust(conn, account.id, trust.gave_up, worker)
+        volunteers.set_worker(conn, worker, rest_until=rest_until)
 
     async def expire(self) -> int:
         """Put back the tasks of expired leases and return their number.
@@ -201,7 +229,7 @@ class Queue:
         hopeless = [
             row.id
             for row in rows
-            if row.timeouts >= self.claims.spec(conn, row.run_id).file.task.max_timeouts
+            if tasks.is_hopeless(conn, row, self.claims.spec(conn, row.run_id).file.task, now)
         ]
         tasks.discard(conn, hopeless, now)
         return rows

@@ -48,6 +48,8 @@ class ServerInfo(Message):
     contact: str
     now: float
     runs: tuple[RunInfo, ...]
+    open: bool = False  # strangers register without a code, on probation
+    proof_of_work_bits: int = 0  # of a registration without a code; 0 = none is asked for
 
 
 class Device(Message):
@@ -101,6 +103,18 @@ class RegisterRequest(Message):
     workloads: tuple[str, ...] = ()
     # Names of runs whose licence and consent text were shown and accepted.
     accepts: tuple[str, ...] = ()
+    # Proof of work, where the coordinator is open and there is no code: a nonce in hex so that
+    # SHA-256(challenge || nonce) begins with as many zero bits as the challenge came with.
+    challenge: str = ""
+    nonce: str = ""
+
+
+class Challenge(Message):
+    """Proof of work that a registration has to bring, good for one account."""
+
+    challenge: str
+    bits: int  # 0: none is asked for
+    expires_at: float
 
 
 class RegisterReply(Message):

@@ -18,6 +18,7 @@ import msgspec
 from shared.errors import BadRequest
 from shared.protocol.accounts import (
     BenchmarkRequest,
+    Challenge,
     LeaveRequest,
     LinkCode,
     Me,
@@ -158,6 +159,16 @@ REGISTER = Endpoint(
     reply=RegisterReply,
     strict=True,
     writes=True,
+)
+CHALLENGE = Endpoint(
+    method="GET",
+    path="/workers/challenge",
+    operation="volunteers.challenge",
+    summary="Proof of work for a registration without a code, where the coordinator is open",
+    auth="none",
+    reply=Challenge,
+    query=(Parameter(name="volunteer", kind=str, help="Id of the account to be."),),
+    strict=True,
 )
 BENCHMARK = Endpoint(
     method="POST",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from shared.protocol.base import Count, Line, Message, Number, Reason, Size
 from shared.protocol.versions import SignedManifest
 from shared.workloads.base import DatasetManifest, Job
+
+WORKLOADS_MAX = 64  # of one worker
 
 
 class ClaimRequest(Message):
@@ -24,6 +27,10 @@ class ClaimRequest(Message):
     runs: tuple[str, ...] = ()  # empty = any
     kinds: tuple[str, ...] = ()
     codecs: tuple[str, ...] = ("float32", "bf16")
+    # Version of each workload that this worker runs; one that is not named is not checked.
+    workload_versions: Annotated[dict[str, int], Meta(max_length=WORKLOADS_MAX)] = msgspec.field(
+        default_factory=dict
+    )
     wait_s: float = 30.0
 
 

@@ -14,7 +14,6 @@ from shared.tensors.quantize import Codec, DecodedUpdate
 from shared.tensors.slices import Array, ArrayReader
 from shared.tensors.spec import INTEGERS, Schema, TensorSpec, by_name, grid
 
-
 VARIANCE = "running_var"  # as PyTorch's norms call it
 
 

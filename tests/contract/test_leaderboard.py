@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import io
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection
@@ -14,6 +15,7 @@ from coordinator.accounts.accounts import Principal, Volunteers
 from coordinator.accounts.leaderboard import DAYS_MAX, FRESH_S, ROWS
 from coordinator.cli.runs import write_report
 from coordinator.config import Settings
+from coordinator.database import statistics
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import payments, spending
 from coordinator.database.ledger.payments import Payment
@@ -232,3 +234,22 @@ async def test_who_is_shown_can_be_changed_later(
     assert not (await people.me(mia)).public
     mine = await board(people, me=mia.volunteer_id)
     assert [name for _, name, _ in mine] == ["Bob", "Eve", "Mia"]
+
+
+async def test_other_windows_and_changes_of_visibility_compute_nothing_again(
+    people: Volunteers, database: Database, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mia, _, eve = await three(people, database, clock.now())
+    computed: list[float | None] = []
+    really = statistics.standings
+
+    def counted(conn: Connection, run_id: int | None, since: float | None) -> Any:
+        computed.append(since)
+        return really(conn, run_id, since)
+
+    monkeypatch.setattr(statistics, "standings", counted)
+    for days in range(1, DAYS_MAX + 1, 10):
+        await people.leaderboard(window_days=days)
+        await people.set_public(eve, bool(days % 20))
+        await people.set_public(mia, True)
+    assert len(computed) <= 6

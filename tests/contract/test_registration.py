@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -200,6 +201,34 @@ async def test_by_invitation_only(database: Database, clock: VirtualClock) -> No
     await people.register(newcomer("Mia"))  # who is in needs no code
     (info,) = await people.invites.list()
     assert (info.state, info.joined) == ("used", ("Mia", "Bob"))
+
+
+async def test_beyond_loopback_a_code_is_needed_unless_it_is_open(
+    database: Database, clock: VirtualClock
+) -> None:
+    for reach in ({"host": "0.0.0.0"}, {"url": "https://train.example.org"}):
+        closed = Volunteers(database, clock, Settings(**reach))  # type: ignore[arg-type]
+        with pytest.raises(Forbidden, match="by invitation only"):
+            await closed.register(newcomer("Mia"))
+    with_door = Settings(host="0.0.0.0", open=True, proof_of_work_bits=0)
+    assert (await Volunteers(database, clock, with_door).register(newcomer("Mia"))).created
+
+
+async def test_the_invite_of_the_server_is_kept_until_it_lets_nobody_in(
+    people: Volunteers, clock: VirtualClock, tmp_path: Path
+) -> None:
+    file = tmp_path / "invite.code"
+    first = await people.invites.of_server(file, uses=1, expires_s=60.0)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert await people.invites.of_server(file, uses=1, expires_s=60.0) == first
+    await people.register(newcomer("Mia", code=first.code))
+    second = await people.invites.of_server(file, uses=1, expires_s=60.0)
+    assert second.code != first.code
+    await clock.advance(61.0)
+    third = await people.invites.of_server(file, uses=7, expires_s=60.0)
+    assert (third.code != second.code, third.uses_left) == (True, 7)
+    file.write_text("no code at all!")
+    assert (await people.invites.of_server(file, uses=1, expires_s=60.0)).code != third.code
 
 
 async def test_one_invite_and_ten_who_want_it(people: Volunteers) -> None:

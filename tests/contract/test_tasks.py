@@ -9,7 +9,9 @@ from typing import Any, TypeVar, cast
 import pytest
 from sqlalchemy import Connection, func, select
 
+from coordinator.accounts.accounts import Principal
 from coordinator.database import runs, tasks
+from coordinator.database import volunteers as store
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.tasks import failures as failures_table
@@ -23,7 +25,7 @@ from shared.protocol.base import Reason
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
 from shared.protocol.leases import Lease, ReleaseRequest
 from shared.protocol.limits import RENEW_S
-from tests.support.run_rows import add_contribution, add_run, add_version, add_worker
+from tests.support.run_rows import add_contribution, add_run, add_version, add_worker, claim
 from tests.support.virtual_queue import TASK, VirtualQueue, check_cover, virtual_queue
 
 T = TypeVar("T")
@@ -137,17 +139,115 @@ async def test_a_task_that_several_workers_fail_is_set_aside_and_may_come_back(
 
 
 async def test_one_worker_alone_cannot_condemn_quickly(house: VirtualQueue) -> None:
-    """While others work, a task that one of them failed waits for another; alone it is tried six
-    times.
+    """While others work, a task that one of them failed waits for another, however often it fails;
+    alone it is tried six times.
     """
     lease = await house.lease(house.a)
     busy = await house.lease(house.b)
     assert await house.put_back(lease, house.a, "failure") == "todo"
     assert (await house.lease(house.a)).task not in (lease.task, busy.task)
     state = "todo"
-    for _ in range(5):
+    for _ in range(9):
         state = await house.put_back(lease, house.a, "failure")
-    assert state == "discarded"
+        assert state == "todo"
+    await house.queue.release(house.b, busy.task, ReleaseRequest(attempt=busy.attempt))
+    assert await house.put_back(lease, house.a, "failure") == "discarded"
+
+
+async def set_standing(house: VirtualQueue, who: Principal, **values: Any) -> None:
+    await house.write(lambda conn: store.set_volunteer(conn, who.volunteer_id, **values))
+
+
+async def give_up(house: VirtualQueue, who: Principal, lease: Lease) -> None:
+    request = ReleaseRequest(attempt=lease.attempt, reason="boom", failed=True)
+    await house.queue.release(who, lease.task, request)
+
+
+async def test_machines_of_one_account_are_one_voice(house: VirtualQueue) -> None:
+    """Three machines of a stranger fail everything: no task is set aside, a pass cannot end so."""
+    machines = await house.write(
+        lambda conn: [add_worker(conn, house.a.volunteer_id) for _ in range(3)]
+    )
+    await set_standing(house, house.a, standing="probation", invited=False)
+    await house.lease(house.b)
+    for _ in range(40):
+        for who in machines:
+            lease = (await claim(house.queue, who)).lease
+            if lease is not None:
+                await give_up(house, who, lease)
+        await house.clock.advance(60)
+        await house.queue.renewals.flush()
+    assert await house.queue.failed("run") == []
+
+
+async def test_failing_costs_a_stranger_trust_and_time(house: VirtualQueue) -> None:
+    await set_standing(house, house.a, standing="vetted", invited=False)
+    for _ in range(4):  # three are nobody's fault
+        await give_up(house, house.a, await house.lease(house.a))
+    trust = await house.db.read(lambda conn: store.trust_of(conn, house.a.volunteer_id))
+    assert trust == 0.92
+    assert await house.idle(house.a) == Reason.IN_FLIGHT
+    lease = await house.lease(house.b)  # others go on
+    await house.clock.advance(11)
+    again = await house.lease(house.a)
+    await give_up(house, house.a, again)
+    await give_up(house, house.a, again)  # the same request once more counts once
+    await house.clock.advance(19)
+    assert await house.idle(house.a) == Reason.IN_FLIGHT
+    await house.clock.advance(2)
+    assert (await house.lease(house.a)).task != lease.task
+    assert await house.db.read(lambda conn: store.trust_of(conn, house.b.volunteer_id)) == 1.0
+
+
+async def test_a_vouched_for_volunteer_keeps_its_trust_when_it_fails(house: VirtualQueue) -> None:
+    for _ in range(2):
+        await give_up(house, house.a, await house.lease(house.a))
+    assert await house.db.read(lambda conn: store.trust_of(conn, house.a.volunteer_id)) == 1.0
+
+
+async def test_a_newcomer_holds_two_leases_over_all_its_machines(house: VirtualQueue) -> None:
+    machines = await house.write(
+        lambda conn: [add_worker(conn, house.a.volunteer_id) for _ in range(3)]
+    )
+    await set_standing(house, house.a, standing="probation", invited=False)
+    for who in machines[:2]:
+        await house.lease(who)
+    assert await house.idle(machines[2]) == Reason.IN_FLIGHT
+
+
+async def test_a_suspended_account_gets_no_work_and_the_reason(house: VirtualQueue) -> None:
+    await set_standing(house, house.a, standing="suspended", suspended_reason="it was noise")
+    idle = (await claim(house.queue, house.a)).idle
+    assert idle is not None
+    assert (idle.reason, "it was noise" in idle.message) == (Reason.BANNED, True)
+
+
+@pytest.mark.parametrize("told", [1e-3, 1e18, 0.0])
+async def test_a_made_up_speed_makes_no_long_lease(house: VirtualQueue, told: float) -> None:
+    await set_standing(house, house.a, standing="probation", invited=False)
+    lease = await house.lease(house.a, step_flops=told)
+    honest = await house.lease(house.b)
+    assert lease.finish_by - lease.now <= 10 * TASK["lease_floor_seconds"]
+    assert lease.job.steps == honest.job.steps
+
+
+async def test_a_device_that_was_never_registered_gets_no_work(house: VirtualQueue) -> None:
+    hardware = '{"devices": [{"id": "cpu", "kind": "cpu", "name": "c", "memory_bytes": 1}]}'
+    await house.write(lambda conn: store.set_worker(conn, house.a.worker_id, hardware=hardware))
+    assert await house.idle(house.a, device="cuda:7") == Reason.NO_FIT
+    assert (await house.lease(house.a, device="cpu")).task
+
+
+async def test_another_version_of_the_workload_is_refused_and_nothing_is_counted(
+    house: VirtualQueue,
+) -> None:
+    idle = (await claim(house.queue, house.a, workload_versions={"gpt": 0})).idle
+    assert idle is not None
+    assert (idle.reason, 'version 1 of the workload "gpt"' in idle.message) == (
+        Reason.NO_FIT,
+        True,
+    )
+    assert (await house.lease(house.a, workload_versions={"gpt": 1, "other": 9})).attempt == 1
 
 
 async def test_timeouts_are_counted_apart_and_end_too(house: VirtualQueue) -> None:

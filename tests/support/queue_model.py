@@ -28,6 +28,8 @@ class Task:
     failures: int = 0
     timeouts: int = 0
     failed_by: set[str] = field(default_factory=set)
+    timed_out_by: set[str] = field(default_factory=set)
+    claimed_at: float = 0.0
     renew_by: float = 0.0
     finish_by: float = 0.0
 
@@ -48,8 +50,10 @@ class Task:
 class Model:
     """The queue without a database."""
 
-    def __init__(self, started_at: float) -> None:
+    def __init__(self, started_at: float, owners: dict[str, str]) -> None:
         self.tasks: dict[int, Task] = {}
+        self.owners = owners  # the volunteer of each worker; all of them are vetted
+        self.rests: dict[str, tuple[int, float]] = {}  # failures of a worker, until when it rests
         self.pass_no, self.cursor = 1, 0
         self.started_at = started_at
 
@@ -59,8 +63,10 @@ class Model:
     def held(self, worker: str) -> list[int]:
         return [number for number, task in self.some("doing").items() if task.worker == worker]
 
-    def next_for(self, worker: str) -> int | tuple[int, int, int] | None:
+    def next_for(self, worker: str, now: float) -> int | tuple[int, int, int] | None:
         """The task that a claim must give, or the new range, or nothing."""
+        if self.rests.get(worker, (0, 0.0))[1] > now:
+            return None
         if len(self.held(worker)) >= SETTINGS.in_flight:
             return None
         todo = sorted(self.some("todo").items(), key=lambda item: (item[1].failures, item[0]))
@@ -88,18 +94,34 @@ class Model:
         assert lease.renew_by == now + RENEW_S
         assert lease.finish_by >= now + SETTINGS.lease_floor_seconds
         task.renew_by, task.finish_by = lease.renew_by, lease.finish_by
+        task.claimed_at = now
 
     def pass_of(self, lease: Lease) -> int:
         return self.pass_no + (lease.job.start == 0 and bool(self.tasks))
 
-    def back(self, number: int, failed: bool) -> None:
+    def back(self, number: int, failed: bool, now: float) -> None:
         task = self.tasks[number]
-        task.state, task.returned = "todo", False
+        over = False
         if failed:
             task.failures += 1
             task.failed_by.add(task.worker)
-            enough = len(task.failed_by) >= 2 or task.failures >= 4
-            task.state = "discarded" if enough and task.failures >= 2 else "todo"
+            alone = task.failures >= 4
+            over = task.failures >= 2 and self._condemned(task.failed_by, now, alone=alone)
+        task.state, task.returned = "discarded" if over else "todo", False
+
+    def rest(self, worker: str, now: float) -> None:
+        """The worker gave a task back as failed."""
+        count, until = self.rests.get(worker, (0, 0.0))
+        count = count + 1 if now < until + 3600 else 1
+        wait = 0.0 if count < 4 else min(3600.0, 10.0 * 2 ** (count - 4))
+        self.rests[worker] = (count, now + wait)
+
+    def _condemned(self, workers: set[str], now: float, *, alone: bool) -> bool:
+        """Two volunteers are against a task, or all that have tasks."""
+        at_work = self.some("doing", "done").values()
+        working = {self.owners[t.worker] for t in at_work if t.claimed_at > now - 3600}
+        against = {self.owners[worker] for worker in workers}
+        return len(against) >= 2 or (alone and working <= against)
 
     def expire(self, now: float) -> int:
         if now < self.started_at + RENEW_S:
@@ -107,6 +129,11 @@ class Model:
         late = [t for t in self.some("doing").values() if t.renew_by < now or t.finish_by < now]
         for task in late:
             task.timeouts += 1
-            over = task.timeouts >= SETTINGS.max_timeouts
-            task.state, task.returned = ("discarded", False) if over else ("todo", True)
+            task.timed_out_by.add(task.worker)
+            task.state, task.returned = "todo", True
+        for task in late:
+            if task.timeouts >= SETTINGS.max_timeouts and self._condemned(
+                task.timed_out_by, now, alone=True
+            ):
+                task.state, task.returned = "discarded", False
         return len(late)

@@ -21,6 +21,7 @@ from volunteer.control.commands import PublicRun
 from volunteer.control.status import PRACTICE
 from volunteer.text import nobody_at
 from volunteer.tui.app import VolunteerApp
+from volunteer.tui.onboarding.benchmark import BenchmarkStep
 
 
 @pytest.mark.parametrize("size", [*SIZES, "60x16"])
@@ -364,3 +365,33 @@ async def test_who_joined_on_the_command_line_begins_with_the_limits(engine: Fak
         await settle(app, pilot)
         assert "welcome, ada" in screen_text(app)
     assert not [c for c in engine.asked if isinstance(c, commands.Join)]
+
+
+@pytest.mark.parametrize(
+    ("told", "link", "said"),
+    [
+        ({"invite_only": True}, LINK, "by invitation only; ask for a link with a code"),
+        ({"invite_only": True}, f"{LINK}+code=7K3M-Q2XP", "your link carries the code"),
+        ({"open": True, "proof_of_work_bits": 22}, LINK, "about 2 s of computing first"),
+        ({"open": True}, LINK, "open to everybody"),
+    ],
+)
+async def test_the_first_step_says_on_which_terms_newcomers_come(
+    engine: FakeEngine, told: dict[str, Any], link: str, said: str
+) -> None:
+    async with at(engine, "join") as (app, pilot):
+        engine.answers[commands.Probe] = replace(SERVER, **told)
+        await tell(app, pilot, engine, link)
+        assert said in " ".join(screen_text(app).split())
+
+
+async def test_the_proof_of_work_shows_how_far_it_is(engine: FakeEngine) -> None:
+    async with at(engine, "measuring") as (app, pilot):
+        step = app.query_one(BenchmarkStep)
+        step.choice.joined = False
+        await engine.play([events.Registering(done=0.4)])
+        await settle(app, pilot)
+        assert "making your account: proof of work 40%" in screen_text(app)
+        await engine.play([events.Registering(done=1.0)])
+        await settle(app, pilot)
+        assert "40%" not in screen_text(app)

@@ -4,14 +4,18 @@ register.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import secrets
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
 from shared.clock import Clock
 from shared.errors import (
+    BadRequest,
     BadSignature,
     InvalidName,
     Unauthorized,
@@ -19,6 +23,7 @@ from shared.errors import (
     UpgradeRequired,
 )
 from shared.links import JoinLink, is_loopback
+from shared.proof_of_work import likely_done, solve
 from shared.protocol.accounts import RegisterReply, RegisterRequest, ServerInfo
 from shared.protocol.limits import PROTOCOL
 from shared.signing import fits
@@ -36,8 +41,20 @@ from volunteer.text import nobody_at
 PATIENCE_S = 15.0
 REGISTER_S = 60.0  # a crowd that joins at once is let in one after the other
 NAMES_TRIED = 3
+CHALLENGES_TRIED = 3  # one that expired meanwhile is replaced
 
 Connect = Callable[[Address, str], Client]  # address and token
+Progress = Callable[[int, float], None]  # bits of the proof of work; how likely it is found by now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enrolment:
+    """Everything of this machine that joining a coordinator needs."""
+
+    profile: Profile
+    settings: Settings
+    connect: Connect
+    progress: Progress = lambda bits, done: None
 
 
 def software() -> str:
@@ -97,19 +114,14 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = PATIENCE_S
 
 
 async def join(
-    link: JoinLink,
-    name: str,
-    *,
-    profile: Profile,
-    settings: Settings,
-    connect: Connect,
-    patience_s: float = PATIENCE_S,
+    link: JoinLink, name: str, enrolment: Enrolment, patience_s: float = PATIENCE_S
 ) -> Joined:
     """Make an account at the coordinator of a link, or go on with the one made before: it may be
     repeated.
 
     Raises BadSignature, Unreachable, InvalidName, Forbidden.
     """
+    profile, connect = enrolment.profile, enrolment.connect
     server = await probe(link, connect, patience_s)
     known = profile.known(server)
     if known is not None and known.registered and link.code and await _withdrawn(known, connect):
@@ -127,16 +139,8 @@ async def join(
     profile.use(identity)  # before anything is sent
     created = not identity.registered
     if created:
-        named = bool(name)
         try:
-            identity = await register(
-                identity,
-                profile=profile,
-                settings=settings,
-                connect=connect,
-                named=named,
-                patience_s=REGISTER_S,
-            )
+            identity = await register(identity, enrolment, named=bool(name), patience_s=REGISTER_S)
         except Unreachable as error:
             raise Unreachable(
                 f"{error.message}: join again with the same link once the coordinator answers"
@@ -152,25 +156,31 @@ async def join(
 
 async def register(
     identity: Identity,
+    enrolment: Enrolment,
     *,
-    profile: Profile,
-    settings: Settings,
-    connect: Connect,
     named: bool = True,
     patience_s: float = FOREVER,
 ) -> Identity:
-    """Tell the coordinator of a stored identity, under the same ids however often.
+    """Register a stored identity, under the same ids however often.
 
-    Raises InvalidName, Forbidden, Unreachable.
-
-    A name that was not chosen is replaced when it is taken.
+    Without a code an open coordinator asks for a proof of work first. A name that was not chosen is
+    replaced when it is taken. Raises InvalidName, Forbidden, Unreachable.
     """
-    client = connect(Address(url=identity.url, tls_pin=identity.tls_pin), "")
-    spare = 0 if named else NAMES_TRIED
+    profile = enrolment.profile
+    client = enrolment.connect(Address(url=identity.url, tls_pin=identity.tls_pin), "")
+    spare, challenges, proof = 0 if named else NAMES_TRIED, CHALLENGES_TRIED, NO_PROOF
     try:
+        api = Api(client)
         while True:
             try:
-                reply = await Api(client).register(_request(identity, settings), patience_s)
+                if not (identity.code or proof.challenge):
+                    proof = await _proof(api, identity, enrolment.progress, patience_s)
+                request = _request(identity, enrolment.settings, proof)
+                reply = await api.register(request, patience_s)
+            except BadRequest:
+                if not proof.challenge or challenges == 0:
+                    raise
+                challenges, proof = challenges - 1, NO_PROOF
             except InvalidName:
                 if spare == 0:
                     raise
@@ -182,6 +192,42 @@ async def register(
                 return _registered(identity, reply, profile)
     finally:
         await client.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """A challenge and the nonce that solves it; empty where none is asked for."""
+
+    challenge: str = ""
+    nonce: str = ""
+
+
+NO_PROOF = _Proof()
+
+
+async def _proof(api: Api, identity: Identity, progress: Progress, patience_s: float) -> _Proof:
+    """Work out what the coordinator asks of newcomers without a code.
+
+    The search runs in a thread, which ends when the caller gives up.
+    """
+    server = await api.server(patience_s)
+    if not (server.open and server.proof_of_work_bits):
+        return NO_PROOF
+    given = await api.challenge(identity.volunteer_id, patience_s)
+    loop, over = asyncio.get_running_loop(), threading.Event()
+    progress(given.bits, 0.0)
+
+    def tried(count: int) -> bool:
+        if not over.is_set():
+            loop.call_soon_threadsafe(progress, given.bits, likely_done(count, given.bits))
+        return not over.is_set()
+
+    try:
+        nonce = await asyncio.to_thread(solve, given.challenge, given.bits, tried)
+    finally:
+        over.set()
+    progress(given.bits, 1.0)
+    return _Proof(given.challenge, f"{nonce or 0:x}")
 
 
 def _registered(identity: Identity, reply: RegisterReply, profile: Profile) -> Identity:
@@ -197,7 +243,7 @@ def _registered(identity: Identity, reply: RegisterReply, profile: Profile) -> I
     return identity
 
 
-def _request(identity: Identity, settings: Settings) -> RegisterRequest:
+def _request(identity: Identity, settings: Settings, proof: _Proof) -> RegisterRequest:
     return RegisterRequest(
         volunteer_id=identity.volunteer_id,
         worker_id=identity.worker_id,
@@ -208,6 +254,8 @@ def _request(identity: Identity, settings: Settings) -> RegisterRequest:
         software=software(),
         hardware=hardware(),
         workloads=enabled(settings),
+        challenge=proof.challenge,
+        nonce=proof.nonce,
     )
 
 

@@ -18,7 +18,7 @@ from shared.protocol.accounts import Device
 from shared.protocol.limits import PROTOCOL
 from shared.workloads.base import Workload
 from shared.workloads.base import load as load_any
-from volunteer.account.join import check_server
+from volunteer.account.join import check_server, enabled
 from volunteer.agent.base_versions import Base, BaseVersions
 from volunteer.agent.benchmarks import Benchmarks
 from volunteer.agent.claimer import Claimer
@@ -104,6 +104,7 @@ class Agent:
         self._trainers: dict[str, Trainer] = {}
         self._lent: tuple[str, ...] = ()  # ids of the devices that work
         self._life = life = Lifecycle(timing.clock)
+        self._versions: dict[str, int] = {}
         self._held = HeldLeases(life, settings.max_tasks)
         self._pauses = PauseBoard(life, hub)
         self._server_clock = ServerClock(timing.clock)
@@ -335,6 +336,16 @@ class Agent:
             hub=self._hub,
         )
 
+    def _workload_versions(self) -> dict[str, int]:
+        """Return the versions of the enabled workloads that can be loaded here."""
+        for name in enabled(self._settings):
+            if name not in self._versions:
+                try:
+                    self._versions[name] = self._machine.load(name).version
+                except (VolunteerError, ImportError):
+                    continue  # a task of it would fail; the coordinator does not check it
+        return self._versions
+
     def _device_loop(self, device: LentDevice) -> DeviceLoop:
         api, store, hub, life = self.remote.api, self.store, self._hub, self._life
         ends = LeaseEnds(
@@ -350,6 +361,7 @@ class Agent:
                 held=self._held,
                 ends=ends,
                 rng=self._timing.rng,
+                versions=self._workload_versions,
             ),
             pipeline=self._pipeline(device),
             pauses=self._pauses,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.errors import StorageFull, VolunteerError
@@ -51,6 +52,7 @@ class Claimer:
     held: HeldLeases
     ends: LeaseEnds
     rng: random.Random
+    versions: Callable[[], dict[str, int]] = dict  # of the workloads that run here
 
     def ready(self, runs: tuple[str, ...] | None) -> Idle | None:
         """Return what forbids a claim for these runs, if anything does."""
@@ -106,6 +108,7 @@ class Claimer:
             runs=runs,
             kinds=KINDS,
             codecs=tuple(CODECS),
+            workload_versions=self.versions(),
             wait_s=wait_s,
         )
         reply = await self.api.claim(request)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.errors import Cancelled, Gone, StorageFull, VolunteerError
+from shared.errors import Cancelled, Gone, NotFound, StorageFull, VolunteerError
 from volunteer.agent.claimer import AT_ONCE, DISK_WAIT_S, UNWANTED, Claimer, Idle
 from volunteer.agent.collaborators import LentDevice
 from volunteer.agent.held_leases import LeaseInWork
@@ -298,7 +298,9 @@ class DeviceLoop:
             self.life.give_up(error)
         else:
             with self._rest():
-                await ends.without_result(held, "failed", message)
+                # Not the task's fault: the workload is missing here, or of another version.
+                how = "released" if isinstance(error, NotFound) else "failed"
+                await ends.without_result(held, how, message)
                 await self._calm_down(message)
 
     async def _calm_down(self, message: str) -> None:

@@ -307,15 +307,24 @@ async def _join_unattended(directories: Directories, settings: Settings, link: s
 
 async def _join(directories: Directories, settings: Settings, link: str, name: str) -> Joined:
     from shared.links import parse_link
-    from volunteer.account.join import connector, join
+    from volunteer.account.join import Enrolment, connector, join
 
-    return await join(
-        parse_link(link),
-        name,
+    enrolment = Enrolment(
         profile=Profile(directories.profile),
         settings=settings,
         connect=connector(SystemClock()),
+        progress=_say_work,
     )
+    return await join(parse_link(link), name, enrolment)
+
+
+def _say_work(bits: int, done: float) -> None:
+    """Say once that joining computes for a moment."""
+    if done == 0.0:
+        from shared.proof_of_work import work_words
+
+        said = f"volunteer: this coordinator is open to everybody: about {work_words(bits)} of "
+        print(f"{said}computing come first", file=sys.stderr, flush=True)
 
 
 async def join_now(directories: Directories, link: str, name: str) -> Joined:

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PENDING_MAX = 1000  # events one subscriber may be behind
-_PROGRESS = (events.Training, events.Fetching, events.Uploading, events.BenchmarkProgress)
+_PROGRESS = (
+    events.Training,
+    events.Fetching,
+    events.Uploading,
+    events.BenchmarkProgress,
+    events.Registering,
+)
 
 
 class Subscription:

@@ -58,6 +58,12 @@ class BenchmarkProgress(Event):
     done: float  # 0..1
 
 
+class Registering(Event):
+    """Proof of work of a registration: how likely it is found by now, 0..1; 1 = it is."""
+
+    done: float
+
+
 class RunsListed(Event):
     runs: tuple[RunInfo, ...]
 
@@ -259,6 +265,7 @@ AnyEvent = (
     | DevicesFound
     | Benchmarked
     | BenchmarkProgress
+    | Registering
     | RunsListed
     | Idle
     | Claimed

@@ -11,6 +11,7 @@ from shared.errors import Unavailable
 from shared.protocol import endpoints
 from shared.protocol.accounts import (
     BenchmarkRequest,
+    Challenge,
     LeaveRequest,
     LinkCode,
     Me,
@@ -97,6 +98,11 @@ class Api:
         self, request: RegisterRequest, patience_s: float = FOREVER
     ) -> RegisterReply:
         return await self._call(endpoints.REGISTER, {}, request, patience_s=patience_s)
+
+    async def challenge(self, volunteer_id: str, patience_s: float = FOREVER) -> Challenge:
+        """Return the proof of work that the registration of an account has to bring."""
+        args = {"volunteer": volunteer_id}
+        return await self._call(endpoints.CHALLENGE, args, secret=False, patience_s=patience_s)
 
     async def benchmark(self, request: BenchmarkRequest, patience_s: float = FOREVER) -> None:
         await self._call(endpoints.BENCHMARK, {}, request, patience_s=patience_s)

@@ -73,6 +73,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     beats_at: dict[str, float] = {}  # when each run's countdown to the merge arrived
     entries: tuple[LogEntry, ...] = ()  # oldest first
     benchmark: events.BenchmarkProgress | None = None  # one that is under way
+    registering: float | None = None  # proof of work under way, 0..1
     sensors: dict[str, events.Sensed] = {}  # by device
     speeds: dict[str, tuple[float, ...]] = {}  # steps a second by device, oldest first
     merging: dict[str, str] = {}  # run -> "merging after 2 more contributions or 3:12"
@@ -115,7 +116,13 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
 
 _ORDER = {"train": 0, "upload": 1, "fetch": 2, "claimed": 3, "checking": 4}
 # What moves all the time is no entry of a log.
-_MOVING = (events.Training, events.Fetching, events.Uploading, events.BenchmarkProgress)
+_MOVING = (
+    events.Training,
+    events.Fetching,
+    events.Uploading,
+    events.BenchmarkProgress,
+    events.Registering,
+)
 _SILENT = (
     *_MOVING,
     events.Sensed,
@@ -188,6 +195,8 @@ def _grown(view: AgentView, event: AnyEvent) -> AgentView:
             return replace(view, sensors={**view.sensors, event.device: event})
         case events.BenchmarkProgress():
             return replace(view, benchmark=event if event.done < 1 else None)
+        case events.Registering(done=done):
+            return replace(view, registering=done if done < 1 else None)
         case events.Benchmarked():
             return replace(view, benchmark=None)
         case events.Started():

@@ -8,6 +8,7 @@ from sqlalchemy import (
     Column,
     Double,
     ForeignKey,
+    Index,
     Integer,
     String,
     Table,
@@ -40,6 +41,8 @@ volunteers = Table(
     Column("recompute_streak", Integer, nullable=False, server_default="0"),
     Column("suspended_reason", Text, nullable=False, server_default=""),
 )
+
+Index("ix_volunteers_network", volunteers.c.network, volunteers.c.created_at)
 
 workers = Table(
     "workers",

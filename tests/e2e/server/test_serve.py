@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -187,6 +188,51 @@ def test_beyond_loopback_it_encrypts_and_the_link_pins_the_certificate(tmp_path:
     assert (tmp_path / "tls.key").stat().st_mode & 0o777 == 0o600
     with Process(tmp_path, "--host", "0.0.0.0", "--port", "0") as again:
         assert parse_link(again.link).tls_pin == link.tls_pin  # old links stay good
+
+
+def test_beyond_loopback_it_is_by_invitation_and_a_restart_prints_the_same_link(
+    tmp_path: Path,
+) -> None:
+    outward = ("--host", "0.0.0.0", "--port", "0", "--url", "https://train.example.org")
+    with Process(tmp_path, *outward, COORDINATOR_INVITE_USES="2") as server:
+        link = parse_link(server.link)
+        assert link.code
+        assert server.stop() == 0
+    kept = tmp_path / "invite.code"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    with Process(tmp_path, *outward, COORDINATOR_INVITE_USES="2") as again:
+        assert parse_link(again.link).code == link.code
+        assert again.stop() == 0
+    with Process(tmp_path, *outward, "--open") as opened_up:
+        assert parse_link(opened_up.link).code == ""
+        assert opened_up.stop() == 0
+    with Process(tmp_path, "--port", "0") as local:
+        assert parse_link(local.link).code == ""
+        register(local.port)
+        assert local.stop() == 0
+
+
+def test_open_and_by_invitation_at_once_is_refused(tmp_path: Path) -> None:
+    refused = command("serve", "--data-dir", str(tmp_path), "--open", "--invite-only")
+    assert refused.returncode == 78
+    assert "contradict" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, "anybody on this machine"),
+        ({"url": "https://a.example.org"}, "by invitation; the code in this link lets 100 in"),
+        ({"url": "https://a.example.org", "open": True}, "open to strangers"),
+        ({"invite_only": True}, "by invitation only"),
+    ],
+)
+async def test_one_line_says_who_may_join(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    async with opened(Settings(data_dir=str(tmp_path), **more)) as coordinator:
+        assert sum(said in line for line in await welcome(coordinator)) == 1
+        info = await coordinator.server.info()
+        settings = coordinator.settings
+        assert (info.invite_only, info.open) == (settings.by_invitation, settings.open)
 
 
 def connected(port: int) -> http.client.HTTPConnection:

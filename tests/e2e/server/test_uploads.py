@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.database.tables.contributions import uploads as rows
+from coordinator.database.volunteers import set_volunteer
 from coordinator.http.request import ClientGone
 from shared.protocol.contributions import UploadInfo, Verdict
 from shared.protocol.leases import Lease
@@ -168,6 +170,54 @@ async def test_unfinished_uploads_expire(home: LocalCoordinator) -> None:
     assert await home.coordinator.uploads.expire() == 1
     refused(await ann.get(f"/uploads/{info.upload_id}"), 404)
     assert list((home.coordinator.blobs.scratch() / "uploads").iterdir()) == []
+
+
+async def test_a_part_has_two_uploads_at_most(home: LocalCoordinator) -> None:
+    ann, lease, data, _ = await announced(home)
+    assert (await ann.announce(lease, data[::-1])).status_code == 200
+    third = await ann.announce(lease, data + b"3")
+    assert "2 uploads of this part" in refused(third, 409).message
+    assert (await ann.announce(lease, data)).status_code == 200  # the same once more
+
+
+async def test_machines_of_one_volunteer_share_a_quota(home: LocalCoordinator) -> None:
+    """On probation it is two leases' worth, whatever number of machines there are."""
+    await home.start_run()
+    ann = await home.join("Ann")
+    db = home.coordinator.db
+    await db.write(lambda conn: set_volunteer(conn, ann.volunteer_id, standing="probation"))
+    lease = await ann.claim()
+    granted = lease.grant.bytes_max
+    first = await ann.announce(lease, bytes(granted))
+    assert first.status_code == 200
+    await db.write(lambda conn: conn.execute(rows.update().values(size=4 * granted)))
+    other = await ann.announce(lease, b"1" * granted)
+    assert "submit it first" in refused(other, 429).message
+    await db.write(lambda conn: set_volunteer(conn, ann.volunteer_id, standing="vetted"))
+    assert (await ann.announce(lease, b"1" * granted)).status_code == 200
+
+
+async def test_newcomers_fill_half_of_the_free_disk_at_most(
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann, lease, data, _ = await announced(home)
+    db = home.coordinator.db
+    await db.write(lambda conn: set_volunteer(conn, ann.volunteer_id, standing="probation"))
+    monkeypatch.setattr(home.coordinator.uploads, "_check_space", lambda size: 1.9 * len(data))
+    assert "newcomers" in refused(await ann.announce(lease, data[::-1]), 507).message
+    monkeypatch.setattr(home.coordinator.uploads, "_check_space", lambda size: 3.1 * len(data))
+    assert (await ann.announce(lease, data[::-1])).status_code == 200
+
+
+async def test_what_was_not_submitted_goes_with_its_lease(home: LocalCoordinator) -> None:
+    ann, lease, data, info = await announced(home)
+    decode(await ann.put(info.upload_id, 0, data), UploadInfo)
+    uploads = home.coordinator.uploads
+    await home.clock.advance(61.0)
+    assert await uploads.expire() == 0  # it still holds the lease
+    await ann.post(f"/tasks/{lease.task}/release", {"attempt": lease.attempt})
+    assert await uploads.expire() == 1
+    refused(await ann.get(f"/uploads/{info.upload_id}"), 404)
 
 
 async def test_the_quota_bounds_what_lies_around(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_the_search_is_given_up_when_nobody_waits_for_it() -> None:
         return False
 
     assert proof_of_work.solve("x", 32, stop) is None
-    assert tried == [proof_of_work.BATCH]
+    assert tried == [proof_of_work.REPORT]
 
 
 @pytest.mark.parametrize("bits", [-1, 33, 256])

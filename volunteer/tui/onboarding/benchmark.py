@@ -74,7 +74,10 @@ class BenchmarkStep(Step):
         if self._trouble:
             return said(self._trouble, width, height, "bad", glyphs.cross)
         if not self.choice.joined:
-            return said("making your account", width, height, "info", glyphs.wait)
+            text, done = "making your account", scene.view.registering
+            if done is not None:
+                text += f": proof of work {done:.0%}"
+            return said(text, width, height, "info", glyphs.wait)
         lines: list[Line] = [
             (
                 (f"{glyphs.check} ", "good"),

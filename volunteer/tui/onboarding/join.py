@@ -11,6 +11,7 @@ from textual.widgets import Input
 
 from shared.errors import BadRequest, Unreachable, VolunteerError
 from shared.links import is_loopback, parse_link
+from shared.proof_of_work import work_words
 from shared.protocol.accounts import ServerInfo
 from volunteer.control.commands import PublicRun
 from volunteer.control.status import PRACTICE
@@ -193,7 +194,8 @@ class JoinStep(Step):
 
 def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> list[Line]:
     """Return name, key, version and runs of the coordinator that answered."""
-    known = parse_link(link).fingerprint
+    parsed = parse_link(link)
+    known = parsed.fingerprint
     key = printable(server.fingerprint, 64)
     proof = "as your link says" if known else "compare it with your organiser"
     if cell_len(key) + len(proof) + 13 > cells:
@@ -206,12 +208,26 @@ def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> lis
         _fact("version", f"{printable(server.software, 20)}, protocol {server.protocol}", cells),
         _fact("runs", printable(", ".join(runs), 100) or "none at the moment", cells),
     ]
+    if door := entrance(server, parsed.code):
+        lines.insert(1, (((f"  {left('joining', 9)}"), "dim"), (fit(door, cells - 11), "text")))
     if server.contact:
         lines.append(_fact("contact", printable(server.contact, 100), cells))
     if wrong:  # most important where there is little room
         told: list[Line] = [(("  " + text, "warn"),) for text in wrap(wrong, cells - 2, 3)]
         return [lines[0], *told, *lines[1:]]
     return [*lines, (("  enter: next", "dim"),)]
+
+
+def entrance(server: ServerInfo, code: str) -> str:
+    """Say on which terms this coordinator takes in a newcomer; "" where there are none."""
+    if code:
+        return "by invitation: your link carries the code" if server.invite_only else ""
+    if server.invite_only:
+        return "by invitation only; ask for a link with a code"
+    if not server.open:
+        return ""
+    bits = server.proof_of_work_bits
+    return "open to everybody" + (f"; about {work_words(bits)} of computing first" if bits else "")
 
 
 def _fact(name: str, text: str, cells: int) -> Line:

@@ -27,6 +27,7 @@ def upgrade() -> None:
         sa.Column("suspended_reason", sa.Text(), nullable=False, server_default=""),
     ):
         op.add_column("volunteers", column)
+    op.create_index("ix_volunteers_network", "volunteers", ["network", "created_at"])
     for column in (
         sa.Column("vetted", sa.Boolean(), nullable=False, server_default=sa.true()),
         sa.Column("network", sa.String(64), nullable=False, server_default=""),

@@ -78,10 +78,11 @@ class QueueMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.clock = VirtualClock()
         self.queue = queue_of(self.world.db, self.clock)
-        self.model = Model(self.clock.now())
         self.world.run(self.clock.advance(RENEW_S))  # past the grace after a start
         self.name = f"run-{next(_names)}"
         self.run_id, self.workers = self.world.write(self._people)
+        owners = {who.worker_id: who.volunteer_id for who in self.workers}
+        self.model = Model(self.clock.now() - RENEW_S, owners)
 
     def _people(self, conn: Connection) -> tuple[int, list[Principal]]:
         task = {
@@ -110,7 +111,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(worker=WORKERS)
     def claim_one(self, worker: int) -> None:
         who = self.workers[worker]
-        expected = self.model.next_for(who.worker_id)
+        expected = self.model.next_for(who.worker_id, self.clock.now())
         lease = self.lease(who)
         if lease is None:
             assert expected is None
@@ -173,8 +174,11 @@ class QueueMachine(RuleBasedStateMachine):
         if number is None:
             return
         request = ReleaseRequest(attempt=self.model.tasks[number].attempt, failed=failed)
-        self.world.run(self.queue.release(self.holder(number), number, request))
-        self.model.back(number, failed)
+        who = self.holder(number)
+        self.world.run(self.queue.release(who, number, request))
+        self.model.back(number, failed, self.clock.now())
+        if failed:
+            self.model.rest(who.worker_id, self.clock.now())
 
     @rule(which=WHICH)
     def somebody_who_lost_it_hands_in(self, which: int) -> None:
@@ -210,20 +214,22 @@ class QueueMachine(RuleBasedStateMachine):
     def the_coordinator_restarts(self) -> None:
         self.queue = queue_of(self.world.db, self.clock)
         self.model.started_at = self.clock.now()
+        # The database knows until when a worker rests, not how often it failed.
+        self.model.rests = {who: (0, until) for who, (_, until) in self.model.rests.items()}
 
     @rule(which=WHICH)
     def a_merge_sets_aside(self, which: int) -> None:
         number = self.pick(which, "done")
         if number is not None:
             self._verdict(number, "failure")
-            self.model.back(number, failed=True)
+            self.model.back(number, failed=True, now=self.clock.now())
 
     @rule(which=WHICH)
     def it_was_stale(self, which: int) -> None:
         number = self.pick(which, "doing")
         if number is not None:
             self._verdict(number, None)
-            self.model.back(number, failed=False)
+            self.model.back(number, failed=False, now=self.clock.now())
 
     def _verdict(self, number: int, kind: tasks.FailureKind | None) -> None:
         worker = self.model.tasks[number].worker
@@ -240,7 +246,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert sorted(back) == sorted(self.model.some("discarded"))
         for number in back:
             task = self.model.tasks[number]
-            task.state, task.failures, task.timeouts, task.failed_by = "todo", 0, 0, set()
+            task.state, task.failures, task.timeouts = "todo", 0, 0
+            task.failed_by, task.timed_out_by = set(), set()
 
     # --- what must hold ---
 
@@ -293,6 +300,7 @@ class QueueMachine(RuleBasedStateMachine):
         last = self.model.pass_no
         fresh = self.world.write(add_worker)
         self.workers.append(fresh)
+        self.model.owners[fresh.worker_id] = fresh.volunteer_id
         while self.model.pass_no == last:
             for number in list(self.model.some("doing")):
                 assert self.world.write(partial(tasks.finish, task_id=number, now=self.clock.now()))

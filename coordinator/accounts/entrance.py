@@ -1,0 +1,81 @@
+"""Proof of work of registrations without a code: made, verified and used once.
+
+Nothing is stored until a challenge is solved: it carries its expiry and the MAC of the server. A
+solved one is good for the account that it was made for, so using it again makes nothing new;
+those used are remembered until they expire all the same, a bounded number of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Self
+
+from shared import proof_of_work
+from shared.errors import BadRequest, Forbidden
+from shared.protocol.accounts import Challenge, RegisterRequest
+
+if TYPE_CHECKING:
+    from coordinator.config import Settings
+    from shared.clock import Clock
+    from shared.signing import SigningKey
+
+CHALLENGE_S = 600.0  # at least; a slow machine gets more for a hard one
+SLOW_HASH_S = 16e-6  # 30 times as long as on the machine on which it was measured
+USED_MAX = 100_000
+_NONCE = re.compile(r"[0-9a-f]{1,16}")
+
+
+class Entrance:
+    """Challenges of one server. `bits` is their difficulty; 0 asks for none."""
+
+    def __init__(self, secret: bytes, bits: int, clock: Clock) -> None:
+        self._secret = secret
+        self._clock = clock
+        self._used: dict[str, float] = {}  # MAC of the challenge -> its expiry, oldest use first
+        self.bits = bits
+
+    @classmethod
+    def of(cls, settings: Settings, key: SigningKey, clock: Clock) -> Self:
+        """Return the entrance of a server; replicas with one signing key share their challenges."""
+        secret = hashlib.sha256(key.sign(b"volunteer: secret of proofs of work")).digest()
+        return cls(secret, settings.proof_of_work_bits if settings.open else 0, clock)
+
+    def challenge(self, volunteer_id: str) -> Challenge:
+        """Return a challenge for an account to be."""
+        until = self._clock.now() + max(CHALLENGE_S, 2.0**self.bits * SLOW_HASH_S)
+        text = proof_of_work.challenge(self._secret, volunteer_id, until)
+        return Challenge(challenge=text, bits=self.bits, expires_at=until)
+
+    def check(self, request: RegisterRequest) -> None:
+        """Check the proof of a registration; reads no database.
+
+        Raises Forbidden where there is none, BadRequest where it is wrong, expired or used.
+        """
+        if not self.bits:
+            return
+        if not request.challenge:
+            raise Forbidden(
+                "this coordinator is open to everybody and asks newcomers for a proof of work, "
+                "which this version does not bring: pipx upgrade volunteer, or join by an invite"
+            )
+        now, given = self._clock.now(), request.challenge
+        proof_of_work.check(self._secret, request.volunteer_id, given, now)
+        if not _NONCE.fullmatch(request.nonce) or not proof_of_work.solves(
+            given, int(request.nonce, 16), self.bits
+        ):
+            raise BadRequest("the nonce does not solve the challenge; ask for another one")
+        if given in self._used:
+            raise BadRequest("this challenge was used already; ask for another one")
+
+    def use(self, request: RegisterRequest) -> None:
+        """Note that the challenge of a registration made an account."""
+        if not (self.bits and request.challenge):
+            return
+        now = self._clock.now()
+        while self._used:
+            oldest = next(iter(self._used))
+            if len(self._used) < USED_MAX and self._used[oldest] >= now:
+                break
+            del self._used[oldest]
+        self._used[request.challenge] = self.challenge("").expires_at
