@@ -160,7 +160,8 @@ def merge(
 
     Parameters go by the rule. Buffers (sent as absolute values) take the median of each element,
     and the weighted mean of two: what a minority says of a variance counts nothing under any rule.
-    Counters are not for here: `merge_counters` takes them. Raises NotFinite, naming the contributions to leave out.
+    Counters are not for here: `merge_counters` takes them. Raises NotFinite, naming the
+    contributions to leave out.
     """
 
     def work(piece: Piece, out: Floats) -> Merged:

@@ -102,9 +102,10 @@ class CentredClip:
     2021).
 
     Medians count by weight, so that many contributions of little weight move nothing. v begins at
-    the contribution with the smallest median distance to all (more than half lie near it), and the radius r is `factor` x the median distance from v in each round, so neither asks
-    for the coordinate median. v is kept as factors of the contributions and all rounds run on their
-    inner products: the data is read twice and not twenty times. The start is derived anew for each
+    the contribution with the smallest median distance to all (more than half lie near it), and the
+    radius r is `factor` x the median distance from v in each round, so neither asks for the
+    coordinate median. v is kept as factors of the contributions and all rounds run on their inner
+    products: the data is read twice and not twenty times. The start is derived anew for each
     merge: a stored one that has once become NaN would poison every later round.
     """
 
