@@ -229,6 +229,9 @@ class Volunteers:
                 merged=done.merged,
                 device_s=done.device_s,
                 workers=tuple(statistics.machines(conn, who, now)),
+                escrow_micro=has.escrow_micro,
+                standing=row.standing,
+                standing_reason=row.suspended_reason,
             )
 
         return await self._db.read(read)

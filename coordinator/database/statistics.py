@@ -117,7 +117,7 @@ def earned(
     conn: Connection, run_id: int | None = None, since: float | None = None
 ) -> dict[str, int]:
     """Return what each volunteer earned, less what was taken back; spending does not count."""
-    also: list[ColumnElement[bool]] = [events.c.kind.in_(("earn", "reverse"))]
+    also: list[ColumnElement[bool]] = [events.c.kind.in_(("earn", "vest", "reverse"))]
     if run_id is not None:
         also.append(events.c.run_id == run_id)
     if since is not None:

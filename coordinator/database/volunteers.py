@@ -271,6 +271,16 @@ def trust_of(conn: Connection, volunteer_id: str) -> float:
     return existing(conn, volunteer_id).trust
 
 
+_ACCEPTED = (
+    update(volunteers).where(its(volunteers.c.id)).values(accepted=volunteers.c.accepted + 1)
+)
+
+
+def count_accepted(conn: Connection, volunteer_id: str) -> None:
+    """Count an accepted contribution: what is in escrow is vested by later ones."""
+    conn.execute(_ACCEPTED, {"its_id": volunteer_id})
+
+
 _TRUST = select(volunteers.c.trust).where(its(volunteers.c.id)).with_for_update(key_share=True)
 _STREAK = select(workers.c.streak).where(its(workers.c.id)).with_for_update(key_share=True)
 

@@ -30,7 +30,7 @@ from coordinator.database import (
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import UPDATES as MERGED
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.ledger import payments
+from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import OPEN, RunRow
 from coordinator.database.submissions import Part
 from coordinator.database.tasks import FailureKind, TaskRow
@@ -293,6 +293,7 @@ class Intake:
         submissions.through(conn, row, now)
         payments.post_pending_many(conn, [payments.Payment.of(row)], now)
         accounts.set_trust(conn, row.volunteer_id, trust.accepted, row.worker_id)
+        accounts.count_accepted(conn, row.volunteer_id)
 
     def _reject(
         self, conn: Connection, row: ContributionRow, run: RunRow, judgement: Judgement, now: float
@@ -309,9 +310,8 @@ class Intake:
             accounts.set_trust(conn, row.volunteer_id, trust.rejected, row.worker_id)
 
     def _pay_at_once(self, conn: Connection, row: ContributionRow, now: float) -> None:
-        paid = [payments.Payment.of(row)]
-        payments.post_pending_many(conn, paid, now)
-        payments.post_earned_many(conn, paid, now)
+        payments.post_pending_many(conn, [payments.Payment.of(row)], now)
+        escrow.pay(conn, [row], now)
 
     async def recheck(self) -> int:
         """Decide what an earlier process received and did not come to check."""

@@ -33,7 +33,7 @@ from coordinator.database import (
 )
 from coordinator.database import merge_jobs as part_rows
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.ledger import payments
+from coordinator.database.ledger import escrow
 from coordinator.database.merge_jobs import PartRow
 from coordinator.database.merges import MergeRow
 from coordinator.database.runs import RunRow
@@ -350,7 +350,7 @@ class Merger:
             evaluate=every > 0 and progress.version % every == 0,
             ways=[way.sha256 for way in content.ways],
         )
-        payments.post_earned_many(conn, [payments.Payment.of(row) for row in job.rows], now)
+        escrow.pay(conn, job.rows, now)
         settlement.overtake(conn, run, progress, phase, now)
 
     async def _failed(self, job: MergeJob, error: Exception) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.database import contributions, submissions, tasks, verdicts
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.ledger import payments
+from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import RunRow
 from coordinator.plan.plan import in_phase
 from coordinator.runs.definition import definition
@@ -55,7 +55,7 @@ def overtake(conn: Connection, run: RunRow, progress: Progress, phase: int, now:
     message = f"version {head} was merged without it; the work is paid"
     for row in late:
         verdicts.decide(conn, row, "superseded", now=now, message=message)
-    payments.post_earned_many(conn, [payments.Payment.of(row) for row in late], now)
+    escrow.pay(conn, late, now)
 
 
 def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
@@ -73,6 +73,6 @@ def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
                 now=now,
                 message="the run ended before the next merge; the work is paid",
             )
-        payments.post_earned_many(conn, [payments.Payment.of(row) for row in rows], now)
+        escrow.pay(conn, rows, now)
         count += len(rows)
     return count

@@ -19,7 +19,7 @@ from coordinator.compute import Compute, Stop
 from coordinator.database import contributions, datasets, games, runs, tasks, verdicts, versions
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.ledger import payments
+from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import RunRow
 from coordinator.database.tasks import TaskRow
 from coordinator.plan.plan import in_phase
@@ -133,11 +133,11 @@ class Harvest:
             self._reject(conn, row, run, judgement, now)
             return
         tasks.finish(conn, row.task_id, now)
-        paid = [payments.Payment.of(row)]
-        payments.post_pending_many(conn, paid, now)
-        payments.post_earned_many(conn, paid, now)
+        payments.post_pending_many(conn, [payments.Payment.of(row)], now)
+        escrow.pay(conn, [row], now)
         if judgement.state == "accepted":
             accounts.set_trust(conn, row.volunteer_id, trust.accepted, row.worker_id)
+            accounts.count_accepted(conn, row.volunteer_id)
             self._keep(conn, row, case, found, sha256)
 
     def _keep(

@@ -24,7 +24,7 @@ from coordinator.database import (
     uploads,
     versions,
 )
-from coordinator.database.ledger import payments
+from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import RunRow
 from coordinator.runs.definition import definition
 from coordinator.runs.settlement import settle_accepted
@@ -85,8 +85,12 @@ class Upkeep:
                 await self._try("uploads", self._uploads.expire())
                 await self._try("prune", self.prune())
                 await self._try("sweep", self.sweep())
+                await self._try("vest", self._db.write(self._vest))
                 await self._try("seal", self._db.write(_seal))
             await watch.wait(TICK_S)
+
+    def _vest(self, conn: Connection) -> int:
+        return escrow.vest_aged(conn, self._clock.now())
 
     async def _try(self, chore: str, work: Awaitable[object]) -> None:
         try:

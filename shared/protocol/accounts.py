@@ -151,6 +151,9 @@ class Me(Message):
     merged: int
     device_s: float
     workers: tuple[WorkerInfo, ...]
+    escrow_micro: int = 0  # earned once enough later work stands behind it
+    standing: Literal["probation", "vetted", "suspended"] = "vetted"
+    standing_reason: str = ""  # of a suspension, with whom to write to
 
 
 class LinkCode(Message):

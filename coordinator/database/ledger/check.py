@@ -18,9 +18,10 @@ from coordinator.database.ledger import hash_chain
 from coordinator.database.ledger.postings import MINT, SYSTEM, Draft, Move, digest
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import accounts, events, postings
+from coordinator.database.tables.trust import escrow
 
 BREACHES_MAX = 100
-STEPS = ("pending", "earn", "void", "reverse")  # of a contribution
+STEPS = ("pending", "earn", "void", "escrow", "vest", "forfeit", "reverse")  # of a contribution
 SEALED = (events.c.key, events.c.digest, events.c.at)  # the digest stands for the rest
 
 
@@ -31,7 +32,14 @@ def seal(conn: Connection, limit: int = hash_chain.SEAL_BATCH) -> int:
 
 def check_ledger(conn: Connection) -> list[str]:
     """One sentence for each breach, at most 100; empty when all is well."""
-    parts = (_events(conn), _balances(conn), _steps(conn), _unpaid(conn), _holds(conn))
+    parts = (
+        _events(conn),
+        _balances(conn),
+        _steps(conn),
+        _unpaid(conn),
+        _holds(conn),
+        _escrow(conn),
+    )
     return list(islice(concat(*parts, hash_chain.check(conn, events, SEALED)), BREACHES_MAX))
 
 
@@ -116,15 +124,18 @@ def _steps(conn: Connection) -> Iterator[str]:
     bad = {
         "its steps cannot follow from each other": or_(
             n["pending"] != 1,
-            n["earn"] + n["void"] > 1,
-            n["reverse"] > n["earn"],
+            n["earn"] + n["void"] + n["escrow"] > 1,
+            n["vest"] + n["forfeit"] > n["escrow"],
+            n["reverse"] > n["earn"] + n["vest"],
             func.count() != sum(n.values(), literal(0)),
         ),
         "its steps are of different amounts": least != most,
         "another price was posted than it has": contributions.c.price_micro != most,
-        "its credit was not paid": state.in_(("merged", "superseded")) & (n["earn"] == 0),
+        "its credit was not paid": state.in_(("merged", "superseded"))
+        & (n["earn"] + n["escrow"] + n["void"] == 0),
         "its credit was taken back": (state == "accepted") & (n["void"] > 0),
-        "its credit was kept": (state == "rejected") & (n["void"] + n["reverse"] == 0),
+        "its credit was kept": (state == "rejected")
+        & (n["void"] + n["forfeit"] + n["reverse"] == 0),
         "its credit was posted too early": state.in_(("received", "checking")),
     }
     query = (
@@ -169,3 +180,19 @@ def _holds(conn: Connection) -> Iterator[str]:
     for hold, ends, begins in conn.execute(query.limit(BREACHES_MAX)):
         why = "was never made" if not begins else f"ended {ends} times"
         yield f'hold "{hold}" {why}'
+
+
+def _escrow(conn: Connection) -> Iterator[str]:
+    """The rows of `escrow` are what the accounts of that kind hold."""
+    rows = select(escrow.c.volunteer_id, func.sum(escrow.c.amount_micro)).group_by(
+        escrow.c.volunteer_id
+    )
+    waiting = {owner: int(total) for owner, total in conn.execute(rows)}
+    kept = select(accounts.c.owner, accounts.c.balance_micro).where(accounts.c.kind == "escrow")
+    have = {owner: int(balance) for owner, balance in conn.execute(kept)}
+    for owner in sorted(waiting.keys() | have.keys()):
+        if waiting.get(owner, 0) != have.get(owner, 0):
+            yield (
+                f"account {owner}/escrow says {have.get(owner, 0)}, "
+                f"{waiting.get(owner, 0)} wait to be vested"
+            )

@@ -3,6 +3,9 @@
     post_pending    mint    -> pending   a contribution was accepted
     post_earned     pending -> earned    it was merged (or needed no merge)
     post_void       pending -> mint      it was accepted, then set aside
+    post_escrow     pending -> escrow    as earned, of an account that nobody vouched for
+    post_vested     escrow  -> earned    enough later work or time stands behind it
+    post_forfeit    escrow  -> mint      its account was suspended
     post_reversal   earned  -> mint      taken back on purpose
 
 What is spent is said in holds.py.
@@ -57,13 +60,23 @@ __all__ = [
 
 HISTORY_MAX = 500
 SKEW_S = 60.0  # events in the order of their numbers are in that of their instants up to this
-# A step comes after the first of these, and never together with the second.
-ORDER = {"earn": ("pending", "void"), "void": ("pending", "earn"), "reverse": ("earn", "void")}
+# A step comes after one of the first, and never together with any of the second.
+ORDER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "earn": (("pending",), ("void", "escrow")),
+    "void": (("pending",), ("earn", "escrow")),
+    "escrow": (("pending",), ("earn", "void")),
+    "vest": (("escrow",), ("forfeit",)),
+    "forfeit": (("escrow",), ("vest",)),
+    "reverse": (("earn", "vest"), ()),
+}
 # What a volunteer reads for each kind of event.
 WORDS: Mapping[str, str] = {
     "pending": "pending",
     "earn": "earned",
     "void": "void",
+    "escrow": "in escrow",
+    "vest": "earned",
+    "forfeit": "forfeited",
     "reverse": "reversed",
     "hold": "held",
     "settle": "spent",
@@ -100,6 +113,7 @@ class Balances(msgspec.Struct, frozen=True, kw_only=True):
     earned_micro: int = 0
     held_micro: int = 0
     spent_micro: int = 0
+    escrow_micro: int = 0  # earned once enough later work stands behind it
 
     @property
     def total_micro(self) -> int:
@@ -114,6 +128,9 @@ def _draft(step: str, pay: Payment, memo: str = "") -> Draft:
         "pending": ((SYSTEM, MINT), (pay.volunteer_id, "pending")),
         "earn": ((pay.volunteer_id, "pending"), (pay.volunteer_id, "earned")),
         "void": ((pay.volunteer_id, "pending"), (SYSTEM, MINT)),
+        "escrow": ((pay.volunteer_id, "pending"), (pay.volunteer_id, "escrow")),
+        "vest": ((pay.volunteer_id, "escrow"), (pay.volunteer_id, "earned")),
+        "forfeit": ((pay.volunteer_id, "escrow"), (SYSTEM, MINT)),
         "reverse": ((pay.volunteer_id, "earned"), (SYSTEM, MINT)),
     }
     source, target = sides[step]
@@ -130,18 +147,18 @@ def _draft(step: str, pay: Payment, memo: str = "") -> Draft:
 def _step(conn: Connection, step: str, rows: Sequence[Payment], now: float, memo: str = "") -> None:
     """Post one step of each contribution, if it may come after those before it."""
     pays = {pay.contribution_id: pay for pay in rows}
-    before, never = ORDER[step]
+    befores, nevers = ORDER[step]
 
     def allowed(new: Sequence[Draft]) -> None:
         ids = [draft.contribution_id for draft in new if draft.contribution_id is not None]
-        found = digests(conn, [f"{other}:{i}" for i in ids for other in (before, never)])
+        found = digests(conn, [f"{other}:{i}" for i in ids for other in (*befores, *nevers)])
         for i in ids:
-            if found.get(f"{before}:{i}") != digest(_draft(before, pays[i])):
+            if not any(found.get(f"{b}:{i}") == digest(_draft(b, pays[i])) for b in befores):
                 raise Conflict(
-                    f'contribution {i} has no event "{before}" of this amount and volunteer'
+                    f'contribution {i} has no event "{befores[0]}" of this amount and volunteer'
                 )
-            if f"{never}:{i}" in found:
-                raise Conflict(f'contribution {i} has had its event "{never}" already')
+            if had := [never for never in nevers if f"{never}:{i}" in found]:
+                raise Conflict(f'contribution {i} has had its event "{had[0]}" already')
 
     post(conn, [_draft(step, pay, memo) for pay in rows], now, allowed)
 
@@ -157,6 +174,26 @@ def post_earned_many(conn: Connection, rows: Sequence[Payment], now: float) -> N
     A handful of statements for hundreds of contributions; each must be pending.
     """
     _step(conn, "earn", rows, now)
+
+
+def post_void_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
+    """Accepted, and not to be paid: the pending credit goes back."""
+    _step(conn, "void", rows, now)
+
+
+def post_escrow_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
+    """Merged, and held back: what is in escrow cannot be spent."""
+    _step(conn, "escrow", rows, now)
+
+
+def post_vested_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
+    """Earned at last."""
+    _step(conn, "vest", rows, now)
+
+
+def post_forfeit_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
+    """Lost: the account was suspended before it was earned."""
+    _step(conn, "forfeit", rows, now)
 
 
 def post_pending(
@@ -226,6 +263,7 @@ def balances(conn: Connection, volunteer_id: str) -> Balances:
         earned_micro=have.get("earned", 0),
         held_micro=have.get("held", 0),
         spent_micro=have.get("burn", 0),
+        escrow_micro=have.get("escrow", 0),
     )
 
 
@@ -238,7 +276,7 @@ def earned_since(conn: Connection, volunteer_id: str, at: float) -> int:
         .join(events, events.c.id == postings.c.event_id)
         .join(accounts, accounts.c.id == postings.c.account_id)
         .where(accounts.c.owner == volunteer_id, accounts.c.kind == "earned")
-        .where(events.c.kind.in_(("earn", "reverse")), events.c.at >= at)
+        .where(events.c.kind.in_(("earn", "vest", "reverse")), events.c.at >= at)
         .where(postings.c.event_id > func.coalesce(first, 0))  # of a long history only the end
     )
     return int(conn.execute(query).scalar_one())
@@ -267,7 +305,8 @@ def history(conn: Connection, volunteer_id: str, before: int | None, limit: int)
     kind, side = events.c.kind, accounts.c.kind
     amount = func.sum(
         case(
-            (kind.in_(("earn", "hold", "release")) & (side != "earned"), 0),
+            (kind.in_(("earn", "vest", "hold", "release")) & (side != "earned"), 0),
+            ((kind == "escrow") & (side != "escrow"), 0),
             ((kind == "settle") & (side == "burn"), -postings.c.amount_micro),
             (kind == "settle", 0),
             else_=postings.c.amount_micro,

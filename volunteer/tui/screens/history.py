@@ -381,6 +381,8 @@ def total_lines(rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int
         _fact("pending", credit(me.pending_micro), "warn" if me.pending_micro else "text"),
         _fact("today", f"+{credit(me.today_micro)}", "good" if me.today_micro else "text"),
     ]
+    if me.escrow_micro:
+        lines.insert(2, _fact("escrow", f"{credit(me.escrow_micro)}, earned by later work", "warn"))
     if rows:
         days = week(rows, scene.now).credits_micro
         drawn = spark([max(0, micro) for micro in days], 7, scene.glyphs)

@@ -171,6 +171,8 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
         fact("today", (f"+{credit(me.today_micro)}", "good" if me.today_micro else "text"))
     )
     lines.append(fact("pending", *pending))
+    if me.escrow_micro:
+        lines.append(fact("escrow", (credit(me.escrow_micro), "warn")))
     rank = f"{me.rank}" if me.rank is not None else "-"
     lines.append(fact("rank", (rank, "text")))
     lines.append(fact("work", *_work(me, cells - NAME_CELLS)))

@@ -1,0 +1,122 @@
+"""Pay of accounts that nobody vouched for, on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, insert
+
+from coordinator.database import contributions, volunteers
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.engine.open import Database
+from coordinator.database.ledger import escrow, payments
+from coordinator.database.ledger.payments import Payment
+from coordinator.database.tables import accounts as tables
+from coordinator.rules.standing import DAY_S, VEST_AFTER, VEST_DAYS
+from tests.support.account_rows import add_contribution, add_run, breaches
+
+NEW = "volunteer-new-000001"
+FRIEND = "volunteer-friend-01"
+PRICE = 10
+
+
+def add(conn: Connection, who: str, **values: object) -> None:
+    row = {
+        "id": who, "nickname": who, "nickname_key": who, "state": "active", "public": True,
+        "trust": 1.0, "created_at": 0.0, "standing": "probation", "invited": False,
+    }  # fmt: skip
+    conn.execute(insert(tables.volunteers).values(**(row | values)))
+
+
+def merged(conn: Connection, run: int, who: str, now: float, weight: float = 1.0) -> int:
+    """A contribution that is accepted, counted and merged; its number."""
+    number = add_contribution(conn, run, who, "merged", PRICE, weight=weight, version=1)
+    row = contributions.by_id(conn, number)
+    payments.post_pending_many(conn, [Payment.of(row)], now)
+    volunteers.count_accepted(conn, who)
+    escrow.pay(conn, [row], now)
+    return number
+
+
+async def have(db: Database, who: str = NEW) -> tuple[int, int, int]:
+    found = await db.read(lambda conn: payments.balances(conn, who))
+    return found.pending_micro, found.escrow_micro, found.earned_micro
+
+
+async def setting(db: Database, **values: object) -> int:
+    def write(conn: Connection) -> int:
+        add(conn, NEW, **values)
+        add(conn, FRIEND, standing="vetted", invited=True)
+        return add_run(conn)
+
+    return await db.write(write)
+
+
+async def test_who_is_vouched_for_is_paid_at_once_and_a_stranger_after_later_work(
+    database: Database,
+) -> None:
+    run = await setting(database)
+    await database.write(lambda conn: merged(conn, run, FRIEND, 1.0))
+    await database.write(lambda conn: merged(conn, run, NEW, 1.0))
+    assert await have(database, FRIEND) == (0, 0, PRICE)
+    assert await have(database) == (0, PRICE, 0)
+    for _ in range(VEST_AFTER - 1):
+        await database.write(lambda conn: merged(conn, run, NEW, 2.0))
+    assert await have(database) == (0, PRICE * VEST_AFTER, 0)
+    await database.write(lambda conn: merged(conn, run, NEW, 3.0))
+    assert await have(database) == (0, PRICE * VEST_AFTER, PRICE)
+    assert await breaches(database) == []
+
+
+async def test_time_vests_only_with_a_check_passed_since(database: Database) -> None:
+    run = await setting(database)
+    await database.write(lambda conn: merged(conn, run, NEW, 1.0))
+    late = VEST_DAYS * DAY_S + 2.0
+    assert await database.write(lambda conn: escrow.vest_aged(conn, late)) == 0
+    await database.write(lambda conn: volunteers.set_volunteer(conn, NEW, passed=1))
+    assert await database.write(lambda conn: escrow.vest_aged(conn, late - 5.0)) == 0
+    assert await database.write(lambda conn: escrow.vest_aged(conn, late)) == 1
+    assert await have(database) == (0, 0, PRICE)
+    assert await database.write(lambda conn: escrow.vest_aged(conn, late)) == 0
+    assert await breaches(database) == []
+
+
+async def test_a_suspended_account_forfeits_and_is_not_paid_for_what_is_under_way(
+    database: Database,
+) -> None:
+    run = await setting(database)
+    await database.write(lambda conn: merged(conn, run, NEW, 1.0))
+    waiting = await database.write(
+        lambda conn: add_contribution(conn, run, NEW, "accepted", PRICE, weight=1.0)
+    )
+    await database.write(
+        lambda conn: payments.post_pending_many(
+            conn, [Payment.of(contributions.by_id(conn, waiting))], 1.0
+        )
+    )
+
+    def suspend(conn: Connection) -> int:
+        volunteers.set_volunteer(conn, NEW, standing="suspended")
+        return escrow.forfeit(conn, NEW, 2.0)
+
+    assert await database.write(suspend) == PRICE
+    assert await have(database) == (PRICE, 0, 0)
+
+    def row(conn: Connection) -> ContributionRow:
+        return contributions.by_id(conn, waiting)
+
+    assert (await database.read(row)).weight == 0.0  # no merge takes it any more
+    await database.write(lambda conn: escrow.pay(conn, [row(conn)], 3.0))
+    assert await have(database) == (0, 0, 0)
+    lines = await database.read(lambda conn: payments.history(conn, NEW, None, 10))
+    assert [(line.kind, line.amount_micro) for line in reversed(lines)] == [
+        ("pending", PRICE), ("in escrow", PRICE), ("pending", PRICE),
+        ("forfeited", -PRICE), ("void", -PRICE),
+    ]  # fmt: skip
+
+
+async def test_nothing_is_paid_for_weight_zero_or_without_trust(database: Database) -> None:
+    run = await setting(database, trust=0.2)
+    await database.write(lambda conn: merged(conn, run, NEW, 1.0))
+    assert await have(database) == (0, 0, 0)
+    await database.write(lambda conn: merged(conn, run, FRIEND, 1.0, weight=0.0))
+    assert await have(database, FRIEND) == (0, 0, 0)
+    assert await breaches(database) == []
