@@ -13,9 +13,11 @@ from coordinator.plan.plan import plan
 from coordinator.rules import run_file
 from coordinator.rules.dispatch import Load
 from coordinator.rules.sizing import (
+    CLAMP,
     LEASE_MAX_S,
     Pace,
     allowance_s,
+    clamped,
     estimate_s,
     pass_seed,
     price_micro,
@@ -202,3 +204,20 @@ def test_how_long_a_run_will_be(tables: dict[str, Any], samples: int, steps: int
     file = run_file.from_table({"name": "r", "workload": "gpt", **tables})
     whole = plan({"quorum": 2} | file.plan)
     assert total_steps(file, whole, samples, sample_size=8) == steps
+
+
+@pytest.mark.parametrize(
+    ("told", "step_s", "speed"),
+    [
+        (1e-3, 0.0, 1e9 / CLAMP),
+        (1e18, 0.0, 1e9 * CLAMP),
+        (2e9, 0.0, 2e9),  # a benchmark near the median is believed
+        (1e18, 1.0, 5e8),  # but what it took lately goes before
+        (1e9, 1e-9, 1e9 * CLAMP),
+        (0.0, 0.0, 0.0),
+    ],
+)
+def test_a_newcomer_is_sized_near_the_median(told: float, step_s: float, speed: float) -> None:
+    known = run_of(pace=Pace(step_s=0.5, flops=1e9))
+    assert clamped(known, told, step_s) == pytest.approx(speed)
+    assert clamped(run_of(pace=None), told, step_s) == 0.0  # nothing to compare with
