@@ -23,7 +23,8 @@ from coordinator.accounts.server_identity import ServerIdentity
 from coordinator.compute import Compute
 from coordinator.config import Settings
 from coordinator.database.engine.open import Database, is_new, migrate
-from coordinator.intake.intake import Intake
+from coordinator.intake.forward_check import ForwardChecks
+from coordinator.intake.intake import Examiners, Intake
 from coordinator.intake.uploads import Uploads
 from coordinator.merging.evaluation import Evaluation
 from coordinator.merging.merger import Merger
@@ -37,6 +38,7 @@ from coordinator.scheduling.claims import Claims
 from coordinator.scheduling.heartbeat import Heartbeats
 from coordinator.scheduling.queue import Queue
 from coordinator.scheduling.renewals import Renewals
+from coordinator.selfplay.game_intake import Harvest
 from coordinator.selfplay.replay import Replay
 from coordinator.signals import Signals
 from coordinator.storage.blobs import BlobStore
@@ -129,19 +131,19 @@ class Coordinator:
         await signals.connect(db)
         cores = os.cpu_count() or 1
         threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="work")
-        entrance = Entrance.of(settings, key, clock)
-        volunteers = Volunteers(db, clock, settings, signals, entrance)
+        volunteers = Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock))
         renewals = Renewals(db, clock)
         claims = Claims(db, clock, signals, renewals, settings.max_volunteer_leases)
         uploads = Uploads(db, clock, blobs, settings)
-        # Two: a verdict never waits for the evaluation of a version.
         half = max(1, cores // 2)
         eval_threads = settings.eval_threads or half
+        # Two: a verdict never waits for the evaluation of a version.
         computing = Compute("evaluation", torch_threads=eval_threads, separate=separate)
         checking = Compute("checks", separate=separate)
         runs = Runs(db, clock, signals, blobs, key, computing)
-        intake = Intake(db, clock, signals, blobs, threads, checking)
-        ledger = Ledger(db)
+        forward = ForwardChecks(db, clock, blobs, checking, key) if settings.open else None
+        examiners = Examiners(games=Harvest(db, clock, blobs, checking), updates=forward)
+        intake = Intake(db, clock, signals, blobs, threads, examiners)
         server = ServerIdentity(settings, clock, db, key, runs.queries.listing)
         await server.load()
         space = Space(settings.directory, settings.space_floor_bytes, clock)
@@ -163,7 +165,7 @@ class Coordinator:
             traffic=Traffic(),
             server=server,
             volunteers=volunteers,
-            ledger=ledger,
+            ledger=Ledger(db),
             claims=claims,
             renewals=renewals,
             heartbeats=Heartbeats(db, clock, renewals, runs),
@@ -179,7 +181,7 @@ class Coordinator:
             evaluation=evaluation,
             replay=Replay(db, clock, signals, blobs, threads),
             upkeep=Upkeep(db, clock, signals, blobs, intake, uploads),
-            checks=Checks(db, blobs, ledger, key),
+            checks=Checks(db, blobs, Ledger(db), key),
             boxes=TransferBoxes(blobs.scratch() / "depot", clock, space),
         )
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.compute import Compute
 from coordinator.database import (
     contributions,
     evaluations,
@@ -34,9 +33,11 @@ from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import OPEN, RunRow
 from coordinator.database.submissions import Part
 from coordinator.database.tasks import FailureKind, TaskRow
+from coordinator.intake.forward_check import ForwardChecks
 from coordinator.plan.plan import in_phase
 from coordinator.plan.tables import Plan
 from coordinator.rules import codec_choice, trust, validation
+from coordinator.rules.checks import Result
 from coordinator.rules.validation import Evidence, Judgement, Measurement
 from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition
@@ -72,6 +73,20 @@ LOST = Judgement(
 )
 
 
+UNCONFIRMED = Judgement(
+    state="superseded",
+    message="a check could not confirm that it learned from its task: it is neither merged nor "
+    "paid, and not counted against you",
+)
+
+
+class Examiners(msgspec.Struct, frozen=True, kw_only=True):
+    """Those who look into what came, with PyTorch, before the verdict."""
+
+    games: Harvest
+    updates: ForwardChecks | None = None  # of a server that is open to strangers
+
+
 class Intake:
     """Receives, checks and decides contributions."""
 
@@ -82,14 +97,15 @@ class Intake:
         signals: Signals,
         blobs: BlobStore,
         threads: Executor,
-        compute: Compute,
+        examiners: Examiners,
     ) -> None:
         self._db = db
         self._clock = clock
         self._signals = signals
         self._blobs = blobs
         self._threads = threads
-        self._harvest = Harvest(db, clock, blobs, compute)
+        self._checks = examiners.updates
+        self._harvest = examiners.games
         self._abouts: dict[int, Definition] = {}  # what does not change of a run, read once
 
     async def submit(self, principal: Principal, task_id: int, request: SubmitRequest) -> Verdict:
@@ -175,9 +191,18 @@ class Intake:
                 problem=f'the update is encoded as "{row.codec}", which this run does not accept; '
                 f"accepted: {', '.join(sorted(granted))}"
             )
-        await self._db.write(lambda conn: self._decide(conn, row.id, measured))
+        checked: Result | None = None
+        if self._checks is not None and measured.finite and not measured.problem:
+            checked = await self._checks.check(row)
+        await self._db.write(lambda conn: self._decide(conn, row.id, measured, checked))
 
-    def _decide(self, conn: Connection, contribution_id: int, measured: Measurement) -> None:
+    def _decide(
+        self,
+        conn: Connection,
+        contribution_id: int,
+        measured: Measurement,
+        checked: Result | None,
+    ) -> None:
         now = self._clock.now()
         # Locked: after a restart the sender and the recheck may both be at it.
         row = contributions.by_id(conn, contribution_id, lock=True)
@@ -189,6 +214,8 @@ class Intake:
             run = runs.by_id(conn, row.run_id, lock=True)
             plan = phases.at_head(run)
         judgement = self._judge(conn, row, run, plan, measured)
+        if checked == "failed" and judgement.state == "accepted" and not row.vetted:
+            judgement = UNCONFIRMED
         if judgement.reason == Reason.STALE and _is_late(row, run, plan):
             self._too_late(conn, row, run, plan)
             return
@@ -301,7 +328,10 @@ class Intake:
         """Back into the queue: counted as a failure only when the content was at fault."""
         if judgement.state == "superseded":
             submissions.through(conn, row, now)
-            self._pay_at_once(conn, row, now)
+            unpaid = judgement is UNCONFIRMED
+            self._pay_at_once(
+                conn, msgspec.structs.replace(row, weight=0.0) if unpaid else row, now
+            )
             return
         at_fault = judgement.reason not in NO_FAULT
         kind: FailureKind | None = "failure" if at_fault else None

@@ -19,11 +19,13 @@ from typing import Literal
 
 import msgspec
 
+from shared.workloads.base import ForwardFigures
+
 Kind = Literal["forward", "recompute"]
 Result = Literal["passed", "failed", "unclear"]
 
 COSINE_MIN = 0.98  # of a recompute beside the update: same arithmetic, same state (measured)
-DROP_SHARE_MIN = 0.0  # an update that raises the loss on its own task is no honest work
+DROP_MIN = 0.0  # an update that raises the loss on its own task is no honest work
 GAP_SHARE_MIN = 0.2  # of the median gap of vetted work: other data has 0.16 at most (measured)
 PEERS_MIN = 8  # forward results of vetted work that a comparison needs
 PRICE_WEIGHT_MAX = 4.0  # an expensive task is at most so many times likelier to be checked
@@ -37,27 +39,15 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     recompute: float = 0.02
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """The checks behind an account: those passed in a row, by kind."""
+class Streaks(msgspec.Struct, frozen=True, kw_only=True):
+    """Checks that an account passed in a row, by kind."""
 
     vetted: bool
     forward_streak: int
     recompute_streak: int
 
 
-class Forward(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurement of a forward check.
-
-    `drop`: loss of the base minus loss after the update on samples of the task; `gap`: that minus
-    the same on foreign samples. `noise`: standard error of the gap.
-    """
-
-    drop: float
-    gap: float
-    noise: float = 0.0
-
-
-def chance(kind: Kind, standing: Standing, rates: Rates, price: float = 1.0) -> float:
+def chance(kind: Kind, standing: Streaks, rates: Rates, price: float = 1.0) -> float:
     """Return the probability of a check: max(floor, 1 / streak), dearer tasks likelier.
 
     `price` is relative to the run's usual task. Newcomers' forward checks are certain.
@@ -85,22 +75,21 @@ def seed(secret: bytes, contribution: int, digest: str) -> int:
     return int.from_bytes(hmac.new(secret, said, sha256).digest()[:8], "big") >> 1
 
 
-def judge_forward(found: Forward, peers: list[float]) -> Result:
-    """Judge a forward check by the gaps of vetted peers (at the same effort, newest first).
+def judge_forward(found: ForwardFigures, peers: list[float]) -> Result:
+    """Judge a forward check by the gaps of peers that passed.
 
-    Never punishes: "failed" and "unclear" order a recompute. Without enough peers only what makes
-    the model worse, or shows no gap at all, stands out.
+    Never punishes. Without enough peers, or where even their work shows no gap beyond the noise (a
+    young model learns as much for foreign samples as for its own), only what makes the model worse
+    on its own task fails, and only what makes it better passes.
     """
     if not (math.isfinite(found.drop) and math.isfinite(found.gap)):
         return "failed"
-    if found.drop <= DROP_SHARE_MIN:
+    if found.drop < DROP_MIN - found.noise:
         return "failed"
-    if len(peers) < PEERS_MIN:
-        return "passed" if found.gap > found.noise else "unclear"
-    usual = median(peers)
-    if usual <= found.noise:
-        return "passed"  # the task does not separate: a recompute is drawn at its own rate
-    return "passed" if found.gap >= GAP_SHARE_MIN * usual else "failed"
+    usual = median(peers) if len(peers) >= PEERS_MIN else 0.0
+    if usual > found.noise and found.gap + found.noise < GAP_SHARE_MIN * usual:
+        return "failed"
+    return "passed" if found.drop > found.noise else "unclear"
 
 
 def judge_recompute(

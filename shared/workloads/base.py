@@ -164,6 +164,18 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes = b""
 
 
+class ForwardFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of a forward check: did the update learn from the task's own samples?
+
+    `drop`: loss of the base minus loss after the update on samples of the task; `gap`: that minus
+    the same on foreign samples. `noise`: standard error of the gap.
+    """
+
+    drop: float
+    gap: float
+    noise: float = 0.0
+
+
 class Work(Protocol):
     """One task in progress on one device.
 
@@ -285,6 +297,19 @@ class Workload(Protocol):
 
         The same samples every time.
         """
+
+    def check(
+        self,
+        job: Job,
+        base: Mapping[str, torch.Tensor],
+        updated: Mapping[str, torch.Tensor],
+        data: tuple[Data, Data],
+        seed: int,
+    ) -> ForwardFigures | None:
+        """Measure an update on samples that `seed` chooses among those of its task, and on foreign
+        ones; `data` is the task's and the held-out part. None: work cannot be checked this way.
+        """
+        return None
 
     def sample(
         self,

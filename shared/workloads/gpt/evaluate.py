@@ -7,18 +7,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.errors import InvalidRunFile
-from shared.workloads.base import Data
+from shared.workloads.base import Data, ForwardFigures, Job
+from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
-from shared.workloads.data.windows import Windows, spread, windows_of
+from shared.workloads.data.windows import Windows, of_pass, spread, windows_of
 from shared.workloads.gpt.config import GptConfig, flops_per_sample
 from shared.workloads.gpt.model import Gpt, Kept, build
 
 _EVAL_TOKENS = 32_768
 _EVAL_FLOPS = 6e11  # a quarter of a minute on a slow core
+_CHECKED = 32  # windows of a forward check, of the task and foreign ones each
+_CHECKED_FROM = 4096  # held-out windows that those are drawn from
 _LOGITS_MAX = 16 << 20  # elements held at a time
 
 
@@ -74,6 +79,50 @@ def evaluate(
     bytes_per_token = float(heldout.manifest.meta.get("bytes_per_token", 0))
     if bytes_per_token > 0:
         found["bits_per_byte"] = loss / math.log(2) / bytes_per_token
+    return found
+
+
+@torch.inference_mode()
+def check(
+    job: Job,
+    base: Mapping[str, Tensor],
+    updated: Mapping[str, Tensor],
+    data: tuple[Data, Data],
+    seed: int,
+) -> ForwardFigures:
+    """Compare the loss before and after an update on windows of its task, and on held-out ones.
+
+    Work on other data, or none, lowers both alike, or neither.
+    """
+    config = GptConfig.from_dict(job.config)
+    own, heldout = data
+    order = PassOrder(windows_of(own.manifest, config.block_size), job.order_seed)
+    mine = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
+    foreign = spread(windows_of(heldout.manifest, config.block_size), _CHECKED_FROM)
+    random = np.random.default_rng(seed)
+    drops = [
+        _losses(config, base, source, rows) - _losses(config, updated, source, rows)
+        for source, rows in ((own, _drawn(random, mine)), (heldout, _drawn(random, foreign)))
+    ]
+    drop, other = (float(each.mean()) for each in drops)
+    noise = math.sqrt(sum(float(each.var(ddof=1)) / len(each) for each in drops if len(each) > 1))
+    return ForwardFigures(drop=drop, gap=drop - other, noise=noise)
+
+
+def _drawn(random: np.random.Generator, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    return rows[np.sort(random.permutation(len(rows))[:_CHECKED])]
+
+
+def _losses(
+    config: GptConfig, weights: Mapping[str, Tensor], data: Data, rows: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the loss of each window, (N,), nats a token."""
+    model = build(config, weights, "cpu").train(False)
+    windows = Windows(data, config.block_size, config.vocab_size, rows)
+    found = np.empty(len(rows))
+    for place in range(len(rows)):
+        tokens = torch.from_numpy(windows.read(place, place + 1))  # (1, T + 1)
+        found[place] = float(model(tokens[:, :-1], tokens[:, 1:]))
     return found
 
 

@@ -12,7 +12,16 @@ import numpy as np
 
 from shared.errors import BadRequest, NotFound
 from shared.tensors.spec import Schema
-from shared.workloads.base import Data, DatasetManifest, Job, Sample, Work, Workload, check_keys
+from shared.workloads.base import (
+    Data,
+    DatasetManifest,
+    ForwardFigures,
+    Job,
+    Sample,
+    Work,
+    Workload,
+    check_keys,
+)
 from shared.workloads.data.windows import windows_of
 from shared.workloads.gpt import config as gpt_config
 from shared.workloads.gpt.config import GptConfig
@@ -100,6 +109,18 @@ class GptWorkload(Workload):
         if heldout is None:
             raise BadRequest("gpt is measured on held-out text, so it needs a dataset")
         return evaluate(GptConfig.from_dict(config), weights, heldout, budget_s, stop)
+
+    def check(
+        self,
+        job: Job,
+        base: Mapping[str, torch.Tensor],
+        updated: Mapping[str, torch.Tensor],
+        data: tuple[Data, Data],
+        seed: int,
+    ) -> ForwardFigures | None:
+        from shared.workloads.gpt.evaluate import check
+
+        return check(job, base, updated, data, seed)
 
     def sample(
         self,

@@ -192,7 +192,7 @@ async def test_machines_of_one_volunteer_share_a_quota(home: LocalCoordinator) -
     assert first.status_code == 200
     await db.write(lambda conn: conn.execute(rows.update().values(size=4 * granted)))
     other = await ann.announce(lease, b"1" * granted)
-    assert "submit it first" in refused(other, 429).message
+    assert "submit them first" in refused(other, 429).message
     await db.write(lambda conn: set_volunteer(conn, ann.volunteer_id, standing="vetted"))
     assert (await ann.announce(lease, b"1" * granted)).status_code == 200
 

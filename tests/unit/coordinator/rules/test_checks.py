@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.rules import checks, standing
-from coordinator.rules.checks import Forward, Rates, Standing
+from coordinator.rules.checks import ForwardFigures, Rates, Streaks
 from coordinator.rules.standing import Account
 
 SECRET = b"k" * 32
-HONEST = Standing(vetted=True, forward_streak=1000, recompute_streak=1000)
-NEW = Standing(vetted=False, forward_streak=0, recompute_streak=0)
+HONEST = Streaks(vetted=True, forward_streak=1000, recompute_streak=1000)
+NEW = Streaks(vetted=False, forward_streak=0, recompute_streak=0)
 RATES = Rates()
 POWER = 0.99  # of a recompute beside work that was not done
 
@@ -46,23 +46,24 @@ def test_a_draw_is_its_chance_and_the_same_after_a_restart() -> None:
 @pytest.mark.parametrize(
     ("found", "result"),
     [
-        (Forward(drop=0.24, gap=0.18), "passed"),
-        (Forward(drop=0.115, gap=0.092), "passed"),  # the smallest honest ones that were measured
-        (Forward(drop=0.188, gap=0.029), "failed"),  # other data, at its best
-        (Forward(drop=-0.051, gap=0.002), "failed"),  # noise
-        (Forward(drop=-0.454, gap=-0.139), "failed"),  # sign flip
-        (Forward(drop=0.0, gap=0.0), "failed"),  # nothing
-        (Forward(drop=math.nan, gap=0.2), "failed"),
+        (ForwardFigures(drop=0.24, gap=0.18), "passed"),
+        # the smallest honest ones that were measured
+        (ForwardFigures(drop=0.115, gap=0.092), "passed"),
+        (ForwardFigures(drop=0.188, gap=0.029), "failed"),  # other data, at its best
+        (ForwardFigures(drop=-0.051, gap=0.002), "failed"),  # noise
+        (ForwardFigures(drop=-0.454, gap=-0.139), "failed"),  # sign flip
+        (ForwardFigures(drop=0.0, gap=0.0), "failed"),  # nothing
+        (ForwardFigures(drop=math.nan, gap=0.2), "failed"),
     ],
 )
-def test_a_forward_check_tells_work_from_what_is_none(found: Forward, result: str) -> None:
+def test_a_forward_check_tells_work_from_what_is_none(found: ForwardFigures, result: str) -> None:
     assert checks.judge_forward(found, [0.18] * 8) == result
 
 
 def test_without_peers_a_forward_check_knows_less() -> None:
-    assert checks.judge_forward(Forward(drop=0.1, gap=0.05, noise=0.02), []) == "passed"
-    assert checks.judge_forward(Forward(drop=0.1, gap=0.01, noise=0.02), []) == "unclear"
-    assert checks.judge_forward(Forward(drop=0.1, gap=0.0), [0.0] * 9) == "passed"
+    assert checks.judge_forward(ForwardFigures(drop=0.1, gap=0.05, noise=0.02), []) == "passed"
+    assert checks.judge_forward(ForwardFigures(drop=0.01, gap=0.01, noise=0.02), []) == "unclear"
+    assert checks.judge_forward(ForwardFigures(drop=0.1, gap=0.0), [0.0] * 9) == "passed"
 
 
 def test_a_recompute_proves_only_what_is_comparable() -> None:
@@ -98,7 +99,7 @@ def _sleeper(honest: int, work: float, rng: random.Random) -> float:
     while accepted < 4000:
         cheats = accepted >= honest
         spent += work if cheats else 1.0
-        now = Standing(
+        now = Streaks(
             vetted=passed >= standing.PASSED_MIN,
             forward_streak=forward,
             recompute_streak=recomputed,
