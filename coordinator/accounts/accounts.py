@@ -19,7 +19,7 @@ from coordinator.accounts.registration import Registered
 from coordinator.database import audit, runs, statistics
 from coordinator.database import invites as code_rows
 from coordinator.database import volunteers as store
-from coordinator.database.ledger import payments
+from coordinator.database.ledger import escrow, payments
 from coordinator.database.statistics import Person
 from coordinator.database.volunteers import VolunteerRow
 from coordinator.rules import codes, networks, nicknames
@@ -51,6 +51,7 @@ T = TypeVar("T")
 LINK_S = 600.0
 REISSUE_S = 86_400.0  # the organiser passes this one on
 DAY_S = 86_400.0
+REASON_CHARS_MAX = 300
 WORK_MAX = 4096  # volunteers whose counts are remembered
 
 
@@ -274,6 +275,46 @@ class Volunteers:
     async def unban(self, who: str) -> str:
         """Let a banned account in again; the id it has. Raises NotFound, Forbidden."""
         return await self._write(self._to_state(who, "active"))
+
+    async def suspend(self, who: str, reason: str) -> str:
+        """Give an account no work and no pay from now on: what is in escrow is forfeit, what waits
+        for a merge counts nothing. Its owner reads the reason. Raises NotFound, BadRequest.
+        """
+        now, why = self._clock.now(), self._reason(reason)
+
+        def change(conn: Connection) -> str:
+            row = _find(conn, who)
+            store.set_volunteer(conn, row.id, standing="suspended", suspended_reason=why)
+            taken = escrow.forfeit(conn, row.id, now)
+            detail = {"reason": reason, "forfeit_micro": taken}
+            audit.append(conn, "organiser", "volunteer.suspend", row.id, detail, now)
+            return row.nickname
+
+        return await self._shut_out(change)
+
+    async def vouch(self, who: str) -> str:
+        """Treat an account as one that was invited: vetted, paid at once, its escrow earned; also
+        one that was suspended. Raises NotFound.
+        """
+        now = self._clock.now()
+
+        def change(conn: Connection) -> str:
+            row = _find(conn, who)
+            values = {"standing": "vetted", "invited": True, "suspended_reason": ""}
+            store.set_volunteer(conn, row.id, **values)
+            detail = {"vested": escrow.vest_all(conn, row.id, now)}
+            audit.append(conn, "organiser", "volunteer.vouch", row.id, detail, now)
+            return row.nickname
+
+        return await self._write(change)
+
+    def _reason(self, reason: str) -> str:
+        """Return a reason as its account reads it, with whom to write to. Raises BadRequest."""
+        why = machines.line(reason, REASON_CHARS_MAX)
+        if not why:
+            raise BadRequest("a suspension needs a reason: its owner reads it")
+        contact = self._settings.contact
+        return f"{why}; write to {contact}" if contact else f"{why}; write to the organiser"
 
     def _to_state(self, who: str, state: str) -> Callable[[Connection], str]:
         now = self._clock.now()

@@ -34,6 +34,11 @@ class Rename(Ask, frozen=True, kw_only=True):
     to: str
 
 
+class Suspend(Ask, frozen=True, kw_only=True):
+    name: str
+    reason: str
+
+
 class InviteLink(msgspec.Struct, frozen=True, kw_only=True):
     """An invite as it is handed out: the only time its code is seen."""
 
@@ -88,6 +93,15 @@ async def unban(coordinator: Coordinator, ask: Named) -> Done:
     return Done(done="let in again", name=ask.name)
 
 
+async def suspend(coordinator: Coordinator, ask: Suspend) -> Done:
+    name = await coordinator.volunteers.suspend(ask.name, ask.reason)
+    return Done(done="suspended", name=name)
+
+
+async def vouch(coordinator: Coordinator, ask: Named) -> Done:
+    return Done(done="vouched for", name=await coordinator.volunteers.vouch(ask.name))
+
+
 async def rename(coordinator: Coordinator, ask: Rename) -> Done:
     name = await coordinator.volunteers.rename(ask.name, ask.to)
     return Done(done="renamed", name=name)
@@ -129,6 +143,8 @@ COMMANDS = (
     Command(name="volunteer.show", request=Named, reply=Shown, run=show, needs="database"),
     Command(name="volunteer.ban", request=Named, reply=Done, run=ban, needs="database"),
     Command(name="volunteer.unban", request=Named, reply=Done, run=unban, needs="database"),
+    Command(name="volunteer.suspend", request=Suspend, reply=Done, run=suspend, needs="database"),
+    Command(name="volunteer.vouch", request=Named, reply=Done, run=vouch, needs="database"),
     Command(name="volunteer.rename", request=Rename, reply=Done, run=rename, needs="database"),
     Command(name="volunteer.reissue", request=Named, reply=InviteLink, run=reissue),
     Command(name="volunteer.forget", request=Named, reply=Done, run=forget, needs="database"),

@@ -179,6 +179,24 @@ def unban(name: Who, *, where: Where = HERE, json: Json = False) -> None:
 
 
 @volunteers.command
+def suspend(
+    name: Who,
+    *,
+    reason: Annotated[str, Parameter(help="The reason, which its owner reads.")],
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """Give an account no work and no pay from now on; its pay in escrow is forfeit."""
+    _done(where, "volunteer.suspend", json, name=name, reason=reason)
+
+
+@volunteers.command
+def vouch(name: Who, *, where: Where = HERE, json: Json = False) -> None:
+    """Treat an account as an invited one: vetted, and paid at once. Lifts a suspension."""
+    _done(where, "volunteer.vouch", json, name=name)
+
+
+@volunteers.command
 def rename(
     name: Who,
     to: Annotated[str, Parameter(help="The new nickname.")],

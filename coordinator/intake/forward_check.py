@@ -119,7 +119,7 @@ class ForwardChecks:
         streaks = Streaks(
             vetted=account.standing == "vetted",
             forward_streak=account.forward_streak,
-            recompute_streak=account.recompute_streak,
+            recompute_streak=0,
         )
         chance = rules.chance("forward", streaks, Rates())
         if not rules.drawn(self._secret, "forward", row.id, row.digest, chance):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from sqlalchemy import Connection, insert
 
+from coordinator.accounts.accounts import Volunteers
+from coordinator.config import Settings
 from coordinator.database import contributions, volunteers
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.open import Database
@@ -11,7 +14,9 @@ from coordinator.database.ledger import escrow, payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.tables import accounts as tables
 from coordinator.rules.standing import DAY_S, VEST_AFTER, VEST_DAYS
+from shared.errors import BadRequest
 from tests.support.account_rows import add_contribution, add_run, breaches
+from tests.support.virtual_clock import VirtualClock
 
 NEW = "volunteer-new-000001"
 FRIEND = "volunteer-friend-01"
@@ -119,4 +124,24 @@ async def test_nothing_is_paid_for_weight_zero_or_without_trust(database: Databa
     assert await have(database) == (0, 0, 0)
     await database.write(lambda conn: merged(conn, run, FRIEND, 1.0, weight=0.0))
     assert await have(database, FRIEND) == (0, 0, 0)
+    assert await breaches(database) == []
+
+
+async def test_the_organiser_suspends_with_a_reason_and_vouches(
+    database: Database,
+) -> None:
+    run = await setting(database)
+    people = Volunteers(database, VirtualClock(), Settings(contact="ann@example.org"))
+    await database.write(lambda conn: merged(conn, run, NEW, 1.0))
+    with pytest.raises(BadRequest, match="needs a reason"):
+        await people.suspend(NEW, "\x1b \n")
+    await people.suspend(NEW, "copies of others")
+    row = await database.read(lambda conn: volunteers.existing(conn, NEW))
+    assert (row.standing, row.suspended_reason) == (
+        "suspended", "copies of others; write to ann@example.org",
+    )  # fmt: skip
+    assert await have(database) == (0, 0, 0)
+    await people.vouch(NEW)
+    await database.write(lambda conn: merged(conn, run, NEW, 2.0))
+    assert await have(database) == (0, 0, PRICE)
     assert await breaches(database) == []

@@ -36,9 +36,7 @@ volunteers = Table(
     Column("network", String(64), nullable=False, server_default=""),  # it registered from
     Column("accepted", BigInteger, nullable=False, server_default="0"),  # contributions, in all
     Column("passed", Integer, nullable=False, server_default="0"),  # checks, in all
-    # checks passed in a row, by kind
-    Column("forward_streak", Integer, nullable=False, server_default="0"),
-    Column("recompute_streak", Integer, nullable=False, server_default="0"),
+    Column("forward_streak", Integer, nullable=False, server_default="0"),  # passed in a row
     Column("suspended_reason", Text, nullable=False, server_default=""),
 )
 

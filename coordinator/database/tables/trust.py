@@ -1,6 +1,4 @@
-"""Pay in escrow, checks of contributions, sketches of updates, and the nodes of the public log's
-Merkle trees.
-"""
+"""Pay in escrow, and checks of contributions."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
-    LargeBinary,
     String,
     Table,
     Text,
@@ -55,26 +52,3 @@ checks = Table(
 )
 Index("ix_checks_queue", checks.c.state, checks.c.id)
 Index("ix_checks_newest", checks.c.run_id, checks.c.kind, checks.c.id)
-
-# Random projections of updates, compared to find copies.
-sketches = Table(
-    "sketches",
-    metadata,
-    Column("contribution_id", ForeignKey("contributions.id"), primary_key=True),
-    Column("run_id", ForeignKey("runs.id"), nullable=False),
-    Column("kind", String(16), nullable=False),
-    Column("version", Integer, nullable=False),
-    Column("volunteer_id", String(64), nullable=False),
-    Column("data", LargeBinary, nullable=False),
-)
-Index("ix_sketches_newest", sketches.c.run_id, sketches.c.contribution_id)
-
-# Full nodes of the Merkle tree over a log (RFC 6962): 32 bytes of SHA-256 each.
-merkle_nodes = Table(
-    "merkle_nodes",
-    metadata,
-    Column("log", String(16), primary_key=True),
-    Column("level", Integer, primary_key=True, autoincrement=False),  # 0 is the leaves
-    Column("number", BigInteger, primary_key=True, autoincrement=False),  # from 0, left to right
-    Column("hash", LargeBinary(32), nullable=False),
-)

@@ -1,6 +1,4 @@
-"""Standing and network of an account, pay in escrow, checks of contributions, sketches of updates
-and the nodes of the public log's Merkle trees.
-"""
+"""Standing and network of an account, pay in escrow, and checks of contributions."""
 
 from __future__ import annotations
 
@@ -22,7 +20,6 @@ def upgrade() -> None:
         sa.Column("passed", sa.Integer(), nullable=False, server_default="0"),
         sa.Column("accepted", sa.BigInteger(), nullable=False, server_default="0"),
         sa.Column("forward_streak", sa.Integer(), nullable=False, server_default="0"),
-        sa.Column("recompute_streak", sa.Integer(), nullable=False, server_default="0"),
         sa.Column("network", sa.String(64), nullable=False, server_default=""),
         sa.Column("suspended_reason", sa.Text(), nullable=False, server_default=""),
     ):
@@ -36,8 +33,6 @@ def upgrade() -> None:
     op.add_column("workers", sa.Column("rest_until", sa.Double(), nullable=True))
     _escrow()
     _checks()
-    _sketches()
-    _merkle_nodes()
 
 
 def _escrow() -> None:
@@ -85,32 +80,3 @@ def _checks() -> None:
     op.create_index("ix_checks_queue", "checks", ["state", "id"])
     op.create_index("ix_checks_contribution_id", "checks", ["contribution_id"])
     op.create_index("ix_checks_newest", "checks", ["run_id", "kind", "id"])
-
-
-def _sketches() -> None:
-    op.create_table(
-        "sketches",
-        sa.Column("contribution_id", KEY, autoincrement=False, nullable=False),
-        sa.Column("run_id", KEY, nullable=False),
-        sa.Column("kind", sa.String(16), nullable=False),
-        sa.Column("version", sa.Integer(), nullable=False),
-        sa.Column("volunteer_id", sa.String(64), nullable=False),
-        sa.Column("data", sa.LargeBinary(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["contribution_id"], ["contributions.id"], name="fk_sketches_contribution_id"
-        ),
-        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_sketches_run_id"),
-        sa.PrimaryKeyConstraint("contribution_id", name="pk_sketches"),
-    )
-    op.create_index("ix_sketches_newest", "sketches", ["run_id", "contribution_id"])
-
-
-def _merkle_nodes() -> None:
-    op.create_table(
-        "merkle_nodes",
-        sa.Column("log", sa.String(16), nullable=False),
-        sa.Column("level", sa.Integer(), autoincrement=False, nullable=False),
-        sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("hash", sa.LargeBinary(32), nullable=False),
-        sa.PrimaryKeyConstraint("log", "level", "number", name="pk_merkle_nodes"),
-    )
