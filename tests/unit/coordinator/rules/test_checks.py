@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.rules import checks, standing
-from coordinator.rules.checks import ForwardFigures, Rates, Streaks
+from coordinator.rules.checks import Rates, Streaks
 from coordinator.rules.standing import Account
+from shared.workloads.base import ForwardFigures
 
 SECRET = b"k" * 32
 HONEST = Streaks(vetted=True, forward_streak=1000, recompute_streak=1000)
