@@ -7,7 +7,7 @@ from statistics import median
 from sqlalchemy import Connection, select, update
 
 from coordinator.database.engine.statements import its
-from coordinator.database.tables.accounts import workers
+from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tasks import BESIDE
@@ -41,23 +41,43 @@ def move(conn: Connection, run_id: int, pass_no: int, cursor: int) -> None:
 def measure(conn: Connection, run_id: int) -> Pace | None:
     """Return how fast the last tasks of a run were done, and by how fast workers; None while too
     few are.
+
+    Each volunteer is one voice, the median of its tasks; vetted ones only, where there are any.
     """
-    t = tasks.c
-    query = select(t.steps, t.ended_at - t.begun_at, workers.c.step_flops)
-    query = query.join_from(tasks, workers).where(
-        t.run_id == run_id,
-        t.state == "done",
-        t.begun_at.is_not(None),
-        t.kind.not_in(BESIDE),
+    t, v = tasks.c, volunteers.c
+    query = select(v.id, v.standing, t.steps, t.ended_at - t.begun_at, workers.c.step_flops)
+    query = (
+        query.join_from(tasks, workers)
+        .join(volunteers, v.id == workers.c.volunteer_id)
+        .where(
+            t.run_id == run_id,
+            t.state == "done",
+            t.begun_at.is_not(None),
+            t.kind.not_in(BESIDE),
+        )
     )
     rows = conn.execute(query.order_by(t.id.desc()).limit(LATELY)).all()
     if len(rows) < PACE_MIN:
         return None
-    paces = [max(1e-6, float(took) / steps) for steps, took, _ in rows]
-    speeds = [float(flops) for _, _, flops in rows]
-    if min(speeds) <= 0:
-        return Pace(step_s=median(paces), flops=0.0)
+    vetted = any(standing == "vetted" for _, standing, *_ in rows)
+    by: dict[str, list[tuple[float, float]]] = {}
+    for who, standing, steps, took, flops in rows:
+        if standing == "vetted" or not vetted:
+            by.setdefault(who, []).append((max(1e-6, float(took) / steps), float(flops)))
+    voices = [_voice(own) for own in by.values()]
+    pace = median(step_s for step_s, _, _ in voices)
+    if min(flops for *_, flops in voices) <= 0:
+        return Pace(step_s=pace, flops=0.0)
     # Of each step what it took of its own machine: the median of the times of unequal machines is
     # nobody's time.
-    work = median(pace * speed for pace, speed in zip(paces, speeds, strict=True))
-    return Pace(step_s=work / median(speeds), flops=median(speeds))
+    speed = median(flops for *_, flops in voices)
+    return Pace(step_s=median(work for _, work, _ in voices) / speed, flops=speed)
+
+
+def _voice(own: list[tuple[float, float]]) -> tuple[float, float, float]:
+    """Return the medians of a volunteer's tasks: seconds a step, operations a step, and the speed
+    of its machines, 0 where one is unknown.
+    """
+    speeds = [flops for _, flops in own]
+    known = median(speeds) if min(speeds) > 0 else 0.0
+    return median(s for s, _ in own), median(s * flops for s, flops in own), known

@@ -27,6 +27,9 @@ CLAMP = 16.0  # a newcomer counts as so much faster or slower than the median at
 GAME_BYTES_MAX = 1 << 18  # of one game, compressed
 
 
+BENCHMARK_LEAST = 0.25  # of the time that the own benchmark lets expect
+
+
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """Speed of a run's latest tasks, as medians."""
 
@@ -118,13 +121,16 @@ def _derived(text: str) -> int:
 def estimate_s(run: Run, steps: int, flops: float) -> float | None:
     """Return the seconds that a worker of this speed should take, from what others took or else its
     benchmark; None = unknown.
+
+    What others took never counts for less than a quarter of the benchmark's estimate: work that was
+    not done takes no time.
     """
+    own = steps * run.step_flops / flops if flops > 0 and run.step_flops > 0 else 0.0
     if run.pace is not None:
         known = flops > 0 and run.pace.flops > 0
-        return steps * run.pace.step_s * (run.pace.flops / flops if known else 1.0)
-    if flops > 0 and run.step_flops > 0:
-        return OPTIMISM * steps * run.step_flops / flops
-    return None
+        others = steps * run.pace.step_s * (run.pace.flops / flops if known else 1.0)
+        return max(others, own * BENCHMARK_LEAST)
+    return OPTIMISM * own if own > 0 else None
 
 
 def allowance_s(run: Run, steps: int, flops: float) -> float:

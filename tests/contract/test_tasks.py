@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, func, select
 
 from coordinator.accounts.accounts import Principal
-from coordinator.database import runs, tasks
+from coordinator.database import passes, runs, tasks
 from coordinator.database import volunteers as store
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.contributions import contributions as contributions_table
@@ -393,6 +393,27 @@ async def test_the_pace_of_others_bounds_a_lease(house: VirtualQueue) -> None:
         await house.finish(lease.task)
     lease = await house.lease(house.b)
     assert lease.finish_by == house.clock.now() + 900  # three times five minutes
+
+
+async def test_one_voice_of_the_pace_is_one_volunteer_and_vetted_ones_count(
+    house: VirtualQueue,
+) -> None:
+    """Threat T9: nine tasks done in no time made the next lease impossible to keep."""
+    for who, seconds, tasks in ((house.a, 300, 2), (house.b, 1, 9)):
+        for _ in range(tasks):
+            lease = await house.lease(who)
+            await house.queue.begin(who, lease.task, 1)
+            await house.keep_alive(who, lease, seconds)
+            await house.finish(lease.task)
+    steps = lease.job.steps
+    pace = await house.db.read(lambda conn: passes.measure(conn, 1))
+    assert pace is not None
+    assert pace.step_s > 100 / steps  # a median over tasks would say a second
+    lazy = house.b.volunteer_id
+    await house.write(lambda conn: store.set_volunteer(conn, lazy, standing="probation"))
+    pace = await house.db.read(lambda conn: passes.measure(conn, 1))
+    assert pace is not None
+    assert pace.step_s == pytest.approx(300 / steps, rel=0.1)
 
 
 async def test_the_background_job_flushes_and_expires_until_it_is_stopped(

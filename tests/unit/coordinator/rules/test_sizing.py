@@ -120,6 +120,14 @@ def test_a_lease_lasts_three_times_what_the_work_takes() -> None:
     assert allowance_s(known, 100, 1e-3) == LEASE_MAX_S
 
 
+def test_work_that_took_no_time_never_counts_below_a_quarter_of_the_own_benchmark() -> None:
+    """Threat T9: nine lazy tasks made leases of 5,000 steps in 120 s out of 535 in 899 s."""
+    lazy = run_of(task={"target_seconds": 60}, pace=Pace(step_s=1e-6, flops=1e9))
+    assert lazy.step_flops == 1e9
+    assert steps_for(lazy, 1e9) == 240  # a benchmark alone gives 60
+    assert allowance_s(lazy, 5000, 1e9) == 3 * 5000 * 0.25
+
+
 def test_what_came_back_is_split_for_a_slow_worker() -> None:
     task = {"target_seconds": 60, "local_steps": 50, "batch_size": 4, "min_steps": 5}
     run = run_of(task=task, pace=Pace(step_s=1.0, flops=1e9), cursor=1000)
