@@ -399,13 +399,14 @@ async def test_one_voice_of_the_pace_is_one_volunteer_and_vetted_ones_count(
     house: VirtualQueue,
 ) -> None:
     """Threat T9: nine tasks done in no time made the next lease impossible to keep."""
+    steps = 0
     for who, seconds, count in ((house.a, 300, 2), (house.b, 1, 9)):
         for _ in range(count):
             lease = await house.lease(who)
             await house.queue.begin(who, lease.task, 1)
             await house.keep_alive(who, lease, seconds)
             await house.finish(lease.task)
-    steps = lease.job.steps
+            steps = lease.job.steps
     pace = await house.db.read(lambda conn: passes.measure(conn, 1))
     assert pace is not None
     assert pace.step_s > 100 / steps  # a median over tasks would say a second
