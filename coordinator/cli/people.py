@@ -137,6 +137,7 @@ def show(name: Who, *, where: Where = HERE, json: Json = False) -> None:
             ("id", person.volunteer_id),
             ("invited as", person.label),
             ("state", person.state),
+            ("standing", _standing(person)),
             ("trust", f"{person.trust:.2f}"),
             ("first seen", when(person.first_seen)),
             ("last seen", when(person.last_seen)),
@@ -144,7 +145,8 @@ def show(name: Who, *, where: Where = HERE, json: Json = False) -> None:
             ("rejected", person.work.refused),
             (
                 "credits",
-                f"{credit(person.earned_micro)} ({credit(person.pending_micro)} pending)",
+                f"{credit(person.earned_micro)} ({credit(person.pending_micro)} pending"
+                f"{f', {credit(person.escrow_micro)} in escrow' if person.escrow_micro else ''})",
             ),
         ]
     )
@@ -156,6 +158,13 @@ def show(name: Who, *, where: Where = HERE, json: Json = False) -> None:
     }
     print()
     table(shown.machines, columns, "No machine.")
+
+
+def _standing(person: Any) -> str:
+    """Describe the standing of an account in a few words."""
+    if person.standing == "probation":
+        return f"on probation, {person.passed} checks passed"
+    return f"suspended: {person.reason}" if person.standing == "suspended" else person.standing
 
 
 def _done(where: Where, command: str, json: bool, **request: Any) -> None:

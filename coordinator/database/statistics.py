@@ -62,7 +62,11 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     last_seen: float | None
     earned_micro: int = 0  # ever, spent or not
     pending_micro: int = 0
+    escrow_micro: int = 0
     work: Work = Work()
+    standing: str = ""  # probation, vetted, suspended
+    passed: int = 0  # checks
+    reason: str = ""  # of a suspension
 
 
 def work(
@@ -194,6 +198,9 @@ def people(conn: Connection, who: Iterable[str] | None = None) -> list[Person]:
             machines=int(row["machines"]),
             first_seen=row["created_at"],
             last_seen=row["last_seen"],
+            standing=row["standing"],
+            passed=row["passed"],
+            reason=row["suspended_reason"],
         )
         for row in conn.execute(query).mappings()
     ]
@@ -202,9 +209,18 @@ def people(conn: Connection, who: Iterable[str] | None = None) -> list[Person]:
 def summed(conn: Connection, found: Iterable[Person]) -> list[Person]:
     """The same people with what they did and earned on all runs."""
     totals, done = earned(conn), work(conn)
-    query = select(accounts.c.owner, accounts.c.balance_micro).where(accounts.c.kind == "pending")
-    waiting = {owner: int(balance) for owner, balance in conn.execute(query)}
-    return [_with_totals(person, totals, waiting, done) for person in found]
+    a = accounts.c
+    query = select(a.owner, a.kind, a.balance_micro).where(a.kind.in_(("pending", "escrow")))
+    held: dict[str, dict[str, int]] = {"pending": {}, "escrow": {}}
+    for owner, kind, balance in conn.execute(query):
+        held[kind][owner] = int(balance)
+    return [
+        msgspec.structs.replace(
+            _with_totals(person, totals, held["pending"], done),
+            escrow_micro=held["escrow"].get(person.volunteer_id, 0),
+        )
+        for person in found
+    ]
 
 
 def of_run(conn: Connection, run_id: int) -> list[Person]:

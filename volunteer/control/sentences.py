@@ -106,7 +106,11 @@ def credits_words(e: events.Credits) -> str:
     """Describe the credits in a sentence."""
     me = e.me
     rank = f", rank {me.rank}" if me.rank else ""
-    return f"credits: {credit(me.earned_micro)} earned, {credit(me.pending_micro)} pending{rank}"
+    held = f", {credit(me.escrow_micro)} in escrow" if me.escrow_micro else ""
+    said = f"credits: {credit(me.earned_micro)} earned, {credit(me.pending_micro)} pending{held}"
+    if me.standing == "suspended":
+        return f"this account is suspended: {me.standing_reason}; {said}"
+    return f"{said}{rank}"
 
 
 def _paused(e: events.Paused) -> str:
