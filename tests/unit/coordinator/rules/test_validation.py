@@ -20,7 +20,9 @@ from coordinator.rules.validation import (
     cohort_limit,
     effort,
     judge,
+    least,
     reach,
+    voices,
 )
 from shared.protocol.contributions import SubmitRequest
 from shared.workloads.base import TrainSettings
@@ -199,3 +201,27 @@ def test_a_gradient_that_a_merge_overtook_is_superseded_and_a_bad_one_is_not() -
     assert (late.state, late.reason) == ("superseded", "stale")
     assert "paid" in late.message
     assert gradient(head=6, measurement=Measurement(norm=0.0)).state == "rejected"
+
+
+def test_next_to_nothing_is_refused_before_anybody_else_has_worked() -> None:
+    """Threat T1: twelve tasks of noise at 1e-12 made eleven versions, and the cohort."""
+    tiny = verdict(cohort=[], measurement=Measurement(norm=1e-9))
+    assert (tiny.state, tiny.reason) == ("rejected", "empty")
+    floor = least(TRAIN, 50.0, 50, 1_000_000)
+    assert verdict(cohort=[], measurement=Measurement(norm=1.01 * floor)).state == "accepted"
+    assert gradient(cohort=[], measurement=Measurement(norm=1e-9)).state == "accepted"
+
+
+def test_far_below_the_others_is_refused_like_far_above_and_proves_nothing() -> None:
+    low = verdict(cohort=[0.5] * 10, measurement=Measurement(norm=0.4))
+    high = verdict(cohort=[0.02] * 10, measurement=Measurement(norm=10.0))
+    assert [found.reason for found in (low, high)] == ["norm"] * 2
+    assert not low.certain
+    assert not high.certain
+    assert verdict(measurement=Measurement(norm=1e9)).certain  # no optimiser reaches that
+
+
+def test_a_volunteer_has_one_voice_however_many_tasks_it_did() -> None:
+    captured = [("eve", 1e-9)] * 60 + [("ann", 1.0), ("bob", 1.2), ("ann", 0.8), ("cyd", 1.1)]
+    assert sorted(voices(captured, 32)) == [1e-9, 0.9, 1.1, 1.2]
+    assert len(voices([(f"v{n}", 1.0) for n in range(50)], 32)) == 32
