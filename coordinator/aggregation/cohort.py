@@ -96,7 +96,7 @@ class Cohort:
             raise InvalidFrame(
                 f"contribution {self.positions[index]} gives {found.shape} elements of "
                 f"{piece.spec.name} "
-                f"where {stop - start} belong: hand it in again"
+                f"where {stop - start} belong: submit it again"
             )
         return found
 

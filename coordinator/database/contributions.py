@@ -243,7 +243,7 @@ _SEEN_BEFORE = select(_C.id).where(its(_C.sha256), its(_C.run_id), _ELSEWHERE).l
 
 
 def seen_before(conn: Connection, row: ContributionRow) -> bool:
-    """Return True if the same bytes were handed in for another task, or for another part of it."""
+    """Return True if the same bytes were submitted for another task, or for another part of it."""
     given = {"its_sha256": row.sha256, "its_run_id": row.run_id}
     given |= {"task": row.task_id, "attempt": row.attempt, "part": row.part}
     return conn.execute(_SEEN_BEFORE, given).first() is not None

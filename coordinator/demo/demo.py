@@ -87,7 +87,7 @@ async def _demo(options: Options, directory: Path, view: Any) -> tuple[Report, D
                 for number in range(1, options.volunteers + 1)
             ]
         await _watch(base, plan, options, view, [server, *volunteers])
-        with view.stage("finishing: volunteers hand in what they have"):
+        with view.stage("finishing: volunteers submit what they have"):
             await _end(volunteers)
         with view.stage("measuring the last version"):
             await _measured(base, plan.name)

@@ -30,7 +30,7 @@ TASKS_MAX = 256  # in one heartbeat
 PAUSE_MAX_S = 2 * HEARTBEAT_S  # what one paused beat may add
 COMPARE_S = 5.0
 WRITE_MAX = 2000  # leases in one statement
-LATE = "its time ran out: hand it in before somebody else takes it"
+LATE = "its time ran out: submit it before another worker takes it"
 
 
 @dataclass(slots=True)

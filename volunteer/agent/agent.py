@@ -315,7 +315,7 @@ class Agent:
         counting = keep_counting(remote.transfers, remote.api.client, hub, clock)
         return [
             Loop(name="the heartbeat", work=self._heartbeat.run()),
-            Loop(name="handing in", work=submitter.run()),
+            Loop(name="submitting", work=submitter.run()),
             Loop(name="the news of runs", work=self._watcher.run()),
             Loop(name="your rules", work=self._guard.run()),
             Loop(name="the count of bytes", work=counting, vital=False),

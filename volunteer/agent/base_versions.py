@@ -179,7 +179,7 @@ class BaseVersions:
             change = self.life.change()
             if not announced:
                 announced = True
-                message = "handing in the last result; the next task begins with the next version"
+                message = "submitting the last result; the next task begins with the next version"
                 self.hub.emit(events.Idle(reason="merging", message=message))
             await change
 

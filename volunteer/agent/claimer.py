@@ -58,7 +58,7 @@ class Claimer:
         """Return what forbids a claim for these runs, if anything does."""
         if self.outbox.full:
             return Idle(
-                reason="outbox_full", message="many results wait to be handed in: no new work"
+                reason="outbox_full", message="many results wait to be submitted: no new work"
             )
         if runs is None:
             return Idle(reason="consent", message="say yes to the licence of a run first")
@@ -68,7 +68,7 @@ class Claimer:
     def late(self) -> Idle | None:
         """Return what forbids the next task while a late result waits to be submitted."""
         if any(self.outbox.holds(*key) for key in self.held.late):
-            return Idle(reason="late", message="handing in a late result before more is claimed")
+            return Idle(reason="late", message="submitting a late result before more is claimed")
         return None
 
     @property

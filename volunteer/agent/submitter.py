@@ -80,7 +80,7 @@ class Submitter:
                 return  # it stays, and has its turn again
             if type(error) is VolunteerError:
                 self.hub.notice(
-                    f"task {entry.task} could not be handed in yet: {error.message}", "warning"
+                    f"task {entry.task} could not be submitted yet: {error.message}", "warning"
                 )
                 await self.life.clock.sleep(ODD_S)
                 return

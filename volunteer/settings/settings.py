@@ -90,7 +90,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         True
     )
     max_tasks: Annotated[
-        int, Meta(description="End when so many tasks are handed in; 0 = no end.", ge=0)
+        int, Meta(description="End after this many submitted tasks; 0 = no end.", ge=0)
     ] = 0
     prefetch: Annotated[
         bool, Meta(description="Fetch the next task while the current one trains.")

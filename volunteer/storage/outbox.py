@@ -24,7 +24,7 @@ _NAME = re.compile(r"[0-9]+-[0-9]+-[0-9]+-[0-9]+")
 
 
 class QueuedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One result that waits to be handed in."""
+    """One result that waits to be submitted."""
 
     task: int
     run: str

@@ -185,7 +185,7 @@ async def test_a_base_that_is_too_old_by_then_is_refused_and_said(
 async def test_a_run_in_step_waits_and_says_so(tmp_path: Path, database_url: str) -> None:
     async with left_alone(tmp_path, database_url, STEP) as (there, process, ahead):
         idle = await process.until(events.Idle, lambda event: event.reason == "merging")
-        assert "handing in the last result" in idle.message
+        assert "submitting the last result" in idle.message
         assert not [event for event in process.all(events.Training) if event.task == ahead]
         await there.back(process)
         assert await process.ended() == 0

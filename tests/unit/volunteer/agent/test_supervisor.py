@@ -57,7 +57,7 @@ async def test_a_result_that_vanished_is_no_reason_to_fall_silent(tmp_path: Path
         process.network.heal()
         await process.control.retry()
         assert await process.ended() == 1
-        assert process.all(events.Stopped)[-1].message.startswith("handing in failed")
+        assert process.all(events.Stopped)[-1].message.startswith("submitting failed")
 
 
 async def test_sensors_that_fail_are_told_and_work_goes_on(tmp_path: Path) -> None:
