@@ -88,7 +88,8 @@ def test_waiting_for_a_slow_volunteer_is_named_and_speed_sized_tasks_mend_it() -
     assert mended.versions_per_hour > 2 * waiting.versions_per_hour
     assert mended.contributions_per_version > 1.9
     unasked = predicted(workers=workers, run=RUN | {"plan": plan}, hours=0.6)
-    assert unasked.versions_per_hour > 1.5 * waiting.versions_per_hour
+    # Of two volunteers the run's pace is the mean: tasks are sized halfway between them.
+    assert unasked.versions_per_hour > 1.25 * waiting.versions_per_hour
     assert all(row.lost == 0 for row in unasked.machines)  # short tasks are no hostile ones
 
 
