@@ -19,6 +19,7 @@ import structlog
 from coordinator.accounts.accounts import Volunteers
 from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.ledger import Ledger
+from coordinator.accounts.reversals import Reversals
 from coordinator.accounts.server_identity import ServerIdentity
 from coordinator.compute import Compute
 from coordinator.config import Settings
@@ -78,6 +79,7 @@ class Coordinator:
     server: ServerIdentity
     volunteers: Volunteers
     ledger: Ledger
+    reversals: Reversals
     claims: Claims
     renewals: Renewals
     heartbeats: Heartbeats
@@ -133,7 +135,7 @@ class Coordinator:
         threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="work")
         volunteers = Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock))
         renewals = Renewals(db, clock)
-        claims = Claims(db, clock, signals, renewals, settings.max_volunteer_leases)
+        claims = Claims(db, clock, signals, renewals, settings.max_volunteer_leases, settings.contact)
         uploads = Uploads(db, clock, blobs, settings)
         half = max(1, cores // 2)
         eval_threads = settings.eval_threads or half
@@ -166,6 +168,7 @@ class Coordinator:
             server=server,
             volunteers=volunteers,
             ledger=Ledger(db),
+            reversals=Reversals(db, clock),
             claims=claims,
             renewals=renewals,
             heartbeats=Heartbeats(db, clock, renewals, runs),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from coordinator.accounts import authentication, registration
+from coordinator.accounts import authentication, registration, suspension
 from coordinator.accounts.authentication import Principal, Tokens
 from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.invites import Invites, NewCode
@@ -51,7 +51,6 @@ T = TypeVar("T")
 LINK_S = 600.0
 REISSUE_S = 86_400.0  # the organiser passes this one on
 DAY_S = 86_400.0
-REASON_CHARS_MAX = 300
 WORK_MAX = 4096  # volunteers whose counts are remembered
 
 
@@ -231,8 +230,9 @@ class Volunteers:
                 device_s=done.device_s,
                 workers=tuple(statistics.machines(conn, who, now)),
                 escrow_micro=has.escrow_micro,
+                debt_micro=has.debt_micro,
                 standing=row.standing,
-                standing_reason=row.suspended_reason,
+                standing_reason=self._explained(row),
             )
 
         return await self._db.read(read)
@@ -268,29 +268,39 @@ class Volunteers:
 
         return await self._db.read(read)
 
-    async def ban(self, who: str) -> str:
+    async def ban(self, who: str, reason: str = "") -> str:
         """Refuse an account from now on; the id it has. What it earned stays. Raises NotFound."""
-        return await self._shut_out(self._to_state(who, "banned"))
+        return await self._shut_out(self._to_state(who, "banned", reason))
 
     async def unban(self, who: str) -> str:
         """Let a banned account in again; the id it has. Raises NotFound, Forbidden."""
         return await self._write(self._to_state(who, "active"))
 
     async def suspend(self, who: str, reason: str) -> str:
-        """Give an account no work and no pay from now on: what is in escrow is forfeit, what waits
-        for a merge counts nothing. Its owner reads the reason. Raises NotFound, BadRequest.
+        """Give an account no work and no pay from now on: what is in escrow is forfeit, and what
+        waits for a merge. Its owner reads the reason. Raises NotFound, BadRequest.
         """
-        now, why = self._clock.now(), self._reason(reason)
+        now, why = self._clock.now(), suspension.reason_of(reason)
 
         def change(conn: Connection) -> str:
             row = _find(conn, who)
-            store.set_volunteer(conn, row.id, standing="suspended", suspended_reason=why)
-            taken = escrow.forfeit(conn, row.id, now)
-            detail = {"reason": reason, "forfeit_micro": taken}
-            audit.append(conn, "organiser", "volunteer.suspend", row.id, detail, now)
+            suspension.suspend(conn, row.id, why, now, "organiser")
             return row.nickname
 
         return await self._shut_out(change)
+
+    async def unsuspend(self, who: str, reason: str) -> str:
+        """Let an account work again that is suspended or has lost its trust; what was forfeit stays
+        forfeit. Raises NotFound, BadRequest, Conflict.
+        """
+        now, why = self._clock.now(), suspension.reason_of(reason)
+
+        def change(conn: Connection) -> str:
+            row = _find(conn, who)
+            suspension.unsuspend(conn, row.id, why, now)
+            return row.nickname
+
+        return await self._write(change)
 
     async def vouch(self, who: str) -> str:
         """Treat an account as one that was invited: vetted, paid at once, its escrow earned; also
@@ -308,15 +318,13 @@ class Volunteers:
 
         return await self._write(change)
 
-    def _reason(self, reason: str) -> str:
-        """Return a reason as its account reads it, with whom to write to. Raises BadRequest."""
-        why = machines.line(reason, REASON_CHARS_MAX)
-        if not why:
-            raise BadRequest("a suspension needs a reason: its owner reads it")
-        contact = self._settings.contact
-        return f"{why}; write to {contact}" if contact else f"{why}; write to the organiser"
+    def _explained(self, row: VolunteerRow) -> str:
+        """Return the reason of a suspension as its account reads it; "" without one."""
+        if row.standing != "suspended":
+            return ""
+        return suspension.explained(row.suspended_reason, self._settings.contact)
 
-    def _to_state(self, who: str, state: str) -> Callable[[Connection], str]:
+    def _to_state(self, who: str, state: str, reason: str = "") -> Callable[[Connection], str]:
         now = self._clock.now()
 
         def change(conn: Connection) -> str:
@@ -324,7 +332,8 @@ class Volunteers:
             if row.state == "forgotten":
                 raise Forbidden("this account was forgotten: it cannot be banned or unbanned")
             store.set_volunteer(conn, row.id, state=state)
-            audit.append(conn, "organiser", f"volunteer.{state}", row.id, "", now)
+            detail = {"reason": reason} if reason else ""
+            audit.append(conn, "organiser", f"volunteer.{state}", row.id, detail, now)
             return row.id
 
         return change

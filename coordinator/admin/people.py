@@ -8,6 +8,8 @@ import msgspec
 
 from coordinator.accounts.accounts import Shown
 from coordinator.accounts.invites import InviteInfo, NewCode
+from coordinator.accounts.reversals import Reversal
+from coordinator.accounts.suspension import reason_of
 from coordinator.admin.command import Ask, Command, Named, Nothing
 from coordinator.database.statistics import Person
 from shared.links import format_link
@@ -39,6 +41,27 @@ class Suspend(Ask, frozen=True, kw_only=True):
     reason: str
 
 
+class Ban(Ask, frozen=True, kw_only=True):
+    """With `reverse` the account is suspended as well, and all it has got is taken back."""
+
+    name: str
+    reverse: bool = False
+    reason: str = ""
+
+
+class Reverse(Ask, frozen=True, kw_only=True):
+    """All that a volunteer got for what it submitted from `since` on (UTC epoch seconds)."""
+
+    name: str
+    since: float
+    reason: str
+
+
+class ReverseContribution(Ask, frozen=True, kw_only=True):
+    id: int
+    reason: str
+
+
 class InviteLink(msgspec.Struct, frozen=True, kw_only=True):
     """An invite as it is handed out: the only time its code is seen."""
 
@@ -53,6 +76,14 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
     done: str
     name: str
+
+
+class Banned(msgspec.Struct, frozen=True, kw_only=True):
+    """Confirmation of a ban, with what was taken back where that was wanted."""
+
+    name: str
+    done: str = "banned"
+    reversal: Reversal | None = None
 
 
 def _link(coordinator: Coordinator, code: NewCode) -> InviteLink:
@@ -83,9 +114,23 @@ async def show(coordinator: Coordinator, ask: Named) -> Shown:
     return await coordinator.volunteers.show(ask.name)
 
 
-async def ban(coordinator: Coordinator, ask: Named) -> Done:
-    await coordinator.volunteers.ban(ask.name)
-    return Done(done="banned", name=ask.name)
+async def ban(coordinator: Coordinator, ask: Ban) -> Banned:
+    if not ask.reverse:
+        await coordinator.volunteers.ban(ask.name, ask.reason)
+        return Banned(name=ask.name)
+    reason_of(ask.reason)  # before anything is changed
+    await coordinator.volunteers.ban(ask.name, ask.reason)
+    await coordinator.volunteers.suspend(ask.name, ask.reason)  # what is under way is not paid
+    reversal = await coordinator.reversals.of_volunteer(ask.name, 0.0, ask.reason)
+    return Banned(name=ask.name, reversal=reversal)
+
+
+async def reverse(coordinator: Coordinator, ask: Reverse) -> Reversal:
+    return await coordinator.reversals.of_volunteer(ask.name, ask.since, ask.reason)
+
+
+async def reverse_contribution(coordinator: Coordinator, ask: ReverseContribution) -> Reversal:
+    return await coordinator.reversals.of_contribution(ask.id, ask.reason)
 
 
 async def unban(coordinator: Coordinator, ask: Named) -> Done:
@@ -96,6 +141,11 @@ async def unban(coordinator: Coordinator, ask: Named) -> Done:
 async def suspend(coordinator: Coordinator, ask: Suspend) -> Done:
     name = await coordinator.volunteers.suspend(ask.name, ask.reason)
     return Done(done="suspended", name=name)
+
+
+async def unsuspend(coordinator: Coordinator, ask: Suspend) -> Done:
+    name = await coordinator.volunteers.unsuspend(ask.name, ask.reason)
+    return Done(done="no longer suspended", name=name)
 
 
 async def vouch(coordinator: Coordinator, ask: Named) -> Done:
@@ -141,9 +191,22 @@ COMMANDS = (
         needs="database",
     ),
     Command(name="volunteer.show", request=Named, reply=Shown, run=show, needs="database"),
-    Command(name="volunteer.ban", request=Named, reply=Done, run=ban, needs="database"),
+    Command(name="volunteer.ban", request=Ban, reply=Banned, run=ban, needs="database"),
+    Command(
+        name="volunteer.reverse", request=Reverse, reply=Reversal, run=reverse, needs="database"
+    ),
+    Command(
+        name="contribution.reverse",
+        request=ReverseContribution,
+        reply=Reversal,
+        run=reverse_contribution,
+        needs="database",
+    ),
     Command(name="volunteer.unban", request=Named, reply=Done, run=unban, needs="database"),
     Command(name="volunteer.suspend", request=Suspend, reply=Done, run=suspend, needs="database"),
+    Command(
+        name="volunteer.unsuspend", request=Suspend, reply=Done, run=unsuspend, needs="database"
+    ),
     Command(name="volunteer.vouch", request=Named, reply=Done, run=vouch, needs="database"),
     Command(name="volunteer.rename", request=Rename, reply=Done, run=rename, needs="database"),
     Command(name="volunteer.reissue", request=Named, reply=InviteLink, run=reissue),

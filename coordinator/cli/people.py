@@ -1,8 +1,11 @@
-"""invite and volunteer: who may come in, and what may be done about people."""
+"""invite, volunteer and contribution: who may come in, and what may be done about people and
+what they were paid.
+"""
 
 from __future__ import annotations
 
 import csv
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +21,11 @@ DAY_S = 86_400.0
 NAMES_MAX = 1000
 
 invites = App(name="invite", help="Invites: links that let people in.")
-volunteers = App(name="volunteer", help="Volunteers: list, ban, rename, forget.")
+volunteers = App(name="volunteer", help="Volunteers: list, ban, suspend, reverse, rename, forget.")
+contributions = App(name="contribution", help="Contributions: take back what was paid for one.")
 
 Who = Annotated[str, Parameter(help="Nickname or id.")]
+Why = Annotated[str, Parameter(help="The reason, for the audit log and for its owner.")]
 
 
 @invites.command
@@ -146,7 +151,8 @@ def show(name: Who, *, where: Where = HERE, json: Json = False) -> None:
             (
                 "credits",
                 f"{credit(person.earned_micro)} ({credit(person.pending_micro)} pending"
-                f"{f', {credit(person.escrow_micro)} in escrow' if person.escrow_micro else ''})",
+                f"{f', {credit(person.escrow_micro)} in escrow' if person.escrow_micro else ''}"
+                f"{f', {credit(person.debt_micro)} owed' if person.debt_micro else ''})",
             ),
         ]
     )
@@ -176,9 +182,78 @@ def _done(where: Where, command: str, json: bool, **request: Any) -> None:
 
 
 @volunteers.command
-def ban(name: Who, *, where: Where = HERE, json: Json = False) -> None:
-    """Refuse an account from now on; its credits stay."""
-    _done(where, "volunteer.ban", json, name=name)
+def ban(
+    name: Who,
+    *,
+    reverse: Annotated[
+        bool, Parameter(help="Suspend it too, and take all of its credits back.", negative="")
+    ] = False,
+    reason: Why = "",
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """Refuse an account from now on; its credits stay, unless they are reversed."""
+    done = call(where, "volunteer.ban", name=name, reverse=reverse, reason=reason)
+    if json:
+        as_json(done)
+        return
+    print(f"{done.name} is {done.done}.")
+    if done.reversal is not None:
+        print(_taken(done.reversal))
+
+
+@volunteers.command(name="reverse")
+def reverse_volunteer(
+    name: Who,
+    *,
+    since: Annotated[datetime, Parameter(help="Work submitted from this instant on, UTC.")],
+    reason: Why,
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """Take back what an account got for the work of some time; what it spent it owes."""
+    at = since if since.tzinfo else since.replace(tzinfo=UTC)
+    done = call(where, "volunteer.reverse", name=name, since=at.timestamp(), reason=reason)
+    if json:
+        as_json(done)
+    else:
+        print(_taken(done))
+
+
+@contributions.command(name="reverse")
+def reverse_contribution(
+    id: Annotated[int, Parameter(help="Number of the contribution.")],
+    *,
+    reason: Why,
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """Take back what was paid for one contribution; what its owner spent of it is owed."""
+    done = call(where, "contribution.reverse", id=id, reason=reason)
+    if json:
+        as_json(done)
+    else:
+        print(_taken(done))
+
+
+def _taken(done: Any) -> str:
+    """Sum up a reversal in one line."""
+    taken = done.taken
+    if not taken.contributions:
+        return f"Nothing was left to take back from {done.name}."
+    places = [
+        f"{credit(micro)} {where}"
+        for micro, where in (
+            (taken.pending_micro, "pending"),
+            (taken.escrow_micro, "in escrow"),
+            (taken.earned_micro, "earned"),
+        )
+        if micro
+    ]
+    owed = f"; {credit(taken.debt_micro)} of it was spent and is owed now" * bool(taken.debt_micro)
+    what = "contribution" + "s" * (taken.contributions != 1)
+    total = ", ".join(places) or "no credits"
+    return f"{taken.contributions} {what} of {done.name} reversed: {total}{owed}."
 
 
 @volunteers.command
@@ -197,6 +272,12 @@ def suspend(
 ) -> None:
     """Give an account no work and no pay from now on; its pay in escrow is forfeit."""
     _done(where, "volunteer.suspend", json, name=name, reason=reason)
+
+
+@volunteers.command
+def unsuspend(name: Who, *, reason: Why, where: Where = HERE, json: Json = False) -> None:
+    """Let a suspended account, or one whose trust is lost, work again; what was forfeit stays so."""
+    _done(where, "volunteer.unsuspend", json, name=name, reason=reason)
 
 
 @volunteers.command
@@ -238,3 +319,4 @@ def forget(name: Who, *, where: Where = HERE, json: Json = False) -> None:
 def add_to(parent: App) -> None:
     parent.command(invites)
     parent.command(volunteers)
+    parent.command(contributions)

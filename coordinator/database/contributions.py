@@ -154,6 +154,38 @@ def left_behind(conn: Connection, run_id: int, base: int, kind: str) -> list[Con
     return [_row(row) for row in conn.execute(_LEFT_BEHIND, given).mappings()]
 
 
+_GOOD_OF = (
+    select(contributions)
+    .where(its(_C.volunteer_id), _C.state.in_(("accepted", "merged", "superseded")))
+    .where(_C.received_at >= bindparam("since"), _C.id > bindparam("after"))
+    .order_by(_C.id)
+    .limit(bindparam("most"))
+    .with_for_update()
+)
+_ACCEPTED_OF = (
+    select(contributions)
+    .where(its(_C.volunteer_id), _C.state == "accepted")
+    .order_by(_C.id)
+    .with_for_update()
+)
+
+
+def good_of(
+    conn: Connection, volunteer_id: str, since: float, after: int, limit: int
+) -> list[ContributionRow]:
+    """Return a volunteer's contributions that were accepted, locked, by their number: received from
+    `since` on, and after the number `after`.
+    """
+    given = {"its_volunteer_id": volunteer_id, "since": since, "after": after, "most": limit}
+    return [_row(row) for row in conn.execute(_GOOD_OF, given).mappings()]
+
+
+def accepted_of(conn: Connection, volunteer_id: str) -> list[ContributionRow]:
+    """Return what of a volunteer waits for a merge, locked."""
+    found = conn.execute(_ACCEPTED_OF, {"its_volunteer_id": volunteer_id})
+    return [_row(row) for row in found.mappings()]
+
+
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
     """Contributions that wait for the next merge of a run."""
 

@@ -63,6 +63,7 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
     earned_micro: int = 0  # ever, spent or not
     pending_micro: int = 0
     escrow_micro: int = 0
+    debt_micro: int = 0
     work: Work = Work()
     standing: str = ""  # probation, vetted, suspended
     passed: int = 0  # checks
@@ -210,14 +211,15 @@ def summed(conn: Connection, found: Iterable[Person]) -> list[Person]:
     """The same people with what they did and earned on all runs."""
     totals, done = earned(conn), work(conn)
     a = accounts.c
-    query = select(a.owner, a.kind, a.balance_micro).where(a.kind.in_(("pending", "escrow")))
-    held: dict[str, dict[str, int]] = {"pending": {}, "escrow": {}}
+    query = select(a.owner, a.kind, a.balance_micro).where(a.kind.in_(("pending", "escrow", "debt")))
+    held: dict[str, dict[str, int]] = {"pending": {}, "escrow": {}, "debt": {}}
     for owner, kind, balance in conn.execute(query):
         held[kind][owner] = int(balance)
     return [
         msgspec.structs.replace(
             _with_totals(person, totals, held["pending"], done),
             escrow_micro=held["escrow"].get(person.volunteer_id, 0),
+            debt_micro=held["debt"].get(person.volunteer_id, 0),
         )
         for person in found
     ]

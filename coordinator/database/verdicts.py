@@ -6,11 +6,24 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, bindparam, case, insert, or_, select, update
+from sqlalchemy import (
+    Connection,
+    String,
+    bindparam,
+    case,
+    cast,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
 
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import among, its
 from coordinator.database.tables.contributions import contributions, verdicts
+from coordinator.database.tables.ledger import events
 from coordinator.database.tables.runs import runs
 from shared.errors import Conflict
 from shared.protocol.base import ContributionState
@@ -102,6 +115,42 @@ def record(conn: Connection, rows: Iterable[ContributionRow], ruling: Ruling, no
     )
 
 
+PAID = "the work is paid"  # said of work that no merge needed
+_C = contributions.c
+_UNPAID = (
+    update(verdicts)
+    .where(among(verdicts.c.contribution_id, "ids"), verdicts.c.state.in_(("merged", "superseded")))
+    .values(
+        message=case(
+            (
+                verdicts.c.message.contains(PAID),
+                func.replace(verdicts.c.message, PAID, bindparam("why", type_=String())),
+            ),
+            else_=verdicts.c.message + "; " + bindparam("why", type_=String()),
+        )
+    )
+)
+
+
+def unpaid(conn: Connection, ids: Sequence[int], why: str) -> None:
+    """Say in the verdicts of this transaction on merged or superseded work that it is not paid."""
+    conn.execute(_UNPAID, {"ids": ids, "why": why})
+
+
+# Void, forfeit and reversed work has got nothing; each is looked up by its unique key.
+_TAKEN_BACK = (
+    select(events.c.id)
+    .where(
+        or_(
+            *(
+                events.c.key == literal(f"{kind}:") + cast(_C.id, String)
+                for kind in ("void", "forfeit", "reverse")
+            )
+        )
+    )
+    .correlate(contributions)
+    .exists()
+)
 _VERDICT = (
     select(
         verdicts.c.id,
@@ -114,6 +163,7 @@ _VERDICT = (
         contributions.c.task_id,
         contributions.c.weight,
         case(
+            (_TAKEN_BACK, 0),
             (
                 verdicts.c.state.in_(("accepted", "merged", "superseded")),
                 contributions.c.price_micro,

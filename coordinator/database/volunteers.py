@@ -280,6 +280,14 @@ def count_accepted(conn: Connection, volunteer_id: str) -> None:
     conn.execute(_ACCEPTED, {"its_id": volunteer_id})
 
 
+_STANDING = select(volunteers.c.standing).where(its(volunteers.c.id))
+
+
+def is_suspended(conn: Connection, volunteer_id: str) -> bool:
+    """Return True if an account is suspended."""
+    return bool(conn.execute(_STANDING, {"its_id": volunteer_id}).scalar() == "suspended")
+
+
 _TRUST = select(volunteers.c.trust).where(its(volunteers.c.id)).with_for_update(key_share=True)
 _STREAK = select(workers.c.streak).where(its(workers.c.id)).with_for_update(key_share=True)
 

@@ -78,6 +78,7 @@ UNCONFIRMED = Judgement(
     message="a check could not confirm that it learned from its task: it is neither merged nor "
     "paid, and not counted against you",
 )
+WITHHELD = (UNCONFIRMED, validation.SUSPENDED)
 
 
 class Examiners(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,6 +217,8 @@ class Intake:
         judgement = self._judge(conn, row, run, plan, measured)
         if checked == "failed" and judgement.state == "accepted" and not row.vetted:
             judgement = UNCONFIRMED
+        if judgement.state != "rejected" and accounts.is_suspended(conn, row.volunteer_id):
+            judgement = validation.SUSPENDED
         if judgement.reason == Reason.STALE and _is_late(row, run, plan):
             self._too_late(conn, row, run, plan)
             return
@@ -273,7 +276,7 @@ class Intake:
         if judgement.state == "accepted" and run.state not in OPEN:
             return validation.TOO_LATE
         if judgement.state == "accepted" and row.kind != plan.update:
-            message = "the run merges another kind of update by now; the work is paid"
+            message = f"the run merges another kind of update by now; {verdicts.PAID}"
             return Judgement(state="superseded", reason=Reason.STALE, message=message)
         return judgement
 
@@ -318,9 +321,10 @@ class Intake:
 
     def _accept(self, conn: Connection, row: ContributionRow, now: float) -> None:
         submissions.through(conn, row, now)
-        payments.post_pending_many(conn, [payments.Payment.of(row)], now)
         accounts.set_trust(conn, row.volunteer_id, trust.accepted, row.worker_id)
         accounts.count_accepted(conn, row.volunteer_id)
+        payments.post_pending_many(conn, [payments.Payment.of(row)], now)
+        escrow.vest_due(conn, row.volunteer_id, now)
 
     def _reject(
         self, conn: Connection, row: ContributionRow, run: RunRow, judgement: Judgement, now: float
@@ -328,20 +332,15 @@ class Intake:
         """Back into the queue: counted as a failure only when the content was at fault."""
         if judgement.state == "superseded":
             submissions.through(conn, row, now)
-            unpaid = judgement is UNCONFIRMED
-            self._pay_at_once(
-                conn, msgspec.structs.replace(row, weight=0.0) if unpaid else row, now
-            )
+            payments.post_pending_many(conn, [payments.Payment.of(row)], now)
+            settle = escrow.withhold if judgement in WITHHELD else escrow.pay
+            settle(conn, [row], now)
             return
         at_fault = judgement.reason not in NO_FAULT
         kind: FailureKind | None = "failure" if at_fault else None
         self._put_back(conn, row, run, kind, judgement.message, now)
         if at_fault and judgement.certain:
             accounts.set_trust(conn, row.volunteer_id, trust.rejected, row.worker_id)
-
-    def _pay_at_once(self, conn: Connection, row: ContributionRow, now: float) -> None:
-        payments.post_pending_many(conn, [payments.Payment.of(row)], now)
-        escrow.pay(conn, [row], now)
 
     async def recheck(self) -> int:
         """Decide what an earlier process received and did not come to check."""

@@ -64,6 +64,10 @@ TOO_LATE = Judgement(
     reason=Reason.RUN_ENDED.value,
     message="the run has ended; the work is paid",
 )
+SUSPENDED = Judgement(
+    state="superseded",
+    message="this account is suspended: its work is neither merged nor paid",
+)
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):

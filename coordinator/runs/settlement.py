@@ -52,7 +52,7 @@ def overtake(conn: Connection, run: RunRow, progress: Progress, phase: int, now:
     if plan.in_flight == "cancel":
         tasks.overtake(conn, run.id, head=head)
     late = contributions.left_behind(conn, run.id, head - plan.max_staleness, plan.update)
-    message = f"version {head} was merged without it; the work is paid"
+    message = f"version {head} was merged without it; {verdicts.PAID}"
     for row in late:
         verdicts.decide(conn, row, "superseded", now=now, message=message)
     escrow.pay(conn, late, now)
@@ -71,7 +71,7 @@ def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
                 row,
                 "superseded",
                 now=now,
-                message="the run ended before the next merge; the work is paid",
+                message=f"the run ended before the next merge; {verdicts.PAID}",
             )
         escrow.pay(conn, rows, now)
         count += len(rows)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from coordinator.accounts import suspension
 from coordinator.database import claims, leases, passes
 from coordinator.database.claims import Abilities, Rights, View
 from coordinator.database.leases import Taken
@@ -115,13 +116,20 @@ class Claims:
     """Answers claims, many in one transaction."""
 
     def __init__(
-        self, db: Database, clock: Clock, signals: Signals, renewals: Renewals, leases_max: int
+        self,
+        db: Database,
+        clock: Clock,
+        signals: Signals,
+        renewals: Renewals,
+        leases_max: int,
+        contact: str = "",
     ) -> None:
         self._db = db
         self._clock = clock
         self._signals = signals
         self._renewals = renewals
         self._leases_max = leases_max
+        self._contact = contact
         self._asking: list[_Ask] = []
         self._joiner: asyncio.Task[None] | None = None
         self._specs: dict[int, Spec] = {}
@@ -201,7 +209,7 @@ class Claims:
         fresh = [waiter for waiter in waiters if waiter.claim_id not in view.live]
         if fresh:
             rights = claims.rights(conn, [waiter.worker_id for waiter in fresh])
-            fresh = _entitled(fresh, rights, now, served)
+            fresh = _entitled(fresh, rights, now, served, self._contact)
             fresh = self._able(conn, fresh, rights, now, served)
         if fresh:
             self._hand_out(conn, view, fresh, now, served)
@@ -351,7 +359,11 @@ def _key(worker_id: str, claim_id: str) -> str:
 
 
 def _entitled(
-    waiters: Sequence[Waiter], rights: Mapping[str, Rights], now: float, served: _Served
+    waiters: Sequence[Waiter],
+    rights: Mapping[str, Rights],
+    now: float,
+    served: _Served,
+    contact: str,
 ) -> list[Waiter]:
     """Return those that may have work now; the others get the reason."""
     entitled: list[Waiter] = []
@@ -360,19 +372,24 @@ def _entitled(
         if has is not None and (has.banned or has.revoked):
             error = Unauthorized(codes.REVOKED) if has.revoked else Banned(codes.BANNED)
             served.shut_out[waiter.claim_id] = error
-        elif has is not None and (why := _no_right(has, now)) is not None:
+        elif has is not None and (why := _no_right(has, now, contact)) is not None:
             served.refusals[waiter.claim_id] = why
         else:
             entitled.append(waiter)
     return entitled
 
 
-def _no_right(has: Rights, now: float) -> Refusal | None:
+def _no_right(has: Rights, now: float, contact: str) -> Refusal | None:
     if has.standing == "suspended":
-        message = f"this account is suspended: {has.suspended_reason or 'a check failed'}"
+        why = suspension.explained(has.suspended_reason or "a check failed", contact)
+        message = f"this account is suspended: {why}"
         return Refusal(reason=Reason.BANNED, message=message, retry_after_s=SUSPENDED_S)
     if not has.invited and has.trust < TRUST_MIN:
-        message = "too much of this account's work was refused: write to the organiser"
+        message = (
+            f"too much of this account's work was refused: its trust is {has.trust:.2f}, work is"
+            f" given from {TRUST_MIN:g} on. Test the memory and the drivers of its machines, then"
+            f" write to {contact or 'the organiser'}, who can let it work again"
+        )
         return Refusal(reason=Reason.BANNED, message=message, retry_after_s=SUSPENDED_S)
     if has.rest_until > now:
         left_s = has.rest_until - now

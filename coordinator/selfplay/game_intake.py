@@ -24,7 +24,7 @@ from coordinator.database.runs import RunRow
 from coordinator.database.tasks import TaskRow
 from coordinator.plan.plan import in_phase
 from coordinator.rules import trust
-from coordinator.rules.validation import TOO_LATE, Judgement
+from coordinator.rules.validation import SUSPENDED, TOO_LATE, Judgement
 from coordinator.runs.definition import definition, price_of_flops
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import own_data
@@ -120,6 +120,8 @@ class Harvest:
         price = price_of_flops(run.price_micro, run.step_flops, flops)
         row = msgspec.structs.replace(row, price_micro=price)
         judgement = judge(case, found, run.state)
+        if judgement.state != "rejected" and accounts.is_suspended(conn, row.volunteer_id):
+            judgement = SUSPENDED
         verdicts.decide(
             conn,
             msgspec.structs.replace(row, price_micro=price),
@@ -133,12 +135,13 @@ class Harvest:
             self._reject(conn, row, run, judgement, now)
             return
         tasks.finish(conn, row.task_id, now)
-        payments.post_pending_many(conn, [payments.Payment.of(row)], now)
-        escrow.pay(conn, [row], now)
         if judgement.state == "accepted":
             accounts.set_trust(conn, row.volunteer_id, trust.accepted, row.worker_id)
             accounts.count_accepted(conn, row.volunteer_id)
             self._keep(conn, row, case, found, sha256)
+        payments.post_pending_many(conn, [payments.Payment.of(row)], now)
+        (escrow.withhold if judgement is SUSPENDED else escrow.pay)(conn, [row], now)
+        escrow.vest_due(conn, row.volunteer_id, now)
 
     def _keep(
         self, conn: Connection, row: ContributionRow, case: Case, found: Inspection, sha256: str

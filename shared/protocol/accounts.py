@@ -152,6 +152,7 @@ class Me(Message):
     device_s: float
     workers: tuple[WorkerInfo, ...]
     escrow_micro: int = 0  # earned once enough later work stands behind it
+    debt_micro: int = 0  # taken back after it was spent; later pay settles it first
     standing: Literal["probation", "vetted", "suspended"] = "vetted"
     standing_reason: str = ""  # of a suspension, with whom to write to
 

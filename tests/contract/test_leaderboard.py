@@ -120,7 +120,7 @@ async def test_a_reversal_costs_the_place_and_a_ban_the_row(
 
     def write(conn: Connection) -> None:
         one = paid(conn, 1, bob.volunteer_id, 100, clock.now())
-        payments.post_reversal(conn, one, "wrong", clock.now())
+        payments.post_reversal_many(conn, [one], clock.now(), "wrong")
 
     assert (await board(people))[0] == (1, "Bob", 75)
     await database.write(write)

@@ -150,10 +150,10 @@ async def test_a_reversal_takes_back_once_and_never_what_is_spent(database: Data
 
     await database.write(spend)
     assert await have(database) == (0, 50, 150, 0)
-    await refused(database, Forbidden, lambda conn: payments.post_reversal(conn, pay(1), "", 4.0))
+    await refused(database, Forbidden, lambda conn: payments.post_reversal_many(conn, [pay(1)], 4.0))
     await database.write(lambda conn: spending.release(conn, MIA, "h", 5.0))
     for _ in range(2):
-        await database.write(lambda conn: payments.post_reversal(conn, pay(1), "wrong", 6.0))
+        await database.write(lambda conn: payments.post_reversal_many(conn, [pay(1)], 6.0, "wrong"))
     assert await have(database) == (0, 100, 0, 0)
     assert await breaches(database) == []
 
@@ -247,7 +247,7 @@ async def test_a_volunteer_reads_its_lines_newest_first(database: Database) -> N
             for n in (1, 2)
         ]
         earn(conn, *rows, pay(3, 7, BOB))
-        payments.post_reversal(conn, rows[1], "the version was rolled back", 3.0)
+        payments.post_reversal_many(conn, [rows[1]], 3.0, "the version was rolled back")
         spending.hold(conn, MIA, "h", 60, "an answer", 4.0)
         spending.settle(conn, MIA, "h", 50, 5.0)
         return run_id

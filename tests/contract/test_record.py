@@ -140,7 +140,7 @@ async def test_contributions_and_credits_are_compared(database: Database, story:
             elif step == "void":
                 payments.post_void(conn, **values, now=2.0)  # type: ignore[arg-type]
             else:
-                payments.post_reversal(conn, one, "", 3.0)
+                payments.post_reversal_many(conn, [one], 3.0)
 
     await database.write(write)
     found = await breaches(database)

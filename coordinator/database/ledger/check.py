@@ -22,6 +22,7 @@ from coordinator.database.tables.trust import escrow
 
 BREACHES_MAX = 100
 STEPS = ("pending", "earn", "void", "escrow", "vest", "forfeit", "reverse")  # of a contribution
+GIVEN = ("earn", "void", "escrow", "forfeit")  # one of them follows "pending"
 SEALED = (events.c.key, events.c.digest, events.c.at)  # the digest stands for the rest
 
 
@@ -39,6 +40,7 @@ def check_ledger(conn: Connection) -> list[str]:
         _unpaid(conn),
         _holds(conn),
         _escrow(conn),
+        _debts(conn),
     )
     return list(islice(concat(*parts, hash_chain.check(conn, events, SEALED)), BREACHES_MAX))
 
@@ -125,14 +127,16 @@ def _steps(conn: Connection) -> Iterator[str]:
         "its steps cannot follow from each other": or_(
             n["pending"] != 1,
             n["earn"] + n["void"] + n["escrow"] > 1,
-            n["vest"] + n["forfeit"] > n["escrow"],
+            n["earn"] + n["void"] + n["forfeit"] > 1,
+            n["vest"] > n["escrow"],
+            n["vest"] + n["forfeit"] > 1,
             n["reverse"] > n["earn"] + n["vest"],
             func.count() != sum(n.values(), literal(0)),
         ),
         "its steps are of different amounts": least != most,
         "another price was posted than it has": contributions.c.price_micro != most,
         "its credit was not paid": state.in_(("merged", "superseded"))
-        & (n["earn"] + n["escrow"] + n["void"] == 0),
+        & (sum((n[kind] for kind in GIVEN), literal(0)) == 0),
         "its credit was taken back": (state == "accepted") & (n["void"] > 0),
         "its credit was kept": (state == "rejected")
         & (n["void"] + n["forfeit"] + n["reverse"] == 0),
@@ -196,3 +200,17 @@ def _escrow(conn: Connection) -> Iterator[str]:
                 f"account {owner}/escrow says {have.get(owner, 0)}, "
                 f"{waiting.get(owner, 0)} wait to be vested"
             )
+
+
+def _debts(conn: Connection) -> Iterator[str]:
+    """An account that owes has nothing to spend."""
+    owed, has = accounts.alias("owed"), accounts.alias("has")
+    query = (
+        select(owed.c.owner, owed.c.balance_micro, has.c.balance_micro)
+        .join(has, has.c.owner == owed.c.owner)
+        .where(owed.c.kind == "debt", owed.c.balance_micro > 0)
+        .where(has.c.kind == "earned", has.c.balance_micro > 0)
+        .order_by(owed.c.owner)
+    )
+    for owner, debt, earned in conn.execute(query.limit(BREACHES_MAX)):
+        yield f"account {owner} owes {debt} and has {earned} to spend"

@@ -2,23 +2,27 @@
 
     invited, vouched for   pending -> earned
     everybody else         pending -> escrow; after so much later work, or time: escrow -> earned
-    suspended, no weight   pending -> mint; and at a suspension escrow -> mint
+    suspended, distrusted, or of no weight in a merge: pending -> mint
 
-A row of `escrow` stands for what is not earned yet, beside the ledger's events, which stay.
+A row of `escrow` stands for what is not earned yet, beside the ledger's events, which stay. What
+becomes earned settles the debt of its account first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select
 
+from coordinator.database import verdicts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import among, its
+from coordinator.database.ledger import debts
 from coordinator.database.ledger.payments import (
     Payment,
+    forfeited,
     post_earned_many,
     post_escrow_many,
     post_forfeit_many,
@@ -26,23 +30,34 @@ from coordinator.database.ledger.payments import (
     post_void_many,
 )
 from coordinator.database.tables.accounts import volunteers
-from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.trust import escrow
-from coordinator.rules.standing import DAY_S, TRUST_MIN, VEST_AFTER, VEST_DAYS
+from coordinator.rules.standing import DAY_S, TRUST_MIN, VEST_AFTER, VEST_DAYS, vested
+from shared.errors import Conflict
 
 AGED_MAX = 1000  # vested by their age in one transaction
+SUSPENDED = "not paid: this account is suspended"
+DISTRUSTED = f"not paid: the trust in this account is below {TRUST_MIN:g}"
+WEIGHTLESS = "not paid: it counts nothing in a merge"
 
 _V, _E = volunteers.c, escrow.c
 _WHO = select(_V.id, _V.standing, _V.invited, _V.trust, _V.accepted, _V.passed).where(
     among(_V.id, "ids")
 )
+_SUSPENDED = select(_V.id).where(among(_V.id, "ids"), _V.standing == "suspended").limit(1)
 _ADD = insert(escrow)
-_BASE = select(_E.contribution_id, _E.volunteer_id, _E.run_id, _E.amount_micro)
-_DUE = _BASE.join(volunteers, _V.id == _E.volunteer_id).where(
-    among(_E.volunteer_id, "ids"),
-    _V.standing != "suspended",
-    _E.accepted <= _V.accepted - VEST_AFTER,
-)
+_BASE = select(
+    _E.contribution_id,
+    _E.volunteer_id,
+    _E.run_id,
+    _E.amount_micro,
+    _E.since,
+    (_V.accepted - _E.accepted).label("accepted_since"),
+    (_V.passed - _E.passed).label("passed_since"),
+    _V.invited,
+).join(volunteers, _V.id == _E.volunteer_id)
+_FREE = _BASE.where(_V.standing != "suspended")
+_OF_ONE = _BASE.where(its(_E.volunteer_id)).order_by(_E.contribution_id)
+_DUE = _FREE.where(its(_E.volunteer_id), _E.accepted <= _V.accepted - VEST_AFTER)
 _REMOVE = delete(escrow).where(among(_E.contribution_id, "ids"))
 
 
@@ -55,88 +70,144 @@ class Paid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> Paid:
-    """Pay contributions that are merged, or need no merge; each must be pending.
+    """Pay contributions that are merged, or need no merge; each must be pending, and its verdict
+    recorded: one that is not paid says so there.
 
     A handful of statements for hundreds of contributions. Nothing is paid for weight 0, to a
-    suspended account, or below the least trust to one that nobody vouched for.
+    suspended account, or below the least trust to one that nobody vouched for; what was taken back
+    while it waited stays so. Raises Conflict when an account is suspended at this moment.
     """
     if not rows:
         return Paid()
-    found = conn.execute(_WHO, {"ids": sorted({row.volunteer_id for row in rows})})
-    who = {row.id: row for row in found}
-    unpaid: list[ContributionRow] = []
+    gone = forfeited(conn, [row.id for row in rows])
+    rows = [row for row in rows if row.id not in gone]
+    owners = sorted({row.volunteer_id for row in rows})
+    who = {row.id: row for row in conn.execute(_WHO, {"ids": owners})}
     earned: list[ContributionRow] = []
     held: list[ContributionRow] = []
+    unpaid: dict[str, list[ContributionRow]] = {}
     for row in rows:
         account = who[row.volunteer_id]
-        distrusted = not account.invited and account.trust < TRUST_MIN
-        if account.standing == "suspended" or distrusted or row.weight == 0.0:
-            unpaid.append(row)
+        if why := _why_unpaid(account, row):
+            unpaid.setdefault(why, []).append(row)
         else:
             (earned if account.invited else held).append(row)
-    post_void_many(conn, [Payment.of(row) for row in unpaid], now)
-    post_earned_many(conn, [Payment.of(row) for row in earned], now)
-    if held:
-        post_escrow_many(conn, [Payment.of(row) for row in held], now)
-        lines = [
-            {
-                "contribution_id": row.id,
-                "volunteer_id": row.volunteer_id,
-                "run_id": row.run_id,
-                "amount_micro": row.price_micro,
-                "accepted": who[row.volunteer_id].accepted,
-                "passed": who[row.volunteer_id].passed,
-                "since": now,
-            }
-            for row in held
-        ]
-        conn.execute(_ADD, lines)
-        _vest(conn, [*conn.execute(_DUE, {"ids": sorted({row.volunteer_id for row in held})})], now)
+    for why, withheld in unpaid.items():
+        withhold(conn, withheld, now)
+        verdicts.unpaid(conn, [row.id for row in withheld], why)
+    _earn(conn, [Payment.of(row) for row in earned], now)
+    _hold(conn, held, who, now)
+    paid = sorted({row.volunteer_id for row in (*earned, *held)})
+    # Its own ledger accounts are locked by now: a suspension is seen here, or sees what is here.
+    if paid and conn.execute(_SUSPENDED, {"ids": paid}).first() is not None:
+        raise Conflict("an account was suspended while it was paid")
     return Paid(
         earned=tuple(row.id for row in earned),
         held=tuple(row.id for row in held),
-        unpaid=tuple(row.id for row in unpaid),
+        unpaid=tuple(row.id for withheld in unpaid.values() for row in withheld),
     )
+
+
+def withhold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
+    """Give back the pending credit of contributions that are not to be paid."""
+    post_void_many(conn, [Payment.of(row) for row in rows], now)
+
+
+def vest_due(conn: Connection, volunteer_id: str, now: float) -> int:
+    """Vest what enough later work of an account stands behind; how many.
+
+    For who has just counted an accepted contribution: one indexed query where nothing is due.
+    """
+    return _vest(conn, conn.execute(_DUE, {"its_volunteer_id": volunteer_id}), now)
 
 
 def vest_aged(conn: Connection, now: float) -> int:
     """Vest what is old enough and of accounts that passed a check since; how many."""
-    query = _BASE.join(volunteers, _V.id == _E.volunteer_id).where(
-        _E.since <= now - VEST_DAYS * DAY_S, _E.passed < _V.passed, _V.standing != "suspended"
-    )
-    rows = conn.execute(query.order_by(_E.since).limit(AGED_MAX)).all()
-    _vest(conn, rows, now)
-    return len(rows)
+    old = _FREE.where(_E.since <= now - VEST_DAYS * DAY_S, _E.passed < _V.passed)
+    return _vest(conn, conn.execute(old.order_by(_E.since).limit(AGED_MAX)), now)
 
 
 def vest_all(conn: Connection, volunteer_id: str, now: float) -> int:
-    """Vest all of an account that is vouched for from now on; how many."""
-    rows = conn.execute(_BASE.where(_E.volunteer_id == volunteer_id)).all()
-    _vest(conn, rows, now)
+    """Vest all of an account that is vouched for by now; how many."""
+    return _vest(conn, conn.execute(_OF_ONE, {"its_volunteer_id": volunteer_id}), now)
+
+
+def waiting(conn: Connection, volunteer_id: str) -> list[Payment]:
+    """Return what an account has in escrow, in the order of its contributions."""
+    found = conn.execute(_OF_ONE, {"its_volunteer_id": volunteer_id})
+    return [_payment(row) for row in found]
+
+
+def forfeit(conn: Connection, rows: Sequence[Payment], now: float, memo: str = "") -> None:
+    """Take back what is in escrow; each must be there."""
+    post_forfeit_many(conn, rows, now, memo)
+    _remove(conn, rows)
+
+
+def _why_unpaid(account: Any, row: ContributionRow) -> str:
+    """Return why a contribution is not paid; "" if it is."""
+    if account.standing == "suspended":
+        return SUSPENDED
+    if not account.invited and account.trust < TRUST_MIN:
+        return DISTRUSTED
+    return WEIGHTLESS if row.weight == 0.0 else ""
+
+
+def _hold(
+    conn: Connection, rows: Sequence[ContributionRow], who: dict[str, Any], now: float
+) -> None:
+    """Put pay into escrow, with the counters of its accounts."""
+    if not rows:
+        return
+    post_escrow_many(conn, [Payment.of(row) for row in rows], now)
+    lines = [
+        {
+            "contribution_id": row.id,
+            "volunteer_id": row.volunteer_id,
+            "run_id": row.run_id,
+            "amount_micro": row.price_micro,
+            "accepted": who[row.volunteer_id].accepted,
+            "passed": who[row.volunteer_id].passed,
+            "since": now,
+        }
+        for row in rows
+    ]
+    conn.execute(_ADD, lines)
+
+
+def _earn(conn: Connection, rows: Sequence[Payment], now: float) -> None:
+    if rows:
+        post_earned_many(conn, rows, now)
+        _settle(conn, rows, now)
+
+
+def _vest(conn: Connection, found: Iterable[Any], now: float) -> int:
+    """Vest those that the rule says are earned now."""
+    rows = [
+        _payment(row)
+        for row in found
+        if vested(
+            invited=row.invited,
+            accepted_since=row.accepted_since,
+            age_s=now - row.since,
+            passed_since=row.passed_since > 0,
+        )
+    ]
+    if rows:
+        post_vested_many(conn, rows, now)
+        _remove(conn, rows)
+        _settle(conn, rows, now)
     return len(rows)
 
 
-def forfeit(conn: Connection, volunteer_id: str, now: float) -> int:
-    """Take back what a suspended account has in escrow, in micro-credits, and the weight of what
-    it has waiting for a merge.
-    """
-    rows = conn.execute(_BASE.where(_E.volunteer_id == volunteer_id)).all()
-    post_forfeit_many(conn, [_payment(row) for row in rows], now)
-    _remove(conn, rows)
-    c = contributions.c
-    waiting = update(contributions).where(its(c.volunteer_id), c.state == "accepted")
-    conn.execute(waiting, {"its_volunteer_id": volunteer_id, "weight": 0.0})
-    return sum(int(row.amount_micro) for row in rows)
+def _settle(conn: Connection, rows: Sequence[Payment], now: float) -> None:
+    """Settle debts from what was earned just now."""
+    debts.repay(conn, {row.volunteer_id: f"repay:{row.contribution_id}" for row in rows}, now)
 
 
-def _vest(conn: Connection, rows: Sequence[Any], now: float) -> None:
-    post_vested_many(conn, [_payment(row) for row in rows], now)
-    _remove(conn, rows)
-
-
-def _remove(conn: Connection, rows: Sequence[Any]) -> None:
+def _remove(conn: Connection, rows: Sequence[Payment]) -> None:
     if rows:
-        conn.execute(_REMOVE, {"ids": [_payment(row).contribution_id for row in rows]})
+        conn.execute(_REMOVE, {"ids": [row.contribution_id for row in rows]})
 
 
 def _payment(row: Any) -> Payment:

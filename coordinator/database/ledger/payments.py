@@ -5,10 +5,11 @@
     post_void       pending -> mint      it was accepted, then set aside
     post_escrow     pending -> escrow    as earned, of an account that nobody vouched for
     post_vested     escrow  -> earned    enough later work or time stands behind it
-    post_forfeit    escrow  -> mint      its account was suspended
+    post_forfeit    escrow  -> mint      taken back before it was earned
+    post_withdrawn  pending -> mint      taken back before it was paid; an event "forfeit" as well
     post_reversal   earned  -> mint      taken back on purpose
 
-What is spent is said in holds.py.
+Spending is in spending.py, what a reversal finds spent in debts.py.
 
 All amounts are integer micro-credits, all accounts but the mint belong to a volunteer (its id,
 which says nothing about a person). Every function takes part in the transaction of its caller, may
@@ -53,7 +54,7 @@ __all__ = [
     "post_earned_many",
     "post_pending",
     "post_pending_many",
-    "post_reversal",
+    "post_reversal_many",
     "post_void",
     "seal",
 ]
@@ -62,13 +63,15 @@ HISTORY_MAX = 500
 SKEW_S = 60.0  # events in the order of their numbers are in that of their instants up to this
 # A step comes after one of the first, and never together with any of the second.
 ORDER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "earn": (("pending",), ("void", "escrow")),
-    "void": (("pending",), ("earn", "escrow")),
-    "escrow": (("pending",), ("earn", "void")),
+    "earn": (("pending",), ("void", "escrow", "forfeit")),
+    "void": (("pending",), ("earn", "escrow", "forfeit")),
+    "escrow": (("pending",), ("earn", "void", "forfeit")),
     "vest": (("escrow",), ("forfeit",)),
     "forfeit": (("escrow",), ("vest",)),
+    "withdraw": (("pending",), ("earn", "void", "escrow")),
     "reverse": (("earn", "vest"), ()),
 }
+KINDS = {"withdraw": "forfeit"}  # of events; every other step is one of its own name
 # What a volunteer reads for each kind of event.
 WORDS: Mapping[str, str] = {
     "pending": "pending",
@@ -78,10 +81,16 @@ WORDS: Mapping[str, str] = {
     "vest": "earned",
     "forfeit": "forfeited",
     "reverse": "reversed",
+    "debt": "owed",
+    "repay": "repaid",
     "hold": "held",
     "settle": "spent",
     "release": "released",
 }
+
+
+# Told by what they do to the account "earned".
+BY_EARNED = ("earn", "vest", "debt", "repay", "hold", "release")
 
 
 class Payment(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,11 +123,12 @@ class Balances(msgspec.Struct, frozen=True, kw_only=True):
     held_micro: int = 0
     spent_micro: int = 0
     escrow_micro: int = 0  # earned once enough later work stands behind it
+    debt_micro: int = 0  # taken back after it was spent; later pay settles it first
 
     @property
     def total_micro(self) -> int:
         """All that was ever earned and not taken back, spent or not."""
-        return self.earned_micro + self.held_micro + self.spent_micro
+        return self.earned_micro + self.held_micro + self.spent_micro - self.debt_micro
 
 
 def _draft(step: str, pay: Payment, memo: str = "") -> Draft:
@@ -131,12 +141,14 @@ def _draft(step: str, pay: Payment, memo: str = "") -> Draft:
         "escrow": ((pay.volunteer_id, "pending"), (pay.volunteer_id, "escrow")),
         "vest": ((pay.volunteer_id, "escrow"), (pay.volunteer_id, "earned")),
         "forfeit": ((pay.volunteer_id, "escrow"), (SYSTEM, MINT)),
+        "withdraw": ((pay.volunteer_id, "pending"), (SYSTEM, MINT)),
         "reverse": ((pay.volunteer_id, "earned"), (SYSTEM, MINT)),
     }
     source, target = sides[step]
+    kind = KINDS.get(step, step)
     return Draft(
-        key=f"{step}:{pay.contribution_id}",
-        kind=step,
+        key=f"{kind}:{pay.contribution_id}",
+        kind=kind,
         moves=(Move(*source, -pay.amount_micro), Move(*target, pay.amount_micro)),
         run_id=pay.run_id,
         contribution_id=pay.contribution_id,
@@ -191,9 +203,18 @@ def post_vested_many(conn: Connection, rows: Sequence[Payment], now: float) -> N
     _step(conn, "vest", rows, now)
 
 
-def post_forfeit_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Lost: the account was suspended before it was earned."""
-    _step(conn, "forfeit", rows, now)
+def post_forfeit_many(
+    conn: Connection, rows: Sequence[Payment], now: float, memo: str = ""
+) -> None:
+    """Taken back out of escrow, before it was earned."""
+    _step(conn, "forfeit", rows, now, memo)
+
+
+def post_withdrawn_many(
+    conn: Connection, rows: Sequence[Payment], now: float, memo: str = ""
+) -> None:
+    """Accepted, and taken back before it was paid."""
+    _step(conn, "withdraw", rows, now, memo)
 
 
 def post_pending(
@@ -235,9 +256,29 @@ def post_void(
     _step(conn, "void", [_pay(volunteer_id, contribution_id, run_id, amount_micro)], now)
 
 
-def post_reversal(conn: Connection, pay: Payment, memo: str, now: float) -> None:
-    """Take back what was earned, on purpose. Raises Forbidden when it has been spent since."""
-    _step(conn, "reverse", [pay], now, memo)
+def post_reversal_many(
+    conn: Connection, rows: Sequence[Payment], now: float, memo: str = ""
+) -> None:
+    """Take back what was earned, on purpose.
+
+    Raises Forbidden when it has been spent since and nothing is owed for it.
+    """
+    _step(conn, "reverse", rows, now, memo)
+
+
+def steps_of(conn: Connection, ids: Sequence[int]) -> dict[int, set[str]]:
+    """Return the kinds of the events of each contribution."""
+    found: dict[int, set[str]] = {number: set() for number in ids}
+    kinds = {KINDS.get(step, step) for step in (*ORDER, "pending")}
+    for key in digests(conn, [f"{kind}:{number}" for number in ids for kind in kinds]):
+        kind, _, number = key.partition(":")
+        found[int(number)].add(kind)
+    return found
+
+
+def forfeited(conn: Connection, ids: Sequence[int]) -> set[int]:
+    """Return those of some contributions whose pay was taken back before it was earned."""
+    return {int(key.partition(":")[2]) for key in digests(conn, [f"forfeit:{i}" for i in ids])}
 
 
 def _pay(volunteer_id: str, contribution_id: int, run_id: int, amount_micro: int) -> Payment:
@@ -264,6 +305,7 @@ def balances(conn: Connection, volunteer_id: str) -> Balances:
         held_micro=have.get("held", 0),
         spent_micro=have.get("burn", 0),
         escrow_micro=have.get("escrow", 0),
+        debt_micro=have.get("debt", 0),
     )
 
 
@@ -305,7 +347,7 @@ def history(conn: Connection, volunteer_id: str, before: int | None, limit: int)
     kind, side = events.c.kind, accounts.c.kind
     amount = func.sum(
         case(
-            (kind.in_(("earn", "vest", "hold", "release")) & (side != "earned"), 0),
+            (kind.in_(BY_EARNED) & (side != "earned"), 0),
             ((kind == "escrow") & (side != "escrow"), 0),
             ((kind == "settle") & (side == "burn"), -postings.c.amount_micro),
             (kind == "settle", 0),

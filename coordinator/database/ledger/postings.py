@@ -78,6 +78,7 @@ def digest(draft: Draft) -> str:
 
 _POST = insert(postings)
 _DIGESTS = select(events.c.key, events.c.digest).where(among(events.c.key, "keys"))
+_BALANCES = select(accounts.c.id, accounts.c.balance_micro).where(among(accounts.c.id, "ids"))
 _ACCOUNTS = (
     select(accounts.c.owner, accounts.c.kind, accounts.c.id)
     .where(among(accounts.c.owner, "owners"), among(accounts.c.kind, "kinds"))
@@ -123,6 +124,19 @@ def post(
         for m in d.moves
     ]
     conn.execute(_POST, rows)
+
+
+def lock(conn: Connection, names: Iterable[AccountName]) -> dict[AccountName, int]:
+    """Lock accounts until the transaction ends, made where missing; what each holds now.
+
+    For who decides by a balance. Name all accounts that the transaction posts to: those of its
+    events are locked in the same order, so that nothing waits in a circle.
+    """
+    numbers = _lock_accounts(conn, names)
+    held: dict[int, int] = {}
+    for part in _parts(sorted(numbers.values())):
+        held |= {row.id: int(row.balance_micro) for row in conn.execute(_BALANCES, {"ids": part})}
+    return {name: held[number] for name, number in numbers.items()}
 
 
 def digests(conn: Connection, keys: Iterable[str]) -> dict[str, str]:

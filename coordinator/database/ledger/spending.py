@@ -5,6 +5,7 @@
     release         held    -> earned    it was not delivered
 
 The id of a hold is its caller's, so each step may be repeated; with other numbers it is refused.
+What comes back to an account that owes settles its debt (debts.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, select
 
+from coordinator.database.ledger import debts
 from coordinator.database.ledger.payments import balances
 from coordinator.database.ledger.postings import AMOUNT_MAX, Draft, Move, digests, post
 from coordinator.database.tables.ledger import accounts, events, postings
@@ -69,6 +71,8 @@ def _end(conn: Connection, draft: Draft, never: str, now: float) -> None:
             raise Conflict(f'"{draft.key}" comes too late: "{never}" was posted before')
 
     post(conn, [draft], now, allowed)
+    owner, hold_id = draft.moves[0].owner, draft.key.partition(":")[2]
+    debts.repay(conn, {owner: f"repaid:{hold_id}"}, now)
 
 
 def _held(conn: Connection, volunteer_id: str, hold_id: str) -> int:

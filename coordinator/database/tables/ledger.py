@@ -22,7 +22,8 @@ accounts = Table(
     metadata,
     Column("id", Key, primary_key=True, autoincrement=True),
     Column("owner", String(64), nullable=False),  # volunteer id, or "system"
-    Column("kind", String(16), nullable=False),  # mint, burn, pending, escrow, earned, held
+    # mint, burn, pending, escrow, earned, held, debt
+    Column("kind", String(16), nullable=False),
     Column("balance_micro", BigInteger, nullable=False),
     UniqueConstraint("owner", "kind"),
     CheckConstraint("balance_micro >= 0 OR kind = 'mint'", name="balance"),
@@ -34,7 +35,7 @@ events = Table(
     Column("id", Key, primary_key=True, autoincrement=True),
     Column("key", String(128), nullable=False, unique=True),  # e.g. "earn:42"
     Column("digest", String(64), nullable=False),  # same key with other content = 409
-    # pending, earn, void, escrow, vest, forfeit, reverse, hold, settle, release
+    # pending, earn, void, escrow, vest, forfeit, reverse, debt, repay, hold, settle, release
     Column("kind", String(16), nullable=False),
     Column("run_id", Key, nullable=True),
     Column("contribution_id", Key, nullable=True),

@@ -164,7 +164,7 @@ class Books(RuleBasedStateMachine):
             "pending": lambda conn: payments.post_pending(conn, **values, now=1.0),  # type: ignore[arg-type]
             "earn": lambda conn: payments.post_earned(conn, **values, now=2.0),  # type: ignore[arg-type]
             "void": lambda conn: payments.post_void(conn, **values, now=2.0),  # type: ignore[arg-type]
-            "reverse": lambda conn: payments.post_reversal(conn, one, "", 3.0),
+            "reverse": lambda conn: payments.post_reversal_many(conn, [one], 3.0),
         }
         self.both(lambda: self.model.contribution(step, number, name, amount), write[step])
 

@@ -1,0 +1,114 @@
+"""Reversals by the organiser: of one contribution, or of a volunteer's since an instant.
+
+A volunteer's are taken back in batches, each with its line in the audit log in one transaction:
+after a kill in between, the same command takes back the rest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.accounts.suspension import reason_of
+from coordinator.database import audit, contributions, verdicts
+from coordinator.database import volunteers as store
+from coordinator.database.ledger import payments
+from coordinator.database.ledger.payments import Payment
+from coordinator.database.ledger.reversal import TakenBack, take_back
+from coordinator.rules import nicknames
+from shared.errors import Conflict, NotFound
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.contributions import ContributionRow
+    from coordinator.database.engine.open import Database
+    from shared.clock import Clock
+
+BATCH = 500  # contributions in one transaction
+UNMERGED = "taken back by the organiser: neither merged nor paid"
+
+
+class Reversal(msgspec.Struct, frozen=True, kw_only=True):
+    """What was taken back from a volunteer."""
+
+    name: str
+    taken: TakenBack
+
+
+class Reversals:
+    """Takes credits back, with a reason that the audit log and the volunteer's history keep."""
+
+    def __init__(self, db: Database, clock: Clock) -> None:
+        self._db = db
+        self._clock = clock
+
+    async def of_volunteer(self, who: str, since: float, reason: str) -> Reversal:
+        """Take back all that a volunteer has got for what it submitted from `since` on, and what it
+        was promised. Raises NotFound, BadRequest.
+        """
+        why = reason_of(reason)
+        key = nicknames.skeleton(who[:256])
+        found = await self._db.read(lambda conn: store.find(conn, who[:256], key))
+        taken, after = TakenBack(), 0
+
+        def batch(conn: Connection) -> tuple[TakenBack, int]:
+            return self._batch(conn, found.id, since, after, why)
+
+        while True:
+            more, after = await self._db.write(batch)
+            taken += more
+            if not after:
+                return Reversal(name=found.nickname, taken=taken)
+
+    async def of_contribution(self, number: int, reason: str) -> Reversal:
+        """Take back what was paid for one contribution.
+
+        Raises NotFound, BadRequest, and Conflict where nothing is paid or it was taken back before.
+        """
+        why = reason_of(reason)
+
+        def change(conn: Connection) -> Reversal:
+            row = _paid(conn, number)
+            now = self._clock.now()
+            taken = take_back(conn, [Payment.of(row)], why, now)
+            detail = {"reason": why, **msgspec.structs.asdict(taken)}
+            audit.append(conn, "organiser", "contribution.reverse", str(number), detail, now)
+            return Reversal(name=store.existing(conn, row.volunteer_id).nickname, taken=taken)
+
+        return await self._db.write(change)
+
+    def _batch(
+        self, conn: Connection, volunteer_id: str, since: float, after: int, why: str
+    ) -> tuple[TakenBack, int]:
+        """Take back the next contributions; the number of the last, 0 when there are no more."""
+        now = self._clock.now()
+        rows = contributions.good_of(conn, volunteer_id, since, after, BATCH)
+        for row in rows:
+            if row.state == "accepted":
+                verdicts.decide(conn, row, "superseded", now=now, weight=0.0, message=UNMERGED)
+        taken = take_back(conn, [Payment.of(row) for row in rows], why, now)
+        if taken.contributions:
+            detail = {"reason": why, "since": since, **msgspec.structs.asdict(taken)}
+            audit.append(conn, "organiser", "volunteer.reverse", volunteer_id, detail, now)
+        return taken, rows[-1].id if len(rows) == BATCH else 0
+
+
+def _paid(conn: Connection, number: int) -> ContributionRow:
+    """Return a contribution that was paid, locked. Raises NotFound, Conflict."""
+    try:
+        row = contributions.by_id(conn, number, lock=True)
+    except NotFound:
+        raise NotFound(f"there is no contribution {number}") from None
+    steps = payments.steps_of(conn, [number])[number]
+    if "reverse" in steps or "forfeit" in steps:
+        raise Conflict(f"contribution {number} was taken back already")
+    if steps & {"earn", "escrow"} and row.price_micro:
+        return row
+    if steps == {"pending"} and row.price_micro:
+        raise Conflict(
+            f"contribution {number} is not paid yet, it waits for a merge: suspend its sender"
+            " with `coordinator volunteer suspend`, or reverse it when it is merged"
+        )
+    raise Conflict(f"contribution {number} is {row.state}, and nothing was paid for it")

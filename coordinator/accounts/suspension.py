@@ -1,0 +1,74 @@
+"""Suspension of an account: no work and no pay until the organiser lifts it.
+
+For the organiser's command and for whatever proves that work was made up; both take part in the
+transaction of their caller.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.database import audit, contributions, verdicts
+from coordinator.database import volunteers as store
+from coordinator.database.ledger import escrow
+from coordinator.database.ledger.payments import Payment
+from coordinator.database.ledger.reversal import TakenBack, take_back
+from coordinator.rules import reports
+from coordinator.rules.standing import PASSED_MIN, TRUST_MIN
+from coordinator.rules.trust import TRUST_START
+from shared.errors import BadRequest, Conflict
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+REASON_CHARS_MAX = 300
+UNMERGED = "this account was suspended: neither merged nor paid"
+
+
+def reason_of(text: str) -> str:
+    """Return a reason as it is stored, one printable line. Raises BadRequest without one."""
+    why = reports.line(text, REASON_CHARS_MAX)
+    if not why:
+        raise BadRequest("this needs a reason: it stands in the audit log, and its owner reads it")
+    return why
+
+
+def explained(reason: str, contact: str) -> str:
+    """Return a reason as its owner reads it, with whom to write to."""
+    return f"{reason}; write to {contact or 'the organiser'}"
+
+
+def suspend(
+    conn: Connection, volunteer_id: str, reason: str, now: float, actor: str = "system"
+) -> TakenBack:
+    """Suspend an account: what it has in escrow is forfeit, and so is what waits for a merge, which
+    is superseded. Raises NotFound.
+    """
+    row = store.existing(conn, volunteer_id)
+    store.set_volunteer(conn, row.id, standing="suspended", suspended_reason=reason)
+    waiting = contributions.accepted_of(conn, row.id)
+    for contribution in waiting:
+        verdicts.decide(conn, contribution, "superseded", now=now, weight=0.0, message=UNMERGED)
+    taken = take_back(conn, [Payment.of(one) for one in waiting], reason, now)
+    taken += take_back(conn, escrow.waiting(conn, row.id), reason, now)
+    detail = {"reason": reason, "forfeit_micro": taken.pending_micro + taken.escrow_micro}
+    audit.append(conn, actor, "volunteer.suspend", row.id, detail, now)
+    return taken
+
+
+def unsuspend(conn: Connection, volunteer_id: str, reason: str, now: float) -> None:
+    """Let an account work again that is suspended or has lost its trust: with the trust of a new
+    one, and vetted if it was. What was forfeit stays forfeit. Raises NotFound, Conflict.
+    """
+    row = store.existing(conn, volunteer_id)
+    if row.standing != "suspended" and row.trust >= TRUST_MIN:
+        raise Conflict(f"{row.nickname} is not suspended")
+    vetted = row.standing == "vetted" or row.invited or row.passed >= PASSED_MIN
+    store.set_volunteer(
+        conn,
+        row.id,
+        standing="vetted" if vetted else "probation",
+        suspended_reason="",
+        trust=max(row.trust, TRUST_START),
+    )
+    audit.append(conn, "organiser", "volunteer.unsuspend", row.id, {"reason": reason}, now)

@@ -1,0 +1,58 @@
+"""Debts: what a reversal found spent. No account but the mint is ever below zero.
+
+    debt     mint   -> earned    what is missing there, so that it can be reversed;
+             mint   -> debt      and as much is owed from now on
+    repay    earned -> mint      later pay settles it first;
+             debt   -> mint      so much less is owed
+
+An account that owes has nothing in `earned`: whatever comes there goes into its debt at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy import Connection, select
+
+from coordinator.database.engine.statements import among
+from coordinator.database.ledger.postings import MINT, SYSTEM, Draft, Move, lock, post
+from coordinator.database.tables.ledger import accounts
+
+_A = accounts.c
+_OWING = select(_A.owner).where(among(_A.owner, "owners"), _A.kind == "debt", _A.balance_micro > 0)
+
+
+def owe(conn: Connection, owner: str, key: str, amount_micro: int, memo: str, now: float) -> None:
+    """Lend an account what a reversal in this transaction takes from it and it has spent."""
+    if amount_micro <= 0:
+        return
+    moves = (
+        Move(owner, "debt", amount_micro),
+        Move(owner, "earned", amount_micro),
+        Move(SYSTEM, MINT, -2 * amount_micro),
+    )
+    post(conn, [Draft(key=f"debt:{key}", kind="debt", moves=moves, memo=memo)], now)
+
+
+def repay(conn: Connection, keys: Mapping[str, str], now: float) -> None:
+    """Settle what accounts owe from what they have earned, each under the key of an event that
+    paid it in this transaction.
+
+    One statement where no account owes anything.
+    """
+    owing = [row.owner for row in conn.execute(_OWING, {"owners": sorted(keys)})]
+    if not owing:
+        return
+    names = [(owner, kind) for owner in owing for kind in ("debt", "earned")]
+    held = lock(conn, [*names, (SYSTEM, MINT)])
+    drafts: list[Draft] = []
+    for owner in owing:
+        amount = min(held[owner, "debt"], held[owner, "earned"])
+        moves = (
+            Move(owner, "debt", -amount),
+            Move(owner, "earned", -amount),
+            Move(SYSTEM, MINT, 2 * amount),
+        )
+        if amount > 0:
+            drafts.append(Draft(key=keys[owner], kind="repay", moves=moves))
+    post(conn, drafts, now)

@@ -1,0 +1,220 @@
+"""Credits that are taken back, and debts, on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from sqlalchemy import Connection, event
+
+from coordinator.accounts.reversals import Reversals
+from coordinator.accounts.suspension import suspend
+from coordinator.database import audit, contributions, volunteers
+from coordinator.database.engine.open import Database
+from coordinator.database.ledger import debts, escrow, payments, reversal, spending
+from coordinator.database.ledger.payments import Balances, Payment
+from coordinator.database.ledger.reversal import TakenBack
+from coordinator.rules.standing import VEST_AFTER
+from shared.errors import BadRequest, Conflict, NotFound
+from tests.contract.test_escrow import FRIEND, NEW, PRICE, accepted, add, merged, setting
+from tests.support.account_rows import add_contribution, breaches
+from tests.support.virtual_clock import VirtualClock
+
+
+async def has(db: Database, who: str = FRIEND) -> Balances:
+    return await db.read(lambda conn: payments.balances(conn, who))
+
+
+def bought(conn: Connection, who: str, hold: str, amount: int) -> None:
+    spending.hold(conn, who, hold, amount, "an answer", 2.0)
+    spending.settle(conn, who, hold, amount, 3.0)
+
+
+async def test_what_was_spent_is_owed_and_later_pay_settles_it_first(database: Database) -> None:
+    run = await setting(database)
+    for _ in range(3):
+        await database.write(lambda conn: merged(conn, run, FRIEND, 1.0))
+    await database.write(lambda conn: bought(conn, FRIEND, "h", 25))
+    reversals = Reversals(database, VirtualClock())
+    done = await reversals.of_volunteer(FRIEND, 0.0, "copies of others")
+    assert done.taken == TakenBack(contributions=3, earned_micro=30, debt_micro=25)
+    assert await has(database) == Balances(spent_micro=25, debt_micro=25)
+    assert (await has(database)).total_micro == 0
+    await database.write(lambda conn: merged(conn, run, FRIEND, 4.0))
+    assert await has(database) == Balances(spent_micro=25, debt_micro=15)
+    for _ in range(2):
+        await database.write(lambda conn: merged(conn, run, FRIEND, 5.0))
+    assert await has(database) == Balances(spent_micro=25, earned_micro=5)
+    lines = await database.read(lambda conn: payments.history(conn, FRIEND, None, 50))
+    own = [(x.kind, x.amount_micro) for x in reversed(lines) if x.kind != "pending"]
+    assert own == [
+        *[("earned", PRICE)] * 3, ("held", -25), ("spent", -25), ("owed", 25),
+        *[("reversed", -PRICE)] * 3, ("earned", PRICE), ("repaid", -PRICE),
+        ("earned", PRICE), ("repaid", -PRICE), ("earned", PRICE), ("repaid", -5),
+    ]  # fmt: skip
+    assert {x.memo for x in lines if x.kind == "reversed"} == {"copies of others"}
+    assert await breaches(database) == []
+
+
+async def test_what_vests_or_comes_back_from_a_hold_settles_a_debt(database: Database) -> None:
+    run = await setting(database, standing="vetted")
+    for _ in range(VEST_AFTER + 1):
+        await database.write(lambda conn: merged(conn, run, NEW, 1.0))
+    assert (await has(database, NEW)).earned_micro == PRICE
+    await database.write(lambda conn: spending.hold(conn, NEW, "h", 7, "an answer", 2.0))
+    numbers = await database.write(lambda conn: contributions.good_of(conn, NEW, 0.0, 0, 1))
+    reversals = Reversals(database, VirtualClock())
+    await reversals.of_contribution(numbers[0].id, "wrong")
+    now = await has(database, NEW)
+    assert (now.earned_micro, now.held_micro, now.debt_micro) == (0, 7, 7)
+    for _ in range(2):  # the same again changes nothing
+        await database.write(lambda conn: spending.release(conn, NEW, "h", 3.0))
+    now = await has(database, NEW)
+    assert (now.earned_micro, now.held_micro, now.debt_micro) == (0, 0, 0)
+
+    await database.write(lambda conn: debts.owe(conn, NEW, "x", 3, "", 4.0))
+    await database.write(
+        lambda conn: spending.hold(conn, NEW, "i", 3, "", 4.0)
+    )  # what was lent is gone
+    await database.write(lambda conn: merged(conn, run, NEW, 5.0))
+    now = await has(database, NEW)
+    assert (now.earned_micro, now.debt_micro) == (PRICE - 3, 0)
+    assert await breaches(database) == []
+
+
+async def test_all_that_a_volunteer_has_is_taken_back_wherever_it_is(database: Database) -> None:
+    run = await setting(database)
+    old = await database.write(lambda conn: merged(conn, run, NEW, 1.0))
+    await database.write(lambda conn: volunteers.set_volunteer(conn, NEW, invited=True))
+    await database.write(lambda conn: escrow.vest_all(conn, NEW, 1.0))
+    await database.write(lambda conn: volunteers.set_volunteer(conn, NEW, invited=False))
+    await database.write(lambda conn: merged(conn, run, NEW, 2.0))
+    waiting = await database.write(lambda conn: accepted(conn, run, NEW, 3.0))
+    refused = await database.write(lambda conn: add_contribution(conn, run, NEW, "rejected"))
+    reversals = Reversals(database, VirtualClock())
+    done = await reversals.of_volunteer(NEW, 0.0, "made up")
+    assert done.taken == TakenBack(
+        contributions=3, pending_micro=PRICE, escrow_micro=PRICE, earned_micro=PRICE
+    )
+    assert await has(database, NEW) == Balances()
+    row = await database.read(lambda conn: contributions.by_id(conn, waiting))
+    assert row.state == "superseded"
+    again = await reversals.of_volunteer(NEW, 0.0, "made up")
+    assert again.taken == TakenBack()
+    for number in (old, waiting):
+        with pytest.raises(Conflict, match="was taken back already"):
+            await reversals.of_contribution(number, "again")
+    with pytest.raises(Conflict, match="is rejected, and nothing was paid for it"):
+        await reversals.of_contribution(refused, "why not")
+    lines = await database.read(lambda conn: audit.entries(conn))
+    assert [line.action for line in lines] == ["volunteer.reverse"]
+    assert json.loads(lines[0].detail)["reason"] == "made up"
+    assert await breaches(database) == []
+
+
+async def test_only_what_was_submitted_since_then_is_taken_back(database: Database) -> None:
+    run = await setting(database)
+    await database.write(lambda conn: merged(conn, run, FRIEND, 1.0))
+
+    def later(conn: Connection) -> None:
+        number = add_contribution(conn, run, FRIEND, "merged", PRICE, weight=1.0, received_at=100.0)
+        row = contributions.by_id(conn, number)
+        payments.post_pending_many(conn, [Payment.of(row)], 100.0)
+        escrow.pay(conn, [row], 100.0)
+
+    await database.write(later)
+    reversals = Reversals(database, VirtualClock())
+    done = await reversals.of_volunteer(FRIEND, 50.0, "a bad machine")
+    assert (done.taken.contributions, (await has(database)).earned_micro) == (1, PRICE)
+    assert await breaches(database) == []
+
+
+async def test_one_contribution_is_reversed_once_and_only_if_paid(database: Database) -> None:
+    run = await setting(database)
+    number = await database.write(lambda conn: merged(conn, run, FRIEND, 1.0))
+    waiting = await database.write(lambda conn: accepted(conn, run, FRIEND, 1.0))
+    unpaid = await database.write(lambda conn: merged(conn, run, FRIEND, 1.0, weight=0.0))
+    reversals = Reversals(database, VirtualClock())
+    with pytest.raises(BadRequest, match="needs a reason"):
+        await reversals.of_contribution(number, " ")
+    with pytest.raises(NotFound, match="there is no contribution 987654"):
+        await reversals.of_contribution(987654, "wrong")
+    with pytest.raises(Conflict, match="not paid yet, it waits for a merge"):
+        await reversals.of_contribution(waiting, "wrong")
+    with pytest.raises(Conflict, match="nothing was paid for it"):
+        await reversals.of_contribution(unpaid, "wrong")
+    found = await asyncio.gather(
+        *(reversals.of_contribution(number, "wrong") for _ in range(4)), return_exceptions=True
+    )
+    assert sum(isinstance(one, Conflict) for one in found) == 3
+    assert (await has(database)).earned_micro == 0
+    assert await breaches(database) == []
+
+
+async def test_a_thousand_take_several_transactions_of_few_statements(database: Database) -> None:
+    run = await setting(database)
+    count = 1100
+
+    def work(conn: Connection) -> None:
+        numbers = [
+            add_contribution(conn, run, FRIEND, "merged", 1, weight=1.0) for _ in range(count)
+        ]
+        rows = contributions.by_ids(conn, numbers)
+        payments.post_pending_many(conn, [Payment.of(row) for row in rows], 1.0)
+        escrow.pay(conn, rows, 1.0)
+
+    await database.write(work)
+    await database.write(lambda conn: bought(conn, FRIEND, "h", 600))
+
+    def first(conn: Connection) -> int:
+        rows = contributions.good_of(conn, FRIEND, 0.0, 0, 500)
+        seen: list[str] = []
+        event.listen(conn, "before_cursor_execute", lambda *said: seen.append(str(said[2])))
+        reversal.take_back(conn, [Payment.of(row) for row in rows], "", 2.0)
+        return len(seen)
+
+    assert await database.write(first) <= 60
+    reversals = Reversals(database, VirtualClock())
+    done = await reversals.of_volunteer(FRIEND, 0.0, "the rest, after a kill")
+    assert done.taken == TakenBack(contributions=600, earned_micro=600, debt_micro=600)
+    assert await has(database) == Balances(spent_micro=600, debt_micro=600)
+    assert await breaches(database) == []
+
+
+async def test_pay_of_hundreds_takes_a_handful_of_statements(database: Database) -> None:
+    run = await setting(database)
+    people = [f"volunteer-stranger-{n:03}" for n in range(40)]
+
+    def work(conn: Connection) -> int:
+        for who in people:
+            add(conn, who)
+        numbers = [
+            add_contribution(conn, run, (*people, FRIEND)[n % 41], "merged", 1, weight=1.0)
+            for n in range(500)
+        ]
+        rows = contributions.by_ids(conn, numbers)
+        payments.post_pending_many(conn, [Payment.of(row) for row in rows], 1.0)
+        seen: list[str] = []
+        event.listen(conn, "before_cursor_execute", lambda *said: seen.append(str(said[2])))
+        escrow.pay(conn, rows, 1.0)
+        return len(seen)
+
+    assert await database.write(work) <= 35
+    assert await breaches(database) == []
+
+
+async def test_pay_and_a_suspension_at_one_moment_leave_nothing(database: Database) -> None:
+    run = await setting(database)
+    for round_ in range(5):
+        await database.write(lambda conn: volunteers.set_volunteer(conn, NEW, standing="probation"))
+        jobs = [database.write(lambda conn: merged(conn, run, NEW, 1.0)) for _ in range(6)]
+        jobs.insert(round_, database.write(lambda conn: _suspended(conn)))
+        found = await asyncio.gather(*jobs, return_exceptions=True)
+        assert all(not isinstance(one, BaseException) or isinstance(one, Conflict) for one in found)
+        assert await has(database, NEW) == Balances()
+    assert await breaches(database) == []
+
+
+def _suspended(conn: Connection) -> int:
+    return suspend(conn, NEW, "made up", 2.0).contributions
