@@ -22,12 +22,12 @@ from coordinator.database.engine.statements import among, its
 from coordinator.database.ledger import debts
 from coordinator.database.ledger.payments import (
     Payment,
-    forfeited,
     post_earned_many,
     post_escrow_many,
     post_forfeit_many,
     post_vested_many,
     post_void_many,
+    settled,
 )
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.trust import escrow
@@ -74,13 +74,14 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> Paid:
     recorded: one that is not paid says so there.
 
     A handful of statements for hundreds of contributions. Nothing is paid for weight 0, to a
-    suspended account, or below the least trust to one that nobody vouched for; what was taken back
-    while it waited stays so. Raises Conflict when an account is suspended at this moment.
+    suspended account, or below the least trust to one that nobody vouched for; what was paid, or
+    taken back while it waited, stays so. Raises Conflict when an account is suspended at this
+    moment.
     """
     if not rows:
         return Paid()
-    gone = forfeited(conn, [row.id for row in rows])
-    rows = [row for row in rows if row.id not in gone]
+    over = settled(conn, [row.id for row in rows])
+    rows = [row for row in rows if row.id not in over]
     owners = sorted({row.volunteer_id for row in rows})
     who = {row.id: row for row in conn.execute(_WHO, {"ids": owners})}
     earned: list[ContributionRow] = []

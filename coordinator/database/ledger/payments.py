@@ -276,9 +276,10 @@ def steps_of(conn: Connection, ids: Sequence[int]) -> dict[int, set[str]]:
     return found
 
 
-def forfeited(conn: Connection, ids: Sequence[int]) -> set[int]:
-    """Return those of some contributions whose pay was taken back before it was earned."""
-    return {int(key.partition(":")[2]) for key in digests(conn, [f"forfeit:{i}" for i in ids])}
+def settled(conn: Connection, ids: Sequence[int]) -> set[int]:
+    """Return those of some contributions that are no longer pending: paid, or not to be paid."""
+    keys = [f"{kind}:{i}" for i in ids for kind in ("earn", "void", "escrow", "forfeit")]
+    return {int(key.partition(":")[2]) for key in digests(conn, keys)}
 
 
 def _pay(volunteer_id: str, contribution_id: int, run_id: int, amount_micro: int) -> Payment:

@@ -1,0 +1,291 @@
+"""Any sequence of pay, vesting, suspensions, reversals and spending, with kills between: the books
+are those of a model that only knows where the credit of each contribution is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from sqlalchemy import Connection, update
+
+from coordinator.accounts.ledger import Ledger
+from coordinator.accounts.reversals import Reversals
+from coordinator.accounts.suspension import suspend, unsuspend
+from coordinator.database import contributions, volunteers
+from coordinator.database.engine.open import Database
+from coordinator.database.ledger import escrow, payments, spending
+from coordinator.database.ledger.payments import Payment
+from coordinator.database.tables.contributions import contributions as rows
+from coordinator.rules.standing import DAY_S, VEST_AFTER, VEST_DAYS
+from shared.errors import Conflict, Forbidden
+from tests.contract.test_escrow import add
+from tests.support.account_rows import add_contribution, add_run
+from tests.support.examples import examples
+from tests.support.virtual_clock import VirtualClock
+
+PEOPLE = ("friend", "stranger")
+_examples = itertools.count(1)
+who = st.sampled_from(PEOPLE)
+prices = st.integers(0, 3)
+
+
+class Killed(Exception):
+    """The process ends before its transaction does."""
+
+
+class Work:
+    """A contribution in the model: its price, where its credit is, and what else decides it."""
+
+    def __init__(self, who: str, price: int) -> None:
+        self.who, self.price = who, price
+        self.place = "pending"  # pending, escrow, earned, gone
+        self.waits = True  # for a merge
+        self.later = 0  # contributions accepted since it was put into escrow
+
+
+class Books(RuleBasedStateMachine):
+    """Does everything in the model and in the database: there it is killed once, and repeated."""
+
+    def __init__(self, runner: asyncio.Runner, db: Database) -> None:
+        super().__init__()
+        self.runner, self.db = runner, db
+        self.example = next(_examples)
+        self.work: dict[int, Work] = {}
+        self.held: dict[str, tuple[str, int]] = {}
+        self.spent = dict.fromkeys(PEOPLE, 0)
+        self.suspended: set[str] = set()
+        self.clock = VirtualClock()
+        self.reversals = Reversals(db, self.clock)
+
+    def id(self, name: str) -> str:
+        return f"volunteer-{name}-{self.example:06}"
+
+    def of(self, name: str, *places: str) -> list[int]:
+        """The numbers of a volunteer's contributions whose credit is in one of these places."""
+        return [n for n, w in self.work.items() if w.who == name and w.place in places]
+
+    def total(self, name: str, place: str) -> int:
+        return sum(self.work[number].price for number in self.of(name, place))
+
+    def net(self, name: str) -> int:
+        """What a volunteer has to spend; below zero it owes."""
+        held = sum(amount for owner, amount in self.held.values() if owner == name)
+        return self.total(name, "earned") - held - self.spent[name]
+
+    def write(self, change: Callable[[Connection], Any], *, again: bool = True) -> Any:
+        """Kill a transaction at its end, write it, and do the same again."""
+
+        def killed(conn: Connection) -> None:
+            change(conn)
+            raise Killed
+
+        with pytest.raises(Killed):
+            self.runner.run(self.db.write(killed))
+        done = self.runner.run(self.db.write(change))
+        if again:
+            self.runner.run(self.db.write(change))
+        return done
+
+    @initialize()
+    def accounts(self) -> None:
+        def new(conn: Connection) -> int:
+            for name in PEOPLE:
+                add(conn, self.id(name), invited=name == "friend")
+            return add_run(conn, f"run-{self.example}")
+
+        self.run = self.runner.run(self.db.write(new))
+
+    @rule(name=who, price=prices)
+    def accept(self, name: str, price: int) -> None:
+        if name in self.suspended:
+            return
+
+        def change(conn: Connection) -> int:
+            number = add_contribution(
+                conn, self.run, self.id(name), "accepted", price, weight=1.0,
+                received_at=self.clock.now(),
+            )  # fmt: skip
+            row = contributions.by_id(conn, number)
+            volunteers.count_accepted(conn, row.volunteer_id)
+            payments.post_pending_many(conn, [Payment.of(row)], self.clock.now())
+            escrow.vest_due(conn, row.volunteer_id, self.clock.now())
+            return number
+
+        number = self.write(change, again=False)
+        self.later(name, 1)
+        self.work[number] = Work(name, price)
+
+    def later(self, name: str, count: int) -> None:
+        for number in self.of(name, "escrow"):
+            work = self.work[number]
+            work.later += count
+            if work.later >= VEST_AFTER:
+                work.place = "earned"
+
+    @rule(name=who)
+    def accept_many(self, name: str) -> None:
+        """Count so much later work that all there is is vested."""
+        if name in self.suspended:
+            return
+
+        def change(conn: Connection) -> None:
+            before = volunteers.existing(conn, self.id(name)).accepted
+            volunteers.set_volunteer(conn, self.id(name), accepted=before + VEST_AFTER)
+            escrow.vest_due(conn, self.id(name), self.clock.now())
+
+        self.write(change, again=False)
+        self.later(name, VEST_AFTER)
+
+    @rule(weightless=st.sampled_from([False, False, False, True]))
+    def merge(self, weightless: bool) -> None:
+        """All that waits, of both; now and then it counts nothing."""
+        due = [number for number, work in self.work.items() if work.waits]
+
+        def change(conn: Connection) -> None:
+            values = {"state": "merged", "weight": 0.0 if weightless else 1.0}
+            conn.execute(update(rows).where(rows.c.id.in_(due)).values(**values))
+            escrow.pay(conn, contributions.by_ids(conn, due), self.clock.now())
+
+        self.write(change)
+        for work in (self.work[number] for number in due):
+            work.waits = False
+            kept = "earned" if work.who == "friend" else "escrow"
+            work.place = "gone" if weightless else kept
+
+    @rule(checked=st.booleans())
+    def a_month_later(self, checked: bool) -> None:
+        self.runner.run(self.clock.advance(VEST_DAYS * DAY_S + 1.0))
+
+        def change(conn: Connection) -> None:
+            if checked:
+                passed = volunteers.existing(conn, self.id("stranger")).passed
+                volunteers.set_volunteer(conn, self.id("stranger"), passed=passed + 1)
+            escrow.vest_aged(conn, self.clock.now())
+
+        self.write(change, again=False)
+        if checked and "stranger" not in self.suspended:
+            for number in self.of("stranger", "escrow"):
+                self.work[number].place = "earned"
+
+    @rule(name=who)
+    def suspend(self, name: str) -> None:
+        self.write(lambda conn: suspend(conn, self.id(name), "made up", self.clock.now()))
+        self.suspended.add(name)
+        for number in self.of(name, "pending", "escrow"):
+            self.work[number].place, self.work[number].waits = "gone", False
+
+    @rule(name=who)
+    def unsuspend(self, name: str) -> None:
+        if name in self.suspended:
+            self.write(
+                lambda conn: unsuspend(conn, self.id(name), "a mistake", self.clock.now()),
+                again=False,
+            )
+            self.suspended.remove(name)
+
+    @rule(name=who)
+    def reverse_all(self, name: str) -> None:
+        for _ in range(2):
+            self.runner.run(self.reversals.of_volunteer(self.id(name), 0.0, "made up"))
+        for number in self.of(name, "pending", "escrow", "earned"):
+            self.work[number].place, self.work[number].waits = "gone", False
+
+    @rule(which=st.integers(0, 30))
+    def reverse_one(self, which: int) -> None:
+        if not self.work:
+            return
+        number = sorted(self.work)[which % len(self.work)]
+        work = self.work[number]
+        reversal = self.reversals.of_contribution(number, "wrong")
+        if work.place in ("escrow", "earned") and work.price:
+            self.runner.run(reversal)
+            work.place = "gone"
+        else:
+            with pytest.raises(Conflict):
+                self.runner.run(reversal)
+
+    @rule(name=who, amount=st.integers(1, 4))
+    def hold(self, name: str, amount: int) -> None:
+        hold_id = f"escrow-{self.example}.{len(self.held)}"
+
+        def change(conn: Connection) -> None:
+            spending.hold(conn, self.id(name), hold_id, amount, "", self.clock.now())
+
+        if amount > self.net(name):
+            with pytest.raises(Forbidden):
+                self.runner.run(self.db.write(change))
+        else:
+            self.write(change)
+            self.held[hold_id] = name, amount
+
+    @rule(which=st.integers(0, 5), cost=st.none() | st.integers(1, 4))
+    def end(self, which: int, cost: int | None) -> None:
+        """Settle a hold for what it cost, or release it."""
+        live = sorted(key for key, (_, amount) in self.held.items() if amount)
+        if not live:
+            return
+        hold_id = live[which % len(live)]
+        name, amount = self.held[hold_id]
+        paid = min(amount, cost or 0)
+
+        def change(conn: Connection) -> None:
+            if cost is None:
+                spending.release(conn, self.id(name), hold_id, self.clock.now())
+            else:
+                spending.settle(conn, self.id(name), hold_id, paid, self.clock.now())
+
+        self.write(change)
+        self.held[hold_id] = name, 0
+        self.spent[name] += paid
+
+    @invariant()
+    def the_books_are_those_of_the_model(self) -> None:
+        def read(conn: Connection) -> list[payments.Balances]:
+            return [payments.balances(conn, self.id(name)) for name in PEOPLE]
+
+        for name, found in zip(PEOPLE, self.runner.run(self.db.read(read)), strict=True):
+            net = self.net(name)
+            held = sum(amount for owner, amount in self.held.values() if owner == name)
+            assert found == payments.Balances(
+                pending_micro=self.total(name, "pending"),
+                escrow_micro=self.total(name, "escrow"),
+                earned_micro=max(0, net),
+                debt_micro=max(0, -net),
+                held_micro=held,
+                spent_micro=self.spent[name],
+            )
+            assert found.total_micro == self.total(name, "earned")
+
+    def teardown(self) -> None:
+        assert self.runner.run(Ledger(self.db).check()) == ()
+
+
+@pytest.mark.hypothesis
+def test_escrow_and_debts_do_what_the_model_does(database_url: str) -> None:
+    with asyncio.Runner() as runner:
+        db = runner.run(Database.open(database_url))
+        try:
+            run_state_machine_as_test(
+                lambda: Books(runner, db),  # type: ignore[arg-type]  # any factory will do
+                settings=settings(
+                    max_examples=examples(30),
+                    stateful_step_count=30,
+                    deadline=None,
+                    suppress_health_check=list(HealthCheck),
+                ),
+            )
+        finally:
+            runner.run(db.close())
