@@ -17,7 +17,7 @@ import msgspec
 from volunteer.control import events
 from volunteer.control.control import Control
 from volunteer.control.events import AnyEvent
-from volunteer.control.sentences import YOU, credits_words, words
+from volunteer.control.sentences import YOU, credits_words, held_words, words
 from volunteer.control.status import PauseStatus, Status, TaskStatus
 from volunteer.text import counted, duration, loss, printable, size
 from volunteer.training.background_thread import Aside
@@ -123,6 +123,7 @@ def status_lines(status: Status) -> list[str]:
         lines.append(f"idle ({status.idle}): {status.idle_message}")
     if status.me is not None:
         lines.append(credits_words(events.Credits(me=status.me)))
+        lines += held_words(status.me)
     lines += [
         f"{beat.run}: version {beat.version}, loss {loss(beat.loss)}" for beat in status.beats
     ]

@@ -18,6 +18,8 @@ from typing import Literal
 
 import msgspec
 
+from shared.protocol import limits
+
 State = Literal["probation", "vetted", "suspended"]
 
 PASSED_MIN = 10  # checks passed until an account is vetted
@@ -26,8 +28,8 @@ PROBATION_LEASES = 2  # at once, over all machines
 PROBATION_MACHINES = 3
 FAILURES_FREE = 3  # in a row, which a machine may have without a fault of its own
 REST_S, REST_MAX_S = 10.0, 3600.0
-VEST_AFTER = 40  # later accepted contributions
-VEST_DAYS = 30.0  # or so long, with a check passed since
+VEST_AFTER = limits.VEST_AFTER  # later accepted contributions
+VEST_DAYS = limits.VEST_DAYS  # or so long, with a check passed since
 DAY_S = 86_400.0
 
 

@@ -25,3 +25,8 @@ RENEW_S = 90.0
 HEADERS_DEADLINE_S = 10.0  # slow-loris: all headers by then
 BODY_WINDOW_S = 20.0  # and a body at >= BODY_RATE_MIN over any such window
 BODY_RATE_MIN = 1024  # bytes a second
+
+# Pay in escrow is earned after so many later accepted contributions, or so many days with a check
+# passed since.
+VEST_AFTER = 40
+VEST_DAYS = 30.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shared.protocol.accounts import Me
+from shared.protocol.limits import VEST_AFTER, VEST_DAYS
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.text import credit, duration, loss, size
@@ -102,12 +104,31 @@ def _measured(e: events.LossMeasured) -> str:
     return f"{e.run} version {e.version}: {said}{mine}"
 
 
+ESCROW = (
+    f"escrow is earned once {VEST_AFTER} more of your contributions are accepted, or after "
+    f"{VEST_DAYS:g} days with a check passed since"
+)
+DEBT = "what is owed was taken back after it was spent: later pay settles it first"
+
+
+def held_words(me: Me) -> list[str]:
+    """Say of credits that are not to be spent when they become earned; nothing without any."""
+    lines: list[str] = []
+    if me.escrow_micro:
+        lines.append(f"in escrow: {credit(me.escrow_micro)}; {ESCROW}")
+    if me.debt_micro:
+        lines.append(f"owed: {credit(me.debt_micro)}; {DEBT}")
+    return lines
+
+
 def credits_words(e: events.Credits) -> str:
     """Describe the credits in a sentence."""
     me = e.me
     rank = f", rank {me.rank}" if me.rank else ""
     held = f", {credit(me.escrow_micro)} in escrow" if me.escrow_micro else ""
-    said = f"credits: {credit(me.earned_micro)} earned, {credit(me.pending_micro)} pending{held}"
+    owed = f", {credit(me.debt_micro)} owed" if me.debt_micro else ""
+    said = f"credits: {credit(me.earned_micro)} earned, {credit(me.pending_micro)} pending"
+    said += held + owed
     if me.standing == "suspended":
         return f"this account is suspended: {me.standing_reason}; {said}"
     return f"{said}{rank}"

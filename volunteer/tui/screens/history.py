@@ -20,6 +20,7 @@ from shared.protocol.contributions import Verdict
 from shared.protocol.listings import LedgerRow
 from shared.text import csv_cell
 from volunteer.control.control import Control
+from volunteer.control.sentences import DEBT, ESCROW
 from volunteer.files import write_whole
 from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import recap_since, week
@@ -382,7 +383,9 @@ def total_lines(rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int
         _fact("today", f"+{credit(me.today_micro)}", "good" if me.today_micro else "text"),
     ]
     if me.escrow_micro:
-        lines.insert(2, _fact("escrow", f"{credit(me.escrow_micro)}, earned by later work", "warn"))
+        lines.insert(2, _fact("escrow", credit(me.escrow_micro), "warn"))
+    if me.debt_micro:
+        lines.insert(1, _fact("owed", credit(me.debt_micro), "bad"))
     if rows:
         days = week(rows, scene.now).credits_micro
         drawn = spark([max(0, micro) for micro in days], 7, scene.glyphs)
@@ -391,6 +394,8 @@ def total_lines(rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int
     lines.append(_fact("spent", credit(me.spent_micro)))
     lines.append(_fact("accepted", f"{me.accepted} of {me.accepted + me.rejected}"))
     lines.append(_fact("trust", f"{me.trust:.0%}"))
+    for said in (ESCROW * bool(me.escrow_micro), DEBT * bool(me.debt_micro)):
+        lines += [((text, "dim"),) for text in wrap(said, cells, height) if said]
     return lines[:height]
 
 

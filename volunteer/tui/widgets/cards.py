@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from shared.protocol.accounts import Benchmark, Device, Me
 from volunteer.control.events import Sensed
+from volunteer.control.sentences import ESCROW
 from volunteer.text import credit, duration, loss, measure_word, size
 from volunteer.tui.status_line import activity, next_merge, traffic
 from volunteer.tui.text import (
@@ -173,9 +174,13 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     lines.append(fact("pending", *pending))
     if me.escrow_micro:
         lines.append(fact("escrow", (credit(me.escrow_micro), "warn")))
+    if me.debt_micro:
+        lines.append(fact("owed", (credit(me.debt_micro), "bad")))
     rank = f"{me.rank}" if me.rank is not None else "-"
     lines.append(fact("rank", (rank, "text")))
     lines.append(fact("work", *_work(me, cells - NAME_CELLS)))
+    if me.escrow_micro:
+        lines += [((text, "dim"),) for text in wrap(ESCROW, cells, max(1, height - len(lines)))]
     return lines[:height]
 
 
