@@ -19,7 +19,6 @@ import structlog
 from coordinator.accounts.accounts import Volunteers
 from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.ledger import Ledger
-from coordinator.accounts.reversals import Reversals
 from coordinator.accounts.server_identity import ServerIdentity
 from coordinator.compute import Compute
 from coordinator.config import Settings
@@ -79,7 +78,6 @@ class Coordinator:
     server: ServerIdentity
     volunteers: Volunteers
     ledger: Ledger
-    reversals: Reversals
     claims: Claims
     renewals: Renewals
     heartbeats: Heartbeats
@@ -131,13 +129,13 @@ class Coordinator:
         key = SigningKey.load_or_create(settings.signing_key_file)
         signals = Signals(clock)
         await signals.connect(db)
-        cores = os.cpu_count() or 1
         threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="work")
         volunteers = Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock))
         renewals = Renewals(db, clock)
-        claims = Claims(db, clock, signals, renewals, settings.max_volunteer_leases, settings.contact)
+        most = settings.max_volunteer_leases
+        claims = Claims(db, clock, signals, renewals, most, settings.contact)
         uploads = Uploads(db, clock, blobs, settings)
-        half = max(1, cores // 2)
+        half = max(1, (os.cpu_count() or 1) // 2)
         eval_threads = settings.eval_threads or half
         # Two: a verdict never waits for the evaluation of a version.
         computing = Compute("evaluation", torch_threads=eval_threads, separate=separate)
@@ -168,7 +166,6 @@ class Coordinator:
             server=server,
             volunteers=volunteers,
             ledger=Ledger(db),
-            reversals=Reversals(db, clock),
             claims=claims,
             renewals=renewals,
             heartbeats=Heartbeats(db, clock, renewals, runs),

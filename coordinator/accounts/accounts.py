@@ -16,6 +16,7 @@ from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.invites import Invites, NewCode
 from coordinator.accounts.leaderboard import Leaderboard
 from coordinator.accounts.registration import Registered
+from coordinator.accounts.reversals import Reversals
 from coordinator.database import audit, runs, statistics
 from coordinator.database import invites as code_rows
 from coordinator.database import volunteers as store
@@ -81,6 +82,7 @@ class Volunteers:
         self._work: Kept[str, statistics.Work] = Kept(0.0, clock, rest=REST, most=WORK_MAX)
         self._entrance = entrance or Entrance(secrets.token_bytes(32), 0, clock)
         self.invites = Invites(db, clock)
+        self.reversals = Reversals(db, clock)
 
     # --- coming and going ---
 

@@ -31,7 +31,7 @@ UNMERGED = "taken back by the organiser: neither merged nor paid"
 
 
 class Reversal(msgspec.Struct, frozen=True, kw_only=True):
-    """What was taken back from a volunteer."""
+    """Amounts taken back from a volunteer of this name."""
 
     name: str
     taken: TakenBack

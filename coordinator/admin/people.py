@@ -121,16 +121,16 @@ async def ban(coordinator: Coordinator, ask: Ban) -> Banned:
     reason_of(ask.reason)  # before anything is changed
     await coordinator.volunteers.ban(ask.name, ask.reason)
     await coordinator.volunteers.suspend(ask.name, ask.reason)  # what is under way is not paid
-    reversal = await coordinator.reversals.of_volunteer(ask.name, 0.0, ask.reason)
+    reversal = await coordinator.volunteers.reversals.of_volunteer(ask.name, 0.0, ask.reason)
     return Banned(name=ask.name, reversal=reversal)
 
 
 async def reverse(coordinator: Coordinator, ask: Reverse) -> Reversal:
-    return await coordinator.reversals.of_volunteer(ask.name, ask.since, ask.reason)
+    return await coordinator.volunteers.reversals.of_volunteer(ask.name, ask.since, ask.reason)
 
 
 async def reverse_contribution(coordinator: Coordinator, ask: ReverseContribution) -> Reversal:
-    return await coordinator.reversals.of_contribution(ask.id, ask.reason)
+    return await coordinator.volunteers.reversals.of_contribution(ask.id, ask.reason)
 
 
 async def unban(coordinator: Coordinator, ask: Named) -> Done:

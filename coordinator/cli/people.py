@@ -276,7 +276,7 @@ def suspend(
 
 @volunteers.command
 def unsuspend(name: Who, *, reason: Why, where: Where = HERE, json: Json = False) -> None:
-    """Let a suspended account, or one whose trust is lost, work again; what was forfeit stays so."""
+    """Let an account work again that is suspended or distrusted; what was forfeit stays so."""
     _done(where, "volunteer.unsuspend", json, name=name, reason=reason)
 
 

@@ -211,8 +211,8 @@ def summed(conn: Connection, found: Iterable[Person]) -> list[Person]:
     """The same people with what they did and earned on all runs."""
     totals, done = earned(conn), work(conn)
     a = accounts.c
-    query = select(a.owner, a.kind, a.balance_micro).where(a.kind.in_(("pending", "escrow", "debt")))
     held: dict[str, dict[str, int]] = {"pending": {}, "escrow": {}, "debt": {}}
+    query = select(a.owner, a.kind, a.balance_micro).where(a.kind.in_([*held]))
     for owner, kind, balance in conn.execute(query):
         held[kind][owner] = int(balance)
     return [

@@ -150,7 +150,7 @@ async def test_a_reversal_takes_back_once_and_never_what_is_spent(database: Data
 
     await database.write(spend)
     assert await have(database) == (0, 50, 150, 0)
-    await refused(database, Forbidden, lambda conn: payments.post_reversal_many(conn, [pay(1)], 4.0))
+    await refused(database, Forbidden, lambda c: payments.post_reversal_many(c, [pay(1)], 4.0))
     await database.write(lambda conn: spending.release(conn, MIA, "h", 5.0))
     for _ in range(2):
         await database.write(lambda conn: payments.post_reversal_many(conn, [pay(1)], 6.0, "wrong"))

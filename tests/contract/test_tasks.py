@@ -219,7 +219,22 @@ async def test_a_suspended_account_gets_no_work_and_the_reason(house: VirtualQue
     await set_standing(house, house.a, standing="suspended", suspended_reason="it was noise")
     idle = (await claim(house.queue, house.a)).idle
     assert idle is not None
-    assert (idle.reason, "it was noise" in idle.message) == (Reason.BANNED, True)
+    assert (idle.reason, idle.message) == (
+        Reason.BANNED, "this account is suspended: it was noise; write to the organiser",
+    )  # fmt: skip
+
+
+async def test_a_stranger_without_trust_gets_no_work_and_reads_what_to_do(
+    house: VirtualQueue,
+) -> None:
+    await set_standing(house, house.a, trust=0.2, invited=False)
+    idle = (await claim(house.queue, house.a)).idle
+    assert idle is not None
+    assert idle.reason == Reason.BANNED
+    assert "its trust is 0.20, work is given from 0.3 on" in idle.message
+    assert "write to the organiser, who can let it work again" in idle.message
+    await set_standing(house, house.a, trust=0.2, invited=True)  # vouched for
+    assert (await house.lease(house.a)).task
 
 
 @pytest.mark.parametrize("told", [1e-3, 1e18, 0.0])

@@ -44,6 +44,23 @@ def training(step: int, at: float) -> events.Training:
 VERDICT = Verdict(
     contribution=1, task=7, run="r", state="rejected", reason="norm", message="too long"
 )
+ME = Me(
+    volunteer_id="v",
+    nickname="Ann",
+    public=True,
+    state="active",
+    trust=1.0,
+    earned_micro=88_580_000,
+    pending_micro=0,
+    spent_micro=0,
+    today_micro=0,
+    rank=2,
+    accepted=1,
+    rejected=0,
+    merged=1,
+    device_s=1.0,
+    workers=(),
+)
 STORY: list[AnyEvent] = [
     events.Started(
         coordinator="https://host",
@@ -79,25 +96,7 @@ STORY: list[AnyEvent] = [
     events.Judged(verdict=VERDICT),
     events.TaskEnded(task=7, how="gone", message="somebody else holds it"),
     events.LossMeasured(run="r", version=4, loss=2.25, mine=1),
-    events.Credits(
-        me=Me(
-            volunteer_id="v",
-            nickname="Ann",
-            public=True,
-            state="active",
-            trust=1.0,
-            earned_micro=88_580_000,
-            pending_micro=0,
-            spent_micro=0,
-            today_micro=0,
-            rank=2,
-            accepted=1,
-            rejected=0,
-            merged=1,
-            device_s=1.0,
-            workers=(),
-        )
-    ),
+    events.Credits(me=ME),
     events.Paused(device="", by="battery", message="on battery", until="it is plugged in"),
     events.Resumed(device="cuda:0"),
     events.Notice(level="error", message="three tasks failed"),
@@ -173,6 +172,18 @@ async def test_foreign_text_cannot_steer_the_terminal() -> None:
     (line,) = await lines(nasty)
     assert line.isprintable()
     assert len(line) < 2100
+
+
+def test_the_status_says_when_escrow_is_earned_and_what_is_owed() -> None:
+    me = msgspec.structs.replace(ME, escrow_micro=1_500_000, debt_micro=2_000_000)
+    text = status_lines(Status(me=me))
+    assert any("1.50 in escrow, 2.00 owed" in line for line in text)
+    assert (
+        "in escrow: 1.50; escrow is earned once 40 more of your contributions are accepted, or "
+        "after 30 days with a check passed since"
+    ) in text
+    assert any(line.startswith("owed: 2.00; what is owed was taken back") for line in text)
+    assert not any("escrow" in line or "owed" in line for line in status_lines(Status(me=ME)))
 
 
 async def test_a_reader_that_goes_away_ends_the_volunteer() -> None:

@@ -81,7 +81,7 @@ class Books(RuleBasedStateMachine):
         return sum(self.work[number].price for number in self.of(name, place))
 
     def net(self, name: str) -> int:
-        """What a volunteer has to spend; below zero it owes."""
+        """Return how much a volunteer has to spend; below zero it owes."""
         held = sum(amount for owner, amount in self.held.values() if owner == name)
         return self.total(name, "earned") - held - self.spent[name]
 
