@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 
 import pytest
 from hypothesis import given
@@ -88,15 +89,27 @@ def test_only_a_failed_recompute_suspends_and_it_stays(results: list[str]) -> No
     assert standing.after_check(account, "passed", "recompute").state == "suspended"
 
 
-def _sleeper(honest: int, work: float, rng: random.Random) -> float:
+def _sleeper(honest: int, work: float, rng: random.Random, a_day: float = 1000.0) -> float:
     """Gain of an account that is honest, then does `work` of each task, until it is caught.
 
     Counted in tasks: what it was paid for good, less what its machine computed. An honest account
-    gains 0; what was forfeited is work without pay.
+    gains 0; what was forfeited is work without pay. Escrow is vested as the ledger does it: in
+    order, at each acceptance and by upkeep, by `standing.vested`.
     """
     forward = passed = recomputed = 0
     caught_fake = 1.0 if work < 0.5 else 0.05  # a forward check cannot tell half work (measured)
     accepted, spent = 0, 0.0
+    held: deque[tuple[int, int]] = deque()  # accepted and passed when it was put into escrow
+
+    def earned() -> bool:
+        since = accepted - held[0][0]
+        return standing.vested(
+            invited=False,
+            accepted_since=since,
+            age_s=since / a_day * standing.DAY_S,
+            passed_since=passed > held[0][1],
+        )
+
     while accepted < 4000:
         cheats = accepted >= honest
         spent += work if cheats else 1.0
@@ -113,18 +126,22 @@ def _sleeper(honest: int, work: float, rng: random.Random) -> float:
                 forward, passed = forward + 1, passed + 1
         if again:
             if cheats and rng.random() < POWER:
-                return max(0, accepted - standing.VEST_AFTER) - spent
+                return accepted - len(held) - spent
             recomputed += 1
         accepted += 1
+        held.append((accepted, passed))
+        while held and earned():
+            held.popleft()
     return accepted - spent
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("a_day", [1000.0, 0.5])  # the slow one is paid by age
 @pytest.mark.parametrize("work", [0.0, 0.1, 0.5])
-def test_a_sleeper_gains_nothing_however_long_it_was_honest(work: float) -> None:
+def test_a_sleeper_gains_nothing_however_long_it_was_honest(work: float, a_day: float) -> None:
     rng = random.Random(7)
     for honest in (1, 5, 10, 11, 20, 40, 60, 100, 150, 200):
-        gains = [_sleeper(honest, work, rng) for _ in range(1500)]
+        gains = [_sleeper(honest, work, rng, a_day) for _ in range(1500)]
         assert sum(gains) / len(gains) <= 0.0, f"honest for {honest} tasks, then {work:.0%} of each"
 
 
