@@ -7,6 +7,7 @@ import json
 
 import pytest
 from sqlalchemy import Connection, event
+from sqlalchemy.util import await_only
 
 from coordinator.accounts.reversals import Reversals
 from coordinator.accounts.suspension import suspend
@@ -218,3 +219,40 @@ async def test_pay_and_a_suspension_at_one_moment_leave_nothing(database: Databa
 
 def _suspended(conn: Connection) -> int:
     return suspend(conn, NEW, "made up", 2.0).contributions
+
+
+async def test_a_suspension_in_the_middle_of_a_payment_undoes_the_payment(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if database.dialect == "sqlite":
+        pytest.skip("one writer at a time: nothing comes in between")
+    run = await setting(database)
+    reached, suspended = asyncio.Event(), asyncio.Event()
+    post = payments.post_escrow_many
+
+    def late(conn: Connection, rows: list[Payment], now: float) -> None:
+        reached.set()  # the standing has been read
+        await_only(suspended.wait())
+        post(conn, rows, now)
+
+    monkeypatch.setattr(escrow, "post_escrow_many", late)
+
+    def paid(conn: Connection, number: int) -> None:
+        escrow.pay(conn, [contributions.by_id(conn, number)], 2.0)
+
+    def waits(conn: Connection) -> int:
+        number = add_contribution(conn, run, NEW, "merged", PRICE, weight=1.0)
+        payments.post_pending_many(conn, [Payment.of(contributions.by_id(conn, number))], 1.0)
+        return number
+
+    number = await database.write(waits)
+    paying = asyncio.create_task(database.write(lambda conn: paid(conn, number)))
+    await asyncio.wait_for(reached.wait(), 10)
+    await database.write(_suspended)
+    suspended.set()
+    with pytest.raises(Conflict, match="suspended while it was paid"):
+        await paying
+    assert await has(database, NEW) == Balances(pending_micro=PRICE)
+    await database.write(lambda conn: paid(conn, number))
+    assert await has(database, NEW) == Balances()
+    assert await breaches(database) == []
