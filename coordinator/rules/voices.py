@@ -4,21 +4,25 @@
     one network       at most a third, where more than three known networks take part
     on probation      together at most a fifth, where anybody vetted takes part
 
+The thirds are of the vetted part, and of the part on probation: a vetted volunteer among strangers
+keeps its four fifths.
+
 Weights are scaled down, never up, and always by the same factor within a group.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 
 import msgspec
 
 SHARE_MAX = 1 / 3
 GROUPS_MIN = 4  # fewer cannot keep below a third each
 PROBATION_MAX = 0.2
-ROUNDS_MAX = 100
-SETTLED = 1e-12
+HALVINGS = 60
+ROUNDING = 1e-12
+VANISHED = 1e-9  # limits under which so little is left contradict each other
 
 
 class Voice(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,51 +37,71 @@ class Voice(msgspec.Struct, frozen=True, kw_only=True):
 def shares(voices: Sequence[Voice]) -> list[float]:
     """Return a weight for each voice, at most its own, so that the limits above hold.
 
-    Alternates between the limits, since keeping one may break another; each round only lowers
-    weights, and what is left after `ROUNDS_MAX` is within rounding.
+    Vetted voices and those on probation are limited among themselves, and then the latter
+    together. Both limits of one part cannot always hold (four volunteers of whom three share a
+    network, the fourth the others): there volunteers are limited alone.
     """
-    weights = [voice.weight for voice in voices]
-    for _ in range(ROUNDS_MAX):
-        before = list(weights)
-        _limit_groups(weights, [voice.volunteer for voice in voices])
-        _limit_groups(weights, [voice.network or None for voice in voices])
-        _limit_probation(weights, [voice.vetted for voice in voices])
-        if max((b - a for a, b in zip(weights, before, strict=True)), default=0.0) <= SETTLED:
-            break
+    weights = [0.0] * len(voices)
+    for vetted in (True, False):
+        part = [i for i, voice in enumerate(voices) if voice.vetted is vetted and voice.weight > 0]
+        for i, weight in zip(part, _limited([voices[i] for i in part]), strict=True):
+            weights[i] = weight
+    _limit_probation(weights, [voice.vetted for voice in voices])
     return weights
 
 
-def level(totals: Sequence[float], share: float, beside: float = 0.0) -> float:
-    """Return the highest level at which cutting every total leaves none above `share` of the sum.
+def _limited(voices: Sequence[Voice]) -> list[float]:
+    """Return weights at which no volunteer and no network has more than its share of them."""
+    weights = [voice.weight for voice in voices]
+    people = [voice.volunteer for voice in voices]
+    networks = [voice.network or None for voice in voices]
+    groupings = [found for found in (people, networks) if len({*found} - {None}) >= GROUPS_MIN]
+    while groupings:
+        found = _capped(weights, groupings)
+        if sum(found) > VANISHED * sum(weights):
+            return found
+        groupings.pop()
+    return weights
 
-    `beside` is the part of the sum that belongs to no total and is never cut. With the k largest
-    cut to a level L, and R the sum of the rest, L = share * (k L + R).
+
+def _capped(
+    weights: Sequence[float], groupings: Sequence[Sequence[Hashable | None]]
+) -> list[float]:
+    """Cut every group to `SHARE_MAX` of a whole, the largest whole that is left of it then.
+
+    Groups cut to a fixed size stay within it whatever else is cut, so one pass for each grouping
+    does, and the whole is found by halving.
     """
-    ordered = sorted(totals, reverse=True)
-    rest = sum(ordered) + beside
-    for k, largest in enumerate(ordered):
-        if k * share >= 1:  # so many equal ones are below the share in any case
-            return ordered[k - 1]
-        cut = share * rest / (1 - k * share)
-        if largest <= cut:
-            return cut
-        rest -= largest
-    return ordered[-1] if ordered else 0.0
 
+    def cut(whole: float) -> list[float]:
+        found = list(weights)
+        for groups in groupings:
+            _cut_groups(found, groups, SHARE_MAX * whole)
+        return found
 
-def _limit_groups(weights: list[float], groups: Sequence[Hashable | None]) -> None:
-    totals: dict[Hashable, float] = defaultdict(float)
-    unknown = 0.0
-    for weight, group in zip(weights, groups, strict=True):
-        if group is None:
-            unknown += weight
+    low, high = 0.0, sum(weights)
+    best = cut(high)
+    if sum(best) >= high * (1 - ROUNDING):
+        return best
+    best = cut(low)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        found = cut(middle)
+        if sum(found) >= middle * (1 - ROUNDING):
+            low, best = middle, found
         else:
+            high = middle
+    return best
+
+
+def _cut_groups(weights: list[float], groups: Sequence[Hashable | None], most: float) -> None:
+    totals: dict[Hashable, float] = defaultdict(float)
+    for weight, group in zip(weights, groups, strict=True):
+        if group is not None:
             totals[group] += weight
-    totals = {group: total for group, total in totals.items() if total > 0}
-    if len(totals) < GROUPS_MIN:
-        return
-    most = level([*totals.values()], SHARE_MAX, unknown)
-    _scale(weights, lambda i: min(1.0, most / totals[groups[i]]) if groups[i] in totals else 1.0)
+    for i, group in enumerate(groups):
+        if group is not None and totals[group] > most:
+            weights[i] *= most / totals[group]
 
 
 def _limit_probation(weights: list[float], vetted: Sequence[bool]) -> None:
@@ -85,9 +109,5 @@ def _limit_probation(weights: list[float], vetted: Sequence[bool]) -> None:
     new = sum(w for w, known in zip(weights, vetted, strict=True) if not known)
     most = trusted * PROBATION_MAX / (1 - PROBATION_MAX)
     if trusted > 0 and new > most:
-        _scale(weights, lambda i: 1.0 if vetted[i] else most / new)
-
-
-def _scale(weights: list[float], factor: Callable[[int], float]) -> None:
-    for i, weight in enumerate(weights):
-        weights[i] = weight * factor(i)
+        for i, known in enumerate(vetted):
+            weights[i] *= 1.0 if known else most / new

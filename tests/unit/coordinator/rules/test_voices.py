@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,22 +30,51 @@ def totals(voices: list[Voice], weights: list[float], by: str) -> dict[str, floa
     return {key: total for key, total in found.items() if total > 0}
 
 
+def split(part: list[tuple[Voice, float]]) -> tuple[list[Voice], list[float]]:
+    return [voice for voice, _ in part], [weight for _, weight in part]
+
+
 @given(VOICES)
 def test_the_limits_hold_and_nothing_grows(voices: list[Voice]) -> None:
     weights = shares(voices)
     assert all(0 <= w <= v.weight for v, w in zip(voices, weights, strict=True))
+    for vetted in (True, False):
+        part = [
+            (v, w) for v, w in zip(voices, weights, strict=True) if v.vetted is vetted and v.weight
+        ]
+        whole = sum(weight for _, weight in part)
+        people = totals(*split(part), "volunteer")
+        if len(people) > 3:
+            assert max(people.values()) <= SHARE_MAX * whole * (1 + 1e-9)
     whole = sum(weights)
-    slack = 1e-6 * whole + 1e-9
-    people = totals(voices, weights, "volunteer")
-    if len(people) > 3:
-        assert max(people.values()) <= SHARE_MAX * whole + slack
-    networks = totals(voices, weights, "network")
-    networks.pop("", None)
-    if len(networks) > 3:
-        assert max(networks.values()) <= SHARE_MAX * whole + slack
     new = sum(w for v, w in zip(voices, weights, strict=True) if not v.vetted)
     if new < whole:
-        assert new <= PROBATION_MAX * whole + slack
+        assert new <= PROBATION_MAX * whole * (1 + 1e-9)
+
+
+@given(VOICES)
+def test_a_network_is_limited_wherever_volunteers_leave_it_possible(voices: list[Voice]) -> None:
+    alone = [msgspec.structs.replace(v, volunteer="one", vetted=True) for v in voices if v.weight]
+    weights = shares(alone)
+    networks = totals(alone, weights, "network")
+    networks.pop("", None)
+    if len(networks) > 3:
+        assert max(networks.values()) <= SHARE_MAX * sum(weights) * (1 + 1e-9)
+
+
+def test_a_vetted_volunteer_among_strangers_keeps_four_fifths() -> None:
+    """Two limits that cannot both hold once ran every weight down to nothing."""
+    voices = [Voice(weight=5.0, volunteer="ann")]
+    voices += [Voice(weight=5.0, volunteer=f"new{n}", vetted=False) for n in range(3)]
+    assert shares(voices) == pytest.approx([5.0] + [1.25 / 3] * 3)
+
+
+def test_where_both_limits_contradict_each_other_volunteers_are_limited() -> None:
+    places = [("a", "n1"), ("b", "n1"), ("c", "n1"), ("d", "n2"), ("d", "n3"), ("d", "n4")]
+    voices = [Voice(weight=1.0, volunteer=who, network=net) for who, net in places]
+    weights = shares(voices)
+    assert weights[:3] == [1.0] * 3
+    assert sum(weights[3:]) == pytest.approx(1.5)
 
 
 @given(VOICES)
