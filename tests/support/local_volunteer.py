@@ -7,6 +7,7 @@ waits are short.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import shutil
 import time
@@ -235,7 +236,8 @@ class Process:
             return
         self.network.cut = True
         left = self._files.with_suffix(".left")
-        shutil.copytree(self._files, left)  # before anything is tidied up
+        # Before anything is tidied up; a partial file may be renamed while it is copied.
+        shutil.copytree(self._files, left, copy_function=_copy_if_there)
         self._running.cancel()
         self._listening.cancel()
         await asyncio.gather(self._running, self._listening, return_exceptions=True)
@@ -243,6 +245,11 @@ class Process:
             while self._files.exists():  # a thread may still be writing
                 await asyncio.to_thread(shutil.rmtree, self._files, ignore_errors=True)
         left.rename(self._files)
+
+
+def _copy_if_there(source: str, target: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy2(source, target)
 
 
 @asynccontextmanager
