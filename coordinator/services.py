@@ -110,9 +110,8 @@ class Coordinator:
         """Open database, blobs and keys (made where there are none) and wire the services.
 
         `exclusive` locks the data directory, for a server, and `separate` computes in processes of
-        their own; `database` is used in place of the one
-        that the settings name and closed with the services. Raises Configuration for what cannot be
-        opened.
+        their own; `database` is used in place of the one that the settings name and closed with the
+        services. Raises Configuration for what cannot be opened.
         """
         data_directory(settings.directory)
         clock = clock or SystemClock()

@@ -312,8 +312,8 @@ class Volunteers:
 
         def change(conn: Connection) -> str:
             row = _find(conn, who)
-            values = {"standing": "vetted", "invited": True, "suspended_reason": ""}
-            store.set_volunteer(conn, row.id, **values)
+            store.vet(conn, row.id)
+            store.set_volunteer(conn, row.id, invited=True)
             detail = {"vested": escrow.vest_all(conn, row.id, now)}
             audit.append(conn, "organiser", "volunteer.vouch", row.id, detail, now)
             return row.nickname

@@ -63,12 +63,13 @@ def unsuspend(conn: Connection, volunteer_id: str, reason: str, now: float) -> N
     row = store.existing(conn, volunteer_id)
     if row.standing != "suspended" and row.trust >= TRUST_MIN:
         raise Conflict(f"{row.nickname} is not suspended")
-    vetted = row.standing == "vetted" or row.invited or row.passed >= PASSED_MIN
     store.set_volunteer(
         conn,
         row.id,
-        standing="vetted" if vetted else "probation",
+        standing="probation",
         suspended_reason="",
         trust=max(row.trust, TRUST_START),
     )
+    if row.standing == "vetted" or row.invited or row.passed >= PASSED_MIN:
+        store.vet(conn, row.id)
     audit.append(conn, "organiser", "volunteer.unsuspend", row.id, {"reason": reason}, now)

@@ -15,21 +15,6 @@ from coordinator.database.tables.versions import versions
 from shared.errors import NotFound
 from shared.protocol.base import ContributionState
 
-# received -> checking -> accepted -> merged, with the ways out.
-TRANSITIONS: frozenset[tuple[ContributionState, ContributionState]] = frozenset(
-    {
-        ("received", "checking"),
-        ("received", "rejected"),
-        ("checking", "accepted"),
-        ("checking", "superseded"),
-        ("checking", "rejected"),
-        ("accepted", "merged"),
-        ("accepted", "superseded"),
-        ("accepted", "rejected"),  # set aside by a merge that failed with it
-    }
-)
-
-
 STATES = get_args(ContributionState)
 UPDATES = ("delta", "gradient")  # kinds that are merged; games and evaluations are not
 

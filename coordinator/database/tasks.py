@@ -300,14 +300,11 @@ def _voices(conn: Connection, task_id: int, kind: FailureKind) -> dict[str, bool
 
 def _at_work(conn: Connection, run_id: int, now: float) -> dict[str, bool]:
     """Return the volunteers that hold or did tasks of a run lately, and which are vetted."""
-    of_run = select(tasks.c.volunteer_id).where(
-        tasks.c.run_id == run_id,
-        tasks.c.volunteer_id.is_not(None),
-        tasks.c.claimed_at > now - LATELY_S,
-    )
+    of_run = select(tasks.c.volunteer_id, tasks.c.claimed_at).where(tasks.c.run_id == run_id)
     held = of_run.where(tasks.c.state == "doing")
     done = of_run.where(tasks.c.state == "done").order_by(tasks.c.id.desc()).limit(LATELY)
-    who = {*conn.execute(held).scalars(), *conn.execute(done).scalars()}
+    rows = [*conn.execute(held), *conn.execute(done)]
+    who = {volunteer for volunteer, at in rows if volunteer and at and at > now - LATELY_S}
     query = select(volunteers.c.id, volunteers.c.standing)
     found = conn.execute(query.where(volunteers.c.id.in_(who), volunteers.c.state == "active"))
     return {volunteer: standing == "vetted" for volunteer, standing in found}

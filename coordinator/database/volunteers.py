@@ -11,6 +11,7 @@ from sqlalchemy import Connection, bindparam, delete, exists, func, insert, sele
 from coordinator.database.engine.statements import its
 from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.accounts import codes, consents, volunteers, workers
+from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import failures
 from coordinator.rules.standing import State
 from shared.errors import NotFound
@@ -129,6 +130,31 @@ def existing(conn: Connection, volunteer_id: str) -> VolunteerRow:
     if row is None:
         raise NotFound(f'there is no volunteer "{volunteer_id}"')
     return row
+
+
+_LOCKED = _BY_ID.with_for_update(key_share=True)
+
+
+def locked(conn: Connection, volunteer_id: str) -> VolunteerRow:
+    """Return an account, locked until the transaction ends. Raises NotFound."""
+    row = conn.execute(_LOCKED, {"its_id": volunteer_id}).mappings().first()
+    if row is None:
+        raise NotFound(f'there is no volunteer "{volunteer_id}"')
+    return VolunteerRow(**row)
+
+
+_WAITING = update(contributions).where(
+    its(contributions.c.volunteer_id),
+    contributions.c.state.in_(("received", "checking", "accepted")),
+)
+
+
+def vet(conn: Connection, volunteer_id: str) -> None:
+    """Make an account vetted, and what it has waiting for a verdict or a merge with it: that would
+    else wait for the work of another vetted one.
+    """
+    set_volunteer(conn, volunteer_id, standing="vetted", suspended_reason="")
+    conn.execute(_WAITING, {"its_volunteer_id": volunteer_id, "vetted": True})
 
 
 def find(conn: Connection, who: str, key: str) -> VolunteerRow:

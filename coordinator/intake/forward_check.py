@@ -98,7 +98,7 @@ class ForwardChecks:
 
     async def check(self, row: ContributionRow) -> Result | None:
         """Check an update, if it is drawn; None if it is not, or cannot be checked this way."""
-        known = await self._db.read(lambda conn: checks.result_of(conn, row.id, "forward"))
+        known = await self._db.read(lambda conn: checks.result_of(conn, row.id))
         if known is not None:  # an earlier process came so far
             return known
         case = await self._db.read(lambda conn: self._case(conn, row))
@@ -156,8 +156,7 @@ class ForwardChecks:
     def _record(self, conn: Connection, row: ContributionRow, found: ForwardFigures) -> Result:
         gaps = [each.gap for each in checks.peers(conn, row.run_id, PEERS)]
         result = rules.judge_forward(found, gaps)
-        account = accounts.existing(conn, row.volunteer_id)
-        checks.add_forward(conn, row, account, found, result, self._clock.now())
+        result = checks.add(conn, row, found, result, self._clock.now())
         if result != "passed":
             log.info(
                 "forward check", contribution=row.id, result=result, drop=found.drop, gap=found.gap

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import structlog
 
 from coordinator.database import (
     contributions,
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open import Database
     from coordinator.storage.blobs import BlobStore
 
+log = structlog.get_logger("intake")
+
 HISTORY_MAX = 200
 RECHECK_MAX = 100
 COHORT_ROWS = 4  # newest contributions looked through, for each volunteer of the cohort
@@ -81,7 +85,8 @@ UNCONFIRMED = Judgement(
 WITHHELD = (UNCONFIRMED, validation.SUSPENDED)
 
 
-class Examiners(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examiners:
     """Those who look into what came, with PyTorch, before the verdict."""
 
     games: Harvest
@@ -107,6 +112,7 @@ class Intake:
         self._threads = threads
         self._checks = examiners.updates
         self._harvest = examiners.games
+        self._under_way: dict[int, asyncio.Task[None]] = {}  # checks, by contribution
         self._abouts: dict[int, Definition] = {}  # what does not change of a run, read once
 
     async def submit(self, principal: Principal, task_id: int, request: SubmitRequest) -> Verdict:
@@ -168,6 +174,21 @@ class Intake:
         return contributions.by_id(conn, row.id)
 
     async def _check(self, row: ContributionRow) -> None:
+        """Check a contribution once, however often it is sent meanwhile, and to the end, also when
+        its sender hangs up.
+        """
+        under_way = self._under_way.get(row.id)
+        if under_way is None:
+            under_way = self._under_way[row.id] = asyncio.create_task(self._check_once(row))
+            under_way.add_done_callback(lambda task: self._checked(row.id, task))
+        await asyncio.shield(under_way)
+
+    def _checked(self, contribution_id: int, task: asyncio.Task[None]) -> None:
+        del self._under_way[contribution_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("check failed", contribution=contribution_id, error=str(error))
+
+    async def _check_once(self, row: ContributionRow) -> None:
         if row.kind in MERGED:
             await self._measure(row)
         else:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open import Database
 
 LIVE_S = 4 * HEARTBEAT_S
+PATIENCE_S = 300.0  # with vetted volunteers that send nothing, where the plan has no deadline
 LISTING_MAX = 1000
 LOSSES_MAX = 2000
 
@@ -93,13 +94,17 @@ class RunQueries:
         """Return whether the next merge of a run is due, and the number of workers that steer it.
 
         Those are of vetted volunteers; what others send is merged along with theirs. While none of
-        those is at work, all count, and all that was sent.
+        those is at work, or none has sent anything for long, all count, and all that was sent.
         """
-        now = self._clock.now()
+        now, plan = self._clock.now(), phases.at_head(run)
         live = runs.steering_workers(conn, run, now - LIVE_S, vetted=True)
         waiting = contributions.pending(conn, run.id, vetted=live > 0)
+        if live and not waiting.count:
+            others = contributions.pending(conn, run.id)
+            long_ago = now - (plan.deadline_seconds or PATIENCE_S)
+            if others.oldest_at is not None and others.oldest_at <= long_ago:
+                waiting = others
         live = live or runs.steering_workers(conn, run, now - LIVE_S, vetted=False)
-        plan = phases.at_head(run)
         pending = Pending(
             count=waiting.count,
             work=waiting.samples if plan.update == "gradient" else waiting.steps,

@@ -7,10 +7,14 @@ from sqlalchemy import Connection
 from coordinator.accounts.accounts import Principal
 from coordinator.database import runs, volunteers
 from coordinator.database.engine.open import Database
+from coordinator.runs.queries import PATIENCE_S, RunQueries
 from tests.support import account_rows
 from tests.support.run_rows import add_run, add_worker
+from tests.support.virtual_clock import VirtualClock
 
 NOW = 1000.0
+MODEL = {"vocab_size": 64, "block_size": 8, "n_layer": 1, "n_head": 1, "n_embd": 8}
+PLAN = {"preset": "fedavg", "quorum": 1, "deadline_seconds": 0}
 
 
 def at_work(conn: Connection, run: int, volunteer: str | None = None) -> Principal:
@@ -61,3 +65,29 @@ async def test_sixty_idle_machines_of_one_volunteer_are_one(database: Database) 
     await database.write(probation)
     assert await steering(database, run) == 2 + 1
     assert await steering(database, run, vetted=False) == 4
+
+
+async def test_a_vetted_machine_that_sends_nothing_holds_up_strangers_for_minutes_only(
+    database: Database,
+) -> None:
+    clock = VirtualClock()
+
+    def write(conn: Connection) -> int:
+        run = add_run(conn, model=MODEL, plan=PLAN)
+        ghost, stranger = at_work(conn, run), add_worker(conn)
+        volunteers.set_worker(conn, ghost.worker_id, last_seen_at=clock.now() + 10 * PATIENCE_S)
+        volunteers.set_volunteer(conn, stranger.volunteer_id, standing="probation")
+        account_rows.add_contribution(
+            conn, run, stranger.volunteer_id, vetted=False, decided_at=clock.now(), weight=1.0
+        )
+        return run
+
+    run = await database.write(write)
+    queries = RunQueries(database, clock)
+
+    def due(conn: Connection) -> bool:
+        return queries.readiness(conn, runs.by_id(conn, run))[0].now
+
+    assert not await database.read(due)
+    await clock.advance(PATIENCE_S)
+    assert await database.read(due)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
 from sqlalchemy import Connection, delete, insert, select
 
 from coordinator.database import verdicts
@@ -61,15 +60,7 @@ _DUE = _FREE.where(its(_E.volunteer_id), _E.accepted <= _V.accepted - VEST_AFTER
 _REMOVE = delete(escrow).where(among(_E.contribution_id, "ids"))
 
 
-class Paid(msgspec.Struct, frozen=True, kw_only=True):
-    """Contributions by what became of their pay."""
-
-    earned: tuple[int, ...] = ()
-    held: tuple[int, ...] = ()
-    unpaid: tuple[int, ...] = ()
-
-
-def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> Paid:
+def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
     """Pay contributions that are merged, or need no merge; each must be pending, and its verdict
     recorded: one that is not paid says so there.
 
@@ -79,7 +70,7 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> Paid:
     moment.
     """
     if not rows:
-        return Paid()
+        return
     over = settled(conn, [row.id for row in rows])
     rows = [row for row in rows if row.id not in over]
     owners = sorted({row.volunteer_id for row in rows})
@@ -102,11 +93,6 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> Paid:
     # Its own ledger accounts are locked by now: a suspension is seen here, or sees what is here.
     if paid and conn.execute(_SUSPENDED, {"ids": paid}).first() is not None:
         raise Conflict("an account was suspended while it was paid")
-    return Paid(
-        earned=tuple(row.id for row in earned),
-        held=tuple(row.id for row in held),
-        unpaid=tuple(row.id for withheld in unpaid.values() for row in withheld),
-    )
 
 
 def withhold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:

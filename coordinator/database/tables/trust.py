@@ -31,24 +31,16 @@ escrow = Table(
 )
 Index("ix_escrow_volunteer", escrow.c.volunteer_id, escrow.c.contribution_id)
 
+# Forward checks of updates, one each.
 checks = Table(
     "checks",
     metadata,
     Column("id", Key, primary_key=True, autoincrement=True),
-    Column("contribution_id", ForeignKey("contributions.id"), nullable=False, index=True),
+    Column("contribution_id", ForeignKey("contributions.id"), nullable=False, unique=True),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
-    Column("volunteer_id", String(64), nullable=False),  # who is checked
-    Column("kind", String(16), nullable=False),  # forward, recompute
-    Column("state", String(16), nullable=False),  # waiting, running, revealing, done, expired
-    # passed, failed, unclear; "" until it is done
-    Column("result", String(16), nullable=False, server_default=""),
-    Column("reason", Text, nullable=False, server_default=""),
-    Column("measured", Text, nullable=False, server_default="{}"),  # JSON
-    Column("chosen_at", Double, nullable=False),
-    Column("due_at", Double, nullable=True),
-    Column("ended_at", Double, nullable=True),
-    # volunteer that recomputes; "" for the coordinator itself
-    Column("auditor", String(64), nullable=False, server_default=""),
+    Column("volunteer_id", String(64), nullable=False),  # whose it is
+    Column("result", String(16), nullable=False),  # passed, failed, unclear
+    Column("measured", Text, nullable=False),  # ForwardFigures, JSON
+    Column("at", Double, nullable=False),
 )
-Index("ix_checks_queue", checks.c.state, checks.c.id)
-Index("ix_checks_newest", checks.c.run_id, checks.c.kind, checks.c.id)
+Index("ix_checks_newest", checks.c.run_id, checks.c.id)

@@ -23,6 +23,8 @@ from shared.workloads.gpt.model import Gpt, Kept, build
 _EVAL_TOKENS = 32_768
 _EVAL_FLOPS = 6e11  # a quarter of a minute on a slow core
 _CHECKED = 32  # windows of a forward check, of the task and foreign ones each
+_CHECKED_MIN = 4  # of a model so large that fewer fit into the work of a check
+_CHECK_FLOPS = 2e12  # of all its forward passes: a minute on a slow core
 _CHECKED_FROM = 4096  # held-out windows that those are drawn from
 _LOGITS_MAX = 16 << 20  # elements held at a time
 
@@ -99,31 +101,34 @@ def check(
     order = PassOrder(windows_of(own.manifest, config.block_size), job.order_seed)
     mine = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
     foreign = spread(windows_of(heldout.manifest, config.block_size), _CHECKED_FROM)
+    forward_flops = flops_per_sample(config) / 3
+    count = max(_CHECKED_MIN, min(_CHECKED, int(_CHECK_FLOPS / (4 * forward_flops))))
     random = np.random.default_rng(seed)
-    drops = [
-        _losses(config, base, source, rows) - _losses(config, updated, source, rows)
-        for source, rows in ((own, _drawn(random, mine)), (heldout, _drawn(random, foreign)))
+    tokens = [
+        Windows(source, config.block_size, config.vocab_size, rows).read(0, len(rows))
+        for source, rows in (
+            (own, _drawn(random, mine, count)),
+            (heldout, _drawn(random, foreign, count)),
+        )
     ]
+    before, after = (
+        [_losses(model, windows) for windows in tokens]
+        for model in (build(config, weights, "cpu").train(False) for weights in (base, updated))
+    )
+    drops = [was - now for was, now in zip(before, after, strict=True)]
     drop, other = (float(each.mean()) for each in drops)
     noise = math.sqrt(sum(float(each.var(ddof=1)) / len(each) for each in drops if len(each) > 1))
     return ForwardFigures(drop=drop, gap=drop - other, noise=noise)
 
 
-def _drawn(random: np.random.Generator, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    return rows[np.sort(random.permutation(len(rows))[:_CHECKED])]
+def _drawn(random: np.random.Generator, rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    return rows[np.sort(random.permutation(len(rows))[:count])]
 
 
-def _losses(
-    config: GptConfig, weights: Mapping[str, Tensor], data: Data, rows: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Return the loss of each window, (N,), nats a token."""
-    model = build(config, weights, "cpu").train(False)
-    windows = Windows(data, config.block_size, config.vocab_size, rows)
-    found = np.empty(len(rows))
-    for place in range(len(rows)):
-        tokens = torch.from_numpy(windows.read(place, place + 1))  # (1, T + 1)
-        found[place] = float(model(tokens[:, :-1], tokens[:, 1:]))
-    return found
+def _losses(model: Gpt, windows: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the loss of each window of (N, T + 1) tokens, (N,), nats a token."""
+    tokens = torch.from_numpy(windows)
+    return np.array([float(model(row[None, :-1], row[None, 1:])) for row in tokens])
 
 
 class TextGenerator:

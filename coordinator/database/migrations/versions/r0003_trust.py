@@ -62,21 +62,14 @@ def _checks() -> None:
         sa.Column("contribution_id", KEY, nullable=False),
         sa.Column("run_id", KEY, nullable=False),
         sa.Column("volunteer_id", sa.String(64), nullable=False),
-        sa.Column("kind", sa.String(16), nullable=False),
-        sa.Column("state", sa.String(16), nullable=False),
-        sa.Column("result", sa.String(16), nullable=False, server_default=""),
-        sa.Column("reason", sa.Text(), nullable=False, server_default=""),
-        sa.Column("measured", sa.Text(), nullable=False, server_default="{}"),
-        sa.Column("chosen_at", sa.Double(), nullable=False),
-        sa.Column("due_at", sa.Double(), nullable=True),
-        sa.Column("ended_at", sa.Double(), nullable=True),
-        sa.Column("auditor", sa.String(64), nullable=False, server_default=""),
+        sa.Column("result", sa.String(16), nullable=False),
+        sa.Column("measured", sa.Text(), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(
             ["contribution_id"], ["contributions.id"], name="fk_checks_contribution_id"
         ),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_checks_run_id"),
         sa.PrimaryKeyConstraint("id", name="pk_checks"),
+        sa.UniqueConstraint("contribution_id", name="uq_checks_contribution_id"),
     )
-    op.create_index("ix_checks_queue", "checks", ["state", "id"])
-    op.create_index("ix_checks_contribution_id", "checks", ["contribution_id"])
-    op.create_index("ix_checks_newest", "checks", ["run_id", "kind", "id"])
+    op.create_index("ix_checks_newest", "checks", ["run_id", "id"])
