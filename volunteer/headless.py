@@ -14,12 +14,13 @@ from typing import TextIO
 
 import msgspec
 
+from shared.text import counted, duration, printable, size
 from volunteer.control import events
 from volunteer.control.control import Control
 from volunteer.control.events import AnyEvent
 from volunteer.control.sentences import YOU, credits_words, held_words, words
 from volunteer.control.status import PauseStatus, Status, TaskStatus
-from volunteer.text import counted, duration, loss, printable, size
+from volunteer.text import loss
 from volunteer.training.background_thread import Aside
 
 TRAINING_S = 10.0  # a plain line of progress this often

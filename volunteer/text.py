@@ -1,15 +1,8 @@
-"""Numbers and foreign text as people read them: durations, sizes, credits, sentences from the other
-side.
-"""
+"""Sentences of the volunteer about clocks, addresses and losses."""
 
 from __future__ import annotations
 
-from shared.text import TEXT_CHARS_MAX as TEXT_CHARS_MAX
-from shared.text import counted as counted
-from shared.text import credit as credit
-from shared.text import duration as duration
-from shared.text import printable as printable
-from shared.text import size as size
+from shared.text import duration, printable
 
 CLOCK_S = 300.0  # clocks that differ by less are good enough
 

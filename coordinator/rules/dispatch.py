@@ -20,7 +20,6 @@ from coordinator.rules.sizing import (
     allowance_beside_s,
     allowance_s,
     clamped,
-    memory_on,
     price_micro,
     split_at,
     steps_for,
@@ -28,6 +27,7 @@ from coordinator.rules.sizing import (
     task_seed,
 )
 from shared.protocol.base import Reason
+from shared.protocol.limits import memory_on
 
 HALF_LIFE_S = 900.0  # work that was given that long ago counts half
 

@@ -10,6 +10,7 @@ import msgspec
 from coordinator.plan.plan import in_phase
 from coordinator.plan.tables import Plan
 from coordinator.rules.run_file import RunFile, TaskSettings
+from shared.protocol.limits import DEVICE_BYTES
 
 LEASE_MAX_S = 86_400.0
 UNKNOWN_FACTOR = 10  # x the floor, while the duration of a task is unknown
@@ -18,10 +19,6 @@ LATE_FACTOR = 3.0  # x the expected time, then the lease ends
 # of the median speed: only below it is a task made smaller, for a benchmark is no better than that
 SLOWER = 0.75
 SPLIT_FACTOR = 2.0  # a range that came back and would take longer than this many targets is split
-# Bytes a parameter on a CPU, where snapshots and results take the same memory: 28 measured with a
-# GPT of 10.8 M parameters, and activations.
-CPU_MEMORY_FACTOR = 30
-MEMORY_FACTOR = 18  # bytes a parameter: weights, gradients, two Adam moments, the base, activations
 UPLOAD_SLACK_BYTES = 1 << 20
 CLAMP = 16.0  # a newcomer counts as so much faster or slower than the median at most
 GAME_BYTES_MAX = 1 << 18  # of one game, compressed
@@ -85,12 +82,7 @@ def clamped(run: Run, flops: float, step_s: float = 0.0) -> float:
 
 def memory_bytes(parameters: int) -> int:
     """About what a device needs to train a model of this size."""
-    return parameters * MEMORY_FACTOR
-
-
-def memory_on(device: str, memory_bytes: int) -> int:
-    """Return what of the memory of a run, as `memory_bytes` gives it, a device needs."""
-    return memory_bytes * CPU_MEMORY_FACTOR // MEMORY_FACTOR if device == "cpu" else memory_bytes
+    return parameters * DEVICE_BYTES
 
 
 def upload_bytes_max(parameters: int) -> int:

@@ -19,7 +19,7 @@ import msgspec
 
 from coordinator.accounts.accounts import Principal
 from coordinator.database import contributions
-from coordinator.simulate.labour import Handed, Labour
+from coordinator.simulate.labour import SETTLED, Handed, Labour
 from coordinator.simulate.scenario import Workers
 from coordinator.simulate.trace import State, Trace
 from coordinator.simulate.world import World
@@ -332,7 +332,8 @@ class Machine:
             self.trace.verdicts[error.code] += 1
         else:
             self.trace.tasks += turn.last and not verdict.redo
-            self.trace.verdicts[verdict.reason or verdict.state] += 1
+            settled = verdict.state in SETTLED  # the merge may be faster than the answer
+            self.trace.verdicts[verdict.reason or ("accepted" if settled else verdict.state)] += 1
             assert self.labour is not None
             self.labour.judged(lease.task, verdict)
             return verdict

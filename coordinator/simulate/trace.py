@@ -21,6 +21,7 @@ class Trace:
     down_bytes: int = 0
     steps: int = 0
     tasks: int = 0
+    # by state or reason at the answer; merged counts as accepted
     verdicts: Counter[str] = field(default_factory=Counter)
 
     def enter(self, state: State, now: float) -> None:

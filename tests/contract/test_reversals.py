@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 
 import pytest
 from sqlalchemy import Connection, event
@@ -20,6 +21,7 @@ from coordinator.rules.standing import VEST_AFTER
 from shared.errors import BadRequest, Conflict, NotFound
 from tests.contract.test_escrow import FRIEND, NEW, PRICE, accepted, add, merged, setting
 from tests.support.account_rows import add_contribution, breaches
+from tests.support.databases import Postgres
 from tests.support.virtual_clock import VirtualClock
 
 
@@ -221,11 +223,20 @@ def _suspended(conn: Connection) -> int:
     return suspend(conn, NEW, "made up", 2.0).contributions
 
 
+@pytest.fixture
+async def concurrent(postgres: Postgres) -> AsyncIterator[Database]:
+    """A database with several writers at a time."""
+    url = await postgres.fresh()
+    db = await Database.open(url)
+    yield db
+    await db.close()
+    await postgres.recycle(url)
+
+
 async def test_a_suspension_in_the_middle_of_a_payment_undoes_the_payment(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    concurrent: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if database.dialect == "sqlite":
-        pytest.skip("one writer at a time: nothing comes in between")
+    database = concurrent
     run = await setting(database)
     reached, suspended = asyncio.Event(), asyncio.Event()
     post = payments.post_escrow_many

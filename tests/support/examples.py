@@ -1,8 +1,15 @@
-"""Number of examples of a test of properties: few by default, all in the thorough profile."""
+"""Examples of tests of properties: few by default, all in the thorough profile."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
+
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+
+from coordinator.database.engine.open import Database
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "fast")
 EXAMPLES = {"fast": 25, "thorough": 100}  # of a test that names no number
@@ -11,3 +18,23 @@ EXAMPLES = {"fast": 25, "thorough": 100}  # of a test that names no number
 def examples(thorough: int) -> int:
     """Return how many examples to try now of a test that has `thorough` of them in all."""
     return thorough if PROFILE == "thorough" else max(10, thorough // 4)
+
+
+def try_on_database(
+    url: str, machine: Callable[[asyncio.Runner, Database], RuleBasedStateMachine]
+) -> None:
+    """Run a state machine over one database, 30 examples of 30 steps in all."""
+    with asyncio.Runner() as runner:
+        db = runner.run(Database.open(url))
+        try:
+            run_state_machine_as_test(
+                lambda: machine(runner, db),  # type: ignore[arg-type]  # any factory will do
+                settings=settings(
+                    max_examples=examples(30),
+                    stateful_step_count=30,
+                    deadline=None,
+                    suppress_health_check=list(HealthCheck),
+                ),
+            )
+        finally:
+            runner.run(db.close())

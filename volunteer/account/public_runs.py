@@ -14,8 +14,8 @@ import msgspec
 from shared.decoding import decode
 from shared.errors import BadRequest, Unreachable, VolunteerError
 from shared.links import is_loopback, parse_link
+from shared.text import printable
 from volunteer.control.commands import PublicRun
-from volunteer.text import printable
 
 BYTES_MAX = 256 << 10
 RUNS_MAX = 200

@@ -10,6 +10,7 @@ from shared.errors import StorageFull, VolunteerError
 from shared.protocol import leases as wire
 from shared.protocol.leases import ClaimRequest, Lease
 from shared.tensors.quantize import CODECS
+from shared.text import printable
 from volunteer.agent.collaborators import LentDevice
 from volunteer.agent.held_leases import HeldLeases, LeaseInWork
 from volunteer.agent.lease_ends import LeaseEnds
@@ -17,7 +18,6 @@ from volunteer.agent.lifecycle import FATAL
 from volunteer.net.api import Api
 from volunteer.storage.leases import HeldLease, Leases
 from volunteer.storage.outbox import Outbox
-from volunteer.text import printable
 
 WAIT_S = 30.0  # how long one claim may wait at the coordinator
 REFUSED_WAIT_S = 60.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from shared.errors import VolunteerError
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest, TaskBeat, TaskOrder
 from shared.protocol.limits import HEARTBEAT_S
+from shared.text import printable
 from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.held_leases import HeldLeases, LeaseInWork
 from volunteer.agent.lifecycle import FATAL, Lifecycle
@@ -15,7 +16,6 @@ from volunteer.agent.run_watcher import RunWatcher
 from volunteer.net.api import Api
 from volunteer.storage.leases import HeldLease
 from volunteer.storage.outbox import Outbox
-from volunteer.text import printable
 
 NEXT_S_MIN, NEXT_S_MAX = 1.0, 60.0
 

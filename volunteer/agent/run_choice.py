@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from shared.errors import BadRequest
 from shared.protocol.accounts import RunInfo
+from shared.text import printable
 from volunteer.account.profile import Home
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.control.event_bus import Hub
 from volunteer.net.api import Api
 from volunteer.settings.settings import Settings
-from volunteer.text import printable
 
 ENDED = ("completed", "failed")
 LISTED_MAX = 20

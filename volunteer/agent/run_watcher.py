@@ -12,6 +12,7 @@ from shared.clock import Clock
 from shared.errors import NotFound, VolunteerError
 from shared.protocol.heartbeat import HeartbeatReply, RunBeat
 from shared.protocol.versions import VersionInfo
+from shared.text import printable
 from volunteer.account.profile import Home
 from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.lifecycle import FATAL, Lifecycle
@@ -22,7 +23,6 @@ from volunteer.control.events import Picture
 from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.transfers import Transfers
-from volunteer.text import printable
 
 GAP_S = 3.0  # between two rounds of requests
 LISTING_S = 300.0  # the list of runs is requested at least this often

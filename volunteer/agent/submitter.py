@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shared.errors import Cancelled, Gone, NotFound, VolunteerError
 from shared.protocol.contributions import UploadRequest, Verdict
+from shared.text import printable
 from volunteer.account.profile import Home
 from volunteer.agent.base_versions import announce_base
 from volunteer.agent.held_leases import HeldLeases
@@ -17,7 +18,6 @@ from volunteer.net.api import Api
 from volunteer.net.retry import passing
 from volunteer.net.transfers import Transfers
 from volunteer.storage.outbox import Outbox, QueuedResult
-from volunteer.text import printable
 
 ONE_S = 120.0  # patience with one result while others wait
 ODD_S = 60.0  # before the next try after an unexpected reply

@@ -8,12 +8,12 @@ import msgspec
 
 from shared.errors import VolunteerError
 from shared.protocol.contributions import Verdict
+from shared.text import printable
 from volunteer.account.profile import Home, is_news
 from volunteer.control import events
 from volunteer.control.event_bus import Hub
 from volunteer.storage.carried import Residuals
 from volunteer.storage.outbox import QueuedResult
-from volunteer.text import printable
 
 
 class Verdicts:

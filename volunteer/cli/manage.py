@@ -152,13 +152,13 @@ def uninstall(
 ) -> int:
     """Give tasks back, remove service and downloads; the account stays unless --all."""
     from shared.clock import SystemClock
+    from shared.text import size
     from volunteer.account.join import connector
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.service.service import remove as remove_service
     from volunteer.service.uninstall import belongings, hand_back, other_profiles
     from volunteer.service.uninstall import remove as remove_files
     from volunteer.settings.settings import directories
-    from volunteer.text import size
 
     places = directories(profile=profile)
     described = _removable(profile)

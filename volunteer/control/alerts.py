@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from shared.errors import VolunteerError
+from shared.text import duration, printable
 from volunteer.control import events
 from volunteer.control.event_bus import Hub, Subscription
 from volunteer.control.events import AnyEvent
 from volunteer.settings.display import Display
-from volunteer.text import duration, printable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

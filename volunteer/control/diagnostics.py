@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 
 from shared.protocol.accounts import Hardware
+from shared.text import printable, size
 from volunteer.control.commands import SettingRow
 from volunteer.control.events import AnyEvent
 from volunteer.control.sentences import words
 from volunteer.control.status import Status
-from volunteer.text import printable, size
 
 EVENTS_MAX = 60
 PRIVATE = ("webhook",)  # settings that may hold a key

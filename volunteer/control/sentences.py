@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from shared.protocol.accounts import Me
 from shared.protocol.limits import VEST_AFTER, VEST_DAYS
+from shared.text import credit, duration, size
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
-from volunteer.text import credit, duration, loss, size
+from volunteer.text import loss
 
 YOU = "you"  # who pauses by hand
 

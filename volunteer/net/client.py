@@ -25,13 +25,13 @@ from shared.clock import Clock
 from shared.errors import VolunteerError
 from shared.links import is_loopback
 from shared.protocol.limits import API, JSON_BYTES_MAX
+from shared.text import printable
 from shared.tls_pin import WrongCertificate
 from volunteer.net import bulk
 from volunteer.net.errors import decoded, reason, refusal
 from volunteer.net.limits import Limit, Throttle
 from volunteer.net.retry import FOREVER, Backoff, passing
 from volunteer.net.tls import Address, context_for
-from volunteer.text import printable
 
 CONNECT_S, READ_S, WRITE_S = 10.0, 30.0, 30.0
 ERROR_BYTES_MAX = 64 << 10

@@ -13,7 +13,7 @@ from shared import errors
 from shared.decoding import decode
 from shared.errors import VolunteerError
 from shared.protocol.base import ErrorBody
-from volunteer.text import printable
+from shared.text import printable
 
 SENTENCE_CHARS_MAX = 500
 

@@ -15,7 +15,7 @@ import msgspec
 
 from shared.protocol.accounts import Me, RunInfo
 from shared.protocol.versions import VersionInfo
-from volunteer.text import printable
+from shared.text import printable
 
 WIDTH, HEIGHT = 1200, 630
 SANS = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shared.errors import BadRequest, InvalidFrame, StorageFull
+from shared.text import size as bytes_in_words
 from volunteer.files import private_directory
-from volunteer.text import size as bytes_in_words
 
 GIB = 1 << 30
 READ_BYTES = 4 << 20

@@ -20,6 +20,7 @@ from shared.tensors.frame import open_frame
 from shared.tensors.quantize import EXACT_CODECS, EncodedUpdate, codec, residual_schema
 from shared.tensors.spec import Schema, nbytes
 from shared.tensors.update import delta
+from shared.text import size as bytes_in_words
 from shared.workloads.base import Result, Traits, Work, Workload
 from shared.workloads.games import Actor
 from volunteer.files import write_whole
@@ -27,7 +28,6 @@ from volunteer.storage.carried import Carried
 from volunteer.storage.leases import HeldLease
 from volunteer.storage.outbox import Outbox, QueuedResult
 from volunteer.storage.tensor_files import load, store
-from volunteer.text import size as bytes_in_words
 from volunteer.training.gradient_sum import Summed
 from volunteer.training.job import Spent
 

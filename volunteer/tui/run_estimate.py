@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from shared.protocol.accounts import Benchmark, Device, RunInfo
-from volunteer.text import size
+from shared.protocol.limits import memory_on
+from shared.text import size
 
 STATES = {
     "draft": "being prepared",
@@ -47,13 +48,12 @@ def estimate(
         if devices:
             return RunEstimate(fits=False, sentence="torch cannot use any device here")
         return RunEstimate(fits=True, sentence="your devices are not known yet")
-    able = [d for d in usable if not d.memory_bytes or d.memory_bytes >= info.memory_bytes]
+    needs = {device.id: memory_on(device.id, info.memory_bytes) for device in usable}
+    able = [d for d in usable if not d.memory_bytes or d.memory_bytes >= needs[d.id]]
     if not able:
-        most = max(device.memory_bytes for device in usable)
-        return RunEstimate(
-            fits=False,
-            sentence=f"needs {size(info.memory_bytes)} of memory, your devices have {size(most)}",
-        )
+        most = max(usable, key=lambda device: device.memory_bytes)
+        need, have = size(needs[most.id]), size(most.memory_bytes)
+        return RunEstimate(fits=False, sentence=f"needs {need} of memory, your devices have {have}")
     return _measured(info, able, benchmarks)
 
 

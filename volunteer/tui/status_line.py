@@ -8,10 +8,10 @@ import msgspec
 from rich.cells import cell_len
 
 from shared.protocol.heartbeat import RunBeat
+from shared.text import printable, size
 from volunteer.control.commands import How
 from volunteer.control.events import BenchmarkProgress
 from volunteer.control.status import PauseStatus, TaskStatus
-from volunteer.text import printable, size
 from volunteer.tui.text import Glyphs, countdown, fit, soon
 from volunteer.tui.view import AgentView
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 from rich.cells import cell_len, set_cell_size
 
-from volunteer.text import printable
+from shared.text import printable
 
 Span: TypeAlias = tuple[str, str]  # text, role
 Line: TypeAlias = tuple[Span, ...]

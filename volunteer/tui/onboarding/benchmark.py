@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.app import ComposeResult
 
 from shared.errors import Forbidden, InvalidName, VolunteerError
-from volunteer.text import printable, size
+from shared.text import printable, size
 from volunteer.tui.onboarding.step import BACK, NEXT, Choice, Step, said
 from volunteer.tui.text import Line, flops, left
 from volunteer.tui.widgets.benchmark_progress import progress_lines

@@ -13,9 +13,10 @@ from shared.errors import BadRequest, Unreachable, VolunteerError
 from shared.links import is_loopback, parse_link
 from shared.proof_of_work import work_words
 from shared.protocol.accounts import ServerInfo
+from shared.text import printable
 from volunteer.control.commands import PublicRun
 from volunteer.control.status import PRACTICE
-from volunteer.text import clock_words, printable
+from volunteer.text import clock_words
 from volunteer.tui.onboarding.step import Choice, Step, said
 from volunteer.tui.text import Line, fit, left, wrap
 from volunteer.tui.widgets.panel import FunctionPanel, Scene

@@ -5,8 +5,8 @@ from __future__ import annotations
 from textual import on
 from textual.app import ComposeResult
 
+from shared.text import printable
 from shared.workloads.base import installed
-from volunteer.text import printable
 from volunteer.tui.onboarding.step import BACK, NEXT, Step, said
 from volunteer.tui.run_estimate import RunEstimate, estimate
 from volunteer.tui.text import Line, count

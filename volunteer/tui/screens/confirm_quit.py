@@ -11,9 +11,9 @@ from textual.containers import Vertical
 from textual.events import Click
 from textual.screen import ModalScreen
 
+from shared.text import credit
 from volunteer.control.commands import How
 from volunteer.control.status import TaskStatus
-from volunteer.text import credit
 from volunteer.tui.text import Glyphs, Line, countdown, fit, left, percent
 from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Panel, Scene

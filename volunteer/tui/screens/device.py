@@ -12,7 +12,7 @@ from textual.containers import Horizontal, Vertical
 
 from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, Device, RunInfo, WorkerInfo
-from volunteer.text import printable, size
+from shared.text import printable, size
 from volunteer.tui import keys
 from volunteer.tui.query_page import Answer, PageQuery, QueryPage
 from volunteer.tui.run_estimate import duration_words, estimate

@@ -18,13 +18,12 @@ from shared.errors import VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.contributions import Verdict
 from shared.protocol.listings import LedgerRow
-from shared.text import csv_cell
+from shared.text import credit, csv_cell, printable
 from volunteer.control.control import Control
 from volunteer.control.sentences import DEBT, ESCROW
 from volunteer.files import write_whole
 from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import recap_since, week
-from volunteer.text import credit, printable
 from volunteer.tui import keys
 from volunteer.tui.query_page import Answer, PageQuery, QueryPage
 from volunteer.tui.text import Line, ago, clock_time, fit, left, spark, wrap

@@ -13,13 +13,13 @@ from textual.containers import Horizontal, Vertical
 from shared.errors import VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.listings import LeaderRow, LedgerRow
+from shared.text import counted, credit, duration, printable
 from volunteer.control.control import Control
 from volunteer.files import write_whole
 from volunteer.stats.card import card, card_facts
 from volunteer.stats.card_data import deeds
 from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import Milestone, Week, milestones, recap_since, week
-from volunteer.text import counted, credit, duration, printable
 from volunteer.tui import keys
 from volunteer.tui.query_page import Answer, PageQuery, QueryPage
 from volunteer.tui.text import Line, bar, count, fit, left, ordinal, spark, spread, wrap

@@ -13,6 +13,7 @@ from textual.app import ComposeResult
 from textual.widgets import Input
 
 from shared.errors import VolunteerError
+from shared.text import counted, printable
 from volunteer.control import events
 from volunteer.control.commands import SettingRow
 from volunteer.control.diagnostics import diagnostics
@@ -20,7 +21,6 @@ from volunteer.control.events import AnyEvent
 from volunteer.control.sentences import words
 from volunteer.files import write_whole
 from volunteer.machine.devices import hardware
-from volunteer.text import counted, printable
 from volunteer.tui import keys
 from volunteer.tui.page import Page
 from volunteer.tui.text import Line, wrap

@@ -12,9 +12,10 @@ from textual.containers import Horizontal, Vertical
 from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
 from shared.protocol.listings import LossPoint
+from shared.text import printable, size
 from shared.workloads.base import installed
 from volunteer.control.commands import SettingRow
-from volunteer.text import loss, measure_word, measured, printable, size
+from volunteer.text import loss, measure_word, measured
 from volunteer.tui import keys
 from volunteer.tui.query_page import Answer, PageQuery, QueryPage
 from volunteer.tui.run_estimate import STATES, RunEstimate, estimate

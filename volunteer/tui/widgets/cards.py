@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.protocol.accounts import Benchmark, Device, Me
+from shared.text import credit, duration, size
 from volunteer.control.events import Sensed
 from volunteer.control.sentences import ESCROW
-from volunteer.text import credit, duration, loss, measure_word, size
+from volunteer.text import loss, measure_word
 from volunteer.tui.status_line import activity, next_merge, traffic
 from volunteer.tui.text import (
     Line,

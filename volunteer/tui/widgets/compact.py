@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from volunteer.text import credit, loss
+from shared.text import credit
+from volunteer.text import loss
 from volunteer.tui.status_line import activity, connection, merging, why_paused
 from volunteer.tui.text import Line, bar, countdown, fit, percent
 from volunteer.tui.widgets.panel import Panel, Scene

@@ -21,8 +21,8 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from shared.text import printable
 from volunteer.control.commands import How
-from volunteer.text import printable
 from volunteer.tui.text import ROLES, UNICODE, Glyphs, Line, as_of
 from volunteer.tui.view import AgentView
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 
 from shared.protocol.contributions import Verdict
-from volunteer.text import credit
+from shared.text import credit
 from volunteer.tui.text import (
     ASCII,
     Glyphs,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shared.text import credit, size
 from volunteer.control.status import TaskStatus
-from volunteer.text import credit, loss, size
+from volunteer.text import loss
 from volunteer.tui.status_line import activity, fetched, why_paused
 from volunteer.tui.text import (
     Line,

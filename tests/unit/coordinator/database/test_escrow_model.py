@@ -11,13 +11,11 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     rule,
-    run_state_machine_as_test,
 )
 from sqlalchemy import Connection, update
 
@@ -33,7 +31,7 @@ from coordinator.rules.standing import DAY_S, VEST_AFTER, VEST_DAYS
 from shared.errors import Conflict, Forbidden
 from tests.contract.test_escrow import add
 from tests.support.account_rows import add_contribution, add_run
-from tests.support.examples import examples
+from tests.support.examples import try_on_database
 from tests.support.virtual_clock import VirtualClock
 
 PEOPLE = ("friend", "stranger")
@@ -275,17 +273,4 @@ class Books(RuleBasedStateMachine):
 
 @pytest.mark.hypothesis
 def test_escrow_and_debts_do_what_the_model_does(database_url: str) -> None:
-    with asyncio.Runner() as runner:
-        db = runner.run(Database.open(database_url))
-        try:
-            run_state_machine_as_test(
-                lambda: Books(runner, db),  # type: ignore[arg-type]  # any factory will do
-                settings=settings(
-                    max_examples=examples(30),
-                    stateful_step_count=30,
-                    deadline=None,
-                    suppress_health_check=list(HealthCheck),
-                ),
-            )
-        finally:
-            runner.run(db.close())
+    try_on_database(database_url, Books)

@@ -11,13 +11,11 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     rule,
-    run_state_machine_as_test,
 )
 from sqlalchemy import Connection
 
@@ -26,7 +24,7 @@ from coordinator.database.engine.open import Database
 from coordinator.database.ledger import payments, spending
 from coordinator.database.ledger.payments import Payment
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound
-from tests.support.examples import examples
+from tests.support.examples import try_on_database
 
 REFUSED = (BadRequest, Conflict, Forbidden, NotFound)
 PEOPLE = ("mia", "bob")
@@ -271,17 +269,4 @@ class Books(RuleBasedStateMachine):
 
 @pytest.mark.hypothesis
 def test_the_ledger_does_what_the_model_does(database_url: str) -> None:
-    with asyncio.Runner() as runner:
-        db = runner.run(Database.open(database_url))
-        try:
-            run_state_machine_as_test(
-                lambda: Books(runner, db),  # type: ignore[arg-type]  # any factory will do
-                settings=settings(
-                    max_examples=examples(30),
-                    stateful_step_count=30,
-                    deadline=None,
-                    suppress_health_check=list(HealthCheck),
-                ),
-            )
-        finally:
-            runner.run(db.close())
+    try_on_database(database_url, Books)

@@ -15,6 +15,7 @@ from coordinator.database.tables.contributions import contributions as contribut
 from coordinator.database.tables.tasks import tasks as tasks_table
 from shared.errors import Unreachable
 from shared.protocol import endpoints
+from shared.text import duration
 from shared.workloads.gpt.workload import GptWorkload
 from tests.support.local_coordinator import local_coordinator
 from tests.support.local_volunteer import LONG, LocalMachine, Network, Process, local_machine
@@ -22,7 +23,6 @@ from volunteer.account.profile import Profile
 from volunteer.control import events
 from volunteer.control.sentences import words
 from volunteer.machine.policy import Facts
-from volunteer.text import duration
 
 
 async def tasks(machine: LocalMachine) -> list[dict[str, Any]]:
