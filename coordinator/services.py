@@ -25,6 +25,7 @@ from coordinator.config import Settings
 from coordinator.database.engine.open import Database, is_new, migrate
 from coordinator.intake.forward_check import ForwardChecks
 from coordinator.intake.intake import Examiners, Intake
+from coordinator.intake.similarity import Sketches
 from coordinator.intake.uploads import Uploads
 from coordinator.merging.evaluation import Evaluation
 from coordinator.merging.merger import Merger
@@ -141,7 +142,10 @@ class Coordinator:
         checking = Compute("checks", separate=separate)
         runs = Runs(db, clock, signals, blobs, key, computing)
         forward = ForwardChecks(db, clock, blobs, checking, key) if settings.open else None
-        examiners = Examiners(games=Harvest(db, clock, blobs, checking), updates=forward)
+        sketches = Sketches(db, blobs, key, threads) if settings.open else None
+        examiners = Examiners(
+            games=Harvest(db, clock, blobs, checking), updates=forward, sketches=sketches
+        )
         intake = Intake(db, clock, signals, blobs, threads, examiners)
         server = ServerIdentity(settings, clock, db, key, runs.queries.listing)
         await server.load()

@@ -36,6 +36,7 @@ from coordinator.database.runs import OPEN, RunRow
 from coordinator.database.submissions import Part
 from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.intake.forward_check import ForwardChecks
+from coordinator.intake.similarity import Seen, Sketches
 from coordinator.plan.plan import in_phase
 from coordinator.plan.tables import Plan
 from coordinator.rules import codec_choice, trust, validation
@@ -91,6 +92,7 @@ class Examiners:
 
     games: Harvest
     updates: ForwardChecks | None = None  # of a server that is open to strangers
+    sketches: Sketches | None = None  # likewise
 
 
 class Intake:
@@ -111,6 +113,7 @@ class Intake:
         self._blobs = blobs
         self._threads = threads
         self._checks = examiners.updates
+        self._sketches = examiners.sketches
         self._harvest = examiners.games
         self._under_way: dict[int, asyncio.Task[None]] = {}  # checks, by contribution
         self._abouts: dict[int, Definition] = {}  # what does not change of a run, read once
@@ -214,9 +217,12 @@ class Intake:
                 f"accepted: {', '.join(sorted(granted))}"
             )
         checked: Result | None = None
+        seen: Seen | None = None
+        if self._sketches is not None and measured.finite and not measured.problem:
+            seen = await self._sketches.of(row, path, about, loop)
         if self._checks is not None and measured.finite and not measured.problem:
             checked = await self._checks.check(row)
-        await self._db.write(lambda conn: self._decide(conn, row.id, measured, checked))
+        await self._db.write(lambda conn: self._decide(conn, row.id, measured, checked, seen))
 
     def _decide(
         self,
@@ -224,6 +230,7 @@ class Intake:
         contribution_id: int,
         measured: Measurement,
         checked: Result | None,
+        seen: Seen | None,
     ) -> None:
         now = self._clock.now()
         # Locked: after a restart the sender and the recheck may both be at it.
@@ -236,6 +243,8 @@ class Intake:
             run = runs.by_id(conn, row.run_id, lock=True)
             plan = phases.at_head(run)
         judgement = self._judge(conn, row, run, plan, measured)
+        if judgement.state == "accepted" and self._sketches is not None:
+            judgement = self._sketches.refusal(conn, row, seen) or judgement
         if checked == "failed" and judgement.state == "accepted" and not row.vetted:
             judgement = UNCONFIRMED
         if judgement.state != "rejected" and accounts.is_suspended(conn, row.volunteer_id):
@@ -259,6 +268,8 @@ class Intake:
         )
         if judgement.state == "accepted":
             self._accept(conn, row, now)
+            if self._sketches is not None:
+                self._sketches.keep(conn, row, seen)
         elif held:
             self._reject(conn, row, run, judgement, now)
 

@@ -1,0 +1,88 @@
+"""Near copies among updates, found by their sketches. Pure rules.
+
+Two honest updates of one version have a direction in common, the more the younger the model, and
+the rest of each is its own. So how near is too near is told by the others: at most a fifth of the
+usual distance (1 - cosine), and never as far as `NEAR_MAX`. Without others only what is as good as
+the same counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NEAR_SHARE = 0.2  # of the usual distance (measured, docs/experiments.md)
+NEAR_MAX = 0.1
+SAME = 2e-4  # apart: the same but for rounding
+PEERS_MIN = 3  # volunteers whose updates say what is usual
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """An update that came before, with its sketch as bytes of float32."""
+
+    volunteer: str
+    task: int
+    base_version: int
+    sketch: bytes
+
+
+class Suspect(msgspec.Struct, frozen=True, kw_only=True):
+    """The update in question."""
+
+    volunteer: str
+    task: int
+    base_version: int
+    sketch: bytes
+
+
+def copied(suspect: Suspect, known: Sequence[Known], merges: Sequence[bytes]) -> str:
+    """Return which work an update is a near copy of, for a sentence; empty if it is of none.
+
+    `known` are earlier updates of the run, newest first; `merges` what the last versions moved the
+    model by. Updates for the same task are left out: done again it may come out the same.
+    """
+    mine = _unit([suspect.sketch])[0]
+    others = [one for one in known if one.task != suspect.task]
+    beside = [one for one in others if one.base_version == suspect.base_version]
+    before = [
+        one
+        for one in others
+        if one.volunteer == suspect.volunteer and one.base_version != suspect.base_version
+    ]
+    limit = _limit(mine, suspect, beside)
+    for what, sketches in (
+        ("another update of the same version", [one.sketch for one in beside]),
+        ("one of your own updates before", [one.sketch for one in before]),
+        ("what a merge did to the model", list(merges)),
+    ):
+        if sketches and float(np.min(1.0 - _unit(sketches) @ mine)) < limit:
+            return what
+    return ""
+
+
+def _limit(mine: NDArray[np.float64], suspect: Suspect, beside: Sequence[Known]) -> float:
+    """Return the distance under which an update is a copy: the newest of each other volunteer says
+    what is usual.
+    """
+    newest: dict[str, bytes] = {}
+    for one in beside:
+        if one.volunteer != suspect.volunteer:
+            newest.setdefault(one.volunteer, one.sketch)
+    if len(newest) < PEERS_MIN:
+        return SAME
+    usual = float(np.median(1.0 - _unit(list(newest.values())) @ mine))
+    return max(SAME, min(NEAR_MAX, NEAR_SHARE * usual))
+
+
+def _unit(sketches: Sequence[bytes]) -> NDArray[np.float64]:
+    """Return sketches of length one, a row each; one of zeros stays so and is near nothing."""
+    rows = np.stack([np.frombuffer(one, np.float32) for one in sketches]).astype(np.float64)
+    sizes = np.linalg.norm(rows, axis=1, keepdims=True)
+    found: NDArray[np.float64] = rows / np.where(sizes > 0, sizes, np.inf)
+    return found
