@@ -45,9 +45,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 class Sketches:
     """Makes, keeps and compares the sketches of one server."""
 
-    def __init__(
-        self, db: Database, blobs: BlobStore, key: SigningKey, threads: Executor
-    ) -> None:
+    def __init__(self, db: Database, blobs: BlobStore, key: SigningKey, threads: Executor) -> None:
         self._db = db
         self._blobs = blobs
         self._threads = threads

@@ -60,9 +60,7 @@ def suspect(tmp_path: Path, values: Update, codec: str = "float32", **other: int
 
 
 @pytest.mark.parametrize("codec", ["float32", "bf16", "int8", "int4"])
-def test_a_copy_is_found_in_another_codec_scaled_and_with_noise(
-    tmp_path: Path, codec: str
-) -> None:
+def test_a_copy_is_found_in_another_codec_scaled_and_with_noise(tmp_path: Path, codec: str) -> None:
     others = known(tmp_path, 5)
     noise = np.random.default_rng(9).normal(size=SIZE).astype(np.float32)
     changed = 1.3 * update(2) + np.float32(0.05) * noise
@@ -71,9 +69,7 @@ def test_a_copy_is_found_in_another_codec_scaled_and_with_noise(
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.5, 0.9, 0.99])
-def test_honest_updates_are_no_copies_however_alike_they_are(
-    tmp_path: Path, shared: float
-) -> None:
+def test_honest_updates_are_no_copies_however_alike_they_are(tmp_path: Path, shared: float) -> None:
     others = known(tmp_path, 30, shared)
     for seed in range(100, 120):
         assert copied(suspect(tmp_path, update(seed, shared)), others, []) == ""
@@ -81,9 +77,7 @@ def test_honest_updates_are_no_copies_however_alike_they_are(
 
 def test_ones_own_last_update_and_a_merge_are_found_again(tmp_path: Path) -> None:
     others = known(tmp_path, 5)
-    mine = Known(
-        volunteer="me", task=7, base_version=2, sketch=sketch_of(tmp_path, update(50))
-    )
+    mine = Known(volunteer="me", task=7, base_version=2, sketch=sketch_of(tmp_path, update(50)))
     again = suspect(tmp_path, update(50))
     assert copied(again, [*others, mine], []) == "one of your own updates before"
     assert copied(again, others, []) == ""
