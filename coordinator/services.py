@@ -141,6 +141,7 @@ class Coordinator:
         computing = Compute("evaluation", torch_threads=eval_threads, separate=separate)
         checking = Compute("checks", separate=separate)
         runs = Runs(db, clock, signals, blobs, key, computing)
+        runs.configure(open=settings.open)
         forward = ForwardChecks(db, clock, blobs, checking, key) if settings.open else None
         sketches = Sketches(db, blobs, key, threads) if settings.open else None
         examiners = Examiners(

@@ -17,6 +17,7 @@ from shared.protocol.accounts import RunInfo
 from shared.protocol.versions import VersionInfo
 
 if TYPE_CHECKING:
+    from coordinator.plan.tables import Plan
     from coordinator.services import Coordinator
 
 SHOWN_VERSIONS = 20
@@ -58,6 +59,8 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     versions: tuple[VersionInfo, ...]
     codec: str = ""  # of updates on their way up
     downlink: str = ""  # how versions travel down
+    rule: str = ""  # of a merge
+    gate: bool = False  # versions are evaluated before they are published
 
 
 async def create(coordinator: Coordinator, ask: CreateRun) -> RunInfo:
@@ -80,7 +83,22 @@ async def show(coordinator: Coordinator, ask: Named) -> RunShown:
     run = await coordinator.runs.queries.info(ask.name)
     versions = await coordinator.runs.queries.versions(ask.name, after=run.version - SHOWN_VERSIONS)
     plan = await coordinator.runs.queries.plan(ask.name)
-    return RunShown(run=run, versions=versions, codec=plan.codec, downlink=plan.downlink)
+    file = await coordinator.runs.queries.file(ask.name)
+    return RunShown(
+        run=run,
+        versions=versions,
+        codec=plan.codec,
+        downlink=plan.downlink,
+        rule=_rule(plan),
+        gate=file.evaluation.gate,
+    )
+
+
+def _rule(plan: Plan) -> str:
+    few = plan.aggregate_from
+    if plan.aggregate == "mean" or few == 1:
+        return plan.aggregate
+    return f"{plan.aggregate} from {few} contributions on, mean of fewer"
 
 
 async def pause(coordinator: Coordinator, ask: Named) -> RunInfo:

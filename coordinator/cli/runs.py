@@ -142,7 +142,12 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
     shown = call(where, "run.show", name=name)
     run = shown.run
     if json:
-        ways = {"codec": shown.codec, "downlink": shown.downlink}
+        ways = {
+            "codec": shown.codec,
+            "downlink": shown.downlink,
+            "rule": shown.rule,
+            "gate": shown.gate,
+        }
         as_json({"run": _plain(run), "versions": shown.versions, **ways})
         return
     facts(
@@ -162,6 +167,8 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             ("merge", run.merging),
             ("up", shown.codec),
             ("down", DOWNLINKS.get(shown.downlink, shown.downlink)),
+            ("rule", shown.rule),
+            ("gate", "versions are evaluated before they are published" if shown.gate else None),
         ]
     )
     columns = {

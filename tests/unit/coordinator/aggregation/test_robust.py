@@ -226,4 +226,4 @@ def test_two_hostile_of_ten_move_a_robust_rule_little(name: str, attack: str) ->
 
 def test_every_rule_of_a_plan_exists() -> None:
     for name, rule in RULES.items():
-        assert aggregator(plan({"aggregate": name, "quorum": 10})) == rule
+        assert aggregator(plan({"aggregate": name, "quorum": 10}), 10) == rule
