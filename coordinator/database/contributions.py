@@ -13,7 +13,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.versions import versions
 from shared.errors import NotFound
-from shared.protocol.base import ContributionState
+from shared.protocol.base import ContributionState, Reason
 
 STATES = get_args(ContributionState)
 UPDATES = ("delta", "gradient")  # kinds that are merged; games and evaluations are not
@@ -211,7 +211,7 @@ def pending(conn: Connection, run_id: int, *, vetted: bool = False) -> Pending:
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """One accepted contribution as others are compared with it."""
+    """One contribution as others are compared with it."""
 
     volunteer_id: str
     norm: float
@@ -224,14 +224,22 @@ _COHORT = (
     select(_C.volunteer_id, _C.norm, _C.steps, _V.global_step)
     .join_from(contributions, versions, and_(_V.run_id == _C.run_id, _V.version == _C.base_version))
     .where(its(_C.run_id), its(_C.kind), _C.norm.is_not(None))
-    .where(_C.state.in_(("accepted", "merged", "superseded")), _C.vetted.is_(True))
+    .where(_C.vetted.is_(True))
+    # What was refused for its norm has its voice too: only so can a cohort heal whose first voices
+    # were far from all others.
+    .where(
+        _C.state.in_(("accepted", "merged", "superseded"))
+        | ((_C.state == "rejected") & (_C.reason == Reason.NORM.value))
+    )
     .order_by(_C.id.desc())
     .limit(bindparam("most"))
 )
 
 
 def cohort(conn: Connection, run_id: int, kind: str, limit: int) -> list[Peer]:
-    """Return the newest accepted contributions of a kind by vetted accounts, newest first."""
+    """Return the newest contributions of a kind by vetted accounts, newest first: those that were
+    accepted, or refused for their norm.
+    """
     rows = conn.execute(_COHORT, {"its_run_id": run_id, "its_kind": kind, "most": limit})
     return [
         Peer(volunteer_id=who, norm=norm, steps=steps, global_step=at)

@@ -8,7 +8,8 @@ the same counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -47,6 +48,22 @@ def copied(suspect: Suspect, known: Sequence[Known], merges: Sequence[bytes]) ->
     `known` are earlier updates of the run, newest first; `merges` what the last versions moved the
     model by. Updates for the same task are left out: done again it may come out the same.
     """
+    for what, nearness in _near(suspect, known, merges):
+        if nearness < 1.0:
+            return what
+    return ""
+
+
+def nearness(suspect: Suspect, known: Sequence[Known], merges: Sequence[bytes]) -> float:
+    """Return the least distance to other work by that under which it is a copy: 1 and more is an
+    update of its own.
+    """
+    return min((found for _, found in _near(suspect, known, merges)), default=math.inf)
+
+
+def _near(
+    suspect: Suspect, known: Sequence[Known], merges: Sequence[bytes]
+) -> Iterator[tuple[str, float]]:
     mine = _unit([suspect.sketch])[0]
     others = [one for one in known if one.task != suspect.task]
     beside = [one for one in others if one.base_version == suspect.base_version]
@@ -61,9 +78,8 @@ def copied(suspect: Suspect, known: Sequence[Known], merges: Sequence[bytes]) ->
         ("one of your own updates before", [one.sketch for one in before]),
         ("what a merge did to the model", list(merges)),
     ):
-        if sketches and float(np.min(1.0 - _unit(sketches) @ mine)) < limit:
-            return what
-    return ""
+        if sketches:
+            yield what, float(np.min(1.0 - _unit(sketches) @ mine)) / limit
 
 
 def _limit(mine: NDArray[np.float64], suspect: Suspect, beside: Sequence[Known]) -> float:

@@ -10,21 +10,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 
-from coordinator.aggregation import step
+from coordinator.aggregation import sketch, step
 from coordinator.aggregation.cohort import NotFinite
 from coordinator.plan.plan import plan
 from coordinator.plan.tables import Plan
-from coordinator.rules import checks, standing, validation
+from coordinator.rules import checks, similarity, standing, validation
 from coordinator.rules.run_file import ValidationSettings
+from coordinator.rules.similarity import Known, Suspect
 from coordinator.rules.trust import TRUST_START
 from coordinator.rules.validation import Evidence, judge, measure
 from coordinator.rules.voices import Voice, shares
+from shared.protocol.base import Reason
 from shared.protocol.contributions import SubmitRequest
 from shared.tensors.frame import FrameWriter, open_frame
 from shared.tensors.quantize import codec
+from shared.tensors.slices import ArrayReader
 from shared.tensors.spec import Schema
 from shared.workloads.base import ForwardFigures, Job, TrainSettings
 from tests.experiments.cells import Row
@@ -35,7 +37,8 @@ VOLUNTEERS = 20
 HOSTILE = 8
 SECRET = b"of the server"
 RATES = checks.Rates(forward=0.2, recompute=0.02)
-COHORT_NORMS = 4  # newest of each volunteer, at least
+NORM_RANKS = (0.0, 0.01, 0.99, 0.999, 1.0)
+KNOWN_MAX, MERGES_MAX = 512, 4
 
 
 class Subject(Protocol):
@@ -81,7 +84,9 @@ class Cell:
     vetted: bool = False  # all are, from the beginning: a hostile one has been honest so far
     recompute: bool = True
     similar: bool = True
-    rounds: int = 30
+    rounds: int = 20
+    honest_rounds: int = 0  # before the hostile begin
+    codec: str = "float32"
     part: int = VOLUNTEERS  # contributions in a merge
 
     @property
@@ -117,6 +122,8 @@ class Sent:
     update: Weights
     path: Path
     vetted: bool
+    clip: float = 1.0
+    sketch: bytes = b""
 
 
 class Arena:
@@ -125,7 +132,7 @@ class Arena:
     def __init__(self, cell: Cell, folder: Path, subject: Subject) -> None:
         self._cell, self._subject, self._folder = cell, subject, folder
         self._rng = np.random.default_rng(cell.seed)
-        table = {"preset": "fedavg", "quorum": VOLUNTEERS, "codec": "float32"}
+        table = {"preset": "fedavg", "quorum": VOLUNTEERS, "codec": cell.codec}
         self._plan: Plan = plan(table | dict(cell.rule))
         self._settings = ValidationSettings(**cell.validation)
         new = standing.Account(
@@ -141,8 +148,12 @@ class Arena:
         ]
         self._figures: dict[int, ForwardFigures] = {}  # newest passed check of a vetted volunteer
         self._last: dict[int, Weights] = {}  # what the hostile sent first
+        self._shared: dict[str, Weights] = {}  # among the hostile, in this round
         self._merged: Weights | None = None
         self._number = 0
+        self._known: list[Known] = []  # newest first
+        self._merges: list[bytes] = []
+        self.nearest: list[float] = []  # of honest updates: distance by limit
         self._weight = {"honest": 0.0, "hostile": 0.0}
         self.verdicts: dict[str, dict[str, int]] = {"honest": {}, "hostile": {}}
         self.norms: list[float] = []  # honest ones by the median of their round
@@ -154,7 +165,9 @@ class Arena:
         for self._number in range(self._cell.rounds):
             weights = self._read()
             sent = self._round(weights)
-            self._merge(weights, [one for one in sent if self._admit(weights, one)])
+            self._rng.shuffle(sent)  # type: ignore[arg-type]
+            admitted = [one for one in sent if self._admit(weights, one)]
+            self._merge(weights, sorted(admitted, key=lambda one: one.job.start))
             if self._number % 5 == 4:
                 curve.append(round(self._subject.loss(self._read()), 4))
         weights = self._read()
@@ -169,7 +182,9 @@ class Arena:
             "suspended": sum(a.suspended for a in self._accounts[: self._cell.hostile]),
             "punished": sum(a.suspended for a in self._accounts[self._cell.hostile :]),
             "verdicts": self.verdicts,
-            "norms": [round(x, 3) for x in np.quantile(self.norms or [1], (0, 0.01, 0.99, 0.999, 1))],
+            "norms": [round(x, 3) for x in np.quantile(self.norms, NORM_RANKS).tolist()],
+            "nearest": [round(x, 2) for x in sorted(self.nearest)[:3]],
+            "updates": len(self.norms),
         }
 
     # --- what is sent ---
@@ -178,15 +193,15 @@ class Arena:
         chosen = sorted(self._rng.permutation(VOLUNTEERS)[: self._cell.part].tolist())
         chosen = [who for who in chosen if not self._accounts[who].suspended]
         jobs = {who: self._subject.task() for who in chosen}
-        bad = self._cell.hostile
+        bad = self._cell.hostile if self._number >= self._cell.honest_rounds else 0
         updates = {w: self._subject.learn(weights, jobs[w], w) for w in chosen if w >= bad}
         honest = list(updates.values())
         sizes = [norm(update) for update in honest]
         self.norms += [size / float(np.median(sizes)) for size in sizes]
+        self._shared = {}
         for who in (w for w in chosen if w < bad):
             attack = attack_of(self._cell.attack, who, self._number)
-            scene = self._scene(weights, who, jobs[who], honest)
-            updates[who] = attack(scene)
+            updates[who] = attack(self._scene(weights, who, jobs[who], honest))
             self._last.setdefault(who, updates[who])
         return [self._send(who, jobs[who], updates[who]) for who in chosen]
 
@@ -204,44 +219,54 @@ class Arena:
             steps=subject.steps,
             rng=self._rng,
             last=self._last,
+            shared=self._shared,
         )
 
     def _limit(self, sizes: Sequence[float]) -> float:
         """The norm that is let through whole, as the hostile can know it."""
-        cohort = self._cohort() or [size / self._subject.steps for size in sizes]
-        return self._subject.steps * validation.cohort_limit(cohort, self._settings)
+        train, steps = self._subject.train, self._subject.steps
+        most = validation.reach(train, steps, self._parameters)
+        cohort = self._cohort()
+        if cohort:
+            most = min(most, steps * validation.cohort_limit(cohort, self._settings))
+        return most
 
     def _send(self, who: int, job: Job, update: Weights) -> Sent:
-        path = self._folder / f"update-{who}"
-        self._write(path, update)
-        return Sent(who=who, job=job, update=update, path=path, vetted=self._accounts[who].vetted)
+        path, schema = self._folder / f"update-{who}", self._subject.schema
+        codec(self._cell.codec).encode(update, schema, path)
+        with codec(self._cell.codec).decode(path, schema) as decoded:
+            sent = {name: decoded[name].copy() for name in update}
+        sketched = sketch.of_update(path, schema, self._cell.codec, SECRET).tobytes()
+        vetted = self._accounts[who].vetted
+        return Sent(who=who, job=job, update=sent, path=path, vetted=vetted, sketch=sketched)
 
     # --- what is let through ---
 
     def _cohort(self) -> list[float]:
-        voices = [a for a in self._accounts if a.vetted] or self._accounts
         return [
-            float(np.median(a.norms[-validation.VOICE_OF :]))
-            for a in voices
-            if a.norms and not a.suspended
+            float(np.median(account.norms[-validation.VOICE_OF :]))
+            for account in self._accounts
+            if account.vetted and account.norms
         ]
 
-    def _admit(self, weights: Weights, sent: Sent) -> step.Input | None:
+    def _admit(self, weights: Weights, sent: Sent) -> bool:
         verdict = self._judge(weights, sent)
-        side = "hostile" if sent.who < self._cell.hostile else "honest"
-        counts = self.verdicts[side]
+        hostile = sent.who < self._cell.hostile and self._number >= self._cell.honest_rounds
+        counts = self.verdicts["hostile" if hostile else "honest"]
         counts[verdict] = counts.get(verdict, 0) + 1
         return verdict in ("accepted", "scaled")
 
     def _judge(self, weights: Weights, sent: Sent) -> str:
         account, subject = self._accounts[sent.who], self._subject
-        measured = measure(sent.path, subject.schema, "float32")
+        measured = measure(sent.path, subject.schema, self._cell.codec)
         judged = judge(
             self._evidence(sent, measured, account), self._settings, subject.train, self._plan
         )
+        if sent.vetted and (judged.state == "accepted" or judged.reason == Reason.NORM):
+            account.norms.append(measured.norm / subject.steps)
         if judged.state != "accepted":
             return judged.reason
-        sent.clip = judged.clip  # type: ignore[attr-defined]
+        sent.clip = judged.clip
         if self._cell.similar and self._is_copy(sent):
             return "replay"
         checked = self._forward(weights, sent, account)
@@ -250,7 +275,6 @@ class Arena:
             return "unconfirmed"
         if account.suspended:
             return "suspended"
-        account.norms.append(measured.norm / subject.steps)
         account.paid += 1
         return "accepted" if judged.clip == 1.0 else "scaled"
 
@@ -260,7 +284,7 @@ class Arena:
             submit=SubmitRequest(
                 attempt=1,
                 base_version=0,
-                codec="float32",
+                codec=self._cell.codec,
                 sha256="0" * 64,
                 size=1,
                 steps=subject.steps,
@@ -277,11 +301,27 @@ class Arena:
             effort=float(subject.steps),
             cohort=self._cohort(),
             loss=None,
-            parameters=sum(spec.count for spec in subject.schema if spec.role == "parameter"),
+            parameters=self._parameters,
             replayed=False,
         )
 
+    @property
+    def _parameters(self) -> int:
+        return sum(spec.count for spec in self._subject.schema if spec.role == "parameter")
+
     def _is_copy(self, sent: Sent) -> bool:
+        about = {
+            "volunteer": str(sent.who),
+            "task": sent.job.start,
+            "base_version": self._number,
+            "sketch": sent.sketch,
+        }
+        suspect = Suspect(**about)  # type: ignore[arg-type]
+        if similarity.copied(suspect, self._known, self._merges[:MERGES_MAX]):
+            return True
+        if sent.who >= self._cell.hostile:
+            self.nearest.append(similarity.nearness(suspect, self._known, self._merges[:MERGES_MAX]))
+        self._known = [Known(**about), *self._known][:KNOWN_MAX]  # type: ignore[arg-type]
         return False
 
     def _draw(self, kind: checks.Kind, sent: Sent, account: Account) -> tuple[bool, int]:
@@ -350,7 +390,7 @@ class Arena:
             side = "hostile" if one.who < self._cell.hostile else "honest"
             self._weight[side] += share / sum(given)
         inputs = [
-            step.Input(path=one.path, codec="float32", weight=share, clip=getattr(one, "clip", 1.0))
+            step.Input(path=one.path, codec=self._cell.codec, weight=share, clip=one.clip)
             for one, share in zip(sent, given, strict=True)
             if share > 0
         ]
@@ -372,6 +412,9 @@ class Arena:
             target.replace(self._base)
             after = self._read()
             self._merged = {name: weights[name] - after[name] for name in weights}
+            where = sketch.places(self._subject.schema, SECRET)
+            reader = ArrayReader(self._merged, self._subject.schema)
+            self._merges.insert(0, sketch.sketch(reader, where).tobytes())
 
     def _read(self) -> Weights:
         with open_frame(self._base, self._subject.schema) as frame:
@@ -383,6 +426,3 @@ class Arena:
         with FrameWriter(path, wire, {"codec": "float32"}) as writer:
             for spec in schema:
                 writer.write(spec.name, tensors[spec.name])
-
-
-__all__ = ["HOSTILE", "VOLUNTEERS", "Arena", "Cell", "Subject", "msgspec"]

@@ -29,7 +29,8 @@ class Scene:
     limit: float  # norm that is let through whole, as far as it can be known
     steps: int
     rng: np.random.Generator
-    last: dict[int, Weights] = field(default_factory=dict)  # what each sent before
+    last: dict[int, Weights] = field(default_factory=dict)  # what each sent first
+    shared: dict[str, Weights] = field(default_factory=dict)  # among the hostile, in this round
 
 
 Attack = Callable[[Scene], Weights]
@@ -74,8 +75,11 @@ def _noise(share: float) -> Attack:
 
 
 def _copy(scene: Scene) -> Weights:
-    """Another's update with a little noise, so that the bytes differ."""
-    found = scene.honest[scene.who % len(scene.honest)]
+    """One of them works, the others send the same with a little noise, so that the bytes differ."""
+    found = scene.shared.get("copy")
+    if found is None:
+        scene.shared["copy"] = found = scene.own()
+        return found
     return plus(found, sized(_noise(1.0)(scene), 0.01 * norm(found)))
 
 
@@ -121,7 +125,9 @@ def _inner(scene: Scene) -> Weights:
 def _little(scene: Scene) -> Weights:
     middle = mean(scene.honest)
     spread = {n: np.std([u[n] for u in scene.honest], axis=0) for n in middle}
-    return {n: (middle[n] - LITTLE * spread[n]).astype(np.float32) for n in middle}
+    return {
+        n: (middle[n] - LITTLE * np.sign(middle[n]) * spread[n]).astype(np.float32) for n in middle
+    }
 
 
 def _some(share: float) -> Attack:

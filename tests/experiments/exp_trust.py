@@ -1,0 +1,148 @@
+"""Eight of twenty volunteers are hostile: what every attack does to the model, to the merges and to
+the pay, over the rules of an open server.
+
+    make experiments EXPERIMENT=trust                            half an hour; a rerun goes on
+    make experiments EXPERIMENT=trust EXPERIMENT_ARGS='--quick'  the same code in a minute
+
+Three worlds. *open*: an open run as it is by default, all accounts are new. *sleepers*: everybody is
+vetted, the hostile have been honest so far, and no recompute is ever drawn: only the rules of a
+merge stand between them and the model. *before*: the same with the mean, the norm limit of 3 x the
+median, and no similarity: the defaults by invitation.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coordinator.runs.definition import OPEN_RULE, OPEN_TABLES
+from tests.experiments.cells import Row, arguments, results, work_off
+from tests.experiments.learning import corpus
+from tests.experiments.trust_arena import Arena, Cell
+from tests.experiments.trust_attacks import AT_ONCE, ATTACKS, MIXED
+from tests.experiments.trust_gpt import Gpt
+
+MODEL = {"block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 48, "dropout": 0.0}
+STEPS = 10
+SEEDS, CLEAN_SEEDS = 2, 4
+OPEN: Mapping[str, Any] = {"rule": OPEN_RULE, "validation": OPEN_TABLES["validation"]}
+WORLDS: Mapping[str, Mapping[str, Any]] = {
+    "open": OPEN,
+    "sleepers": OPEN | {"vetted": True, "honest_rounds": 3, "recompute": False},
+    "before": {"vetted": True, "honest_rounds": 3, "recompute": False, "similar": False},
+}
+CONTROLS = ("noise", "sign flip", "x -2.8", "to the edge", "backdoor", "hollow", MIXED)
+CODECS = ("bf16", "int8", "int4")
+
+
+def cells(rounds: int, seeds: int) -> Iterator[tuple[str, Cell]]:
+    for seed in range(seeds + (2 if seeds > 1 else 0)):
+        yield f"mean | clean s{seed}", Cell(seed=seed, rounds=rounds, recompute=False)
+        yield f"open | clean s{seed}", Cell(seed=seed, rounds=rounds, **OPEN)
+    for seed in range(seeds):
+        for codec in CODECS:
+            cell = Cell(seed=seed, rounds=rounds, codec=codec, **OPEN)
+            yield f"open | clean {codec} s{seed}", cell
+        for attack in (*ATTACKS, MIXED, AT_ONCE):
+            for world, more in WORLDS.items():
+                if world != "before" or attack in CONTROLS:
+                    cell = Cell(attack=attack, seed=seed, rounds=rounds, **more)
+                    yield f"{world} | {attack} s{seed}", cell
+
+
+def play(cell: Cell, subject: Gpt) -> Row:
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
+        return Arena(cell, Path(folder), subject).run()
+
+
+def table(rows: Mapping[str, Row]) -> list[str]:
+    """A line for each attack; of each world loss by clean loss, hostile share of the merged weight,
+    of the pay, and the backdoor's success; the worst of the seeds.
+    """
+    lines = [
+        "| attack | world | loss / clean | hostile share of weight | of pay | suspended of 8 "
+        "| backdoor |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for attack in (*ATTACKS, MIXED, AT_ONCE):
+        for world in WORLDS:
+            found = _of(rows, f"{world} | {attack}")
+            if found:
+                lines.append(f"| {attack} | {world} | {_cells(rows, found)} |")
+    return lines
+
+
+def _of(rows: Mapping[str, Row], start: str) -> dict[int, Row]:
+    return {
+        int(name.rpartition(" s")[2]): row
+        for name, row in rows.items()
+        if name.rpartition(" s")[0] == start
+    }
+
+
+def _cells(rows: Mapping[str, Row], found: Mapping[int, Row]) -> str:
+    clean = _of(rows, "mean | clean")
+    ratios = [row["loss"] / clean[seed]["loss"] for seed, row in found.items() if seed in clean]
+    several = [
+        (f"{ratio:.3f}" for ratio in ratios),
+        *(
+            (f"{100 * row[key]:.0f} %" for row in found.values())
+            for key in ("weight", "pay")
+        ),
+        (str(row["suspended"]) for row in found.values()),
+        (f"{100 * row['success']:.0f} %" for row in found.values()),
+    ]
+    return " | ".join(", ".join(values) for values in several)
+
+
+def honest(rows: Mapping[str, Row]) -> list[str]:
+    """What the rules cost where nobody is hostile."""
+    lines = [
+        "| run | loss | to the mean's | updates | norm refused, scaled | unconfirmed | copies "
+        "| nearest (1 = refused) | largest norm by the median |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    clean = _of(rows, "mean | clean")
+    for name in ("mean | clean", "open | clean", *(f"open | clean {codec}" for codec in CODECS)):
+        found = _of(rows, name)
+        if not found:
+            continue
+        counts = [row["verdicts"]["honest"] for row in found.values()]
+        by = [
+            f"{100 * (row['loss'] / clean[seed]['loss'] - 1):+.2f}%"
+            for seed, row in found.items()
+            if seed in clean
+        ]
+        lines.append(
+            f"| {name} | {', '.join(str(row['loss']) for row in found.values())} | {', '.join(by)} "
+            f"| {sum(row['updates'] for row in found.values())} "
+            f"| {_sum(counts, 'norm')}, {_sum(counts, 'scaled')} | {_sum(counts, 'unconfirmed')} "
+            f"| {_sum(counts, 'replay')} | {min(row['nearest'][0] for row in found.values())} "
+            f"| {max(row['norms'][-1] for row in found.values())} |"
+        )
+    punished = sum(row["punished"] for row in rows.values())
+    updates = sum(sum(row["verdicts"]["honest"].values()) for row in rows.values())
+    lines.append(f"\nHonest volunteers suspended: {punished}, over {updates} updates in all runs.")
+    return lines
+
+
+def _sum(counts: Sequence[Mapping[str, int]], key: str) -> int:
+    return sum(found.get(key, 0) for found in counts)
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    data = corpus(options.out.parent, 12 if options.quick else 0)
+    subject = Gpt(data, MODEL, STEPS)
+    listed = cells(4, 1) if options.quick else cells(20, SEEDS)
+    done = work_off(options, dict(listed), lambda cell: play(cell, subject))
+    lines = [*table(done), "", *honest(done)]
+    results(options).with_name("table.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
