@@ -28,6 +28,7 @@ from coordinator.intake.intake import Examiners, Intake
 from coordinator.intake.similarity import Sketches
 from coordinator.intake.uploads import Uploads
 from coordinator.merging.evaluation import Evaluation
+from coordinator.merging.healing import Healing
 from coordinator.merging.merger import Merger
 from coordinator.rate_limit import Rates
 from coordinator.runs.datasets import Datasets
@@ -92,6 +93,7 @@ class Coordinator:
     intake: Intake
     merger: Merger
     evaluation: Evaluation
+    healing: Healing
     replay: Replay
     upkeep: Upkeep
     checks: Checks
@@ -183,6 +185,7 @@ class Coordinator:
             intake=intake,
             merger=merger,
             evaluation=evaluation,
+            healing=Healing(db, signals, runs),
             replay=Replay(db, clock, signals, blobs, threads),
             upkeep=Upkeep(db, clock, signals, blobs, intake, uploads),
             checks=Checks(db, blobs, Ledger(db), key),
@@ -204,6 +207,7 @@ class Coordinator:
             "queue": self.queue.run,
             "merger": self.merger.run,
             "evaluation": self.evaluation.run,
+            "healing": self.healing.run,
             "replay": self.replay.run,
             "upkeep": self.upkeep.run,
             "space": self.space.run,

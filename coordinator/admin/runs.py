@@ -10,6 +10,7 @@ import msgspec
 
 from coordinator.admin.command import Ask, Command, Named, Nothing
 from coordinator.database.statistics import Person
+from coordinator.merging.healing import Proposal
 from coordinator.runs.example import EXAMPLE, example_dataset
 from coordinator.runs.export import Exported
 from shared.errors import BadRequest
@@ -61,6 +62,7 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     downlink: str = ""  # how versions travel down
     rule: str = ""  # of a merge
     gate: bool = False  # versions are evaluated before they are published
+    heal: Proposal | None = None  # a rollback that is proposed
 
 
 async def create(coordinator: Coordinator, ask: CreateRun) -> RunInfo:
@@ -91,6 +93,7 @@ async def show(coordinator: Coordinator, ask: Named) -> RunShown:
         downlink=plan.downlink,
         rule=_rule(plan),
         gate=file.evaluation.gate,
+        heal=await coordinator.healing.proposal(ask.name),
     )
 
 

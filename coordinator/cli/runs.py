@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coordinator.database.statistics import Person
+    from coordinator.merging.healing import Proposal
     from shared.protocol.accounts import RunInfo
 
 Json = Annotated[bool, Parameter(help="As JSON, for machines.", negative="")]
@@ -147,6 +148,7 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             "downlink": shown.downlink,
             "rule": shown.rule,
             "gate": shown.gate,
+            "heal": shown.heal,
         }
         as_json({"run": _plain(run), "versions": shown.versions, **ways})
         return
@@ -169,6 +171,7 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             ("down", DOWNLINKS.get(shown.downlink, shown.downlink)),
             ("rule", shown.rule),
             ("gate", "versions are evaluated before they are published" if shown.gate else None),
+            ("heal", None if shown.heal is None else _healed(shown.heal, where)),
         ]
     )
     columns = {
@@ -181,6 +184,13 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
     }
     print()
     table(shown.versions, columns, "No version yet.")
+
+
+def _healed(proposed: Proposal, where: Where) -> str:
+    return where.hint(
+        f"{proposed.share:.0%} of version {proposed.version} came from accounts suspended since: "
+        f"`{proposed.command}`"
+    )
 
 
 @app.command

@@ -6,10 +6,23 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 import msgspec
-from sqlalchemy import Connection, and_, bindparam, func, insert, select, update
+from sqlalchemy import (
+    Connection,
+    String,
+    and_,
+    bindparam,
+    cast,
+    exists,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from coordinator.database.engine.statements import among, its
+from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.ledger import events
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.versions import versions
 from shared.errors import NotFound
@@ -245,6 +258,27 @@ def cohort(conn: Connection, run_id: int, kind: str, limit: int) -> list[Peer]:
         Peer(volunteer_id=who, norm=norm, steps=steps, global_step=at)
         for who, norm, steps, at in rows
     ]
+
+
+_TAKEN_BACK = exists().where(
+    events.c.key.in_([kind + cast(_C.id, String) for kind in ("reverse:", "forfeit:")])
+)
+_DISCREDITED = (
+    select(_C.version, _C.id)
+    .join(volunteers, volunteers.c.id == _C.volunteer_id)
+    .where(its(_C.run_id), _C.version >= bindparam("first"), _C.state == "merged")
+    .where((volunteers.c.standing == "suspended") | _TAKEN_BACK)
+)
+
+
+def discredited(conn: Connection, run_id: int, first: int) -> dict[int, frozenset[int]]:
+    """Return, by version from `first` on, the merged contributions whose account was suspended
+    since, or whose pay was taken back.
+    """
+    found: dict[int, set[int]] = {}
+    for version, number in conn.execute(_DISCREDITED, {"its_run_id": run_id, "first": first}):
+        found.setdefault(version, set()).add(number)
+    return {version: frozenset(numbers) for version, numbers in found.items()}
 
 
 _IS_WAITING = (

@@ -104,6 +104,14 @@ class EvaluationSettings(Settings):
     sample_every: Versions = 1
 
 
+class TrustSettings(Settings):
+    """`[trust]`"""
+
+    # of a version's weight: more of it by accounts suspended since, and a rollback is proposed
+    heal_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
+    auto_rollback: bool = False  # and made
+
+
 class RetentionSettings(Settings):
     """`[retention]`: latest and best are always kept, and whatever a live lease refers to."""
 
@@ -130,6 +138,7 @@ class RunFile(Settings):
     validation: ValidationSettings = ValidationSettings()
     credit: CreditSettings = CreditSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    trust: TrustSettings = TrustSettings()
     retention: RetentionSettings = RetentionSettings()
 
 

@@ -274,10 +274,12 @@ class Runs:
         self._wake(row.id)
         return await self.queries.describe(row)
 
-    async def rollback(self, name: str, to: int) -> RunInfo:
+    async def rollback(self, name: str, to: int, why: str = "") -> RunInfo:
         """Head + 1 with the content of version `to`; leases on what it reverts are cancelled,
-        credits stay.
+        credits stay. `why` is the coordinator's own reason, where the organiser has not asked.
         """
+        actor = "coordinator" if why else "organiser"
+        detail = f"to version {to}: {why}" if why else f"to version {to}"
 
         def revert(conn: Connection) -> RunRow:
             now = self._clock.now()
@@ -310,7 +312,7 @@ class Runs:
             if not moved:
                 raise Conflict(f'"{name}" just got another version; check it and retry')
             tasks.recall(conn, run.id, above=to, now=now)
-            audit.append(conn, "organiser", "run.rollback", name, f"to version {to}", now)
+            audit.append(conn, actor, "run.rollback", name, detail, now)
             return runs.by_id(conn, run.id)
 
         row = await self._db.write(revert)

@@ -1,7 +1,7 @@
 """Eight of twenty volunteers are hostile: what every attack does to the model, to the merges and to
 the pay, over the rules of an open server.
 
-    make experiments EXPERIMENT=trust                            half an hour; a rerun goes on
+    make experiments EXPERIMENT=trust                            most of an hour; a rerun goes on
     make experiments EXPERIMENT=trust EXPERIMENT_ARGS='--quick'  the same code in a minute
 
 Three worlds. *open*: an open run as it is by default, all accounts are new. *sleepers*: everybody is
@@ -33,7 +33,7 @@ WORLDS: Mapping[str, Mapping[str, Any]] = {
     "sleepers": OPEN | {"vetted": True, "honest_rounds": 3, "recompute": False},
     "before": {"vetted": True, "honest_rounds": 3, "recompute": False, "similar": False},
 }
-CONTROLS = ("noise", "sign flip", "x -2.8", "to the edge", "backdoor", "hollow", MIXED)
+CONTROLS = ("noise", "x -2.8", "to the edge", "backdoor")
 CODECS = ("bf16", "int8", "int4")
 
 
@@ -42,7 +42,7 @@ def cells(rounds: int, seeds: int) -> Iterator[tuple[str, Cell]]:
         yield f"mean | clean s{seed}", Cell(seed=seed, rounds=rounds, recompute=False)
         yield f"open | clean s{seed}", Cell(seed=seed, rounds=rounds, **OPEN)
     for seed in range(seeds):
-        for codec in CODECS:
+        for codec in CODECS if seed == 0 else ():
             cell = Cell(seed=seed, rounds=rounds, codec=codec, **OPEN)
             yield f"open | clean {codec} s{seed}", cell
         for attack in (*ATTACKS, MIXED, AT_ONCE):
@@ -137,7 +137,7 @@ def main() -> None:
     options = arguments(__doc__ or "")
     data = corpus(options.out.parent, 12 if options.quick else 0)
     subject = Gpt(data, MODEL, STEPS)
-    listed = cells(4, 1) if options.quick else cells(20, SEEDS)
+    listed = cells(4, 1) if options.quick else cells(15, SEEDS)
     done = work_off(options, dict(listed), lambda cell: play(cell, subject))
     lines = [*table(done), "", *honest(done)]
     results(options).with_name("table.md").write_text("\n".join(lines) + "\n")
