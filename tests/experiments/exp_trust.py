@@ -88,10 +88,7 @@ def _cells(rows: Mapping[str, Row], found: Mapping[int, Row]) -> str:
     ratios = [row["loss"] / clean[seed]["loss"] for seed, row in found.items() if seed in clean]
     several = [
         (f"{ratio:.3f}" for ratio in ratios),
-        *(
-            (f"{100 * row[key]:.0f} %" for row in found.values())
-            for key in ("weight", "pay")
-        ),
+        *((f"{100 * row[key]:.0f} %" for row in found.values()) for key in ("weight", "pay")),
         (str(row["suspended"]) for row in found.values()),
         (f"{100 * row['success']:.0f} %" for row in found.values()),
     ]

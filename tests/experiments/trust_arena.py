@@ -60,7 +60,9 @@ class Subject(Protocol):
     ) -> Weights:
         """The update of the first `steps` steps of a task, all by default."""
 
-    def check(self, weights: Weights, job: Job, update: Weights, seed: int) -> ForwardFigures | None:
+    def check(
+        self, weights: Weights, job: Job, update: Weights, seed: int
+    ) -> ForwardFigures | None:
         """The forward check of the workload."""
 
     def loss(self, weights: Weights) -> float:
@@ -162,7 +164,8 @@ class Arena:
 
     def run(self) -> Row:
         curve = []
-        for self._number in range(self._cell.rounds):
+        for number in range(self._cell.rounds):
+            self._number = number
             weights = self._read()
             sent = self._round(weights)
             self._rng.shuffle(sent)  # type: ignore[arg-type]
@@ -320,7 +323,9 @@ class Arena:
         if similarity.copied(suspect, self._known, self._merges[:MERGES_MAX]):
             return True
         if sent.who >= self._cell.hostile:
-            self.nearest.append(similarity.nearness(suspect, self._known, self._merges[:MERGES_MAX]))
+            self.nearest.append(
+                similarity.nearness(suspect, self._known, self._merges[:MERGES_MAX])
+            )
         self._known = [Known(**about), *self._known][:KNOWN_MAX]  # type: ignore[arg-type]
         return False
 
