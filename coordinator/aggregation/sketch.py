@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from shared.tensors.spec import Schema
 
 NUMBERS = 256  # D
-STRETCH = 64  # elements that are read at once
-STRETCHES = 128
+STRETCH = 128  # elements that are read at once
+STRETCHES = 32
 BYTES = 4 * NUMBERS
 
 
