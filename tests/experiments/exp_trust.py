@@ -4,8 +4,8 @@ the pay, over the rules of an open server.
     make experiments EXPERIMENT=trust                            most of an hour; a rerun goes on
     make experiments EXPERIMENT=trust EXPERIMENT_ARGS='--quick'  the same code in a minute
 
-Three worlds. *open*: an open run as it is by default, all accounts are new. *sleepers*: everybody is
-vetted, the hostile have been honest so far, and no recompute is ever drawn: only the rules of a
+Four worlds. *open*: an open run as it is by default, all accounts are new. *unclear*: the same, but
+no recompute can tell, as with other arithmetic. *sleepers*: everybody is vetted, the hostile have been honest so far, and no recompute is ever drawn: only the rules of a
 merge stand between them and the model. *before*: the same with the mean, the norm limit of 3 x the
 median, and no similarity: the defaults by invitation.
 """
@@ -30,6 +30,7 @@ SEEDS, CLEAN_SEEDS = 2, 4
 OPEN: Mapping[str, Any] = {"rule": OPEN_RULE, "validation": OPEN_TABLES["validation"]}
 WORLDS: Mapping[str, Mapping[str, Any]] = {
     "open": OPEN,
+    "unclear": OPEN | {"recompute": False},
     "sleepers": OPEN | {"vetted": True, "honest_rounds": 3, "recompute": False},
     "before": {"vetted": True, "honest_rounds": 3, "recompute": False, "similar": False},
 }
