@@ -144,11 +144,7 @@ class Coordinator:
         checking = Compute("checks", separate=separate)
         runs = Runs(db, clock, signals, blobs, key, computing)
         runs.configure(open=settings.open)
-        forward = ForwardChecks(db, clock, blobs, checking, key) if settings.open else None
-        sketches = Sketches(db, blobs, key, threads) if settings.open else None
-        examiners = Examiners(
-            games=Harvest(db, clock, blobs, checking), updates=forward, sketches=sketches
-        )
+        examiners = _examiners(settings, db, clock, blobs, checking, key)
         intake = Intake(db, clock, signals, blobs, threads, examiners)
         server = ServerIdentity(settings, clock, db, key, runs.queries.listing)
         await server.load()
@@ -241,6 +237,25 @@ class Coordinator:
                 log.warning("background job is cut off", job=task.get_name())
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _examiners(
+    settings: Settings,
+    db: Database,
+    clock: Clock,
+    blobs: BlobStore,
+    checking: Compute,
+    key: SigningKey,
+) -> Examiners:
+    """Return those who look into contributions before the verdict, more for an open server."""
+    games = Harvest(db, clock, blobs, checking)
+    if not settings.open:
+        return Examiners(games=games)
+    return Examiners(
+        games=games,
+        updates=ForwardChecks(db, clock, blobs, checking, key),
+        sketches=Sketches(db, blobs, key),
+    )
 
 
 async def _open_database(settings: Settings, clock: Clock, exclusive: bool) -> Database:

@@ -219,7 +219,7 @@ class Intake:
         checked: Result | None = None
         seen: Seen | None = None
         if self._sketches is not None and measured.finite and not measured.problem:
-            seen = await self._sketches.of(row, path, about, loop)
+            seen = await self._sketches.of(row, about)
         if self._checks is not None and measured.finite and not measured.problem:
             checked = await self._checks.check(row)
         await self._db.write(lambda conn: self._decide(conn, row.id, measured, checked, seen))

@@ -5,8 +5,6 @@ the merges before it.
 from __future__ import annotations
 
 import hashlib
-from concurrent.futures import Executor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,11 +15,10 @@ from coordinator.database.contributions import ContributionRow
 from coordinator.rules import similarity, validation
 from coordinator.rules.similarity import Suspect
 from coordinator.rules.validation import Judgement
+from coordinator.storage.blobs import in_pool
 from shared.errors import NotFound, VolunteerError
 
 if TYPE_CHECKING:
-    import asyncio
-
     import numpy as np
     from numpy.typing import NDArray
     from sqlalchemy import Connection
@@ -45,41 +42,32 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 class Sketches:
     """Makes, keeps and compares the sketches of one server."""
 
-    def __init__(self, db: Database, blobs: BlobStore, key: SigningKey, threads: Executor) -> None:
+    def __init__(self, db: Database, blobs: BlobStore, key: SigningKey) -> None:
         self._db = db
         self._blobs = blobs
-        self._threads = threads
         self._secret = hashlib.sha256(key.sign(b"volunteer: secret of sketches")).digest()
         self._versions: dict[tuple[int, int], NDArray[np.float32]] = {}
 
-    async def of(
-        self, row: ContributionRow, path: Path, about: Definition, loop: asyncio.AbstractEventLoop
-    ) -> Seen | None:
+    async def of(self, row: ContributionRow, about: Definition) -> Seen | None:
         """Return the sketches of an update that was measured; None where none can be made."""
         secret = self._secret + row.run_id.to_bytes(8, "big")
+        path = await self._blobs.local(row.sha256)
         try:
-            found = await loop.run_in_executor(
-                self._threads, sketch.of_update, path, about.schema, row.codec, secret
-            )
+            found = await in_pool(sketch.of_update, path, about.schema, row.codec, secret)
         except VolunteerError:  # unreadable: the verdict says so
             return None
         merges = []
         for version in range(row.base_version, max(0, row.base_version - MERGES), -1):
-            pair = [
-                await self._of_version(row.run_id, number, about, secret, loop)
+            before, after = [
+                await self._of_version(row.run_id, number, about, secret)
                 for number in (version - 1, version)
             ]
-            if pair[0] is not None and pair[1] is not None:
-                merges.append((pair[0] - pair[1]).tobytes())
+            if before is not None and after is not None:
+                merges.append((before - after).tobytes())
         return Seen(sketch=found.tobytes(), merges=tuple(merges))
 
     async def _of_version(
-        self,
-        run_id: int,
-        version: int,
-        about: Definition,
-        secret: bytes,
-        loop: asyncio.AbstractEventLoop,
+        self, run_id: int, version: int, about: Definition, secret: bytes
     ) -> NDArray[np.float32] | None:
         """Return the sketch of a version's weights; None where its files are pruned."""
         known = self._versions.get((run_id, version))
@@ -90,9 +78,7 @@ class Sketches:
             path = await self._blobs.local(of.master_sha256)
         except NotFound:
             return None
-        made = await loop.run_in_executor(
-            self._threads, sketch.of_version, path, about.schema, secret
-        )
+        made = await in_pool(sketch.of_version, path, about.schema, secret)
         while len(self._versions) >= VERSIONS_MAX:
             del self._versions[next(iter(self._versions))]
         self._versions[run_id, version] = made

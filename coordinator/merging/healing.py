@@ -133,7 +133,8 @@ class Healing:
             if proposed is None:
                 continue
             if definition(run).file.trust.auto_rollback:
-                why = f"{proposed.share:.0%} of version {proposed.version} came from suspended accounts"
+                share = f"{proposed.share:.0%} of version {proposed.version}"
+                why = f"{share} came from suspended accounts"
                 await self._runs.rollback(run.name, proposed.to, why)
                 log.warning("rolled back", run=run.name, to=proposed.to, reason=why)
                 healed += 1

@@ -15,8 +15,8 @@ from tests.contract.test_escrow import FRIEND, NEW, merged, setting
 from tests.support.account_rows import add_contribution
 
 
-def kept(conn: Connection, run: int, base: int, **other: object) -> int:
-    number = add_contribution(conn, run, FRIEND, "accepted", base_version=base, **other)
+def kept(conn: Connection, run: int, base: int, kind: str = "delta") -> int:
+    number = add_contribution(conn, run, FRIEND, "accepted", base_version=base, kind=kind)
     sketches.add(conn, contributions.by_id(conn, number), bytes([base] * 4))
     return number
 

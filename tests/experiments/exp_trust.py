@@ -5,9 +5,10 @@ the pay, over the rules of an open server.
     make experiments EXPERIMENT=trust EXPERIMENT_ARGS='--quick'  the same code in a minute
 
 Four worlds. *open*: an open run as it is by default, all accounts are new. *unclear*: the same, but
-no recompute can tell, as with other arithmetic. *sleepers*: everybody is vetted, the hostile have been honest so far, and no recompute is ever drawn: only the rules of a
-merge stand between them and the model. *before*: the same with the mean, the norm limit of 3 x the
-median, and no similarity: the defaults by invitation.
+no recompute can tell, as with other arithmetic. *sleepers*: everybody is vetted, the hostile have
+been honest so far, and no recompute is ever drawn: only the rules of a merge stand between them and
+the model. *before*: the same with the mean, the norm limit of 3 x the median, and no similarity:
+the defaults by invitation.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.experiments.trust_gpt import Gpt
 MODEL = {"block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 48, "dropout": 0.0}
 STEPS = 10
 SEEDS, CLEAN_SEEDS = 2, 4
-OPEN: Mapping[str, Any] = {"rule": OPEN_RULE, "validation": OPEN_TABLES["validation"]}
+OPEN: dict[str, Any] = {"rule": OPEN_RULE, "validation": OPEN_TABLES["validation"]}
 WORLDS: Mapping[str, Mapping[str, Any]] = {
     "open": OPEN,
     "unclear": OPEN | {"recompute": False},
@@ -97,7 +98,7 @@ def _cells(rows: Mapping[str, Row], found: Mapping[int, Row]) -> str:
 
 
 def honest(rows: Mapping[str, Row]) -> list[str]:
-    """What the rules cost where nobody is hostile."""
+    """A line for each way without attackers: the cost of the rules."""
     lines = [
         "| run | loss | to the mean's | updates | norm refused, scaled | unconfirmed | copies "
         "| nearest (1 = refused) | largest norm by the median |",

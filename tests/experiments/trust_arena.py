@@ -168,7 +168,7 @@ class Arena:
             self._number = number
             weights = self._read()
             sent = self._round(weights)
-            self._rng.shuffle(sent)  # type: ignore[arg-type]
+            self._rng.shuffle(sent)
             admitted = [one for one in sent if self._admit(weights, one)]
             self._merge(weights, sorted(admitted, key=lambda one: one.job.start))
             if self._number % 5 == 4:
@@ -359,7 +359,7 @@ class Arena:
         return result
 
     def _recompute(self, weights: Weights, sent: Sent, account: Account, doubted: bool) -> None:
-        """Do it again: honest work comes out the same, so it only has to be done for the hostile."""
+        """Do it again: honest work comes out the same, so only that of the hostile has to be."""
         if not self._cell.recompute:
             return
         if not (doubted or self._draw("recompute", sent, account)[0]):

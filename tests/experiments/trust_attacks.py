@@ -1,4 +1,4 @@
-"""Attacks on a run by a hostile minority that knows the rules and every honest update of its round."""
+"""Attacks on a run by a hostile minority that knows the rules and the honest updates of a round."""
 
 from __future__ import annotations
 

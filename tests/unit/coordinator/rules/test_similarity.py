@@ -28,7 +28,8 @@ def update(seed: int, shared: float = 0.7) -> Update:
     common = np.random.default_rng(0).normal(size=SIZE)
     own = np.random.default_rng(1 + seed).normal(size=SIZE)
     mixed = np.sqrt(shared) * common + np.sqrt(1 - shared) * own
-    return mixed.astype(np.float32)
+    found: Update = mixed.astype(np.float32)
+    return found
 
 
 def file_of(tmp_path: Path, values: Update, codec: str) -> Path:
