@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.admin.command import Ask, Command, Named, Nothing
+from coordinator.database import runs
 from coordinator.database.statistics import Person
-from coordinator.merging.healing import Proposal
+from coordinator.merging.healing import Proposal, proposal
 from coordinator.runs.example import EXAMPLE, example_dataset
 from coordinator.runs.export import Exported
 from shared.errors import BadRequest
@@ -86,6 +87,7 @@ async def show(coordinator: Coordinator, ask: Named) -> RunShown:
     versions = await coordinator.runs.queries.versions(ask.name, after=run.version - SHOWN_VERSIONS)
     plan = await coordinator.runs.queries.plan(ask.name)
     file = await coordinator.runs.queries.file(ask.name)
+    heal = await coordinator.db.read(lambda conn: proposal(conn, runs.by_name(conn, ask.name)))
     return RunShown(
         run=run,
         versions=versions,
@@ -93,7 +95,7 @@ async def show(coordinator: Coordinator, ask: Named) -> RunShown:
         downlink=plan.downlink,
         rule=_rule(plan),
         gate=file.evaluation.gate,
-        heal=await coordinator.healing.proposal(ask.name),
+        heal=heal,
     )
 
 

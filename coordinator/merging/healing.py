@@ -119,10 +119,6 @@ class Healing:
                 log.warning("healing failed", error=str(error))
             await watch.wait(POLL_S)
 
-    async def proposal(self, name: str) -> Proposal | None:
-        """Return the rollback that is proposed for a run. Raises NotFound."""
-        return await self._db.read(lambda conn: proposal(conn, runs.by_name(conn, name)))
-
     async def heal(self) -> int:
         """Log what is proposed once, or roll back; the number of rollbacks."""
         found = await self._db.read(

@@ -32,6 +32,7 @@ Steps = Annotated[int, Meta(ge=1, le=1_000_000)]
 Versions = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 CountOrOff = Annotated[int, Meta(ge=0, le=1 << 53)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 Factor = Annotated[float, Meta(gt=0, le=1e9)]
 Line = Annotated[str, Meta(max_length=1000)]
 Text = Annotated[str, Meta(max_length=100_000)]
@@ -105,8 +106,12 @@ class EvaluationSettings(Settings):
 
 
 class TrustSettings(Settings):
-    """`[trust]`"""
+    """`[trust]`: the least share of the updates that is checked. Not given: 0.2 and 0.02 on a
+    server that is open to strangers, elsewhere 0.
+    """
 
+    forward: Share | None = None  # measured on samples of their task, before the verdict
+    recompute: Share | None = None  # done again by the coordinator
     # of a version's weight: more of it by accounts suspended since, and a rollback is proposed
     heal_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
     auto_rollback: bool = False  # and made

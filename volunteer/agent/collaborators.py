@@ -13,6 +13,7 @@ from volunteer.net.transfers import Transfers
 from volunteer.net.weights import Weights
 from volunteer.storage.blob_cache import Cache
 from volunteer.storage.carried import Residuals
+from volunteer.storage.evidence import Evidence
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox
 from volunteer.training.trainer import Trainer
@@ -39,6 +40,7 @@ class Store:
     outbox: Outbox
     leases: Leases
     residuals: Residuals
+    evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from coordinator.cli.runs import _healed
 from coordinator.cli.target import HERE
 from coordinator.database import audit, versions
 from coordinator.database.versions import VersionRow
-from coordinator.merging.healing import Proposal
+from coordinator.merging.healing import Healing, Proposal
 from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, local_coordinator
 
 HEAL = RUN + "[trust]\n{keys}\n"
@@ -46,6 +46,11 @@ async def spoilt(home: LocalCoordinator, keys: str = "", *, bad: int = 1, of: in
     return run
 
 
+def healing_of(home: LocalCoordinator) -> Healing:
+    inside = home.coordinator
+    return Healing(inside.db, inside.signals, inside.runs)
+
+
 async def proposed(home: LocalCoordinator, run: str) -> Proposal | None:
     shown = await admin.show(home.coordinator, Named(name=run))
     return shown.heal
@@ -59,8 +64,9 @@ async def test_the_organiser_is_shown_the_one_command(tmp_path: Path, capfd: Any
         assert (found.version, found.to) == (2, 1)
         assert 0.3 < found.share < 0.4
         assert "`coordinator run rollback tiny --to 1`" in _healed(found, HERE)
-        assert await home.coordinator.healing.heal() == 0
-        assert await home.coordinator.healing.heal() == 0
+        healing = healing_of(home)
+        assert await healing.heal() == 0
+        assert await healing.heal() == 0
         assert capfd.readouterr().out.count("rollback proposed") == 1  # logged once
         info = await home.coordinator.runs.rollback(run, found.to)
         assert info.version == 4
@@ -71,8 +77,9 @@ async def test_the_organiser_is_shown_the_one_command(tmp_path: Path, capfd: Any
 async def test_with_auto_rollback_it_happens_once(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path / "coordinator") as home:
         run = await spoilt(home, "auto_rollback = true")
-        assert await home.coordinator.healing.heal() == 1
-        assert await home.coordinator.healing.heal() == 0
+        healing = healing_of(home)
+        assert await healing.heal() == 1
+        assert await healing.heal() == 0
         info = await home.coordinator.runs.queries.info(run)
         assert info.version == 4
         assert (await row(home, 4)).master_sha256 == (await row(home, 1)).master_sha256
