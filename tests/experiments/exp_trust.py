@@ -2,6 +2,7 @@
 the pay, over the rules of an open server.
 
     make experiments EXPERIMENT=trust                            most of an hour; a rerun goes on
+    make experiments EXPERIMENT=trust EXPERIMENT_ARGS='--full'   a DCGAN of digits
     make experiments EXPERIMENT=trust EXPERIMENT_ARGS='--quick'  the same code in a minute
 
 Four worlds. *open*: an open run as it is by default, all accounts are new. *unclear*: the same, but
@@ -21,15 +22,17 @@ from typing import Any
 from coordinator.runs.definition import OPEN_RULE, OPEN_TABLES
 from tests.experiments.cells import Row, arguments, results, work_off
 from tests.experiments.learning import corpus
-from tests.experiments.trust_arena import Arena, Cell
-from tests.experiments.trust_attacks import AT_ONCE, ATTACKS, MIXED
+from tests.experiments.trust_arena import Arena, Cell, Subject
+from tests.experiments.trust_attacks import AT_ONCE, ATTACKS, BUFFERS, MIXED
+from tests.experiments.trust_dcgan import Dcgan
 from tests.experiments.trust_gpt import Gpt
 
 MODEL = {"block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 48, "dropout": 0.0}
 STEPS = 10
 SEEDS, CLEAN_SEEDS = 2, 4
+DCGAN_LR = 2e-3  # ten times the default: so few steps
 OPEN: dict[str, Any] = {"rule": OPEN_RULE, "validation": OPEN_TABLES["validation"]}
-WORLDS: Mapping[str, Mapping[str, Any]] = {
+WORLDS: dict[str, dict[str, Any]] = {
     "open": OPEN,
     "unclear": OPEN | {"recompute": False},
     "sleepers": OPEN | {"vetted": True, "honest_rounds": 3, "recompute": False},
@@ -40,7 +43,7 @@ CODECS = ("bf16", "int8", "int4")
 
 
 def cells(rounds: int, seeds: int) -> Iterator[tuple[str, Cell]]:
-    for seed in range(seeds + (2 if seeds > 1 else 0)):
+    for seed in range(CLEAN_SEEDS if seeds > 1 else 1):
         yield f"mean | clean s{seed}", Cell(seed=seed, rounds=rounds, recompute=False)
         yield f"open | clean s{seed}", Cell(seed=seed, rounds=rounds, **OPEN)
     for seed in range(seeds):
@@ -54,7 +57,19 @@ def cells(rounds: int, seeds: int) -> Iterator[tuple[str, Cell]]:
                     yield f"{world} | {attack} s{seed}", cell
 
 
-def play(cell: Cell, subject: Gpt) -> Row:
+def dcgan_cells(rounds: int) -> Iterator[tuple[str, Cell]]:
+    """A DCGAN: nothing checks its updates before the verdict, so the sleepers' world is its own."""
+    own = {"validation": OPEN["validation"] | {"clip_until": 5.0}}  # the workload's
+    for seed in range(CLEAN_SEEDS - 1):
+        yield f"mean | clean s{seed}", Cell(seed=seed, rounds=rounds, recompute=False)
+        yield f"open | clean s{seed}", Cell(seed=seed, rounds=rounds, **(OPEN | own))
+    for attack in (*ATTACKS, *BUFFERS):
+        if attack != "backdoor":
+            more = WORLDS["sleepers"] | own
+            yield f"sleepers | {attack} s0", Cell(attack=attack, rounds=rounds, **more)
+
+
+def play(cell: Cell, subject: Subject) -> Row:
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
         return Arena(cell, Path(folder), subject).run()
@@ -69,7 +84,7 @@ def table(rows: Mapping[str, Row]) -> list[str]:
         "| backdoor |",
         "|---|---|---|---|---|---|---|",
     ]
-    for attack in (*ATTACKS, MIXED, AT_ONCE):
+    for attack in (*ATTACKS, *BUFFERS, MIXED, AT_ONCE):
         for world in WORLDS:
             found = _of(rows, f"{world} | {attack}")
             if found:
@@ -134,9 +149,14 @@ def _sum(counts: Sequence[Mapping[str, int]], key: str) -> int:
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    data = corpus(options.out.parent, 12 if options.quick else 0)
-    subject = Gpt(data, MODEL, STEPS)
-    listed = cells(4, 1) if options.quick else cells(15, SEEDS)
+    subject: Subject
+    if options.full:
+        subject = Dcgan(options.out / "digits", STEPS, DCGAN_LR)
+    else:
+        subject = Gpt(corpus(options.out.parent, 12 if options.quick else 0), MODEL, STEPS)
+    listed = dcgan_cells(20) if options.full else cells(15, SEEDS)
+    if options.quick:
+        listed = cells(4, 1)
     done = work_off(options, dict(listed), lambda cell: play(cell, subject))
     lines = [*table(done), "", *honest(done)]
     results(options).with_name("table.md").write_text("\n".join(lines) + "\n")

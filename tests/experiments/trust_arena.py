@@ -198,14 +198,15 @@ class Arena:
         jobs = {who: self._subject.task() for who in chosen}
         bad = self._cell.hostile if self._number >= self._cell.honest_rounds else 0
         updates = {w: self._subject.learn(weights, jobs[w], w) for w in chosen if w >= bad}
-        honest = list(updates.values())
+        honest = [self._trained(update) for update in updates.values()]
         sizes = [norm(update) for update in honest]
         self.norms += [size / float(np.median(sizes)) for size in sizes]
         self._shared = {}
         for who in (w for w in chosen if w < bad):
             attack = attack_of(self._cell.attack, who, self._number)
-            updates[who] = attack(self._scene(weights, who, jobs[who], honest))
-            self._last.setdefault(who, updates[who])
+            update = attack(self._scene(weights, who, jobs[who], honest))
+            self._last.setdefault(who, self._trained(update))
+            updates[who] = next(iter(updates.values())) | update  # buffers as another's
         return [self._send(who, jobs[who], updates[who]) for who in chosen]
 
     def _scene(self, weights: Weights, who: int, job: Job, honest: Sequence[Weights]) -> Scene:
@@ -213,9 +214,12 @@ class Arena:
         return Scene(
             who=who,
             honest=honest,
-            own=lambda: subject.learn(weights, job, who),
-            part=lambda steps: subject.learn(weights, job, who, steps, "part"),
-            elsewhere=lambda: subject.learn(weights, subject.task(), who, role="elsewhere"),
+            own=lambda: self._trained(subject.learn(weights, job, who)),
+            part=lambda steps: self._trained(subject.learn(weights, job, who, steps, "part")),
+            elsewhere=lambda: self._trained(
+                subject.learn(weights, subject.task(), who, role="elsewhere")
+            ),
+            whole=lambda: subject.learn(weights, job, who),
             backdoor=lambda: subject.backdoor(weights, job, self._rng),
             merged=self._merged,
             limit=self._limit([norm(update) for update in honest]),
@@ -224,6 +228,11 @@ class Arena:
             last=self._last,
             shared=self._shared,
         )
+
+    def _trained(self, tensors: Weights) -> Weights:
+        """Return the parameters alone."""
+        roles = {spec.name: spec.role for spec in self._subject.schema}
+        return {name: value for name, value in tensors.items() if roles[name] == "parameter"}
 
     def _limit(self, sizes: Sequence[float]) -> float:
         """The norm that is let through whole, as the hostile can know it."""
@@ -366,8 +375,8 @@ class Arena:
             return
         result = "passed"
         if sent.who < self._cell.hostile:
-            ours = flat(self._subject.learn(weights, sent.job, sent.who, role="recompute"))
-            theirs = flat(sent.update)
+            again = self._subject.learn(weights, sent.job, sent.who, role="recompute")
+            ours, theirs = flat(self._trained(again)), flat(self._trained(sent.update))
             sizes = float(np.linalg.norm(ours)), float(np.linalg.norm(theirs))
             cosine = float(ours @ theirs) / max(1e-30, sizes[0] * sizes[1])
             ratio = sizes[1] / max(1e-30, sizes[0])
@@ -416,7 +425,9 @@ class Arena:
         if inputs:
             target.replace(self._base)
             after = self._read()
-            self._merged = {name: weights[name] - after[name] for name in weights}
+            self._merged = {
+                name: value - after[name] for name, value in self._trained(weights).items()
+            }
             where = sketch.places(self._subject.schema, SECRET)
             reader = ArrayReader(self._merged, self._subject.schema)
             self._merges.insert(0, sketch.sketch(reader, where).tobytes())
@@ -426,8 +437,6 @@ class Arena:
             return {name: np.array(frame.array(name)) for name in frame}
 
     def _write(self, path: Path, tensors: Weights) -> None:
-        schema = self._subject.schema
-        wire = codec("float32").wire_schema(schema)
-        with FrameWriter(path, wire, {"codec": "float32"}) as writer:
-            for spec in schema:
+        with FrameWriter(path, self._subject.schema, {}) as writer:
+            for spec in self._subject.schema:
                 writer.write(spec.name, tensors[spec.name])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +25,7 @@ class Scene:
     part: Callable[[int], Weights]  # the same of so many steps
     elsewhere: Callable[[], Weights]  # of other samples than those of its task
     backdoor: Callable[[], Weights]
+    whole: Callable[[], Weights]  # its own update with the buffers
     merged: Weights | None  # the last step of the model
     limit: float  # norm that is let through whole, as far as it can be known
     steps: int
@@ -146,7 +147,17 @@ def _hollow(scene: Scene) -> Weights:
     return sized(plus(scene.own(), mean(scene.honest), -1.3), EDGE * scene.limit)
 
 
-ATTACKS: Mapping[str, Attack] = {
+def _buffers(scene: Scene) -> Weights:
+    """Honest work with running means of a million: where it has buffers."""
+    trained = scene.own()
+    found = scene.whole()
+    for name, value in found.items():
+        if name not in trained and value.dtype.kind == "f":
+            found[name] = value + np.float32(1e6)
+    return found
+
+
+ATTACKS: dict[str, Attack] = {
     "noise": _noise(1.0),
     "noise 5 %": _noise(0.05),
     "copy": _copy,
@@ -163,6 +174,7 @@ ATTACKS: Mapping[str, Attack] = {
     "other data": _elsewhere,
     "hollow": _hollow,
 }
+BUFFERS: dict[str, Attack] = {"buffers": _buffers}  # of a model that has some
 MIXED, AT_ONCE = "mixed", "all at once"
 
 
@@ -175,4 +187,4 @@ def attack_of(name: str, who: int, number: int) -> Attack:
         return ATTACKS[names[(2 * who) % len(names)]]
     if name == AT_ONCE:
         return ATTACKS[names[(2 * who + number) % len(names)]]
-    return ATTACKS[name]
+    return (ATTACKS | BUFFERS)[name]
