@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NEAR_SHARE = 0.2  # of the usual distance (measured, docs/experiments.md)
-NEAR_MAX = 0.1
+NEAR_MAX = 0.05
 SAME = 2e-4  # apart: the same but for rounding
-PEERS_MIN = 3  # volunteers whose updates say what is usual
+PAIRS_MIN = 10  # of five volunteers: fewer do not say what is usual
+USUAL_VERSIONS, USUAL_VOLUNTEERS = 3, 24  # newest ones that say it
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +73,7 @@ def _near(
         for one in others
         if one.volunteer == suspect.volunteer and one.base_version != suspect.base_version
     ]
-    limit = _limit(mine, suspect, beside)
+    limit = _limit(known)
     for what, sketches in (
         ("another update of the same version", [one.sketch for one in beside]),
         ("one of your own updates before", [one.sketch for one in before]),
@@ -82,17 +83,27 @@ def _near(
             yield what, float(np.min(1.0 - _unit(sketches) @ mine)) / limit
 
 
-def _limit(mine: NDArray[np.float64], suspect: Suspect, beside: Sequence[Known]) -> float:
-    """Return the distance under which an update is a copy: the newest of each other volunteer says
-    what is usual.
+def _limit(known: Sequence[Known]) -> float:
+    """Return the distance under which an update is a copy: a fifth of the usual one between two
+    volunteers' updates of one version.
+
+    Usual is the lower quartile over pairs of the newest versions. So neither noise of half of the
+    volunteers makes it larger, nor copies by half of them smaller.
     """
-    newest: dict[str, bytes] = {}
-    for one in beside:
-        if one.volunteer != suspect.volunteer:
-            newest.setdefault(one.volunteer, one.sketch)
-    if len(newest) < PEERS_MIN:
+    by: dict[int, dict[str, bytes]] = {}
+    for one in known:
+        if one.base_version in by or len(by) < USUAL_VERSIONS:
+            newest = by.setdefault(one.base_version, {})
+            if len(newest) < USUAL_VOLUNTEERS:
+                newest.setdefault(one.volunteer, one.sketch)
+    apart = [np.zeros(0)]
+    for newest in by.values():
+        rows = _unit(list(newest.values()))
+        apart.append((1.0 - rows @ rows.T)[np.triu_indices(len(rows), 1)])
+    pairs = np.concatenate(apart)
+    if len(pairs) < PAIRS_MIN:
         return SAME
-    usual = float(np.median(1.0 - _unit(list(newest.values())) @ mine))
+    usual = float(np.quantile(pairs, 0.25, method="lower"))
     return max(SAME, min(NEAR_MAX, NEAR_SHARE * usual))
 
 

@@ -92,7 +92,7 @@ def test_the_same_task_may_come_out_the_same(tmp_path: Path) -> None:
 
 
 def test_alone_only_the_very_same_is_a_copy(tmp_path: Path) -> None:
-    others = known(tmp_path, 2)
+    others = known(tmp_path, 3)
     near = update(1) + np.float32(0.1) * update(99)
     assert copied(suspect(tmp_path, near), others, []) == ""
     assert copied(suspect(tmp_path, update(1) * np.float32(2)), others, []) != ""
@@ -116,3 +116,21 @@ def test_places_are_a_secret_and_the_same_every_time() -> None:
     assert sketch.places(SCHEMA, b"a").stretches != sketch.places(SCHEMA, b"b").stretches
     small = (TensorSpec(name="x", shape=(3,), dtype="F32", role="parameter"),)
     assert sketch.places(small, b"a").stretches == (("x", 0, 3),)
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8"])
+def test_noise_by_two_of_five_makes_no_honest_update_a_copy(tmp_path: Path, codec: str) -> None:
+    """The usual distance was once the median to those that happened to come first."""
+    noise = [
+        Known(
+            volunteer=f"n{seed}",
+            task=500 + seed,
+            base_version=3,
+            sketch=sketch_of(tmp_path, update(900 + seed, 0.0), codec),
+        )
+        for seed in range(8)
+    ]
+    others = [*noise, *known(tmp_path, 12, 0.97)]
+    for seed in range(100, 110):
+        assert copied(suspect(tmp_path, update(seed, 0.97), codec), others, []) == ""
+    assert copied(suspect(tmp_path, update(3, 0.97) * np.float32(1.2), codec), others, []) != ""
