@@ -76,19 +76,15 @@ def play(cell: Cell, subject: Subject) -> Row:
 
 
 def table(rows: Mapping[str, Row]) -> list[str]:
-    """A line for each attack; of each world loss by clean loss, hostile share of the merged weight,
-    of the pay, and the backdoor's success; the worst of the seeds.
+    """A line for each attack, a column for each world: the loss by the clean one of each seed, the
+    hostile share of the merged weight, of the pay, and where the backdoor works in how many of the
+    contexts, the worst of the seeds.
     """
-    lines = [
-        "| attack | world | loss / clean | hostile share of weight | of pay | suspended of 8 "
-        "| backdoor |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = [f"| attack | {' | '.join(WORLDS)} |", "|---" * (1 + len(WORLDS)) + "|"]
     for attack in (*ATTACKS, *BUFFERS, MIXED, AT_ONCE):
-        for world in WORLDS:
-            found = _of(rows, f"{world} | {attack}")
-            if found:
-                lines.append(f"| {attack} | {world} | {_cells(rows, found)} |")
+        found = [_cell(rows, _of(rows, f"{world} | {attack}")) for world in WORLDS]
+        if any(found):
+            lines.append(f"| {attack} | {' | '.join(found)} |")
     return lines
 
 
@@ -100,16 +96,17 @@ def _of(rows: Mapping[str, Row], start: str) -> dict[int, Row]:
     }
 
 
-def _cells(rows: Mapping[str, Row], found: Mapping[int, Row]) -> str:
+def _cell(rows: Mapping[str, Row], found: Mapping[int, Row]) -> str:
+    if not found:
+        return ""
     clean = _of(rows, "mean | clean")
     ratios = [row["loss"] / clean[seed]["loss"] for seed, row in found.items() if seed in clean]
-    several = [
-        (f"{ratio:.3f}" for ratio in ratios),
-        *((f"{100 * row[key]:.0f} %" for row in found.values()) for key in ("weight", "pay")),
-        (str(row["suspended"]) for row in found.values()),
-        (f"{100 * row['success']:.0f} %" for row in found.values()),
-    ]
-    return " | ".join(", ".join(values) for values in several)
+    shares = [max(row[key] for row in found.values()) for key in ("weight", "pay", "success")]
+    said = [", ".join(f"{ratio:.3f}" for ratio in ratios)]
+    said += [f"{100 * share:.0f} %" for share in shares[:2]]
+    if shares[2] > 0:
+        said.append(f"works in {100 * shares[2]:.0f} %")
+    return "; ".join(said)
 
 
 def honest(rows: Mapping[str, Row]) -> list[str]:
@@ -139,7 +136,9 @@ def honest(rows: Mapping[str, Row]) -> list[str]:
         )
     punished = sum(row["punished"] for row in rows.values())
     updates = sum(sum(row["verdicts"]["honest"].values()) for row in rows.values())
-    lines.append(f"\nHonest volunteers suspended: {punished}, over {updates} updates in all runs.")
+    lines.append(
+        f"\nHonest volunteers suspended: {punished}, over {updates} honest updates in all."
+    )
     return lines
 
 
