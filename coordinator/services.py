@@ -51,6 +51,7 @@ from coordinator.storage.folders import data_directory
 from coordinator.storage.open import open_blobs
 from coordinator.storage.transfer_boxes import TransferBoxes
 from coordinator.traffic import Traffic
+from coordinator.upkeep.alerts import Alerts
 from coordinator.upkeep.checks import Checks
 from coordinator.upkeep.upkeep import Upkeep
 from shared.clock import Clock, SystemClock
@@ -94,6 +95,7 @@ class Coordinator:
     samples: Samples
     intake: Intake
     recomputes: Recomputes
+    alerts: Alerts
     merger: Merger
     evaluation: Evaluation
     replay: Replay
@@ -140,13 +142,10 @@ class Coordinator:
         claims = Claims(db, clock, signals, renewals, ClaimTerms.of(settings))
         uploads = Uploads(db, clock, signals, blobs, settings)
         half = max(1, (os.cpu_count() or 1) // 2)
-        # Two: a verdict never waits for the evaluation of a version.
-        evaluating = settings.eval_threads or half
-        computing = Compute("evaluation", torch_threads=evaluating, separate=separate)
-        looking = tuple(Compute(n, separate=separate) for n in ("checks", "recomputes"))
+        computing, *looking = _computing(settings.eval_threads or half, separate)
         runs = Runs(db, clock, signals, blobs, key, computing)
         runs.configure(open=settings.open)
-        examiners = _examiners((db, clock, signals, blobs), looking, settings, key)
+        examiners = _examiners((db, clock, signals, blobs), tuple(looking), settings, key)
         intake = Intake(db, clock, signals, blobs, threads, examiners)
         server = ServerIdentity(settings, clock, db, key, runs.queries.listing)
         await server.load()
@@ -181,6 +180,7 @@ class Coordinator:
             samples=Samples(db, clock, blobs, threads),
             intake=intake,
             recomputes=examiners.recomputes,
+            alerts=Alerts(db, clock, settings),
             merger=merger,
             evaluation=evaluation,
             replay=Replay(db, clock, signals, blobs, threads),
@@ -206,6 +206,7 @@ class Coordinator:
             "evaluation": self.evaluation.run,
             "healing": Healing(self.db, self.signals, self.runs).run,
             "recomputes": self.recomputes.run,
+            "alerts": self.alerts.run,
             "replay": self.replay.run,
             "upkeep": self.upkeep.run,
             "space": self.space.run,
@@ -241,13 +242,22 @@ class Coordinator:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def _computing(eval_threads: int, separate: bool) -> tuple[Compute, ...]:
+    """Return the processes of evaluation, checks and recomputes: a verdict waits for no other."""
+    return (
+        Compute("evaluation", torch_threads=eval_threads, separate=separate),
+        Compute("checks", separate=separate),
+        Compute("recomputes", separate=separate),
+    )
+
+
 def _examiners(
     on: tuple[Database, Clock, Signals, BlobStore],
     looking: tuple[Compute, ...],
     settings: Settings,
     key: SigningKey,
 ) -> Examiners:
-    """Wire those who look into contributions: a verdict never waits for a recompute."""
+    """Wire those who look into contributions."""
     db, clock, signals, blobs = on
     checks, recomputes = looking
     draws = Draws(key, ClaimTerms.of(settings).checked)
