@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, insert, select
 
 from coordinator.accounts.suspension import suspend
-from coordinator.database import contributions, sketches, versions
+from coordinator.database import checks, contributions, versions
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import take_back
@@ -17,7 +17,7 @@ from tests.support.account_rows import add_contribution
 
 def kept(conn: Connection, run: int, base: int, kind: str = "delta") -> int:
     number = add_contribution(conn, run, FRIEND, "accepted", base_version=base, kind=kind)
-    sketches.add(conn, contributions.by_id(conn, number), bytes([base] * 4))
+    checks.keep_sketch(conn, contributions.by_id(conn, number), bytes([base] * 4))
     return number
 
 
@@ -30,12 +30,12 @@ async def test_the_newest_sketches_of_a_kind_come_first_and_old_ones_go(database
 
     numbers = await database.write(fill)
     row = await database.read(lambda conn: contributions.by_id(conn, numbers[11]))
-    known = await database.read(lambda conn: sketches.known(conn, row))
+    known = await database.read(lambda conn: checks.known_sketches(conn, row))
     assert [one.base_version for one in known] == [10, 9, 8, 7, 6, 5, 4, 3]
     assert known[0].sketch == bytes([10] * 4)
     assert {one.volunteer for one in known} == {FRIEND}
     left = await database.read(lambda conn: conn.execute(select(table.c.base_version)).all())
-    assert min(base for (base,) in left) == 11 - sketches.VERSIONS
+    assert min(base for (base,) in left) == 11 - checks.SKETCH_VERSIONS
 
 
 async def test_a_cohort_heals_by_the_voices_that_it_refused(database: Database) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from coordinator.database import checks, runs, volunteers
 from coordinator.database import contributions as store
-from coordinator.database import runs, sketches, volunteers
 from coordinator.runs.definition import definition
 from shared import proof_of_work
 from shared.protocol.accounts import RegisterReply
@@ -71,7 +71,7 @@ async def test_a_changed_copy_is_refused_and_counts_against_nobody(tmp_path: Pat
         def kept(conn: object) -> int:
             newest = store.by_id(conn, first.contribution)  # type: ignore[arg-type]
             other = msgspec.structs.replace(newest, id=0)
-            return len(sketches.known(conn, other))  # type: ignore[arg-type]
+            return len(checks.known_sketches(conn, other))  # type: ignore[arg-type]
 
         assert await home.coordinator.db.read(kept) == 2  # of what was accepted
 
