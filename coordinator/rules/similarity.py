@@ -1,7 +1,7 @@
 """Near copies among updates, found by their sketches. Pure rules.
 
 Two honest updates of one version have a direction in common, the more the younger the model, and
-the rest of each is its own. So how near is too near is told by the others: at most a fifth of the
+the rest of each is its own. So how near is too near is told by the others: at most a tenth of the
 usual distance (1 - cosine), and never as far as `NEAR_MAX`. Without others only what is as good as
 the same counts.
 """
@@ -18,7 +18,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-NEAR_SHARE = 0.2  # of the usual distance (measured, docs/experiments.md)
+NEAR_SHARE = 0.1  # of the usual distance (measured, docs/experiments.md)
 NEAR_MAX = 0.05
 SAME = 2e-4  # apart: the same but for rounding
 PAIRS_MIN = 10  # of five volunteers: fewer do not say what is usual
@@ -84,7 +84,7 @@ def _near(
 
 
 def _limit(known: Sequence[Known]) -> float:
-    """Return the distance under which an update is a copy: a fifth of the usual one between two
+    """Return the distance under which an update is a copy: a tenth of the usual one between two
     volunteers' updates of one version.
 
     Usual is the lower quartile over pairs of the newest versions. So neither noise of half of the
