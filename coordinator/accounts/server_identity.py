@@ -25,6 +25,8 @@ from shared.signing import SigningKey, fingerprint
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from sqlalchemy import Connection
+
     from coordinator.config import Settings
     from coordinator.database.engine.open import Database
     from shared.clock import Clock
@@ -64,10 +66,18 @@ class ServerIdentity:
             self.address = decode(stored, Address)
 
     async def set_address(self, address: Address) -> None:
-        """Store the address of the server, for join links that other processes print."""
+        """Store the address of the server, for join links that other processes print, and whether
+        it admits strangers, for the runs that they create.
+        """
         self.address = address
         stored = msgspec.json.encode(address).decode()
-        await self._db.write(lambda conn: key_values.put(conn, key_values.ADDRESS, stored))
+        is_open = "yes" if self._settings.open else "no"
+
+        def store(conn: Connection) -> None:
+            key_values.put(conn, key_values.ADDRESS, stored)
+            key_values.put(conn, key_values.OPEN, is_open)
+
+        await self._db.write(store)
 
     @property
     def fingerprint(self) -> str:
