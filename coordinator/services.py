@@ -20,6 +20,7 @@ from coordinator.accounts.accounts import Volunteers
 from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.server_identity import ServerIdentity
+from coordinator.accounts.transparency import Transparency
 from coordinator.compute import Compute
 from coordinator.config import Settings
 from coordinator.database.engine.open import Database, is_new, migrate
@@ -78,6 +79,7 @@ class Coordinator:
     server: ServerIdentity
     volunteers: Volunteers
     ledger: Ledger
+    transparency: Transparency
     claims: Claims
     renewals: Renewals
     heartbeats: Heartbeats
@@ -165,6 +167,7 @@ class Coordinator:
             server=server,
             volunteers=volunteers,
             ledger=Ledger(db),
+            transparency=Transparency(db, clock, key),
             claims=claims,
             renewals=renewals,
             heartbeats=Heartbeats(db, clock, renewals, runs),
@@ -201,6 +204,7 @@ class Coordinator:
             "evaluation": self.evaluation.run,
             "replay": self.replay.run,
             "upkeep": self.upkeep.run,
+            "record": self.transparency.run,
             "space": self.space.run,
             "boxes": self.boxes.run,
         }
