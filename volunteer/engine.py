@@ -44,6 +44,7 @@ from volunteer.storage.blob_cache import Cache
 from volunteer.storage.carried import Residuals
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox
+from volunteer.storage.receipts import ReceiptBook
 from volunteer.training.trainer import Trainer
 
 GIB = 1 << 30
@@ -216,6 +217,7 @@ class Engine:
             outbox=Outbox(home.outbox, lambda message: self._hub.notice(message, "warning")),
             leases=Leases(home.tasks),
             residuals=Residuals(home.inner, self._hub.notice),
+            receipts=ReceiptBook(home.receipts),
         )
         timing = Timing(clock=world.clock, rng=world.rng)
         return Agent(remote, store, settings, self._hub, self._machine(loaded), timing)

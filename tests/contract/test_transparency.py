@@ -118,7 +118,7 @@ async def test_each_payment_has_a_receipt_that_stands_alone(
     for at in range(3):
         await database.write(lambda conn, t=at: merged(conn, run, FRIEND, float(t)))  # type: ignore[misc]
     await database.write(lambda conn: merged(conn, run, NEW, 4.0))
-    friend = Principal(worker_id="w", volunteer_id=FRIEND, nickname="F")
+    friend = Principal(worker_id="w", volunteer_id=FRIEND, nickname="F", trust=1.0)
     assert await record.receipts(friend) == ()  # not sealed yet
     await record.seal()
     found = receipts_of(await record.receipts(friend), key)
@@ -129,7 +129,7 @@ async def test_each_payment_has_a_receipt_that_stands_alone(
     assert {receipt.version for receipt in found} != set()
     behind = await record.receipts(friend, found[1].entry.id)
     assert [r.entry.id for r in receipts_of(behind, key)] == [found[2].entry.id]
-    new = Principal(worker_id="w", volunteer_id=NEW, nickname="N")
+    new = Principal(worker_id="w", volunteer_id=NEW, nickname="N", trust=1.0)
     (waiting,) = receipts_of(await record.receipts(new), key)
     assert waiting.entry.kind == "escrow"
     assert includes(waiting)

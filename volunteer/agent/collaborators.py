@@ -15,6 +15,7 @@ from volunteer.storage.blob_cache import Cache
 from volunteer.storage.carried import Residuals
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox
+from volunteer.storage.receipts import ReceiptBook
 from volunteer.training.trainer import Trainer
 
 GIB = 1 << 30
@@ -39,6 +40,7 @@ class Store:
     outbox: Outbox
     leases: Leases
     residuals: Residuals
+    receipts: ReceiptBook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
