@@ -20,11 +20,16 @@ from coordinator.accounts.accounts import Volunteers
 from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.server_identity import ServerIdentity
+<<<<<<< HEAD
 from coordinator.accounts.transparency import Transparency
+=======
+from coordinator.checking.case import Draws
+from coordinator.checking.forward_check import ForwardChecks
+from coordinator.checking.recompute import Recomputes
+>>>>>>> main
 from coordinator.compute import Compute
 from coordinator.config import Settings
 from coordinator.database.engine.open import Database, is_new, migrate
-from coordinator.intake.forward_check import ForwardChecks
 from coordinator.intake.intake import Examiners, Intake
 from coordinator.intake.uploads import Uploads
 from coordinator.merging.evaluation import Evaluation
@@ -35,7 +40,7 @@ from coordinator.runs.export import Export
 from coordinator.runs.queries import RunQueries
 from coordinator.runs.runs import Runs
 from coordinator.runs.samples import Samples
-from coordinator.scheduling.claims import Claims
+from coordinator.scheduling.claims import Claims, ClaimTerms
 from coordinator.scheduling.heartbeat import Heartbeats
 from coordinator.scheduling.queue import Queue
 from coordinator.scheduling.renewals import Renewals
@@ -91,6 +96,7 @@ class Coordinator:
     export: Export
     samples: Samples
     intake: Intake
+    recomputes: Recomputes
     merger: Merger
     evaluation: Evaluation
     replay: Replay
@@ -131,23 +137,22 @@ class Coordinator:
         signals = Signals(clock)
         await signals.connect(db)
         threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="work")
+        space = Space(settings.directory, settings.space_floor_bytes, clock)
         volunteers = Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock))
         renewals = Renewals(db, clock)
-        most = settings.max_volunteer_leases
-        claims = Claims(db, clock, signals, renewals, most, settings.contact)
-        uploads = Uploads(db, clock, blobs, settings)
+        claims = Claims(db, clock, signals, renewals, terms := ClaimTerms.of(settings))
+        uploads = Uploads(db, clock, signals, blobs, settings)
         half = max(1, (os.cpu_count() or 1) // 2)
-        eval_threads = settings.eval_threads or half
         # Two: a verdict never waits for the evaluation of a version.
-        computing = Compute("evaluation", torch_threads=eval_threads, separate=separate)
-        checking = Compute("checks", separate=separate)
+        computing = Compute(
+            "evaluation", torch_threads=settings.eval_threads or half, separate=separate
+        )
+        looking = tuple(Compute(n, separate=separate) for n in ("checks", "recomputes"))
         runs = Runs(db, clock, signals, blobs, key, computing)
-        forward = ForwardChecks(db, clock, blobs, checking, key) if settings.open else None
-        examiners = Examiners(games=Harvest(db, clock, blobs, checking), updates=forward)
+        examiners = _examiners((db, clock, signals, blobs), looking, Draws(key, terms.checked))
         intake = Intake(db, clock, signals, blobs, threads, examiners)
         server = ServerIdentity(settings, clock, db, key, runs.queries.listing)
         await server.load()
-        space = Space(settings.directory, settings.space_floor_bytes, clock)
         evaluation = Evaluation(db, clock, signals, blobs, computing)
         merger = Merger(db, clock, signals, blobs, runs, evaluation)
         # Beside them a merge writes, hashes and syncs in threads of its own.
@@ -160,7 +165,7 @@ class Coordinator:
             key=key,
             signals=signals,
             threads=threads,
-            computing=(computing, checking),
+            computing=(computing, *looking),
             space=space,
             rates=Rates(settings, clock.monotonic),
             traffic=Traffic(),
@@ -179,6 +184,7 @@ class Coordinator:
             export=Export(db, blobs, computing),
             samples=Samples(db, clock, blobs, threads),
             intake=intake,
+            recomputes=examiners.recomputes,
             merger=merger,
             evaluation=evaluation,
             replay=Replay(db, clock, signals, blobs, threads),
@@ -202,6 +208,7 @@ class Coordinator:
             "queue": self.queue.run,
             "merger": self.merger.run,
             "evaluation": self.evaluation.run,
+            "recomputes": self.recomputes.run,
             "replay": self.replay.run,
             "upkeep": self.upkeep.run,
             "record": self.transparency.run,
@@ -229,13 +236,26 @@ class Coordinator:
             yield
         finally:
             self.stopping.set()
-            for topic in ("queue", "contributions", "versions", "runs"):
+            for topic in ("queue", "contributions", "versions", "runs", "recomputes"):
                 self.signals.deliver(topic)
             _, late = await asyncio.wait(tasks, timeout=STOP_S)
             for task in late:
                 log.warning("background job is cut off", job=task.get_name())
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _examiners(
+    on: tuple[Database, Clock, Signals, BlobStore], looking: tuple[Compute, ...], draws: Draws
+) -> Examiners:
+    """Wire those who look into contributions: a verdict never waits for a recompute."""
+    db, clock, signals, blobs = on
+    checks, recomputes = looking
+    return Examiners(
+        games=Harvest(db, clock, blobs, checks),
+        updates=ForwardChecks(db, clock, blobs, checks, draws),
+        recomputes=Recomputes(db, clock, signals, blobs, recomputes, draws),
+    )
 
 
 async def _open_database(settings: Settings, clock: Clock, exclusive: bool) -> Database:

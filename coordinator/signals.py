@@ -2,7 +2,7 @@
 database.
 
 Topics: "run:<id>" (its head or state moved), "runs" (the state of any did), "versions",
-"contributions", "queue" (there may be work), "volunteers".
+"contributions", "queue" (there may be work), "recomputes", "volunteers".
 """
 
 from __future__ import annotations

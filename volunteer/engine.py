@@ -42,6 +42,7 @@ from volunteer.settings.display import Display
 from volunteer.settings.settings import Directories, Loaded, Settings
 from volunteer.storage.blob_cache import Cache
 from volunteer.storage.carried import Residuals
+from volunteer.storage.evidence import Evidence
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox
 from volunteer.storage.receipts import ReceiptBook
@@ -218,6 +219,7 @@ class Engine:
             leases=Leases(home.tasks),
             residuals=Residuals(home.inner, self._hub.notice),
             receipts=ReceiptBook(home.receipts),
+            evidence=Evidence(home.evidence),
         )
         timing = Timing(clock=world.clock, rng=world.rng)
         return Agent(remote, store, settings, self._hub, self._machine(loaded), timing)

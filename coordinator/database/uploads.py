@@ -41,12 +41,16 @@ class UploadRow(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool
     created_at: float
     expires_at: float
+    evidence_of: int | None = None
 
 
 def _handed_in() -> ColumnElement[bool]:
-    """Return the condition that a contribution of the worker refers to an upload."""
+    """Return the condition that a contribution of the worker refers to an upload, or asked for
+    it.
+    """
     c = contributions.c
-    return exists().where(c.sha256 == uploads.c.sha256, c.worker_id == uploads.c.worker_id)
+    named = exists().where(c.sha256 == uploads.c.sha256, c.worker_id == uploads.c.worker_id)
+    return named | uploads.c.evidence_of.is_not(None)
 
 
 _U = uploads.c
@@ -59,7 +63,7 @@ _FINISH = update(uploads).where(its(_U.id)).values(complete=True)
 _COMPLETE = (
     select(_U.id)
     .where(its(_U.task_id), its(_U.attempt), its(_U.worker_id), its(_U.sha256), its(_U.size))
-    .where(_U.complete)
+    .where(_U.complete, _U.evidence_of.is_(None))
     .limit(1)
 )
 _WAITING = (
@@ -73,7 +77,11 @@ _UNVETTED = (
     .join(volunteers, volunteers.c.id == workers.c.volunteer_id)
     .where(volunteers.c.standing != "vetted", ~_handed_in())
 )
-_PLACE = select(func.count()).where(its(_U.task_id), its(_U.attempt), its(_U.part), its(_U.tries))
+_PLACE = (
+    select(func.count())
+    .where(its(_U.task_id), its(_U.attempt), its(_U.part), its(_U.tries))
+    .where(_U.evidence_of.is_(None))
+)
 _HELD = (tasks.c.state == "doing") | and_(tasks.c.state == "todo", tasks.c.returned)
 _ABANDONED = (
     select(_U.id)
@@ -141,7 +149,8 @@ def arrived(conn: Connection) -> set[str]:
     """Blobs that have arrived and may still be handed in: no orphans, though nothing else refers to
     them.
     """
-    query = select(uploads.c.sha256).where(uploads.c.complete, ~_handed_in())
+    open_ = uploads.c.evidence_of.is_not(None) | ~_handed_in()
+    query = select(uploads.c.sha256).where(uploads.c.complete, open_)
     return set(conn.execute(query).scalars())
 
 

@@ -25,6 +25,8 @@ from coordinator.database.engine.statements import among, its
 from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.ledger import events
 from coordinator.database.tables.runs import runs
+from coordinator.database.tables.trust import recomputes
+from shared.decoding import decode
 from shared.errors import Conflict
 from shared.protocol.base import ContributionState
 from shared.protocol.contributions import Verdict
@@ -171,9 +173,11 @@ _VERDICT = (
             else_=0,
         ).label("credits_micro"),
         runs.c.name.label("run"),
+        case((recomputes.c.state == "asked", recomputes.c.wanted), else_="[]").label("reveal"),
     )
     .join(contributions, contributions.c.id == verdicts.c.contribution_id)
     .join(runs, runs.c.id == contributions.c.run_id)
+    .outerjoin(recomputes, recomputes.c.contribution_id == verdicts.c.contribution_id)
 )
 
 
@@ -189,6 +193,7 @@ def _verdict(row: Any) -> Verdict:
         version=row["version"],
         credits_micro=row["credits_micro"],
         at=row["at"],
+        reveal=decode(row["reveal"], tuple[str, ...]),
     )
 
 

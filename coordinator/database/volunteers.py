@@ -40,6 +40,8 @@ class VolunteerRow(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int = 0
     passed: int = 0
     forward_streak: int = 0
+    recompute_streak: int = 0
+    unproven: int = 0
     suspended_reason: str = ""
 
 

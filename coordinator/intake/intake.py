@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
+from coordinator.checking.forward_check import ForwardChecks
+from coordinator.checking.recompute import Recomputes
 from coordinator.database import (
     contributions,
     evaluations,
@@ -35,7 +37,6 @@ from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import OPEN, RunRow
 from coordinator.database.submissions import Part
 from coordinator.database.tasks import FailureKind, TaskRow
-from coordinator.intake.forward_check import ForwardChecks
 from coordinator.plan.plan import in_phase
 from coordinator.plan.tables import Plan
 from coordinator.rules import codec_choice, trust, validation
@@ -50,7 +51,7 @@ from shared.clock import Clock
 from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, NotFound
 from shared.protocol.base import Reason
-from shared.protocol.contributions import SubmitRequest, Verdict
+from shared.protocol.contributions import Commitment, SubmitRequest, Verdict
 from shared.protocol.limits import PARTS_MAX, TRIES_MAX
 from shared.signing import canonical, digest
 from shared.tensors import quantize
@@ -79,8 +80,8 @@ LOST = Judgement(
 
 UNCONFIRMED = Judgement(
     state="superseded",
-    message="a check could not confirm that it learned from its task: it is neither merged nor "
-    "paid, and not counted against you",
+    message="a check could not confirm that it learned from its task: it is not merged, and "
+    "nothing is counted against you",
 )
 WITHHELD = (UNCONFIRMED, validation.SUSPENDED)
 
@@ -90,7 +91,8 @@ class Examiners:
     """Those who look into what came, with PyTorch, before the verdict."""
 
     games: Harvest
-    updates: ForwardChecks | None = None  # of a server that is open to strangers
+    updates: ForwardChecks
+    recomputes: Recomputes
 
 
 class Intake:
@@ -111,6 +113,7 @@ class Intake:
         self._blobs = blobs
         self._threads = threads
         self._checks = examiners.updates
+        self._recomputes = examiners.recomputes
         self._harvest = examiners.games
         self._under_way: dict[int, asyncio.Task[None]] = {}  # checks, by contribution
         self._abouts: dict[int, Definition] = {}  # what does not change of a run, read once
@@ -136,7 +139,7 @@ class Intake:
         self, conn: Connection, principal: Principal, task_id: int, request: SubmitRequest
     ) -> ContributionRow:
         now = self._clock.now()
-        content = digest(canonical(request))
+        content = _digest(request)
         task = tasks.holder(conn, task_id)  # locked first: the same may be sent twice at once
         known = contributions.by_key(conn, task_id, request.attempt, request.part, request.tries)
         if known is not None:
@@ -195,6 +198,7 @@ class Intake:
             await self._harvest.check(row)
         self._signals.notify("contributions")
         self._signals.notify("queue")
+        self._recomputes.wake()
 
     async def _measure(self, row: ContributionRow) -> None:
         about = self._abouts.get(row.run_id)
@@ -214,7 +218,7 @@ class Intake:
                 f"accepted: {', '.join(sorted(granted))}"
             )
         checked: Result | None = None
-        if self._checks is not None and measured.finite and not measured.problem:
+        if measured.finite and not measured.problem:
             checked = await self._checks.check(row)
         await self._db.write(lambda conn: self._decide(conn, row.id, measured, checked))
 
@@ -257,8 +261,17 @@ class Intake:
             clip=judgement.clip,
             norm=measured.norm if measured.finite and not measured.problem else None,
         )
+        doubted, waits = checked == "failed", False
+        if judgement.state == "accepted" or judgement == UNCONFIRMED:
+            waits = self._recomputes.order(conn, row, doubted=doubted)
         if judgement.state == "accepted":
             self._accept(conn, row, now)
+        elif held and judgement.state == "superseded":
+            submissions.through(conn, row, now)
+            payments.post_pending_many(conn, [payments.Payment.of(row)], now)
+            settle = escrow.withhold if judgement in WITHHELD else escrow.pay
+            if not waits:  # for a recompute, which settles it
+                settle(conn, [row], now)
         elif held:
             self._reject(conn, row, run, judgement, now)
 
@@ -351,12 +364,6 @@ class Intake:
         self, conn: Connection, row: ContributionRow, run: RunRow, judgement: Judgement, now: float
     ) -> None:
         """Back into the queue: counted as a failure only when the content was at fault."""
-        if judgement.state == "superseded":
-            submissions.through(conn, row, now)
-            payments.post_pending_many(conn, [payments.Payment.of(row)], now)
-            settle = escrow.withhold if judgement in WITHHELD else escrow.pay
-            settle(conn, [row], now)
-            return
         at_fault = judgement.reason not in NO_FAULT
         kind: FailureKind | None = "failure" if at_fault else None
         self._put_back(conn, row, run, kind, judgement.message, now)
@@ -402,6 +409,16 @@ class Intake:
         )
 
 
+def _digest(request: SubmitRequest) -> str:
+    """Return the hash of all that was submitted; of a volunteer of before without the
+    commitment that it did not send, so that the same is the same after an upgrade.
+    """
+    said = msgspec.to_builtins(request)
+    if request.commitment == Commitment():
+        del said["commitment"]
+    return digest(canonical(said))
+
+
 def _cohort(
     conn: Connection, about: Definition, run: RunRow, kind: str, effort: float
 ) -> list[float]:
@@ -434,7 +451,7 @@ def _values(
         "tries": request.tries,
         "worker_id": principal.worker_id,
         "volunteer_id": principal.volunteer_id,
-        "digest": digest(canonical(request)),
+        "digest": _digest(request),
         "codec": request.codec,
         "sha256": request.sha256,
         "size": request.size,

@@ -21,9 +21,14 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from coordinator.database import datasets, tasks, uploads, volunteers
+import msgspec
+
+from coordinator.database import datasets, recomputes, runs, tasks, uploads, volunteers
 from coordinator.database.uploads import UploadRow
+from coordinator.rules.checks import REVEAL_S
+from coordinator.rules.sizing import evidence_bytes_max
 from coordinator.rules.standing import PROBATION_LEASES
+from coordinator.signals import Signals
 from coordinator.storage.blobs import check_name, in_pool, open_in_pool, storage_errors
 from shared.errors import (
     BadRequest,
@@ -131,9 +136,17 @@ class _Part:
 class Uploads:
     """Takes in the bytes of contributions."""
 
-    def __init__(self, db: Database, clock: Clock, blobs: BlobStore, settings: Settings) -> None:
+    def __init__(
+        self,
+        db: Database,
+        clock: Clock,
+        signals: Signals,
+        blobs: BlobStore,
+        settings: Settings,
+    ) -> None:
         self._db = db
         self._clock = clock
+        self._signals = signals
         self._blobs = blobs
         self._settings = settings
         self._directory = blobs.scratch() / "uploads"
@@ -178,9 +191,14 @@ class Uploads:
             complete=False,
             created_at=now,
             expires_at=now + self._settings.upload_ttl_s,
+            evidence_of=request.evidence_of or None,
         )
         task = tasks.holder(conn, request.task)
-        tasks.may_submit(task, principal.worker_id, request.attempt)
+        if request.evidence_of:
+            _check_evidence(conn, principal, request, task.run_id)
+            row = msgspec.structs.replace(row, expires_at=now + 2 * REVEAL_S)
+        else:
+            tasks.may_submit(task, principal.worker_id, request.attempt)
         known = uploads.same(conn, row)
         if known is not None:
             if known.worker_id != principal.worker_id:
@@ -188,16 +206,22 @@ class Uploads:
             if known.size != request.size:
                 raise Conflict("these bytes were announced before with another size")
             return known, False
-        granted = tasks.grant_bytes(conn, task)
-        if request.size > granted:
-            raise TooLarge(
-                f"{request.size} bytes were announced, task {request.task} grants {granted}"
-            )
-        if uploads.in_place(conn, row) >= PLACE_MAX:
-            raise Conflict(f"task {request.task} has {PLACE_MAX} uploads of this part already")
-        self._check_quota(conn, principal.volunteer_id, request.size, granted, free)
+        if not request.evidence_of:
+            self._check_grant(conn, principal, row, tasks.grant_bytes(conn, task), free)
         uploads.add(conn, row)
         return row, True
+
+    def _check_grant(
+        self, conn: Connection, principal: Principal, row: UploadRow, granted: int, free: float
+    ) -> None:
+        """Raise TooLarge beyond the grant of a lease, Conflict and TooManyRequests beyond the
+        quota.
+        """
+        if row.size > granted:
+            raise TooLarge(f"{row.size} bytes were announced, task {row.task_id} grants {granted}")
+        if uploads.in_place(conn, row) >= PLACE_MAX:
+            raise Conflict(f"task {row.task_id} has {PLACE_MAX} uploads of this part already")
+        self._check_quota(conn, principal.volunteer_id, row.size, granted, free)
 
     def _check_quota(
         self, conn: Connection, volunteer_id: str, size: int, granted: int, free: float
@@ -410,11 +434,13 @@ class Uploads:
             )
         await self._blobs.put_file(row.sha256, path)
 
-        def store(conn: Connection) -> None:
+        def store(conn: Connection) -> bool:
             datasets.register(conn, [(row.sha256, row.size, "update")], self._clock.now())
             uploads.finish(conn, row.id)
+            return row.evidence_of is not None and recomputes.arrive(conn, row.evidence_of)
 
-        await self._db.write(store)
+        if await self._db.write(store):
+            self._signals.notify("recomputes")
         return self._view(row, row.size, complete=True)
 
     async def _drop(self, upload_ids: list[str]) -> None:
@@ -445,6 +471,18 @@ class Uploads:
         for path in self._directory.iterdir():
             if path.stat().st_mtime < older_than and path.name not in self._writers:
                 path.unlink(missing_ok=True)
+
+
+def _check_evidence(
+    conn: Connection, principal: Principal, request: UploadRequest, run_id: int
+) -> None:
+    """Raise NotFound for evidence that nobody asked for, TooLarge for more than there can be."""
+    number, volunteer = request.evidence_of, principal.volunteer_id
+    if not recomputes.wants(conn, number, volunteer, request.sha256):
+        raise NotFound(f"nobody asks for {request.sha256[:12]}... as evidence for {number}")
+    limit = evidence_bytes_max(runs.by_id(conn, run_id).parameters)
+    if request.size > limit:
+        raise TooLarge(f"evidence for task {request.task} has at most {limit} bytes")
 
 
 def _hash_file(path: Path, size: int) -> Digest:

@@ -1,8 +1,13 @@
 """Checks of work: which contributions are looked into, and what a look proves. Pure rules.
 
-    forward check   loss of the update on samples of its task and on foreign ones, chosen after it was
-                    submitted: cheap, tells nearly all made-up work, and only ever orders a recompute
+    forward check   loss of the update on samples of its task and on foreign ones, chosen after
+                    it was submitted: cheap, tells nearly all made-up work, only orders a recompute
     recompute       the task done again from the committed inner state: the only thing that punishes
+
+    passed    it is the work that was leased
+    failed    it is not
+    unclear   nobody's fault: too small, too young, other arithmetic, a base that is pruned
+    unproven  what it was committed to was not revealed, or does not follow from earlier work
 
 Which are drawn is a keyed hash of the contribution with a secret of the server: no client can know
 before submitting, and a coordinator that starts again draws the same. New accounts are checked
@@ -19,12 +24,18 @@ from typing import Literal
 
 import msgspec
 
+from coordinator.rules.run_file import TrustSettings
 from shared.workloads.base import ForwardFigures
 
 Kind = Literal["forward", "recompute"]
-Result = Literal["passed", "failed", "unclear"]
+Result = Literal["passed", "failed", "unclear", "unproven"]
 
 COSINE_MIN = 0.98  # of a recompute beside the update: same arithmetic, same state (measured)
+# Further below it, for a codec that loses most of an update (measured, docs/experiments.md)
+TOLERANCES = {"int4": 0.01, "topk-int4": 0.08}
+OPEN_MAX = 64  # recomputes under way; beyond that none is drawn
+REVEAL_S = 259_200.0  # for a machine to reveal what it committed to
+RECOMPUTE_FLOPS_MAX = 5e13  # of a task: about twenty minutes of a core
 DROP_MIN = 0.0  # an update that raises the loss on its own task is no honest work
 GAP_SHARE_MIN = 0.2  # of the median gap of vetted work: other data has 0.16 at most (measured)
 PEERS_MIN = 8  # forward results of vetted work that a comparison needs
@@ -33,10 +44,30 @@ DRAWS = float(1 << 64)
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Floors of the shares that are checked, from `[trust]` of the run file."""
+    """Floors of the shares that are checked; 0 is none."""
 
-    forward: float = 0.2
-    recompute: float = 0.02
+    forward: float = 0.0
+    recompute: float = 0.0
+
+
+NO_RATES = Rates()
+OPEN_RATES = Rates(forward=0.2, recompute=0.02)  # of an open server
+
+
+def rates_of(trust: TrustSettings, usual: Rates) -> Rates:
+    """Return the shares that hold for a run: those of its file, else the usual ones."""
+    return Rates(
+        forward=usual.forward if trust.forward is None else trust.forward,
+        recompute=usual.recompute if trust.recompute is None else trust.recompute,
+    )
+
+
+class Redone(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of a recompute: the update beside ours, and the optimiser's state that it left."""
+
+    cosine: float
+    norm_ratio: float
+    state_cosine: float | None = None  # None where none is kept
 
 
 class Streaks(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,10 +85,12 @@ def chance(kind: Kind, standing: Streaks, rates: Rates, price: float = 1.0) -> f
     """
     if kind == "forward":
         floor, streak = rates.forward, standing.forward_streak
-        if not standing.vetted:
-            return 1.0
     else:
         floor, streak = rates.recompute, standing.recompute_streak
+    if not floor:
+        return 0.0
+    if kind == "forward" and not standing.vetted:
+        return 1.0
     base = max(floor, 1.0 / max(1, streak))
     return min(1.0, base * min(PRICE_WEIGHT_MAX, max(1.0, price)))
 
@@ -92,19 +125,20 @@ def judge_forward(found: ForwardFigures, peers: list[float]) -> Result:
     return "passed" if found.drop > found.noise else "unclear"
 
 
-def judge_recompute(
-    cosine: float, norm_ratio: float, *, comparable: bool, tolerance: float
-) -> Result:
-    """Judge a recompute: direction and length of the update beside ours.
+def judge_recompute(found: Redone, codec: str, *, comparable: bool) -> Result:
+    """Judge a recompute: direction and length of the update, and direction of the state left.
 
-    `comparable` is False where the worker's arithmetic is not ours (another device class or
-    precision for which no tolerance was measured): then nothing is proved and no account punished.
-    `tolerance` widens both bounds for what the codec and the arithmetic lose.
+    `comparable` is False where the worker's arithmetic is not ours (another class of device): what
+    differs then proves nothing; what agrees is proof all the same.
     """
-    if not comparable:
-        return "unclear"
-    if not (math.isfinite(cosine) and math.isfinite(norm_ratio)):
-        return "failed"
-    low = COSINE_MIN - tolerance
-    fits = cosine >= low and abs(norm_ratio - 1.0) <= (1.0 - low)
-    return "passed" if fits else "failed"
+    low = COSINE_MIN - TOLERANCES.get(codec, 0.0)
+    states = 1.0 if found.state_cosine is None else found.state_cosine
+    fits = (
+        all(map(math.isfinite, (found.cosine, found.norm_ratio, states)))
+        and found.cosine >= low
+        and abs(found.norm_ratio - 1.0) <= 1.0 - low
+        and states >= COSINE_MIN
+    )
+    if fits:
+        return "passed"
+    return "failed" if comparable else "unclear"

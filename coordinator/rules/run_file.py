@@ -32,6 +32,7 @@ Steps = Annotated[int, Meta(ge=1, le=1_000_000)]
 Versions = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 CountOrOff = Annotated[int, Meta(ge=0, le=1 << 53)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 Factor = Annotated[float, Meta(gt=0, le=1e9)]
 Line = Annotated[str, Meta(max_length=1000)]
 Text = Annotated[str, Meta(max_length=100_000)]
@@ -103,6 +104,15 @@ class EvaluationSettings(Settings):
     sample_every: Versions = 1
 
 
+class TrustSettings(Settings):
+    """`[trust]`: the least share of the updates that is checked. Not given: 0.2 and 0.02 on a
+    server that is open to strangers, elsewhere 0.
+    """
+
+    forward: Share | None = None  # measured on samples of their task, before the verdict
+    recompute: Share | None = None  # done again by the coordinator
+
+
 class RetentionSettings(Settings):
     """`[retention]`: latest and best are always kept, and whatever a live lease refers to."""
 
@@ -129,6 +139,7 @@ class RunFile(Settings):
     validation: ValidationSettings = ValidationSettings()
     credit: CreditSettings = CreditSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    trust: TrustSettings = TrustSettings()
     retention: RetentionSettings = RetentionSettings()
 
 

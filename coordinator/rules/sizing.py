@@ -85,6 +85,11 @@ def memory_bytes(parameters: int) -> int:
     return parameters * DEVICE_BYTES
 
 
+def evidence_bytes_max(parameters: int) -> int:
+    """Return the bytes of a file of evidence: at most two moments a parameter."""
+    return 8 * parameters + UPLOAD_SLACK_BYTES
+
+
 def upload_bytes_max(parameters: int) -> int:
     """The most that one update of a model of this size can need, whatever its codec."""
     return parameters * 4 + parameters // 16 + UPLOAD_SLACK_BYTES

@@ -24,6 +24,7 @@ from shared.protocol import limits
 State = Literal["probation", "vetted", "suspended"]
 
 PASSED_MIN = 10  # checks passed until an account is vetted
+UNPROVEN_MAX = 3  # recomputes in a row that it could not prove: paid into escrow only
 TRUST_MIN = 0.3  # below it: no leases and no pay
 PROBATION_LEASES = 2  # at once, over all machines
 PROBATION_MACHINES = 3

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -24,6 +24,7 @@ from coordinator.database.leases import Taken
 from coordinator.database.tasks import TaskRow
 from coordinator.plan.tables import Plan
 from coordinator.rules import codes
+from coordinator.rules.checks import NO_RATES, OPEN_RATES, Rates, rates_of
 from coordinator.rules.codec_choice import Agreements
 from coordinator.rules.dispatch import (
     Assignment,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.accounts.accounts import Principal
+    from coordinator.config import Settings
     from coordinator.database.engine.open import Database
     from coordinator.scheduling.renewals import Renewals
     from coordinator.signals import Signals
@@ -112,6 +114,23 @@ class _Served:
     given: Counter[int] = field(default_factory=Counter)  # operations by run
 
 
+class ClaimTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """Terms of one server under which it gives leases."""
+
+    leases_max: int  # of one volunteer
+    contact: str = ""
+    checked: Rates = NO_RATES  # of updates, in a run that does not say
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Return the terms of a server with these settings."""
+        return cls(
+            leases_max=settings.max_volunteer_leases,
+            contact=settings.contact,
+            checked=OPEN_RATES if settings.open else NO_RATES,
+        )
+
+
 class Claims:
     """Answers claims, many in one transaction."""
 
@@ -121,15 +140,13 @@ class Claims:
         clock: Clock,
         signals: Signals,
         renewals: Renewals,
-        leases_max: int,
-        contact: str = "",
+        terms: ClaimTerms,
     ) -> None:
         self._db = db
         self._clock = clock
         self._signals = signals
         self._renewals = renewals
-        self._leases_max = leases_max
-        self._contact = contact
+        self._terms = terms
         self._asking: list[_Ask] = []
         self._joiner: asyncio.Task[None] | None = None
         self._specs: dict[int, Spec] = {}
@@ -197,6 +214,8 @@ class Claims:
             given = lease_message.lease(
                 run.spec, run.plan, run.global_step, row, now, waiter.codecs
             )
+            if rates_of(run.spec.file.trust, self._terms.checked).recompute:
+                given = msgspec.structs.replace(given, commit=True)
             self._agreements.note(waiter.worker_id, given.run, run.plan.codec, given.grant.codec)
             answers[claim_id] = given
         if served.more:
@@ -209,7 +228,7 @@ class Claims:
         fresh = [waiter for waiter in waiters if waiter.claim_id not in view.live]
         if fresh:
             rights = claims.rights(conn, [waiter.worker_id for waiter in fresh])
-            fresh = _entitled(fresh, rights, now, served, self._contact)
+            fresh = _entitled(fresh, rights, now, served, self._terms.contact)
             fresh = self._able(conn, fresh, rights, now, served)
         if fresh:
             self._hand_out(conn, view, fresh, now, served)
@@ -233,7 +252,12 @@ class Claims:
             for run in view.runs
         }
         outcome = dispatch(
-            able, offers.values(), view.todo, view.loads, view.holdings, leases_max=self._leases_max
+            able,
+            offers.values(),
+            view.todo,
+            view.loads,
+            view.holdings,
+            leases_max=self._terms.leases_max,
         )
         for one in outcome.assignments:
             served.given[one.run_id] += round(work_of(offers[one.run_id], one.price_micro))

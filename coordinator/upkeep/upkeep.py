@@ -19,6 +19,7 @@ from coordinator.database import (
     evaluations,
     games,
     merge_jobs,
+    recomputes,
     runs,
     tasks,
     uploads,
@@ -175,6 +176,7 @@ class Upkeep:
         def candidates(conn: Connection) -> set[str]:
             played = games.blobs_in_use(conn, self._clock.now())
             moving = merge_jobs.blobs_in_use(conn) | uploads.arrived(conn)
+            moving |= recomputes.blobs_in_use(conn)
             return datasets.in_use(conn) | versions.blobs_in_use(conn) | played | moving
 
         await self._db.write(lambda conn: _forget_parts(conn, before))

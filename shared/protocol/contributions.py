@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from shared.protocol.base import ContributionState, Count, Message, Number, Size, Word
 
+REVEAL_MAX = 3  # files
 METRICS_MAX = 64  # of one submission; they are stored for as long as the run
 
 UploadId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -22,6 +23,8 @@ class UploadRequest(Message):
     tries: Count  # recomputations requested by the server
     sha256: Word
     size: Number
+    # of the contribution that these bytes are evidence for, which the coordinator asked to see
+    evidence_of: Number = 0
 
 
 class UploadInfo(Message):
@@ -30,6 +33,16 @@ class UploadInfo(Message):
     size: Size
     complete: bool
     expires_at: float
+
+
+class Commitment(Message):
+    """SHA-256 of the files that a task can be done again from, said before anybody knows what is
+    checked; they are revealed when a verdict asks for them. "" is none.
+    """
+
+    inner: Word = ""  # the inner optimiser's state that it began with
+    left: Word = ""  # the one it left, which the next task begins with
+    residual: Word = ""  # the codec's residual that was added to the update
 
 
 class SubmitRequest(Message, kw_only=True):
@@ -54,6 +67,7 @@ class SubmitRequest(Message, kw_only=True):
     paused_s: float = 0.0
     metrics: Metrics = msgspec.field(default_factory=dict)
     games: Word = ""  # sha256 of an uploaded games file, for self-play
+    commitment: Commitment = Commitment()
 
 
 class Verdict(Message):
@@ -69,3 +83,5 @@ class Verdict(Message):
     at: float = 0.0
     # Too late; the lease goes on: compute this part again from the newest version.
     redo: bool = False
+    # Files of its commitment that the coordinator asks to see: upload them for this contribution.
+    reveal: Annotated[tuple[Word, ...], Meta(max_length=REVEAL_MAX)] = ()

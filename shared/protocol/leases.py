@@ -59,6 +59,9 @@ class Lease(Message):
     pull_every: int = 0  # look for a newer version after so many steps; 0 = only when work begins
     # Wait for the verdict on each part: one that came too late is computed again.
     redo: bool = False
+    # Some of this work is done again: commit to the states that it takes, and keep them until the
+    # verdict.
+    commit: bool = False
     # Data of this task alone (games, an opponent), in place of a dataset.
     data: DatasetManifest | None = None
 

@@ -17,7 +17,7 @@ from coordinator.database.tables.runs import runs as runs_table
 from coordinator.database.tables.versions import versions as versions_table
 from coordinator.database.tasks import TaskRow
 from coordinator.rules import run_file
-from coordinator.scheduling.claims import Claims
+from coordinator.scheduling.claims import Claims, ClaimTerms
 from coordinator.scheduling.queue import Queue
 from coordinator.scheduling.renewals import Renewals
 from coordinator.signals import Signals
@@ -181,7 +181,7 @@ def add_contribution(conn: Connection, task: TaskRow) -> int:
 def queue_of(db: Database, clock: Clock, leases_max: int = 64) -> Queue:
     """A queue of its own on a database."""
     signals, renewals = Signals(clock), Renewals(db, clock)
-    claims = Claims(db, clock, signals, renewals, leases_max)
+    claims = Claims(db, clock, signals, renewals, ClaimTerms(leases_max=leases_max))
     return Queue(db, clock, signals, claims, renewals)
 
 

@@ -38,7 +38,11 @@ from volunteer.agent.lease_ends import LeaseEnds
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.pause_board import YOU, PauseBoard
 from volunteer.agent.pipeline import Pipeline
+<<<<<<< HEAD
 from volunteer.agent.receipt_keeper import ReceiptKeeper
+=======
+from volunteer.agent.revealer import Revealer
+>>>>>>> main
 from volunteer.agent.run_choice import RunChoice, check_chosen
 from volunteer.agent.run_watcher import RunWatcher, keep_counting
 from volunteer.agent.stretch import LeasePlan, StretchRunner
@@ -116,7 +120,7 @@ class Agent:
             home=store.home,
             hub=hub,
             life=life,
-            verdicts=Verdicts(store.home, store.residuals, hub),
+            verdicts=Verdicts(store.home, store.residuals, store.evidence, hub),
             server_clock=self._server_clock,
         )
         self._heartbeat = Heartbeat(
@@ -304,6 +308,7 @@ class Agent:
             held=self._held,
             pauses=self._pauses,
             outbox=self.store.outbox,
+            evidence=self.store.evidence,
             hub=self._hub,
             quit_s=self._settings.quit_seconds,
         )
@@ -320,7 +325,11 @@ class Agent:
             Loop(name="submitting", work=submitter.run()),
             Loop(name="the news of runs", work=self._watcher.run()),
             Loop(name="your rules", work=self._guard.run()),
+<<<<<<< HEAD
             Loop(name="the receipts", work=keeper.run(), vital=False),
+=======
+            Loop(name="revealing", work=self._revealer().run(), vital=False),
+>>>>>>> main
             Loop(name="the count of bytes", work=counting, vital=False),
             Loop(name="the sensors", work=sensing, vital=False),
         ]
@@ -336,6 +345,15 @@ class Agent:
             held=self._held,
             life=self._life,
             verdicts=self._watcher.verdicts,
+            hub=self._hub,
+        )
+
+    def _revealer(self) -> Revealer:
+        return Revealer(
+            api=self.remote.api,
+            transfers=self.remote.transfers,
+            evidence=self.store.evidence,
+            life=self._life,
             hub=self._hub,
         )
 
@@ -428,6 +446,7 @@ class Agent:
             weights=base.weights,
             data=data,
             carried=store.residuals.of(lease.run, device.id),
+            evidence=store.evidence,
             snapshot=store.leases.snapshot(lease),
             outbox=store.outbox,
             memory_bytes=device.memory_bytes,

@@ -13,6 +13,7 @@ from volunteer.net.transfers import Transfers
 from volunteer.net.weights import Weights
 from volunteer.storage.blob_cache import Cache
 from volunteer.storage.carried import Residuals
+from volunteer.storage.evidence import Evidence
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox
 from volunteer.storage.receipts import ReceiptBook
@@ -41,6 +42,7 @@ class Store:
     leases: Leases
     residuals: Residuals
     receipts: ReceiptBook
+    evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from volunteer.agent.held_leases import HeldLeases
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.pause_board import PauseBoard
 from volunteer.control.event_bus import Hub
+from volunteer.storage.evidence import Evidence
 from volunteer.storage.outbox import Outbox
 
 FLUSH_S = 8.0  # for results, when the agent is to end
@@ -54,6 +55,7 @@ class Supervisor:
     held: HeldLeases
     pauses: PauseBoard
     outbox: Outbox
+    evidence: Evidence
     hub: Hub
     quit_s: float  # for tasks that are nearly done, when the agent is to end
 
@@ -135,12 +137,17 @@ class Supervisor:
         """
         outbox, life = self.outbox, self.life
         until = self.life.clock.monotonic() + FLUSH_S
-        while len(outbox) and life.fatal is None:
+        while self._unsent() and life.fatal is None:
             left = until - self.life.clock.monotonic()
             if life.closing in ("release", "save") and left <= 0:
                 self.hub.notice(f"{len(outbox)} results are kept and sent at the next start")
                 return
-            await life.unless(lambda: not len(outbox), self.life.clock.sleep(0.5))
+            await life.unless(lambda: not self._unsent(), self.life.clock.sleep(0.5))
+
+    def _unsent(self) -> int:
+        """Return how many results wait, and evidence where nobody waits for the end."""
+        hurried = self.life.closing in ("release", "save")
+        return len(self.outbox) + (0 if hurried else len(self.evidence.asked()))
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

@@ -13,15 +13,19 @@ from volunteer.account.profile import Home, is_news
 from volunteer.control import events
 from volunteer.control.event_bus import Hub
 from volunteer.storage.carried import Residuals
+from volunteer.storage.evidence import Evidence
 from volunteer.storage.outbox import QueuedResult
+
+UNDECIDED = ("received", "checking")
 
 
 class Verdicts:
     """Stores verdicts, settles the residuals of what they judge, and announces them."""
 
-    def __init__(self, home: Home, residuals: Residuals, hub: Hub) -> None:
+    def __init__(self, home: Home, residuals: Residuals, evidence: Evidence, hub: Hub) -> None:
         self._home = home
         self._residuals = residuals
+        self._evidence = evidence
         self._hub = hub
         self._expected: dict[str, asyncio.Future[Verdict]] = {}  # by the name of the result
 
@@ -53,10 +57,16 @@ class Verdicts:
         for verdict in fresh:
             self._hub.emit(events.Judged(verdict=verdict))
             self._residuals.judged(verdict, devices, name)
+        for verdict in verdicts if result is not None else ():
+            if verdict.reveal:
+                self._evidence.ask(name, verdict.contribution, verdict.reveal)
+            elif verdict.state not in UNDECIDED:
+                self._evidence.drop(name)
 
     def lost(self, result: QueuedResult) -> None:
         """Treat a result as if it had never been made."""
         self._residuals.lost(result.run, result.task, (result.device,), result.name)
+        self._evidence.drop(result.name)
 
     def rolled_back(self, run: str) -> None:
         """Forget the residuals of a run whose base was set back."""

@@ -9,7 +9,6 @@ counted either, nothing is carried, and that is said.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -37,6 +36,21 @@ if TYPE_CHECKING:
 NOT_THE_CONTENT = {Reason.STALE, Reason.CANCELLED, Reason.MERGE_FAILED}
 
 
+class InnerState:
+    """State of an inner optimiser; the file that it was read from, and the SHA-256 of its file, ""
+    as long as nobody needs it.
+    """
+
+    __slots__ = ("path", "sha256", "tensors")
+
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], path: Path | None = None, sha256: str = ""
+    ) -> None:
+        self.tensors = tensors
+        self.path = path
+        self.sha256 = sha256
+
+
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the results that the stored residuals came from, and the progress at the base of the
     last one.
@@ -59,6 +73,7 @@ class Carried:
         readable = re.sub(r"[^A-Za-z0-9]", "_", f"{run}-{device}")[:48]
         self._stem = root / f"{readable}-{digest(f'{run} {device}'.encode())[:8]}"
         self.run = run
+        self.owner = self._stem.name  # of what is kept as evidence
         self.optimizer = self._file("optimizer")
         self.current = self._file("residual")
         self.previous = self._file("previous")
@@ -66,42 +81,61 @@ class Carried:
         self.record = self._stem.with_name(f"{self._stem.name}.json")
         self._guard = threading.RLock()
         self._changed = False  # since the residual was read that the next one is made from
-        self._lent: Mapping[str, torch.Tensor] = {}
+        self._lent: InnerState | None = None
         self._lent_step = 0
+        self._stored_sha256 = ""  # of `optimizer`, where it is known
 
     # The inner optimiser's state.
 
-    def lend(self, state: Mapping[str, torch.Tensor], global_step: int) -> None:
+    def lend(self, state: InnerState, global_step: int) -> None:
         """The state that a task ended with, on a base of so many steps: the next one goes on with
         it before it is stored.
         """
         with self._guard:
             self._lent, self._lent_step = state, global_step
 
-    def inner(self) -> Mapping[str, torch.Tensor] | None:
+    def inner(self) -> InnerState | None:
         """The state to go on with; None where there is none."""
         with self._guard:
-            lent = self._lent
-        return lent or load(self.optimizer)
+            if self._lent is not None:
+                return self._lent
+            sha256 = self._stored_sha256
+        tensors = load(self.optimizer)
+        return None if tensors is None else InnerState(tensors, self.optimizer, sha256)
 
-    def keep_inner(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Store a state that was lent, unless it was forgotten meanwhile.
+    def write_inner(self, state: InnerState) -> Path | None:
+        """Write a state beside the stored one; its file, None where the disk is full."""
+        coming = self._file("coming")
+        try:
+            store(coming, state.tensors)
+        except StorageFull:
+            coming.unlink(missing_ok=True)
+            return None
+        return coming
+
+    def keep_inner(self, state: InnerState | None) -> None:
+        """Store a state that was lent, unless it was forgotten or overtaken meanwhile.
 
         What cannot be stored leaves the one before.
         """
-        if not state or self._lent is not state:
+        coming = self._file("coming")
+        if state is None or self._lent is not state:
+            coming.unlink(missing_ok=True)
             return
-        with contextlib.suppress(StorageFull):
-            store(self.optimizer, state)
+        if not coming.exists():
+            self.write_inner(state)
         with self._guard:
-            if not self._lent:  # the base was set back while it was written
-                self.optimizer.unlink(missing_ok=True)
+            if self._lent is not state:  # the base was set back while it was written
+                coming.unlink(missing_ok=True)
+            elif coming.exists():
+                coming.replace(self.optimizer)
+                self._stored_sha256 = state.sha256
 
-    def end_lending(self, state: Mapping[str, torch.Tensor]) -> None:
+    def end_lending(self, state: InnerState | None) -> None:
         """It is stored now, or will never be."""
         with self._guard:
             if self._lent is state:
-                self._lent = {}
+                self._lent = None
 
     # The residual.
 
@@ -136,13 +170,21 @@ class Carried:
             self.next.replace(self.current)
             self._note(name, before.name if before else "", global_step)
 
+    @property
+    def changed(self) -> bool:
+        """Return True if the residual that was read last is not the one stored any more."""
+        return self._changed
+
     def drop_if_behind(self, global_step: int) -> None:
         """A base with fewer steps than the last one was set back, also while nobody was here:
         nothing fits it any more.
         """
         with self._guard:
             residue = self._residue()
-            steps = max(residue.global_step if residue else 0, self._lent_step if self._lent else 0)
+            steps = max(
+                residue.global_step if residue else 0,
+                self._lent_step if self._lent is not None else 0,
+            )
             if global_step < steps:
                 self.forget()
 
@@ -150,7 +192,7 @@ class Carried:
         """The base was set back: nothing from before fits it."""
         with self._guard:
             self.zero()
-            self._lent = {}
+            self._lent, self._stored_sha256 = None, ""
             self.optimizer.unlink(missing_ok=True)
 
     def counted(self, task: int, name: str = "") -> None:

@@ -20,7 +20,7 @@ from shared.protocol.contributions import SubmitRequest
 from volunteer.files import PARTIAL_SUFFIX, private_directory, read_record, set_aside, write_record
 
 ENTRIES_MAX = 256
-_NAME = re.compile(r"[0-9]+-[0-9]+-[0-9]+-[0-9]+")
+NAME = re.compile(r"[0-9]+-[0-9]+-[0-9]+-[0-9]+")
 
 
 class QueuedResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ class Outbox:
 
     def payload(self, name: str) -> Path:
         """Return where the update of an entry lies; write it, durably, before `put`."""
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise Configuration(f"{name!r} is not the name of a result")
         return self.root / f"{name}.safetensors"
 

@@ -5,7 +5,7 @@ in the outbox.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import msgspec
 
 from shared.errors import InvalidFrame, NotFound, StorageFull, TooLarge, VolunteerError
 from shared.local_data import LocalData
-from shared.protocol.contributions import SubmitRequest
+from shared.protocol.contributions import Commitment, SubmitRequest
 from shared.protocol.versions import VersionManifest
 from shared.signing import canonical, digest
 from shared.tensors.frame import open_frame
@@ -24,7 +24,8 @@ from shared.text import size as bytes_in_words
 from shared.workloads.base import Result, Traits, Work, Workload
 from shared.workloads.games import Actor
 from volunteer.files import write_whole
-from volunteer.storage.carried import Carried
+from volunteer.storage.carried import Carried, InnerState
+from volunteer.storage.evidence import Evidence
 from volunteer.storage.leases import HeldLease
 from volunteer.storage.outbox import Outbox, QueuedResult
 from volunteer.storage.tensor_files import load, store
@@ -62,7 +63,7 @@ class Made:
     tensors: Mapping[str, torch.Tensor]
     spent: Spent
     place: Place
-    inner: Mapping[str, torch.Tensor] = field(default_factory=dict)  # the optimiser's state
+    inner: InnerState | None = None  # the optimiser's state that it left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,7 @@ class TaskFiles:
     weights: Path
     data: LocalData
     carried: Carried
+    evidence: Evidence
     snapshot: Path
     outbox: Outbox
     memory_bytes: int  # what the device may spend; 0 = unknown
@@ -96,6 +98,9 @@ class LocalTask:
         self._summed = summed
         self._ends_part = ends_part
         self._schema: Schema = ()
+        self._began_with: InnerState | None = None
+        # SHA-256 of the residual added to the update; "" is none, None unknown
+        self._residual: str | None = ""
         self.items = Traits().items
         self.items_per_sample = 1.0  # for a rate that people know
 
@@ -122,7 +127,7 @@ class LocalTask:
                 f"more than the {bytes_in_words(files.memory_bytes)} this device may use"
             )
         files.carried.drop_if_behind(files.manifest.global_step)
-        inner = None if job.reset_inner else files.carried.inner()
+        inner = self._inner()
         snapshot = load(files.snapshot)
         device = files.held.device
         work = workload.begin(job, self._weights(), files.data, device, inner)
@@ -134,6 +139,18 @@ class LocalTask:
                 files.snapshot.unlink(missing_ok=True)
                 work = workload.begin(job, self._weights(), files.data, device, inner)
         return work
+
+    def _inner(self) -> Mapping[str, torch.Tensor] | None:
+        """Return the optimiser's state to begin with; None where there is none."""
+        files = self._files
+        if files.held.lease.job.reset_inner:
+            return None
+        state = self._began_with = files.carried.inner()
+        if state is None:
+            return None
+        if files.held.lease.commit and state.path is not None and not state.sha256:
+            state.sha256 = files.evidence.add(state.path, files.carried.owner)
+        return state.tensors
 
     def swap(self, work: Work, manifest: VersionManifest, path: Path) -> None:
         """Go on with a newer version, where the work knows how."""
@@ -168,8 +185,9 @@ class LocalTask:
         if not self._ends_part:
             files.snapshot.unlink(missing_ok=True)
             return None
-        inner = {} if job.reset_inner else work.state()
-        if inner:
+        left = {} if job.reset_inner else work.state()
+        inner = InnerState(left) if left else None
+        if inner is not None:
             files.carried.lend(inner, files.manifest.global_step)
         whole = self._summed.whole
         return Made(
@@ -189,7 +207,12 @@ class LocalTask:
         """
         files = self._files
         try:
+            self._write_left(made.inner)
             entry = self._entry(made)
+            commitment = entry.submit.commitment
+            files.evidence.keep(
+                entry.name, (commitment.inner, commitment.left, commitment.residual)
+            )
             files.outbox.put(entry)
             if entry.submit.codec not in EXACT_CODECS:
                 files.carried.advance(entry.name, files.manifest.global_step)
@@ -198,6 +221,33 @@ class LocalTask:
             files.carried.end_lending(made.inner)
         files.snapshot.unlink(missing_ok=True)
         return entry
+
+    def _write_left(self, left: InnerState | None) -> None:
+        """Write the state that the task left, before its result counts: begun again after a crash,
+        it begins with the one before.
+        """
+        files = self._files
+        if left is not None:
+            path = files.carried.write_inner(left)
+            if path is not None and files.held.lease.commit:
+                left.sha256 = files.evidence.add(path, files.carried.owner)
+
+    def _commitment(self, made: Made) -> Commitment:
+        """Return what this work can be done again from; nothing where a part of it is unknown."""
+        lease, began, left = self._files.held.lease, self._began_with, made.inner
+        unknown = (
+            not lease.commit
+            or self._residual is None
+            or (began is not None and not began.sha256)
+            or (left is not None and not left.sha256)
+        )
+        if unknown or lease.job.update in PLAYED:
+            return Commitment()
+        return Commitment(
+            inner=began.sha256 if began is not None and left is not None else "",
+            left=left.sha256 if left is not None else "",
+            residual=self._residual or "",
+        )
 
     def _check(self, workload: Workload) -> None:
         wanted = self._files.manifest
@@ -248,6 +298,7 @@ class LocalTask:
             train_s=spent.train_s,
             paused_s=spent.paused_s,
             metrics=result.metrics,
+            commitment=self._commitment(made),
         )
         return QueuedResult(
             task=lease.task,
@@ -276,6 +327,9 @@ class LocalTask:
                 return chosen.encode(update, schema, path)
             steps = files.manifest.global_step
             residual = files.carried.residual(residual_schema(schema), steps)
+            if residual and lease.commit:
+                added = files.evidence.add(files.carried.current, f"{files.carried.owner} residual")
+                self._residual = None if files.carried.changed or not added else added
             return chosen.encode(update, schema, path, residual, files.carried.next)
 
 

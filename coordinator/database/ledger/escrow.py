@@ -2,6 +2,7 @@
 
     invited, vouched for   pending -> earned
     everybody else         pending -> escrow; after so much later work, or time: escrow -> earned
+    unproven by recomputes pending -> escrow, until one proves again
     suspended, distrusted, or of no weight in a merge: pending -> mint
 
 A row of `escrow` stands for what is not earned yet, beside the ledger's events, which stay. What
@@ -30,7 +31,14 @@ from coordinator.database.ledger.payments import (
 )
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.trust import escrow
-from coordinator.rules.standing import DAY_S, TRUST_MIN, VEST_AFTER, VEST_DAYS, vested
+from coordinator.rules.standing import (
+    DAY_S,
+    TRUST_MIN,
+    UNPROVEN_MAX,
+    VEST_AFTER,
+    VEST_DAYS,
+    vested,
+)
 from shared.errors import Conflict
 
 AGED_MAX = 1000  # vested by their age in one transaction
@@ -39,7 +47,7 @@ DISTRUSTED = f"not paid: the trust in this account is below {TRUST_MIN:g}"
 WEIGHTLESS = "not paid: it counts nothing in a merge"
 
 _V, _E = volunteers.c, escrow.c
-_WHO = select(_V.id, _V.standing, _V.invited, _V.trust, _V.accepted, _V.passed).where(
+_WHO = select(_V.id, _V.standing, _V.invited, _V.trust, _V.accepted, _V.passed, _V.unproven).where(
     among(_V.id, "ids")
 )
 _SUSPENDED = select(_V.id).where(among(_V.id, "ids"), _V.standing == "suspended").limit(1)
@@ -54,7 +62,7 @@ _BASE = select(
     (_V.passed - _E.passed).label("passed_since"),
     _V.invited,
 ).join(volunteers, _V.id == _E.volunteer_id)
-_FREE = _BASE.where(_V.standing != "suspended")
+_FREE = _BASE.where(_V.standing != "suspended", _V.unproven < UNPROVEN_MAX)
 _OF_ONE = _BASE.where(its(_E.volunteer_id)).order_by(_E.contribution_id)
 _DUE = _FREE.where(its(_E.volunteer_id), _E.accepted <= _V.accepted - VEST_AFTER)
 _REMOVE = delete(escrow).where(among(_E.contribution_id, "ids"))
@@ -83,7 +91,8 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
         if why := _why_unpaid(account, row):
             unpaid.setdefault(why, []).append(row)
         else:
-            (earned if account.invited else held).append(row)
+            at_once = account.invited and account.unproven < UNPROVEN_MAX
+            (earned if at_once else held).append(row)
     for why, withheld in unpaid.items():
         withhold(conn, withheld, now)
         verdicts.unpaid(conn, [row.id for row in withheld], why)

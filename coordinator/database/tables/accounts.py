@@ -37,6 +37,9 @@ volunteers = Table(
     Column("accepted", BigInteger, nullable=False, server_default="0"),  # contributions, in all
     Column("passed", Integer, nullable=False, server_default="0"),  # checks, in all
     Column("forward_streak", Integer, nullable=False, server_default="0"),  # passed in a row
+    Column("recompute_streak", Integer, nullable=False, server_default="0"),
+    # recomputes in a row that it could not prove
+    Column("unproven", Integer, nullable=False, server_default="0"),
     Column("suspended_reason", Text, nullable=False, server_default=""),
 )
 

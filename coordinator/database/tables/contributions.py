@@ -33,6 +33,8 @@ uploads = Table(
     Column("complete", Boolean, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double, nullable=False),
+    # the contribution that it is evidence for; of a contribution's own bytes none
+    Column("evidence_of", Key, nullable=True),
     UniqueConstraint("task_id", "attempt", "part", "tries", "sha256"),
 )
 

@@ -1,9 +1,10 @@
-"""Pay in escrow, and checks of contributions."""
+"""Pay in escrow, forward checks and recomputes of contributions."""
 
 from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Double,
     ForeignKey,
@@ -44,3 +45,24 @@ checks = Table(
     Column("at", Double, nullable=False),
 )
 Index("ix_checks_newest", checks.c.run_id, checks.c.id)
+
+# Tasks that the coordinator does again, one row a contribution.
+recomputes = Table(
+    "recomputes",
+    metadata,
+    Column("contribution_id", ForeignKey("contributions.id"), primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("volunteer_id", String(64), nullable=False),  # whose it is
+    Column("state", String(16), nullable=False),  # asked, revealed, done
+    Column("wanted", Text, nullable=False),  # SHA-256 of the files to reveal, JSON
+    # of checking/case.py, as it was: the row of the task moves on
+    Column("work", Text, nullable=False),
+    Column("withheld", Boolean, nullable=False),  # its pay waits for the result
+    Column("result", String(16), nullable=False),  # of rules/checks.py; "" until it is done
+    Column("measured", Text, nullable=False),  # Redone, JSON; "{}" where nothing was measured
+    Column("message", Text, nullable=False),
+    Column("asked_at", Double, nullable=False),
+    Column("due_at", Double, nullable=False),
+    Column("ended_at", Double, nullable=True),
+)
+Index("ix_recomputes_open", recomputes.c.state, recomputes.c.contribution_id)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from shared.errors import InvalidFrame
 from shared.workloads.gpt.config import GptConfig, schema
+from shared.workloads.training.dropout import SampleDropout, SampleKeys
 
 
 class Kept:
@@ -73,17 +74,18 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each on a residual branch."""
 
-    def __init__(self, config: GptConfig) -> None:
+    def __init__(self, config: GptConfig, keys: SampleKeys, place: int) -> None:
         super().__init__()
         self.ln1 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.attn = Attention(config)
         self.ln2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = Mlp(config)
-        self.drop = nn.Dropout(config.dropout)
+        self.drop_attn = SampleDropout(config.dropout, keys, place)
+        self.drop_mlp = SampleDropout(config.dropout, keys, place + 1)
 
     def forward(self, x: Tensor, kept: Kept | None) -> Tensor:
-        x = x + self.drop(self.attn(self.ln1(x), kept))
-        x = x + self.drop(self.mlp(self.ln2(x)))
+        x = x + self.drop_attn(self.attn(self.ln1(x), kept))
+        x = x + self.drop_mlp(self.mlp(self.ln2(x)))
         return x
 
 
@@ -99,10 +101,13 @@ class Gpt(nn.Module):
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
+        self.samples = SampleKeys()  # that dropout goes by
         self.tok_emb = _embedding(config.vocab_size, config.n_embd)
         self.pos_emb = _embedding(config.block_size, config.n_embd)
-        self.drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.drop = SampleDropout(config.dropout, self.samples, 0)
+        self.blocks = nn.ModuleList(
+            Block(config, self.samples, 1 + 2 * layer) for layer in range(config.n_layer)
+        )
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
         if not config.tie_head:
             self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)

@@ -12,7 +12,8 @@ from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.windows import Windows, of_pass, windows_of
 from shared.workloads.gpt.config import GptConfig, flops_per_sample
 from shared.workloads.gpt.model import build
-from shared.workloads.training.devices import seed_device, to_device
+from shared.workloads.training.devices import to_device
+from shared.workloads.training.dropout import sample_keys
 from shared.workloads.training.step_loop import StepWork
 
 
@@ -32,9 +33,11 @@ class GptWork(StepWork):
         rows = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
         self._windows = Windows(data, config.block_size, config.vocab_size, rows)
         self._dropout = config.dropout > 0
+        model = build(config, weights, device)
+        self._dropping = model.samples
         super().__init__(
             job,
-            build(config, weights, device),
+            model,
             inner,
             device=device,
             samples=len(rows),
@@ -46,5 +49,7 @@ class GptWork(StepWork):
             torch.from_numpy(self._windows.read(start, stop)), self.device
         )  # (B, T + 1)
         if self._dropout:
-            seed_device(self.device, self.job.seed, *divmod(start, self.job.batch_size))
+            step, first = divmod(start, self.job.batch_size)
+            keys = sample_keys(self.job.seed, step, first, stop - start)
+            self._dropping.keys = to_device(keys, self.device)
         return self.model(tokens[:, :-1], tokens[:, 1:]), None

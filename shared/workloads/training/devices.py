@@ -29,21 +29,6 @@ def release(device: str) -> None:
         torch.mps.empty_cache()
 
 
-def seed_device(device: str, *numbers: int) -> None:
-    """Seed what dropout draws from, so that a step that is done again draws the same."""
-    mixed = 0
-    for number in numbers:
-        mixed = (mixed ^ number) * 0x9E3779B97F4A7C15 & ((1 << 63) - 1)
-        mixed ^= mixed >> 31
-    if device.startswith("cuda"):
-        index = torch.device(device).index
-        torch.cuda.default_generators[index or 0].manual_seed(mixed)
-    elif device == "mps":
-        torch.mps.manual_seed(mixed)
-    else:
-        torch.default_generator.manual_seed(mixed)
-
-
 def autocast(precision: str, device: str) -> AbstractContextManager[object]:
     """bfloat16 where it was asked for and the device computes with it, else float32."""
     kind = torch.device(device).type

@@ -13,6 +13,7 @@ from coordinator.rules.standing import PASSED_MIN
 from shared import proof_of_work
 from shared.protocol.accounts import Me, RegisterReply
 from shared.protocol.contributions import Verdict
+from tests.e2e.server.test_recomputes import settled
 from tests.support.local_coordinator import Worker, decode, local_coordinator
 from tests.support.local_volunteer import LocalMachine
 
@@ -79,6 +80,7 @@ async def test_honest_strangers_are_vetted_and_made_up_work_is_not_paid(tmp_path
             verdicts = [await noise(eve, seed) for seed in range(3)]
             assert [verdict.state for verdict in verdicts] == ["superseded"] * 3
             assert "could not confirm" in verdicts[0].message
+            await settled(home)
             me = decode(await eve.get("/workers/me"), Me)
             assert (me.standing, me.escrow_micro, me.pending_micro, me.earned_micro) == (
                 "probation", 0, 0, 0,

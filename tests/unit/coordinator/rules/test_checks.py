@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.rules import checks, standing
-from coordinator.rules.checks import Rates, Streaks
+from coordinator.rules.checks import Redone, Streaks
 from coordinator.rules.standing import Account
 from shared.workloads.base import ForwardFigures
 
 SECRET = b"k" * 32
 HONEST = Streaks(vetted=True, forward_streak=1000, recompute_streak=1000)
 NEW = Streaks(vetted=False, forward_streak=0, recompute_streak=0)
-RATES = Rates()
+RATES = checks.OPEN_RATES
 POWER = 0.99  # of a recompute beside work that was not done
 
 
@@ -69,13 +69,19 @@ def test_without_peers_a_forward_check_knows_less() -> None:
 
 
 def test_a_recompute_proves_only_what_is_comparable() -> None:
-    judge = checks.judge_recompute
-    assert judge(1.0, 1.0, comparable=True, tolerance=0.0) == "passed"
-    assert judge(0.97, 1.0, comparable=True, tolerance=0.0) == "failed"
-    assert judge(0.97, 1.0, comparable=True, tolerance=0.02) == "passed"
-    assert judge(1.0, 2.8, comparable=True, tolerance=0.0) == "failed"  # scaled up to the limit
-    assert judge(-1.0, 1.0, comparable=False, tolerance=0.0) == "unclear"
-    assert judge(math.nan, 1.0, comparable=True, tolerance=0.0) == "failed"
+    def judge(cosine: float, ratio: float, codec: str = "int8", *, here: bool = True) -> str:
+        found = Redone(cosine=cosine, norm_ratio=ratio, state_cosine=1.0)
+        return checks.judge_recompute(found, codec, comparable=here)
+
+    assert judge(1.0, 1.0) == "passed"
+    assert judge(0.97, 1.0) == "failed"
+    assert judge(0.93, 1.0, "topk-int4") == "passed"  # it loses most of an update
+    assert judge(1.0, 2.8) == "failed"  # scaled up to the limit
+    assert judge(-1.0, 1.0, here=False) == "unclear"
+    assert judge(1.0, 1.0, here=False) == "passed"
+    assert judge(math.nan, 1.0) == "failed"
+    made_up = Redone(cosine=1.0, norm_ratio=1.0, state_cosine=0.2)
+    assert checks.judge_recompute(made_up, "int8", comparable=True) == "failed"
 
 
 @given(st.lists(st.sampled_from(["passed", "failed", "unclear"]), max_size=40))

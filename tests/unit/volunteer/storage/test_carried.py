@@ -11,7 +11,7 @@ from shared.protocol.base import ContributionState
 from shared.protocol.contributions import Verdict
 from shared.tensors.frame import frame_bytes
 from shared.tensors.spec import TensorSpec
-from volunteer.storage.carried import Carried, Residuals
+from volunteer.storage.carried import Carried, InnerState, Residuals
 
 SCHEMA = (TensorSpec("w", (2,)),)
 CPU = ("cpu",)
@@ -153,8 +153,8 @@ def test_a_verdict_that_comes_while_the_next_update_is_encoded_is_not_undone_by_
     assert not carried.next.exists()
 
 
-def moments(value: float) -> dict[str, torch.Tensor]:
-    return {"exp_avg/w": torch.full((2,), value)}
+def moments(value: float) -> InnerState:
+    return InnerState({"exp_avg/w": torch.full((2,), value)})
 
 
 def test_the_optimizers_state_is_there_for_the_next_task_before_it_is_stored(
@@ -171,12 +171,12 @@ def test_the_optimizers_state_is_there_for_the_next_task_before_it_is_stored(
     assert carried.inner() is second
     kept = Residuals(tmp_path).of("r", "cpu").inner()  # as after a crash
     assert kept is not None
-    assert torch.equal(kept["exp_avg/w"], first["exp_avg/w"])
+    assert torch.equal(kept.tensors["exp_avg/w"], first.tensors["exp_avg/w"])
     carried.keep_inner(second)
     carried.end_lending(second)
     kept = carried.inner()
     assert kept is not None
-    assert torch.equal(kept["exp_avg/w"], second["exp_avg/w"])
+    assert torch.equal(kept.tensors["exp_avg/w"], second.tensors["exp_avg/w"])
 
 
 def test_a_state_of_a_base_that_was_set_back_is_neither_used_nor_stored(tmp_path: Path) -> None:

@@ -1,60 +1,42 @@
 """Forward checks: a share of the updates, and every one of a newcomer, is measured on samples of
 its task that a secret of the server chooses once it is here, before the verdict.
 
-A check proves little and so it punishes nobody: what fails it, of an account on probation, is
-neither merged nor paid; of others it is accepted. What it cannot tell is accepted, and counts for
-nothing on the way to being vetted.
+A check proves little and so it punishes nobody: it orders a recompute (see `recompute`). What fails
+it, of an account on probation, is not merged; of others it is accepted. What it cannot tell is
+accepted, and counts for nothing on the way to being vetted.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import structlog
 
+from coordinator.checking.case import Case, Draws
 from coordinator.compute import Compute, Stop
-from coordinator.database import checks, datasets, runs, tasks, versions
-from coordinator.database import volunteers as accounts
+from coordinator.database import checks, runs
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.datasets import DatasetRow
-from coordinator.database.runs import RunRow
-from coordinator.plan.plan import in_phase
 from coordinator.rules import checks as rules
-from coordinator.rules.checks import Rates, Result, Streaks
+from coordinator.rules.checks import Result
 from coordinator.runs.datasets import heldout
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
-from coordinator.scheduling import lease_message
 from shared.clock import Clock
 from shared.errors import VolunteerError
 from shared.local_data import LocalData
 from shared.tensors.quantize import codec
-from shared.workloads.base import ForwardFigures, Job
+from shared.workloads.base import ForwardFigures
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.database.engine.open import Database
     from coordinator.storage.blobs import BlobStore
-    from shared.signing import SigningKey
 
 PEERS = 64  # newest checks passed that a check is compared with
 
 log = structlog.get_logger("checks")
-
-
-class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """An update to check, and all that it takes."""
-
-    run: RunRow
-    job: Job
-    base_sha256: str
-    chunks: tuple[int, ...]
-    dataset: DatasetRow
 
 
 def measure(
@@ -80,21 +62,16 @@ def measure(
 
 
 class ForwardChecks:
-    """Draws and makes the checks of one server."""
+    """Makes the forward checks of one server."""
 
     def __init__(
-        self,
-        db: Database,
-        clock: Clock,
-        blobs: BlobStore,
-        compute: Compute,
-        key: SigningKey,
+        self, db: Database, clock: Clock, blobs: BlobStore, compute: Compute, draws: Draws
     ) -> None:
         self._db = db
         self._clock = clock
         self._blobs = blobs
         self._compute = compute
-        self._secret = hashlib.sha256(key.sign(b"volunteer: secret of checks")).digest()
+        self._draws = draws
 
     async def check(self, row: ContributionRow) -> Result | None:
         """Check an update, if it is drawn; None if it is not, or cannot be checked this way."""
@@ -115,43 +92,16 @@ class ForwardChecks:
 
     def _case(self, conn: Connection, row: ContributionRow) -> Case | None:
         """Return what a check needs; None where none is drawn."""
-        account = accounts.existing(conn, row.volunteer_id)
-        streaks = Streaks(
-            vetted=account.standing == "vetted",
-            forward_streak=account.forward_streak,
-            recompute_streak=0,
-        )
-        chance = rules.chance("forward", streaks, Rates())
-        if not rules.drawn(self._secret, "forward", row.id, row.digest, chance):
+        if row.kind != "delta" or not self._draws.drawn(conn, "forward", row):
             return None
-        run = runs.by_id(conn, row.run_id)
-        if row.kind != "delta" or run.dataset_id is None:
-            return None
-        task = tasks.holder(conn, row.task_id, for_update=False)
-        part = msgspec.structs.replace(task, stop=task.start + row.samples, steps=row.steps)
-        spec = lease_message.read_spec(conn, run.id)
-        base = versions.get(conn, run.id, row.base_version)
-        job = lease_message.job(spec, in_phase(spec.plan, base.phase), base.global_step, part)
-        order = lease_message.order_of(spec.counts, job.order_seed)
-        return Case(
-            run=run,
-            job=job,
-            base_sha256=base.published_sha256,
-            chunks=order.reach(part.start, part.stop),
-            dataset=datasets.by_id(conn, run.dataset_id),
-        )
+        return Case.of(conn, row, runs.by_id(conn, row.run_id))
 
     async def _measured(self, case: Case, row: ContributionRow) -> ForwardFigures | None:
-        manifest = case.dataset.manifest
-        own: Mapping[str, Path] = {
-            manifest.chunks[index].sha256: await self._blobs.local(manifest.chunks[index].sha256)
-            for index in case.chunks
-        }
-        data = LocalData(manifest, own), await heldout(manifest, self._blobs)
+        own = await case.data(self._blobs)
+        data = own, await heldout(case.dataset.manifest, self._blobs)
         weights = await self._blobs.local(case.base_sha256)
         files = weights, await self._blobs.local(row.sha256), row.codec
-        seed = rules.seed(self._secret, row.id, row.digest)
-        return await self._compute.run(measure, case, files, data, seed)
+        return await self._compute.run(measure, case, files, data, self._draws.seed(row))
 
     def _record(self, conn: Connection, row: ContributionRow, found: ForwardFigures) -> Result:
         gaps = [each.gap for each in checks.peers(conn, row.run_id, PEERS)]

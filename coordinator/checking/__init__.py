@@ -1,0 +1,1 @@
+"""Checks of work: updates measured on samples of their task, and tasks done again."""

@@ -1,0 +1,132 @@
+"""A contribution to check: its job, its base and its data, as its worker had them; and who is
+drawn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.database import datasets, runs, tasks, versions
+from coordinator.database import volunteers as accounts
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.datasets import DatasetRow
+from coordinator.database.runs import RunRow
+from coordinator.plan.plan import in_phase
+from coordinator.rules import checks as rules
+from coordinator.rules.checks import Kind, Rates, Streaks
+from coordinator.runs.definition import definition
+from coordinator.scheduling import lease_message
+from shared.decoding import decode
+from shared.local_data import LocalData
+from shared.workloads.base import Job
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.storage.blobs import BlobStore
+    from shared.signing import SigningKey
+
+
+class _Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a case that rows do not keep."""
+
+    job: Job
+    base_sha256: str
+    chunks: tuple[int, ...]
+
+
+class Case(_Stored, frozen=True, kw_only=True):
+    """An update to check, and all that it takes."""
+
+    run: RunRow
+    dataset: DatasetRow
+
+    @classmethod
+    def of(cls, conn: Connection, row: ContributionRow, run: RunRow) -> Case | None:
+        """Return the case of a contribution; None for one that is no update of its whole task on
+        one base and over the run's own data.
+        """
+        if row.kind not in ("delta", "gradient") or run.dataset_id is None or row.part:
+            return None
+        task = tasks.holder(conn, row.task_id, for_update=False)
+        spec = lease_message.read_spec(conn, run.id)
+        base = versions.get(conn, run.id, row.base_version)
+        plan = in_phase(spec.plan, base.phase)
+        pulls = plan.pull_every if row.kind == "gradient" else 0
+        if task.kind != "train" or 0 < pulls < row.steps:
+            return None
+        part = msgspec.structs.replace(task, stop=task.start + row.samples, steps=row.steps)
+        job = lease_message.job(spec, plan, base.global_step, part)
+        order = lease_message.order_of(spec.counts, job.order_seed)
+        return cls(
+            run=run,
+            job=job,
+            base_sha256=base.published_sha256,
+            chunks=order.reach(part.start, part.stop),
+            dataset=datasets.by_id(conn, run.dataset_id),
+        )
+
+    @classmethod
+    def again(cls, conn: Connection, stored: str, run: RunRow) -> Case:
+        """Return a case that was stored. Raises NotFound for a run without a dataset."""
+        work = decode(stored, _Stored)
+        return cls(
+            run=run,
+            job=work.job,
+            base_sha256=work.base_sha256,
+            chunks=work.chunks,
+            dataset=datasets.by_id(conn, run.dataset_id or 0),
+        )
+
+    def stored(self) -> str:
+        """Return what `again` needs."""
+        work = _Stored(job=self.job, base_sha256=self.base_sha256, chunks=self.chunks)
+        return msgspec.json.encode(work).decode()
+
+    @property
+    def flops(self) -> float:
+        """Operations of the whole task, forward and backward."""
+        about = definition(self.run)
+        return about.workload.flops_per_sample(about.file.model) * (self.job.stop - self.job.start)
+
+    async def data(self, blobs: BlobStore) -> LocalData:
+        """Return the chunks of the task, as files."""
+        manifest = self.dataset.manifest
+        names = [manifest.chunks[index].sha256 for index in self.chunks]
+        names += [asset.sha256 for asset in manifest.assets.values()]
+        return LocalData(manifest, {name: await blobs.local(name) for name in names})
+
+
+class Draws:
+    """Draws of one server: which contributions are checked, by a secret of its own.
+
+    `usual` are the shares where a run file names none.
+    """
+
+    def __init__(self, key: SigningKey, usual: Rates) -> None:
+        self._secret = hashlib.sha256(key.sign(b"volunteer: secret of checks")).digest()
+        self._usual = usual
+
+    def drawn(self, conn: Connection, kind: Kind, row: ContributionRow) -> bool:
+        """Return True if a contribution is checked this way."""
+        run = runs.by_id(conn, row.run_id)
+        file = definition(run).file
+        rates = rules.rates_of(file.trust, self._usual)
+        if not (rates.forward if kind == "forward" else rates.recompute):
+            return False
+        account = accounts.existing(conn, row.volunteer_id)
+        streaks = Streaks(
+            vetted=account.standing == "vetted",
+            forward_streak=account.forward_streak,
+            recompute_streak=account.recompute_streak,
+        )
+        usual = run.price_micro * file.task.local_steps
+        chance = rules.chance(kind, streaks, rates, row.price_micro / max(1, usual))
+        return rules.drawn(self._secret, kind, row.id, row.digest, chance)
+
+    def seed(self, row: ContributionRow) -> int:
+        """Return the seed by which a forward check of a contribution chooses its samples."""
+        return rules.seed(self._secret, row.id, row.digest)

@@ -1,0 +1,202 @@
+"""Recomputes: tasks that the coordinator does again, from asking for the evidence to the result."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+
+from coordinator.database import volunteers as store
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.engine.statements import its
+from coordinator.database.tables.contributions import contributions, uploads
+from coordinator.database.tables.trust import recomputes
+from coordinator.database.tables.versions import versions
+from coordinator.rules import standing
+from coordinator.rules.checks import Result
+from shared.decoding import decode
+from shared.protocol.contributions import Commitment, SubmitRequest
+
+State = Literal["asked", "revealed", "done"]
+CHAIN_MAX = 64  # newest contributions of a machine among which its state must be found
+
+
+class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `recomputes`."""
+
+    contribution_id: int
+    run_id: int
+    volunteer_id: str
+    state: State
+    wanted: str
+    work: str
+    withheld: bool
+    result: str
+    measured: str
+    message: str
+    asked_at: float
+    due_at: float
+    ended_at: float | None
+
+
+_R = recomputes.c
+_ADD = insert(recomputes)
+_GET = select(recomputes).where(its(_R.contribution_id))
+_OPEN = select(func.count()).where(_R.state != "done")
+_FIRST = select(recomputes).where(_R.state == "revealed").order_by(_R.contribution_id).limit(1)
+_LATE = select(recomputes).where(_R.state == "asked", _R.due_at < bindparam("now"))
+_REVEALED = (
+    update(recomputes).where(its(_R.contribution_id), _R.state == "asked").values(state="revealed")
+)
+_END = update(recomputes).where(its(_R.contribution_id), _R.state != "done").values(state="done")
+_ARRIVED = select(uploads.c.sha256).where(
+    uploads.c.evidence_of == bindparam("number"), uploads.c.complete
+)
+_FORGET = delete(uploads).where(uploads.c.evidence_of == bindparam("number"))
+_OF_MACHINE = (
+    select(contributions.c.report)
+    .where(
+        its(contributions.c.volunteer_id),
+        its(contributions.c.run_id),
+        its(contributions.c.worker_id),
+        contributions.c.id < bindparam("before"),
+    )
+    .order_by(contributions.c.id.desc())
+    .limit(CHAIN_MAX)
+)
+_BLOBS = (
+    select(contributions.c.sha256, versions.c.published_sha256)
+    .join_from(recomputes, contributions, contributions.c.id == _R.contribution_id)
+    .outerjoin(
+        versions,
+        (versions.c.run_id == contributions.c.run_id)
+        & (versions.c.version == contributions.c.base_version),
+    )
+    .where(_R.state != "done")
+)
+
+
+def open_count(conn: Connection) -> int:
+    """Return how many recomputes have no result yet."""
+    return int(conn.execute(_OPEN).scalar_one())
+
+
+def add(
+    conn: Connection,
+    row: ContributionRow,
+    of: tuple[list[str], str],
+    *,
+    withheld: bool,
+    due_at: float,
+) -> None:
+    """Order a recompute of (files to reveal, work); without files it may begin at once."""
+    wanted, work = of
+    conn.execute(
+        _ADD,
+        {
+            "contribution_id": row.id,
+            "run_id": row.run_id,
+            "volunteer_id": row.volunteer_id,
+            "state": "asked" if wanted else "revealed",
+            "wanted": msgspec.json.encode(wanted).decode(),
+            "work": work,
+            "withheld": withheld,
+            "result": "",
+            "measured": "{}",
+            "message": "",
+            "asked_at": row.received_at,
+            "due_at": due_at,
+        },
+    )
+
+
+def get(conn: Connection, contribution_id: int) -> RecomputeRow | None:
+    """Return the recompute of a contribution; None where there is none."""
+    row = conn.execute(_GET, {"its_contribution_id": contribution_id}).mappings().first()
+    return None if row is None else RecomputeRow(**row)
+
+
+def wants(conn: Connection, contribution_id: int, volunteer_id: str, sha256: str) -> bool:
+    """Return True if a volunteer is asked for this file as evidence for its contribution."""
+    row = get(conn, contribution_id)
+    if row is None or row.volunteer_id != volunteer_id or row.state != "asked":
+        return False
+    return sha256 in decode(row.wanted, tuple[str, ...])
+
+
+def arrive(conn: Connection, contribution_id: int) -> bool:
+    """Note that evidence has arrived; True when it is all there now."""
+    row = get(conn, contribution_id)
+    if row is None or row.state != "asked":
+        return False
+    there = set(conn.execute(_ARRIVED, {"number": contribution_id}).scalars())
+    if not there.issuperset(decode(row.wanted, tuple[str, ...])):
+        return False
+    conn.execute(_REVEALED, {"its_contribution_id": contribution_id})
+    return True
+
+
+def first(conn: Connection) -> RecomputeRow | None:
+    """Return the oldest whose evidence is here."""
+    row = conn.execute(_FIRST).mappings().first()
+    return None if row is None else RecomputeRow(**row)
+
+
+def overdue(conn: Connection, now: float) -> list[RecomputeRow]:
+    """Return those whose evidence has not come in time."""
+    return [RecomputeRow(**row) for row in conn.execute(_LATE, {"now": now}).mappings()]
+
+
+def commitment_of(row: ContributionRow) -> Commitment:
+    """Return what a contribution was committed to."""
+    return decode(row.report, SubmitRequest).commitment
+
+
+def follows(conn: Connection, row: ContributionRow) -> bool:
+    """Return True if the state that a task began with is none, or one that an earlier task of the
+    same machine left.
+    """
+    inner = commitment_of(row).inner
+    if not inner:
+        return True
+    given = {
+        "its_volunteer_id": row.volunteer_id,
+        "its_run_id": row.run_id,
+        "its_worker_id": row.worker_id,
+        "before": row.id,
+    }
+    reports = conn.execute(_OF_MACHINE, given).scalars()
+    return any(decode(report, SubmitRequest).commitment.left == inner for report in reports)
+
+
+def end(
+    conn: Connection, row: RecomputeRow, result: Result, message: str, measured: str, now: float
+) -> bool:
+    """Record a result and what it moves of the account, but a suspension; False if there was one
+    before.
+    """
+    given = {"its_contribution_id": row.contribution_id}
+    values = {"result": result, "message": message, "measured": measured, "ended_at": now}
+    if conn.execute(_END, given | values).rowcount != 1:
+        return False
+    conn.execute(_FORGET, {"number": row.contribution_id})
+    account = store.locked(conn, row.volunteer_id)
+    before = standing.Account(
+        state=account.standing, invited=account.invited, passed=account.passed, trust=account.trust
+    )
+    after = standing.after_check(before, result, "recompute")
+    counters = {"passed": after.passed}
+    if result == "passed":
+        counters |= {"recompute_streak": account.recompute_streak + 1, "unproven": 0}
+    elif result == "unproven":
+        counters |= {"recompute_streak": 0, "unproven": account.unproven + 1}
+    store.set_volunteer(conn, account.id, **counters)
+    if after.state == "vetted" != before.state:
+        store.vet(conn, account.id)
+    return True
+
+
+def blobs_in_use(conn: Connection) -> set[str]:
+    """Return the updates and base weights that recomputes without a result need."""
+    return {sha256 for row in conn.execute(_BLOBS) for sha256 in row if sha256}

@@ -1,0 +1,152 @@
+"""Tasks done again from what their workers committed to: honest work passes, other work ends the
+account that sent it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sqlalchemy import Connection, select
+
+from coordinator.database import volunteers
+from coordinator.database.ledger import payments
+from coordinator.database.recomputes import open_count
+from coordinator.database.tables.trust import recomputes
+from shared.workloads.base import Result, Work, Workload, load
+from tests.support.local_coordinator import LocalCoordinator, local_coordinator
+from tests.support.local_volunteer import LocalMachine
+
+TASKS = 4
+LEARNING = """
+name = "tiny"
+workload = "gpt"
+dataset = "sums"
+[model]
+block_size = 8
+n_layer = 1
+n_head = 2
+n_embd = 16
+dropout = 0.1
+[train]
+lr = 0.01
+warmup_steps = 0
+precision = "{precision}"
+[task]
+local_steps = 8
+batch_size = 8
+min_steps = 1
+[plan]
+preset = "{preset}"
+codec = "{codec}"
+[trust]
+recompute = 1.0
+"""
+
+
+def run_file(codec: str = "int8", preset: str = "fedavg", precision: str = "float32") -> str:
+    text = LEARNING.format(codec=codec, preset=preset, precision=precision)
+    return text.replace("[plan]", "[plan]\nquorum = 1") if preset == "fedavg" else text
+
+
+async def results(home: LocalCoordinator, count: int) -> list[tuple[str, str]]:
+    """Return results and sentences of recomputes, once so many are done."""
+
+    def done(conn: Connection) -> list[tuple[str, str]]:
+        query = select(recomputes.c.result, recomputes.c.message)
+        found = conn.execute(query.where(recomputes.c.state == "done"))
+        return [(row[0], row[1]) for row in found]
+
+    async with asyncio.timeout(60):
+        while len(found := await home.coordinator.db.read(done)) < count:
+            await asyncio.sleep(0.02)
+    return found
+
+
+async def settled(home: LocalCoordinator) -> None:
+    """Wait until every recompute that was ordered has a result."""
+    async with asyncio.timeout(60):
+        while await home.coordinator.db.read(open_count):
+            await asyncio.sleep(0.02)
+
+
+async def balances(home: LocalCoordinator, name: str) -> tuple[str, int, int]:
+    """Return the standing of a volunteer, what it was promised and what it earned."""
+    found = next(p for p in await home.coordinator.volunteers.list() if p.nickname == name)
+
+    def read(conn: Connection) -> tuple[str, int, int]:
+        has = payments.balances(conn, found.volunteer_id)
+        standing = volunteers.existing(conn, found.volunteer_id).standing
+        return standing, has.escrow_micro + has.pending_micro, has.earned_micro
+
+    return await home.coordinator.db.read(read)
+
+
+@pytest.mark.parametrize(
+    ("codec", "preset", "precision"),
+    [
+        ("float32", "fedavg", "float32"),
+        ("int8", "fedavg", "float32"),
+        ("int4", "fedavg", "float32"),
+        ("topk-int4", "fedavg", "float32"),
+        ("int8", "fedavg", "bfloat16"),
+        ("int8", "sync-sgd", "float32"),
+    ],
+)
+async def test_honest_work_passes_whatever_its_codec(
+    tmp_path: Path, codec: str, preset: str, precision: str
+) -> None:
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.start_run(run_file(codec, preset, precision))
+        async with home.coordinator.working():
+            machine = LocalMachine(tmp_path / "machine", home)
+            await machine.join("Ann")
+            async with machine.working(max_tasks=TASKS - 1) as process:
+                assert await process.ended(120) == 0
+            async with machine.working(max_tasks=1) as process:  # from files alone
+                assert await process.ended(120) == 0
+                found = await results(home, TASKS)
+        assert [result for result, _ in found] == ["passed"] * TASKS, found
+        assert await home.coordinator.ledger.check() == ()
+        assert not [*(tmp_path / "machine").glob("**/evidence/*.json")]
+
+
+class Lazy:
+    """Adds noise of about the length of the update."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+    def result(self) -> tuple[Result, Mapping[str, torch.Tensor]]:
+        report, tensors = self._work.result()
+        noise = {name: value + 0.1 * torch.randn_like(value) for name, value in tensors.items()}
+        return report, noise
+
+
+def lazy(name: str) -> Workload:
+    """Return a workload whose work is not what was leased."""
+    workload = load(name)
+    begin: Callable[..., Work] = workload.begin
+    workload.begin = lambda *a, **k: Lazy(begin(*a, **k))  # type: ignore[method-assign,assignment]
+    return workload
+
+
+async def test_other_work_ends_its_account_and_earns_nothing(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.start_run(run_file())
+        async with home.coordinator.working():
+            machine = LocalMachine(tmp_path / "machine", home)
+            await machine.join("Eve")
+            async with machine.working(lazy, max_tasks=1) as process:
+                await process.ended(120)
+                found = await results(home, 1)
+        assert found[0][0] == "failed", found
+        assert await balances(home, "Eve") == ("suspended", 0, 0)
+        assert await home.coordinator.ledger.check() == ()

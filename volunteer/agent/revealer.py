@@ -1,0 +1,76 @@
+"""Reveals the states that finished tasks can be done again from, where the coordinator asks for
+them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.errors import VolunteerError
+from shared.protocol.contributions import UploadInfo, UploadRequest
+from volunteer.agent.lifecycle import Lifecycle
+from volunteer.control.event_bus import Hub
+from volunteer.net.api import Api
+from volunteer.net.retry import passing
+from volunteer.net.transfers import Transfers
+from volunteer.storage.evidence import Evidence, Request
+
+PATIENCE_S = 600.0
+AGAIN_S = 60.0  # before the next try after trouble that may pass
+
+
+@dataclass(eq=False, kw_only=True)
+class Revealer:
+    """Uploads evidence beside the work."""
+
+    api: Api
+    transfers: Transfers
+    evidence: Evidence
+    life: Lifecycle
+    hub: Hub
+
+    async def run(self) -> None:
+        """Reveal until cancelled."""
+        while True:
+            await self.life.until(lambda: bool(self.evidence.asked()))
+            for request in self.evidence.asked():
+                await self._reveal(request)
+
+    async def _reveal(self, request: Request) -> None:
+        try:
+            for sha256 in request.files:
+                await self._upload(request, sha256)
+        except VolunteerError as error:
+            if passing(error):
+                await self.life.clock.sleep(AGAIN_S)
+                return
+            self.hub.notice(
+                f"task {request.name.partition('-')[0]} cannot be proved to the coordinator: "
+                f"{error.message}",
+                "warning",
+            )
+        except FileNotFoundError:
+            self.hub.notice(
+                f"a file that proves task {request.name.partition('-')[0]} is not here any more",
+                "warning",
+            )
+        self.evidence.drop(request.name)
+        self.life.notify()
+
+    async def _upload(self, request: Request, sha256: str) -> UploadInfo:
+        path = self.evidence.file(sha256)
+        task, attempt, part, tries = map(int, request.name.split("-"))
+        wanted = UploadRequest(
+            task=task,
+            attempt=attempt,
+            part=part,
+            tries=tries,
+            sha256=sha256,
+            size=path.stat().st_size,
+            evidence_of=request.contribution,
+        )
+
+        async def once() -> UploadInfo:
+            return await self.transfers.upload(wanted, path, lambda done: None)
+
+        return await self.api.client.retrying(once, PATIENCE_S)

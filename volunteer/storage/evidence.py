@@ -1,0 +1,122 @@
+"""States that finished tasks can be done again from, kept until the coordinator has said which of
+them it wants to see.
+
+A file is named by its SHA-256 and linked, not copied; a record names the files of each result. What
+no record names goes, but for the newest few of each device, which the next tasks begin with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import threading
+from collections import defaultdict, deque
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import Configuration
+from volunteer.files import PARTIAL_SUFFIX, private_directory, read_record, write_record
+from volunteer.storage.outbox import NAME
+
+NEWEST = 3  # states of one device that are kept without a record
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of one result; `contribution` is 0 until the coordinator asks for them."""
+
+    name: str  # of the result
+    files: tuple[str, ...]  # SHA-256
+    contribution: int = 0
+
+
+class Evidence:
+    """The directory of these files. Any thread may call it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = private_directory(root)
+        self._guard = threading.Lock()
+        self._newest: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=NEWEST))
+        self._requests: dict[str, Request] = {}
+        for path in root.glob("*.json"):
+            with contextlib.suppress(Configuration):
+                if (found := read_record(path, Request)) is not None:
+                    self._requests[found.name] = found
+        with self._guard:
+            self._collect()
+
+    def add(self, path: Path, owner: str) -> str:
+        """Keep a file beside its name; return its SHA-256, "" where that is not possible."""
+        try:
+            with path.open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            with self._guard:
+                if not self.file(sha256).exists():
+                    self._link(path, sha256)
+                self._newest[owner].append(sha256)
+                self._collect()
+        except OSError:
+            return ""
+        return sha256
+
+    def file(self, sha256: str) -> Path:
+        """Return where a file lies."""
+        return self.root / f"{sha256}.safetensors"
+
+    def keep(self, name: str, files: tuple[str, ...]) -> None:
+        """Keep files until the verdict on a result."""
+        named = tuple(sha256 for sha256 in files if sha256)
+        if named:
+            with self._guard:
+                self._note(Request(name=name, files=named))
+
+    def ask(self, name: str, contribution: int, files: tuple[str, ...]) -> None:
+        """Keep those files that the coordinator asks for, until they are revealed."""
+        with self._guard:
+            known = self._requests.get(name)
+            wanted = tuple(f for f in files if known is not None and f in known.files)
+            if wanted:
+                self._note(Request(name=name, files=wanted, contribution=contribution))
+            self._collect()
+
+    def drop(self, name: str) -> None:
+        """Let the files of a result go."""
+        with self._guard:
+            if self._requests.pop(name, None) is not None:
+                self._record(name).unlink(missing_ok=True)
+                self._collect()
+
+    def asked(self) -> tuple[Request, ...]:
+        """Return what is to be revealed."""
+        with self._guard:
+            return tuple(one for one in self._requests.values() if one.contribution)
+
+    def _note(self, request: Request) -> None:
+        if not NAME.fullmatch(request.name):
+            raise Configuration(f"{request.name!r} is not the name of a result")
+        with contextlib.suppress(OSError):  # a full disk: it is kept until the program ends
+            write_record(self._record(request.name), request)
+        self._requests[request.name] = request
+
+    def _record(self, name: str) -> Path:
+        return self.root / f"{name}.json"
+
+    def _link(self, path: Path, sha256: str) -> None:
+        partial = self.root / f"{sha256}{PARTIAL_SUFFIX}"
+        partial.unlink(missing_ok=True)
+        try:
+            os.link(path, partial)
+        except OSError:  # a file system without links
+            shutil.copyfile(path, partial)
+        partial.replace(self.file(sha256))
+
+    def _collect(self) -> None:
+        """Delete what nothing refers to."""
+        kept = {sha256 for one in self._requests.values() for sha256 in one.files}
+        kept.update(sha256 for newest in self._newest.values() for sha256 in newest)
+        for path in self.root.iterdir():
+            orphan = path.suffix == ".safetensors" and path.stem not in kept
+            if orphan or path.name.endswith(PARTIAL_SUFFIX):
+                path.unlink(missing_ok=True)
