@@ -20,13 +20,10 @@ from coordinator.accounts.accounts import Volunteers
 from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.server_identity import ServerIdentity
-<<<<<<< HEAD
 from coordinator.accounts.transparency import Transparency
-=======
 from coordinator.checking.case import Draws
 from coordinator.checking.forward_check import ForwardChecks
 from coordinator.checking.recompute import Recomputes
->>>>>>> main
 from coordinator.compute import Compute
 from coordinator.config import Settings
 from coordinator.database.engine.open import Database, is_new, migrate

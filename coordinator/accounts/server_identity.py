@@ -8,12 +8,13 @@ import hashlib
 import secrets
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from coordinator.certificates import write_private
-from coordinator.database import key_values
+from coordinator.config import without_password
+from coordinator.database import audit, key_values
 from coordinator.ttl_cache import Fresh
 from shared.decoding import decode
 from shared.errors import Configuration
@@ -24,6 +25,8 @@ from shared.signing import SigningKey, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from sqlalchemy import Connection
 
     from coordinator.config import Settings
     from coordinator.database.engine.open import Database
@@ -64,10 +67,34 @@ class ServerIdentity:
             self.address = decode(stored, Address)
 
     async def set_address(self, address: Address) -> None:
-        """Store the address of the server, for join links that other processes print."""
+        """Store the address of the server that starts, for join links that other processes print,
+        and log the settings that changed since the last start.
+        """
         self.address = address
         stored = msgspec.json.encode(address).decode()
-        await self._db.write(lambda conn: key_values.put(conn, key_values.ADDRESS, stored))
+
+        def start(conn: Connection) -> None:
+            key_values.put(conn, key_values.ADDRESS, stored)
+            self._log_settings(conn)
+
+        await self._db.write(start)
+
+    def _log_settings(self, conn: Connection) -> None:
+        """Write a line of the audit log for each setting that differs from the last start's."""
+        now = {
+            name: without_password(value) if isinstance(value, str) and "://" in value else value
+            for name, value in msgspec.structs.asdict(self._settings).items()
+        }
+        before = key_values.get(conn, key_values.SETTINGS)
+        if before is not None:
+            known = decode(before, dict[str, Any])
+            for name in sorted(now.keys() | known.keys()):
+                was, value = known.get(name), now.get(name)
+                if was != value:
+                    detail = {"from": was, "to": value}
+                    at = self._clock.now()
+                    audit.append(conn, "organiser", "settings.change", name, detail, at)
+        key_values.put(conn, key_values.SETTINGS, msgspec.json.encode(now).decode())
 
     @property
     def fingerprint(self) -> str:

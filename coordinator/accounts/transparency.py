@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from coordinator.database import audit
@@ -34,6 +35,17 @@ SEAL_S = 5.0  # a payment has its receipt after this long
 BATCHES_MAX = 50  # of one call: a long history becomes leaves over several
 
 log = structlog.get_logger("record")
+
+
+class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of the record, and a sentence for each breach."""
+
+    events: int  # entries of the ledger
+    audit: int  # lines of the audit log
+    size: int  # of the tree over both
+    root: str
+    waiting: int  # rows that are not in the tree yet
+    breaches: tuple[str, ...]
 
 
 class Transparency:
@@ -72,6 +84,30 @@ class Transparency:
             await self._db.write(audit.seal)
             total += await self._db.write(store.extend)
         return total
+
+    async def audit_lines(self, before: int | None, limit: int) -> tuple[audit.AuditRow, ...]:
+        """Return lines of the audit log, newest first."""
+        return tuple(await self._db.read(lambda conn: audit.entries(conn, before, limit)))
+
+    async def verify(self) -> RecordReport:
+        """Compute the chains of ledger and audit log and their tree again; changes nothing."""
+
+        def read(conn: Connection) -> RecordReport:
+            tree, (events, lines) = store.head(conn), store.counted(conn)
+            return RecordReport(
+                events=events,
+                audit=lines,
+                size=tree.size,
+                root=tree.root,
+                waiting=max(0, events + lines - tree.size),
+                breaches=(
+                    *payments.check_ledger(conn),
+                    *audit.check(conn),
+                    *store.check(conn),
+                ),
+            )
+
+        return await self._db.read(read)
 
     async def head(self) -> SignedHead:
         """Return the signed head of the record as it is now."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from sqlalchemy import Column, Connection, Table, insert, select, tuple_, update
+from sqlalchemy import Column, Connection, Table, func, insert, select, tuple_, update
 
 from coordinator.database import audit as audit_log
 from coordinator.database.ledger import check as ledger
@@ -63,6 +63,15 @@ def tree_head(conn: Connection, now: float) -> TreeHead:
     """Return the head of the record, for what is signed now."""
     tree = head(conn)
     return TreeHead(size=tree.size, root=tree.root, at=now)
+
+
+def counted(conn: Connection) -> tuple[int, int]:
+    """Return the number of entries of the ledger and of lines of the audit log."""
+    events_, lines = (
+        int(conn.execute(select(func.count()).select_from(table)).scalar_one())
+        for table, _ in LOGS.values()
+    )
+    return events_, lines
 
 
 def behind(conn: Connection) -> bool:

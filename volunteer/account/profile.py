@@ -3,12 +3,9 @@
     <profile>/current            names the coordinator that is helped now
     <profile>/lock               held while an instance runs
     <profile>/control.json       where a running instance listens
-<<<<<<< HEAD
     <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, inner/,
                                  receipts/ of one of them
-=======
     <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, inner/, evidence/ of one of them
->>>>>>> main
 
 The identity, with its secret, is on disk before it is sent to anyone, so a lost reply never makes a
 second account.
@@ -93,11 +90,8 @@ class Home:
         self.outbox = private_directory(path / "outbox")
         self.tasks = private_directory(path / "tasks")
         self.inner = private_directory(path / "inner")
-<<<<<<< HEAD
         self.receipts = path / "receipts"  # made with the first
-=======
         self.evidence = path / "evidence"
->>>>>>> main
         self._memory = self._read_memory()
 
     @property

@@ -38,11 +38,8 @@ from volunteer.agent.lease_ends import LeaseEnds
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.pause_board import YOU, PauseBoard
 from volunteer.agent.pipeline import Pipeline
-<<<<<<< HEAD
 from volunteer.agent.receipt_keeper import ReceiptKeeper
-=======
 from volunteer.agent.revealer import Revealer
->>>>>>> main
 from volunteer.agent.run_choice import RunChoice, check_chosen
 from volunteer.agent.run_watcher import RunWatcher, keep_counting
 from volunteer.agent.stretch import LeasePlan, StretchRunner
@@ -325,11 +322,8 @@ class Agent:
             Loop(name="submitting", work=submitter.run()),
             Loop(name="the news of runs", work=self._watcher.run()),
             Loop(name="your rules", work=self._guard.run()),
-<<<<<<< HEAD
             Loop(name="the receipts", work=keeper.run(), vital=False),
-=======
             Loop(name="revealing", work=self._revealer().run(), vital=False),
->>>>>>> main
             Loop(name="the count of bytes", work=counting, vital=False),
             Loop(name="the sensors", work=sensing, vital=False),
         ]
