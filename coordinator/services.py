@@ -135,7 +135,6 @@ class Coordinator:
         await signals.connect(db)
         threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="work")
         space = Space(settings.directory, settings.space_floor_bytes, clock)
-        volunteers = Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock))
         renewals = Renewals(db, clock)
         claims = Claims(db, clock, signals, renewals, terms := ClaimTerms.of(settings))
         uploads = Uploads(db, clock, signals, blobs, settings)
@@ -167,7 +166,7 @@ class Coordinator:
             rates=Rates(settings, clock.monotonic),
             traffic=Traffic(),
             server=server,
-            volunteers=volunteers,
+            volunteers=Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock)),
             ledger=Ledger(db),
             transparency=Transparency(db, clock, key),
             claims=claims,

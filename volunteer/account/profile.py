@@ -4,8 +4,7 @@
     <profile>/lock               held while an instance runs
     <profile>/control.json       where a running instance listens
     <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, inner/,
-                                 receipts/ of one of them
-    <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, inner/, evidence/ of one of them
+                                 evidence/, receipts/ of one of them
 
 The identity, with its secret, is on disk before it is sent to anyone, so a lost reply never makes a
 second account.
