@@ -68,7 +68,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a manifest says beside its version: the dataset, and the head of the record."""
+    """Surroundings of a version that its manifest names: dataset, and head of the record."""
 
     dataset: DatasetRow | None
     tree: TreeHead

@@ -17,7 +17,7 @@ from msgspec import Meta
 from shared import merkle
 from shared.protocol.base import Message
 
-Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Hash = Annotated[str, Meta(max_length=2 * merkle.HASH_BYTES)]  # hex
 Hashes = Annotated[tuple[Hash, ...], Meta(max_length=merkle.PROOF_MAX + 1)]
 Places = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 PAID = ("earn", "escrow", "vest")  # kinds of entries that bring a receipt
@@ -65,7 +65,7 @@ class LedgerEntry(Message):
 
 
 class Receipt(Message, kw_only=True):
-    """What the coordinator signs for each payment."""
+    """Signed by the coordinator for each payment."""
 
     kind: Literal["receipt"] = "receipt"
     volunteer: str
@@ -104,15 +104,22 @@ def credited(entry: LedgerEntry, volunteer: str) -> int:
 
 def includes(receipt: Receipt) -> bool:
     """Return True if the entry of a receipt is in the tree whose head it names."""
-    proof = [bytes.fromhex(each) for each in receipt.proof]
-    tree, found = receipt.tree, ledger_leaf(receipt.entry)
-    return merkle.proves_inclusion(found, receipt.leaf, tree.size, proof, bytes.fromhex(tree.root))
+    tree = receipt.tree
+    try:
+        proof, root = [*map(bytes.fromhex, receipt.proof)], bytes.fromhex(tree.root)
+    except ValueError:
+        return False
+    found = ledger_leaf(receipt.entry)
+    return merkle.proves_inclusion(found, receipt.leaf, tree.size, proof, root)
 
 
 def continues(old: TreeHead, new: TreeHead, proof: TreeProof) -> bool:
     """Return True if the record of the head `new` begins with that of `old`."""
-    hashes = [bytes.fromhex(each) for each in proof.hashes]
-    before, after = bytes.fromhex(old.root), bytes.fromhex(new.root)
+    try:
+        hashes = [*map(bytes.fromhex, proof.hashes)]
+        before, after = bytes.fromhex(old.root), bytes.fromhex(new.root)
+    except ValueError:
+        return False
     if not old.size:
         return before == merkle.EMPTY
     return merkle.proves_consistency(old.size, new.size, hashes, before, after)

@@ -50,6 +50,14 @@ def line(number: int) -> Callable[[Connection], None]:
     return lambda conn: audit.append(conn, "organiser", "test", f"line {number}", {}, 1.0)
 
 
+def paying(number: int) -> Callable[[Connection], None]:
+    return lambda conn: earn(conn, pay(number))
+
+
+def running(statement: str) -> Callable[[Connection], object]:
+    return lambda conn: conn.execute(text(statement))
+
+
 async def head(record: Transparency, key: SigningKey) -> TreeHead:
     signed = await record.head()
     verify(key.public_key, signed.payload.encode(), bytes.fromhex(signed.signature))
@@ -69,7 +77,7 @@ async def test_the_tree_grows_behind_the_chain_and_every_head_is_proved(
     heads = []
     for step in range(1, 8):
         for number in range(step):
-            await database.write(lambda conn, n=10 * step + number: earn(conn, pay(n)))  # type: ignore[misc]
+            await database.write(paying(10 * step + number))
             await database.write(line(number))
         gained = await record.seal()
         assert gained == 3 * step
@@ -87,7 +95,7 @@ async def test_a_history_from_before_the_tree_becomes_leaves_in_batches(
     database: Database, record: Transparency
 ) -> None:
     for number in range(1, 12):
-        await database.write(lambda conn, n=number: earn(conn, pay(n)))  # type: ignore[misc]
+        await database.write(paying(number))
         await database.write(line(number))
     await Ledger(database).seal()
     sizes = []
@@ -102,7 +110,7 @@ async def test_writers_and_several_sealers_at_once_leave_no_gap(
     database: Database, record: Transparency, key: SigningKey
 ) -> None:
     twin = Transparency(database, VirtualClock(), key)
-    jobs = [database.write(lambda conn, n=n: earn(conn, pay(n, 1))) for n in range(1, 31)]  # type: ignore[misc]
+    jobs = [database.write(paying(n)) for n in range(1, 31)]
     jobs += [database.write(line(n)) for n in range(10)]
     await asyncio.gather(*jobs[:20], record.seal(), twin.seal(), *jobs[20:], twin.seal())
     await record.seal()
@@ -116,7 +124,7 @@ async def test_each_payment_has_a_receipt_that_stands_alone(
 ) -> None:
     run = await setting(database)
     for at in range(3):
-        await database.write(lambda conn, t=at: merged(conn, run, FRIEND, float(t)))  # type: ignore[misc]
+        await database.write(partial(merged, run=run, who=FRIEND, now=float(at)))
     await database.write(lambda conn: merged(conn, run, NEW, 4.0))
     friend = Principal(worker_id="w", volunteer_id=FRIEND, nickname="F", trust=1.0)
     assert await record.receipts(friend) == ()  # not sealed yet
@@ -155,7 +163,7 @@ async def test_there_is_no_proof_of_what_is_not_there(
 
 
 def unguarded(conn: Connection) -> None:
-    """What a person with the database in hands does first."""
+    """Take the guards off the record, as a person with the database in hands would."""
     for name in ("events", "postings", "audit", "merkle_leaves", "merkle_nodes"):
         if conn.dialect.name == "postgresql":
             conn.execute(text(f"ALTER TABLE {name} DISABLE TRIGGER USER"))
@@ -168,7 +176,7 @@ async def test_a_history_sealed_anew_contradicts_the_head_that_was_kept(
     database: Database, record: Transparency, key: SigningKey
 ) -> None:
     for number in range(1, 6):
-        await database.write(lambda conn, n=number: earn(conn, pay(n)))  # type: ignore[misc]
+        await database.write(paying(number))
     await record.seal()
     kept = await head(record, key)
 
@@ -224,4 +232,4 @@ async def test_the_database_refuses_changes_of_the_tree(
     for table in ("merkle_leaves", "merkle_nodes"):
         for statement in (f"DELETE FROM {table}", f"UPDATE {table} SET place = 9"):
             with pytest.raises(DBAPIError, match="never change"):
-                await database.write(lambda conn, s=statement: conn.execute(text(s)))  # type: ignore[misc]
+                await database.write(running(statement))

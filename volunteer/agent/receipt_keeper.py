@@ -1,6 +1,6 @@
 """Fetches receipts of payments and checks that the coordinator's record only grows.
 
-Nothing of the work waits for it. A coordinator of an earlier version has no receipts: then it rests.
+Nothing of the work waits for it. A coordinator of an earlier version has no receipts.
 """
 
 from __future__ import annotations

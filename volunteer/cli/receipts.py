@@ -1,4 +1,6 @@
-"""receipts: the coordinator's signed word for each payment, and whether its record still holds it."""
+"""receipts: the coordinator's signed word for each payment, and the check that its record holds
+it still.
+"""
 
 from __future__ import annotations
 

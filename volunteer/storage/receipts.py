@@ -44,7 +44,7 @@ class KeptHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What the coordinator signed so far, as far as it matters later."""
+    """Heads that the coordinator signed so far."""
 
     heads: tuple[KeptHead, ...] = ()  # smallest first; each continues the one before
     broken: KeptHead | None = None  # the first one that did not

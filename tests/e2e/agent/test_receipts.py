@@ -1,5 +1,5 @@
-"""Receipts and the record end to end: a real server over HTTP, a volunteer that kept one receipt, and
-an organiser who rewrites the database.
+"""Receipts and the record end to end: a real server over HTTP, a volunteer that kept one receipt,
+and an organiser who rewrites the database.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def sealed(server: Process, size: int = ENTRIES) -> dict[str, Any]:
 
 
 def rewrite(data_dir: Path, *statements: str) -> None:
-    """What an organiser with the database in hands does, who has everything sealed anew."""
+    """Change the record as an organiser with the database in hands would, and seal it anew."""
     connection = sqlite3.connect(data_dir / "coordinator.sqlite3")
     with connection:
         for table in ("events", "postings", "audit", "merkle_leaves", "merkle_nodes"):
