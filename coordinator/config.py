@@ -84,6 +84,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float,
         Meta(description="How long that code is good.", gt=0, le=3650, extra={"unit": "days"}),
     ] = 30.0
+    alert_webhook: Annotated[
+        str,
+        Meta(
+            description="Address that alerts are sent to as JSON by POST; empty = the log only.",
+            pattern=r"^(https?://[^\s]+)?$",
+            max_length=2000,
+        ),
+    ] = ""
     proof_of_work_bits: Annotated[
         int,
         Meta(

@@ -50,6 +50,7 @@ from coordinator.storage.folders import data_directory
 from coordinator.storage.open import open_blobs
 from coordinator.storage.transfer_boxes import TransferBoxes
 from coordinator.traffic import Traffic
+from coordinator.upkeep.alerts import Alerts
 from coordinator.upkeep.checks import Checks
 from coordinator.upkeep.upkeep import Upkeep
 from shared.clock import Clock, SystemClock
@@ -94,6 +95,7 @@ class Coordinator:
     samples: Samples
     intake: Intake
     recomputes: Recomputes
+    alerts: Alerts
     merger: Merger
     evaluation: Evaluation
     replay: Replay
@@ -139,13 +141,11 @@ class Coordinator:
         claims = Claims(db, clock, signals, renewals, terms := ClaimTerms.of(settings))
         uploads = Uploads(db, clock, signals, blobs, settings)
         half = max(1, (os.cpu_count() or 1) // 2)
-        # Two: a verdict never waits for the evaluation of a version.
-        computing = Compute(
-            "evaluation", torch_threads=settings.eval_threads or half, separate=separate
-        )
-        looking = tuple(Compute(n, separate=separate) for n in ("checks", "recomputes"))
+        computing, *looking = _computing(settings.eval_threads or half, separate)
         runs = Runs(db, clock, signals, blobs, key, computing)
-        examiners = _examiners((db, clock, signals, blobs), looking, Draws(key, terms.checked))
+        examiners = _examiners(
+            (db, clock, signals, blobs), tuple(looking), Draws(key, terms.checked)
+        )
         intake = Intake(db, clock, signals, blobs, threads, examiners)
         server = ServerIdentity(settings, clock, db, key, runs.queries.listing)
         await server.load()
@@ -181,6 +181,7 @@ class Coordinator:
             samples=Samples(db, clock, blobs, threads),
             intake=intake,
             recomputes=examiners.recomputes,
+            alerts=Alerts(db, clock, settings),
             merger=merger,
             evaluation=evaluation,
             replay=Replay(db, clock, signals, blobs, threads),
@@ -205,6 +206,7 @@ class Coordinator:
             "merger": self.merger.run,
             "evaluation": self.evaluation.run,
             "recomputes": self.recomputes.run,
+            "alerts": self.alerts.run,
             "replay": self.replay.run,
             "upkeep": self.upkeep.run,
             "record": self.transparency.run,
@@ -241,10 +243,19 @@ class Coordinator:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def _computing(eval_threads: int, separate: bool) -> tuple[Compute, ...]:
+    """Return the processes of evaluation, checks and recomputes: a verdict waits for no other."""
+    return (
+        Compute("evaluation", torch_threads=eval_threads, separate=separate),
+        Compute("checks", separate=separate),
+        Compute("recomputes", separate=separate),
+    )
+
+
 def _examiners(
     on: tuple[Database, Clock, Signals, BlobStore], looking: tuple[Compute, ...], draws: Draws
 ) -> Examiners:
-    """Wire those who look into contributions: a verdict never waits for a recompute."""
+    """Wire those who look into contributions."""
     db, clock, signals, blobs = on
     checks, recomputes = looking
     return Examiners(

@@ -17,10 +17,11 @@ from coordinator.accounts.invites import Invites, NewCode
 from coordinator.accounts.leaderboard import Leaderboard
 from coordinator.accounts.registration import Registered
 from coordinator.accounts.reversals import Reversals
-from coordinator.database import audit, runs, statistics
+from coordinator.database import audit, runs, standings, statistics
 from coordinator.database import invites as code_rows
 from coordinator.database import volunteers as store
 from coordinator.database.ledger import escrow, payments
+from coordinator.database.standings import TrustReport
 from coordinator.database.statistics import Person
 from coordinator.database.volunteers import VolunteerRow
 from coordinator.rules import codes, networks, nicknames
@@ -258,6 +259,10 @@ class Volunteers:
         return await self._db.read(
             lambda conn: tuple(statistics.summed(conn, statistics.people(conn)))
         )
+
+    async def trust(self) -> TrustReport:
+        """Return the standing of every account and what its checks found."""
+        return await self._db.read(standings.report)
 
     async def show(self, who: str) -> Shown:
         """One account, by id or nickname, with its machines. Raises NotFound."""

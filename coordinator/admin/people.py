@@ -11,6 +11,7 @@ from coordinator.accounts.invites import InviteInfo, NewCode
 from coordinator.accounts.reversals import Reversal
 from coordinator.accounts.suspension import reason_of
 from coordinator.admin.command import Ask, Command, Named, Nothing
+from coordinator.database.standings import TrustReport
 from coordinator.database.statistics import Person
 from shared.links import format_link
 
@@ -114,6 +115,10 @@ async def show(coordinator: Coordinator, ask: Named) -> Shown:
     return await coordinator.volunteers.show(ask.name)
 
 
+async def trust(coordinator: Coordinator, ask: Nothing) -> TrustReport:
+    return await coordinator.volunteers.trust()
+
+
 async def ban(coordinator: Coordinator, ask: Ban) -> Banned:
     if not ask.reverse:
         await coordinator.volunteers.ban(ask.name, ask.reason)
@@ -190,6 +195,7 @@ COMMANDS = (
         run=volunteer_list,
         needs="database",
     ),
+    Command(name="trust", request=Nothing, reply=TrustReport, run=trust, needs="database"),
     Command(name="volunteer.show", request=Named, reply=Shown, run=show, needs="database"),
     Command(name="volunteer.ban", request=Ban, reply=Banned, run=ban, needs="database"),
     Command(

@@ -19,6 +19,7 @@ from shared.text import credit
 
 DAY_S = 86_400.0
 NAMES_MAX = 1000
+STANDINGS = ("vetted", "probation", "suspended")
 
 invites = App(name="invite", help="Invites: links that let people in.")
 volunteers = App(name="volunteer", help="Volunteers: list, ban, suspend, reverse, rename, forget.")
@@ -126,6 +127,40 @@ def volunteer_list(*, where: Where = HERE, json: Json = False) -> None:
         "id": lambda p: p.volunteer_id,
     }
     table(people, columns, "No volunteer yet.")
+
+
+def trust(*, where: Where = HERE, json: Json = False) -> None:
+    """List who is on probation, vetted or suspended, and what their checks found."""
+    report = call(where, "trust")
+    if json:
+        as_json(report)
+        return
+    counts = [f"{report.standings.get(name, 0)} {name}" for name in STANDINGS]
+    facts(
+        [
+            ("accounts", ", ".join(counts)),
+            ("forward checks", _results(report.forward)),
+            ("recomputes", _results(report.recompute)),
+        ]
+    )
+    print()
+    columns = {
+        "nickname": lambda a: a.nickname,
+        "standing": lambda a: f"{a.standing}{', vouched for' if a.invited else ''}",
+        "trust": lambda a: f"{a.trust:.2f}",
+        "accepted": lambda a: a.accepted,
+        "forward": lambda a: _results(a.forward) or "none",
+        "recomputed": lambda a: _results(a.recompute) or "none",
+        "why": lambda a: a.reason,
+    }
+    table(report.accounts, columns, "No volunteer yet.")
+
+
+def _results(found: Any) -> str:
+    """Say how many checks had which result, in a few words."""
+    names = ("passed", "failed", "unclear", "unproven", "open")
+    said = [(getattr(found, name), name) for name in names]
+    return ", ".join(f"{count} {name}" for count, name in said if count)
 
 
 @volunteers.command
@@ -320,3 +355,4 @@ def add_to(parent: App) -> None:
     parent.command(invites)
     parent.command(volunteers)
     parent.command(contributions)
+    parent.command(trust)

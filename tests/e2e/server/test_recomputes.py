@@ -18,6 +18,7 @@ from coordinator.database.ledger import payments
 from coordinator.database.recomputes import open_count
 from coordinator.database.tables.trust import recomputes
 from shared.workloads.base import Result, Work, Workload, load
+from tests.e2e.workloads.test_dcgan import PRESETS, RUN, copied
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine
 
@@ -150,3 +151,19 @@ async def test_other_work_ends_its_account_and_earns_nothing(tmp_path: Path) -> 
         assert found[0][0] == "failed", found
         assert await balances(home, "Eve") == ("suspended", 0, 0)
         assert await home.coordinator.ledger.check() == ()
+
+
+@pytest.mark.parametrize("preset", ["fedavg", "gradient-average"])
+async def test_pictures_are_done_again_like_text(tmp_path: Path, preset: str) -> None:
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.coordinator.datasets.add(copied)
+        text = RUN.replace("[plan]\n", "[plan]\n" + PRESETS[preset])
+        await home.coordinator.runs.create(text + "[trust]\nrecompute = 1.0\n")
+        await home.coordinator.runs.start("digits")
+        async with home.coordinator.working():
+            machine = LocalMachine(tmp_path / "machine", home)
+            await machine.join("Ann")
+            async with machine.working(max_tasks=TASKS) as process:
+                assert await process.ended(120) == 0
+                found = await results(home, TASKS - 1)  # one may be cancelled by a merge
+        assert {result for result, _ in found} == {"passed"}, found

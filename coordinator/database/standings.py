@@ -1,0 +1,125 @@
+"""Standing of the accounts as the organiser reads it: what was checked of each and what was found;
+and the counts that alerts go by.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import msgspec
+from sqlalchemy import Connection, case, func, select
+
+from coordinator.database.tables.accounts import volunteers
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.trust import checks, recomputes
+
+LISTING_MAX = 1000
+NEWEST = 200  # decisions that the share of refusals is of
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """Checks by their result."""
+
+    passed: int = 0
+    failed: int = 0
+    unclear: int = 0
+    unproven: int = 0
+    open: int = 0  # no result yet
+
+
+class AccountTrust(msgspec.Struct, frozen=True, kw_only=True):
+    """One account: what it is, and what its checks found."""
+
+    volunteer_id: str
+    nickname: str
+    standing: str  # probation, vetted, suspended
+    invited: bool
+    trust: float
+    accepted: int
+    unproven: int  # recomputes in a row that it could not prove
+    forward: Checked
+    recompute: Checked
+    reason: str = ""  # of a suspension
+
+
+class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All accounts: how many of each standing, what was checked, and those to look at first."""
+
+    standings: dict[str, int]
+    forward: Checked
+    recompute: Checked
+    accounts: tuple[AccountTrust, ...]
+
+
+_V = volunteers.c
+_ORDER = case({"suspended": 0, "probation": 1}, value=_V.standing, else_=2)
+_FORWARD = select(checks.c.volunteer_id, checks.c.result, func.count()).group_by(
+    checks.c.volunteer_id, checks.c.result
+)
+_RECOMPUTE = select(recomputes.c.volunteer_id, recomputes.c.result, func.count()).group_by(
+    recomputes.c.volunteer_id, recomputes.c.result
+)
+
+
+def report(conn: Connection) -> TrustReport:
+    """Return the standings: suspended accounts first, then those on probation, newest first."""
+    forward = _by_account(conn.execute(_FORWARD))
+    recompute = _by_account(conn.execute(_RECOMPUTE))
+    active = select(volunteers).where(_V.state != "forgotten")
+    rows = conn.execute(active.order_by(_ORDER, _V.created_at.desc()).limit(LISTING_MAX)).mappings()
+    counted = select(_V.standing, func.count()).where(_V.state != "forgotten")
+    return TrustReport(
+        standings={row[0]: int(row[1]) for row in conn.execute(counted.group_by(_V.standing))},
+        forward=_checked(sum(forward.values(), Counter())),
+        recompute=_checked(sum(recompute.values(), Counter())),
+        accounts=tuple(
+            AccountTrust(
+                volunteer_id=row["id"],
+                nickname=row["nickname"],
+                standing=row["standing"],
+                invited=row["invited"],
+                trust=row["trust"],
+                accepted=row["accepted"],
+                unproven=row["unproven"],
+                forward=_checked(forward[row["id"]]),
+                recompute=_checked(recompute[row["id"]]),
+                reason=row["suspended_reason"],
+            )
+            for row in rows
+        ),
+    )
+
+
+def registered(conn: Connection, since: float) -> int:
+    """Return how many accounts were made since an instant that nobody vouches for."""
+    query = select(func.count()).where(_V.created_at >= since, _V.invited.is_(False))
+    return int(conn.execute(query).scalar_one())
+
+
+def failed_recomputes(conn: Connection, since: float) -> list[int]:
+    """Return the contributions whose recompute failed since an instant."""
+    ended = recomputes.c.ended_at >= since
+    query = select(recomputes.c.contribution_id).where(recomputes.c.result == "failed", ended)
+    return list(conn.execute(query.order_by(recomputes.c.contribution_id)).scalars())
+
+
+def refusals(conn: Connection) -> tuple[int, int]:
+    """Return how many of the newest decisions refused, and of how many."""
+    c = contributions.c
+    newest = (
+        select(c.state).where(c.decided_at.is_not(None)).order_by(c.id.desc()).limit(NEWEST)
+    ).subquery()
+    refused = func.coalesce(func.sum(case((newest.c.state == "rejected", 1), else_=0)), 0)
+    row = conn.execute(select(refused, func.count()).select_from(newest)).one()
+    return int(row[0]), int(row[1])
+
+
+def _by_account(rows: object) -> defaultdict[str, Counter[str]]:
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for who, result, count in rows:  # type: ignore[attr-defined]  # rows of three
+        found[who][result or "open"] += int(count)
+    return found
+
+
+def _checked(counted: Counter[str]) -> Checked:
+    return Checked(**{name: counted[name] for name in Checked.__struct_fields__})

@@ -1,0 +1,146 @@
+"""Recomputes from the order to the result, on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from sqlalchemy import Connection, insert, update
+
+from coordinator.database import contributions, recomputes, volunteers
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.engine.open import Database
+from coordinator.database.ledger import escrow
+from coordinator.database.tables.contributions import contributions as rows
+from coordinator.database.tables.contributions import uploads
+from coordinator.rules.standing import UNPROVEN_MAX, VEST_AFTER
+from shared.protocol.contributions import Commitment, SubmitRequest
+from tests.contract.test_escrow import NEW, have, merged, setting
+
+INNER, LEFT = "a" * 64, "b" * 64
+
+
+def reported(commitment: Commitment) -> str:
+    """A report with a commitment."""
+    said = SubmitRequest(
+        attempt=1, base_version=0, codec="int8", sha256="c" * 64, size=1, steps=1, samples=1,
+        loss_first=1.0, loss_last=1.0, commitment=commitment,
+    )  # fmt: skip
+    return msgspec.json.encode(said).decode()
+
+
+def committed(conn: Connection, run: int, inner: str, left: str) -> ContributionRow:
+    """A contribution that is committed to states of an optimiser."""
+    number = merged(conn, run, NEW, 1.0)
+    report = reported(Commitment(inner=inner, left=left))
+    conn.execute(update(rows).where(rows.c.id == number).values(report=report))
+    return contributions.by_id(conn, number)
+
+
+def order(conn: Connection, row: ContributionRow, wanted: list[str], due_at: float = 10.0) -> None:
+    recomputes.add(conn, row, (wanted, "{}"), withheld=False, due_at=due_at)
+
+
+def arrived(conn: Connection, row: ContributionRow, sha256: str) -> bool:
+    """A file of evidence is here; True when all are."""
+    conn.execute(
+        insert(uploads).values(
+            id=sha256[:8], task_id=row.task_id, attempt=1, part=0, tries=0, worker_id=row.worker_id,
+            sha256=sha256, size=1, complete=True, created_at=0.0, expires_at=99.0,
+            evidence_of=row.id,
+        )
+    )  # fmt: skip
+    return recomputes.arrive(conn, row.id)
+
+
+async def test_a_recompute_waits_for_all_of_its_evidence_and_ends_once(database: Database) -> None:
+    run = await setting(database)
+
+    def play(conn: Connection) -> None:
+        row = committed(conn, run, "", LEFT)
+        order(conn, row, [INNER, LEFT])
+        assert recomputes.open_count(conn) == 1
+        assert recomputes.first(conn) is None
+        assert recomputes.wants(conn, row.id, NEW, LEFT)
+        assert not recomputes.wants(conn, row.id, "somebody-else-00001", LEFT)
+        assert not recomputes.wants(conn, row.id, NEW, "d" * 64)
+        assert not arrived(conn, row, LEFT)
+        assert arrived(conn, row, INNER)
+        assert not recomputes.arrive(conn, row.id)  # once
+        found = recomputes.first(conn)
+        assert found is not None
+        assert recomputes.overdue(conn, 99.0) == []
+        assert recomputes.end(conn, found, "passed", "", "{}", 2.0)
+        assert not recomputes.end(conn, found, "failed", "", "{}", 3.0)  # another replica
+        account = volunteers.existing(conn, NEW)
+        assert (account.recompute_streak, account.passed, account.unproven) == (1, 1, 0)
+        assert recomputes.open_count(conn) == 0
+        assert recomputes.blobs_in_use(conn) == set()
+
+    await database.write(play)
+
+
+async def test_a_state_must_be_one_that_the_machine_left(database: Database) -> None:
+    run = await setting(database)
+
+    def play(conn: Connection) -> None:
+        assert recomputes.follows(conn, committed(conn, run, "", LEFT))  # afresh
+        assert recomputes.follows(conn, committed(conn, run, LEFT, INNER))
+        assert not recomputes.follows(conn, committed(conn, run, "e" * 64, LEFT))  # made up
+
+    await database.write(play)
+
+
+async def test_what_is_never_proved_is_paid_into_escrow_until_one_passes(
+    database: Database,
+) -> None:
+    run = await setting(database)
+
+    def unproven(conn: Connection) -> None:
+        for _ in range(UNPROVEN_MAX):
+            order(conn, committed(conn, run, "", LEFT), [LEFT])
+        for row in recomputes.overdue(conn, 11.0):
+            assert recomputes.end(conn, row, "unproven", "not revealed", "{}", 11.0)
+        for _ in range(VEST_AFTER + 1):
+            merged(conn, run, NEW, 12.0)
+
+    await database.write(unproven)
+    assert (await have(database))[2] == 0  # nothing is earned
+
+    def proved(conn: Connection) -> None:
+        row = committed(conn, run, "", LEFT)
+        order(conn, row, [])
+        found = recomputes.first(conn)
+        assert found is not None
+        recomputes.end(conn, found, "passed", "", "{}", 13.0)
+        assert escrow.vest_due(conn, NEW, 13.0) > 0
+
+    await database.write(proved)
+    assert (await have(database))[2] > 0
+
+
+async def test_an_account_cannot_reveal_for_another(database: Database) -> None:
+    run = await setting(database)
+
+    def play(conn: Connection) -> None:
+        row = committed(conn, run, "", LEFT)
+        assert not recomputes.wants(conn, row.id, NEW, LEFT)  # nobody asked
+        order(conn, row, [LEFT])
+        assert not recomputes.wants(conn, row.id + 1, NEW, LEFT)
+
+    await database.write(play)
+
+
+@pytest.mark.parametrize("vetted", [True, False])
+async def test_ten_passed_make_an_account_vetted(database: Database, vetted: bool) -> None:
+    run = await setting(database)
+
+    def play(conn: Connection) -> str:
+        for _ in range(10 if vetted else 9):
+            row = committed(conn, run, "", LEFT)
+            order(conn, row, [])
+            found = recomputes.first(conn)
+            assert found is not None
+            recomputes.end(conn, found, "passed", "", "{}", 2.0)
+        return volunteers.existing(conn, NEW).standing
+
+    assert await database.write(play) == ("vetted" if vetted else "probation")
