@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.database import audit, transparency
+from coordinator.database import audit
 from coordinator.database.ledger import payments as store
+from coordinator.database.ledger import record_tree
 from coordinator.database.ledger.payments import Balances
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Ledger:
 
         def read(conn: Connection) -> tuple[str, ...]:
             chains = store.check_ledger(conn) + audit.check(conn)
-            return (*chains, *transparency.check(conn))
+            return (*chains, *record_tree.check(conn))
 
         return await self._db.read(read)
 

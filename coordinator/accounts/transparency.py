@@ -9,8 +9,8 @@ import msgspec
 import structlog
 
 from coordinator.database import audit
-from coordinator.database import transparency as store
 from coordinator.database.ledger import payments
+from coordinator.database.ledger import record_tree as store
 from shared.errors import BadRequest, VolunteerError
 from shared.protocol.transparency import (
     RECEIPTS_MAX,

@@ -11,8 +11,8 @@ import msgspec
 
 from coordinator.compute import Compute, Stop
 from coordinator.database import audit, datasets, evaluations, passes, runs, tasks, versions
+from coordinator.database.ledger.record_tree import tree_head
 from coordinator.database.runs import RunRow
-from coordinator.database.transparency import tree_head
 from coordinator.rules import run_file
 from coordinator.runs import publishing
 from coordinator.runs.definition import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from sqlalchemy.exc import DBAPIError
 from coordinator.accounts.accounts import Principal
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.transparency import Transparency
-from coordinator.database import audit, transparency
+from coordinator.database import audit
 from coordinator.database.engine.open import Database
-from coordinator.database.ledger import payments
+from coordinator.database.ledger import payments, record_tree
 from coordinator.database.tables.ledger import events
 from coordinator.database.tables.record import meta
 from coordinator.database.tables.transparency import merkle_leaves, merkle_nodes
@@ -83,7 +84,7 @@ async def test_the_tree_grows_behind_the_chain_and_every_head_is_proved(
         assert gained == 3 * step
         heads.append(await head(record, key))
     assert await record.seal() == 0
-    assert await database.read(lambda conn: list(transparency.check(conn))) == []
+    assert await database.read(lambda conn: list(record_tree.check(conn))) == []
     for old in heads:
         for new in heads[heads.index(old) :]:
             proof = await record.consistency(old.size, new.size)
@@ -99,11 +100,11 @@ async def test_a_history_from_before_the_tree_becomes_leaves_in_batches(
         await database.write(line(number))
     await Ledger(database).seal()
     sizes = []
-    while await database.read(transparency.behind):
-        await database.write(lambda conn: transparency.extend(conn, 5))
-        sizes.append((await database.read(transparency.head)).size)
+    while await database.read(record_tree.behind):
+        await database.write(lambda conn: record_tree.extend(conn, 5))
+        sizes.append((await database.read(record_tree.head)).size)
     assert sizes == [5, 10, 15, 20, 25, 30, 33]
-    assert await database.read(lambda conn: list(transparency.check(conn))) == []
+    assert await database.read(lambda conn: list(record_tree.check(conn))) == []
 
 
 async def test_writers_and_several_sealers_at_once_leave_no_gap(
@@ -114,8 +115,8 @@ async def test_writers_and_several_sealers_at_once_leave_no_gap(
     jobs += [database.write(line(n)) for n in range(10)]
     await asyncio.gather(*jobs[:20], record.seal(), twin.seal(), *jobs[20:], twin.seal())
     await record.seal()
-    assert (await database.read(transparency.head)).size == 2 * 30 + 10
-    assert await database.read(lambda conn: list(transparency.check(conn))) == []
+    assert (await database.read(record_tree.head)).size == 2 * 30 + 10
+    assert await database.read(lambda conn: list(record_tree.check(conn))) == []
     assert await Ledger(database).check() == ()
 
 
@@ -219,7 +220,7 @@ async def test_a_damaged_tree_is_found(
         conn.execute(text(statement))
 
     await database.write(damage)
-    found = await database.read(lambda conn: list(transparency.check(conn)))
+    found = await database.read(lambda conn: list(record_tree.check(conn)))
     assert [sentence in said for said in found] == [True]
 
 

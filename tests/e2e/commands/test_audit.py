@@ -20,7 +20,7 @@ from tests.support.server_process import Process
 
 READING = {
     "run.list", "run.show", "run.report", "run.export", "dataset.list", "task.list", "invite.list",
-    "volunteer.list", "volunteer.show", "audit.list", "audit.verify", "check", "backup",
+    "volunteer.list", "volunteer.show", "audit.list", "audit.verify", "trust", "check", "backup",
 }  # fmt: skip
 WHY = ("--reason", "a test")
 # Words of the command line for each command that changes something, in an order that works, and the
