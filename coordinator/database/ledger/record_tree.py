@@ -14,13 +14,12 @@ from typing import Any
 import msgspec
 from sqlalchemy import Column, Connection, Table, func, insert, select, tuple_, update
 
-from coordinator.database import audit as audit_log
 from coordinator.database.ledger import check as ledger
 from coordinator.database.ledger import hash_chain
 from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import accounts, events, postings
-from coordinator.database.tables.record import audit, meta
+from coordinator.database.tables.record import AUDIT_SEALED, audit, meta
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.transparency import merkle_leaves, merkle_nodes
 from shared import merkle
@@ -32,7 +31,7 @@ KEY = "tree"
 BATCH = 1000
 LOGS: dict[str, tuple[Table, Sequence[Column[Any]]]] = {
     "events": (events, ledger.SEALED),
-    "audit": (audit, audit_log.SEALED),
+    "audit": (audit, AUDIT_SEALED),
 }
 
 
