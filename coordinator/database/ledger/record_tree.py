@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from sqlalchemy import Column, Connection, Table, func, insert, select, tuple_, update
+from sqlalchemy import Column, Connection, Table, func, insert, select, update
 
+from coordinator.database.engine.statements import among, its
 from coordinator.database.ledger import check as ledger
 from coordinator.database.ledger import hash_chain
 from coordinator.database.ledger.postings import insert_new
@@ -28,11 +29,16 @@ from shared.errors import Internal, NotFound
 from shared.protocol.transparency import PAID, LedgerEntry, TreeHead, leaf_hash
 
 KEY = "tree"
-BATCH = 1000
+BATCH = 500  # rows in one transaction: about 15 ms
 LOGS: dict[str, tuple[Table, Sequence[Column[Any]]]] = {
     "events": (events, ledger.SEALED),
     "audit": (audit, AUDIT_SEALED),
 }
+
+
+_AT_LEVEL = select(merkle_nodes.c.place, merkle_nodes.c.hash).where(
+    its(merkle_nodes.c.level), among(merkle_nodes.c.place, "places")
+)
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,13 +264,18 @@ def _moves(conn: Connection, ids: Sequence[int]) -> dict[int, list[tuple[str, st
 
 
 def _stored(conn: Connection, wanted: Sequence[tuple[int, int]]) -> dict[tuple[int, int], bytes]:
+    """Read nodes by their keys, level by level. (A condition on pairs makes SQLite read the whole
+    table.)
+    """
+    levels: dict[int, list[int]] = {}
+    for level, place in wanted:
+        levels.setdefault(level, []).append(place)
     found: dict[tuple[int, int], bytes] = {}
-    table = merkle_nodes.c
-    for start in range(0, len(wanted), 200):
-        part = wanted[start : start + 200]
-        query = select(table.level, table.place, table.hash)
-        query = query.where(tuple_(table.level, table.place).in_(part))
-        found |= {(row.level, row.place): bytes(row.hash) for row in conn.execute(query)}
+    for level, places in levels.items():
+        for start in range(0, len(places), 500):
+            given = {"its_level": level, "places": places[start : start + 500]}
+            rows = conn.execute(_AT_LEVEL, given)
+            found |= {(level, row.place): bytes(row.hash) for row in rows}
     return found
 
 
