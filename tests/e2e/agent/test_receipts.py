@@ -20,6 +20,8 @@ import pytest
 
 from coordinator.config import Settings
 from shared.protocol.accounts import ServerInfo
+from shared.protocol.transparency import continues
+from shared.protocol.versions import SignedManifest, VersionManifest, chunks_digest
 from shared.signing import SigningKey
 from tests.support.local_coordinator import RUN, local_coordinator
 from tests.support.local_volunteer import SHORT, LocalMachine
@@ -28,6 +30,7 @@ from volunteer.account.profile import Identity, Profile
 from volunteer.cli.main import run_command
 from volunteer.control import events
 from volunteer.settings.settings import directories
+from volunteer.storage.manifests import checked
 
 ENTRIES = 4  # two contributions: pending and earned each
 LATER = (
@@ -299,3 +302,36 @@ async def test_a_volunteer_at_work_fetches_receipts_and_alerts_its_owner(tmp_pat
                 told = await process.until(events.Notice, lambda said: said.level == "error")
                 assert "the coordinator rewrote its history" in told.message
                 assert "as evidence" in told.message
+
+
+async def test_every_manifest_names_the_head_and_an_old_one_is_signed_again(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.start_run(RUN)
+        await home.coordinator.transparency.seal()
+        ann, bob = await home.join("Ann"), await home.join("Bob")
+        for seed, worker in enumerate((ann, bob)):
+            await worker.work(seed=seed)
+        assert await home.coordinator.merger.merge_if_due(1)
+        key = home.coordinator.key.public_key.hex()
+
+        async def latest() -> tuple[SignedManifest, VersionManifest]:
+            reply = await ann.get("/runs/tiny/versions/latest")
+            signed = msgspec.json.decode(reply.content, type=SignedManifest)
+            return signed, checked(signed, key)
+
+        signed, manifest = await latest()
+        assert manifest.tree is not None
+        assert manifest.tree.size > 0
+        proof = await home.coordinator.transparency.consistency(
+            manifest.tree.size, manifest.tree.size
+        )
+        assert continues(manifest.tree, manifest.tree, proof)
+        dataset = await home.coordinator.datasets.manifest(manifest.dataset)  # as volunteers get it
+        assert manifest.chunks_sha256 == chunks_digest(dataset)
+        await home.clock.advance(86_400.0)
+        assert await latest() == (signed, manifest)
+        await home.clock.advance(20 * 86_400.0)
+        again, renewed = await latest()
+        assert again.signature != signed.signature
+        assert renewed.expires_at > home.clock.now() + 86_400.0
+        assert msgspec.structs.replace(renewed, expires_at=manifest.expires_at) == manifest
