@@ -23,6 +23,7 @@ from shared.protocol.accounts import ServerInfo
 from shared.protocol.transparency import continues
 from shared.protocol.versions import SignedManifest, VersionManifest, chunks_digest
 from shared.signing import SigningKey
+from shared.workloads.base import DatasetManifest
 from tests.support.local_coordinator import RUN, local_coordinator
 from tests.support.local_volunteer import SHORT, LocalMachine
 from tests.support.server_process import Process
@@ -335,3 +336,38 @@ async def test_every_manifest_names_the_head_and_an_old_one_is_signed_again(tmp_
         assert again.signature != signed.signature
         assert renewed.expires_at > home.clock.now() + 86_400.0
         assert msgspec.structs.replace(renewed, expires_at=manifest.expires_at) == manifest
+
+
+async def test_a_dataset_or_a_version_that_is_not_the_signed_one_is_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.start_run(SHORT)
+        async with home.coordinator.working():
+            machine = LocalMachine(tmp_path / "machine", home)
+            await machine.join()
+            datasets, queries = home.coordinator.datasets, home.coordinator.runs.queries
+            true_data, true_manifest = datasets.manifest, queries.manifest
+
+            async def other(name: str) -> DatasetManifest:
+                return msgspec.structs.replace(await true_data(name), meta={"dtype": "other"})
+
+            monkeypatch.setattr(datasets, "manifest", other)
+            async with machine.working() as process:
+                ended = await process.until(events.TaskEnded)
+                assert 'the dataset "sums" is not the one of version 0' in ended.message
+            monkeypatch.setattr(datasets, "manifest", true_data)
+            async with machine.working() as process:
+                async with process.eventually():
+                    while (await queries.info("tiny")).version < 3:
+                        await asyncio.sleep(0.05)
+
+            async def first(name: str, version: int | None = None) -> SignedManifest:
+                return await true_manifest(name, 0)
+
+            monkeypatch.setattr(queries, "manifest", first)
+            async with machine.working() as process:
+                ended = await process.until(
+                    events.TaskEnded, lambda end: "offers version 0" in end.message
+                )
+                assert "had signed version" in ended.message
