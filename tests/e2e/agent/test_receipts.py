@@ -357,10 +357,9 @@ async def test_a_dataset_or_a_version_that_is_not_the_signed_one_is_not_trained_
                 ended = await process.until(events.TaskEnded)
                 assert 'the dataset "sums" is not the one of version 0' in ended.message
             monkeypatch.setattr(datasets, "manifest", true_data)
-            async with machine.working() as process:
-                async with process.eventually():
-                    while (await queries.info("tiny")).version < 3:
-                        await asyncio.sleep(0.05)
+            async with machine.working() as process, process.eventually():
+                while (await queries.info("tiny")).version < 3:
+                    await asyncio.sleep(0.05)
 
             async def first(name: str, version: int | None = None) -> SignedManifest:
                 return await true_manifest(name, 0)
