@@ -28,8 +28,10 @@ from coordinator.compute import Compute
 from coordinator.config import Settings
 from coordinator.database.engine.open import Database, is_new, migrate
 from coordinator.intake.intake import Examiners, Intake
+from coordinator.intake.similarity import Sketches
 from coordinator.intake.uploads import Uploads
 from coordinator.merging.evaluation import Evaluation
+from coordinator.merging.healing import Healing
 from coordinator.merging.merger import Merger
 from coordinator.rate_limit import Rates
 from coordinator.runs.datasets import Datasets
@@ -138,14 +140,13 @@ class Coordinator:
         threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="work")
         space = Space(settings.directory, settings.space_floor_bytes, clock)
         renewals = Renewals(db, clock)
-        claims = Claims(db, clock, signals, renewals, terms := ClaimTerms.of(settings))
+        claims = Claims(db, clock, signals, renewals, ClaimTerms.of(settings))
         uploads = Uploads(db, clock, signals, blobs, settings)
         half = max(1, (os.cpu_count() or 1) // 2)
         computing, *looking = _computing(settings.eval_threads or half, separate)
         runs = Runs(db, clock, signals, blobs, key, computing)
-        examiners = _examiners(
-            (db, clock, signals, blobs), tuple(looking), Draws(key, terms.checked)
-        )
+        runs.configure(open=settings.open)
+        examiners = _examiners((db, clock, signals, blobs), tuple(looking), settings, key)
         intake = Intake(db, clock, signals, blobs, threads, examiners)
         server = ServerIdentity(settings, clock, db, key, runs.queries.listing)
         await server.load()
@@ -205,6 +206,7 @@ class Coordinator:
             "queue": self.queue.run,
             "merger": self.merger.run,
             "evaluation": self.evaluation.run,
+            "healing": Healing(self.db, self.signals, self.runs).run,
             "recomputes": self.recomputes.run,
             "alerts": self.alerts.run,
             "replay": self.replay.run,
@@ -253,15 +255,20 @@ def _computing(eval_threads: int, separate: bool) -> tuple[Compute, ...]:
 
 
 def _examiners(
-    on: tuple[Database, Clock, Signals, BlobStore], looking: tuple[Compute, ...], draws: Draws
+    on: tuple[Database, Clock, Signals, BlobStore],
+    looking: tuple[Compute, ...],
+    settings: Settings,
+    key: SigningKey,
 ) -> Examiners:
     """Wire those who look into contributions."""
     db, clock, signals, blobs = on
     checks, recomputes = looking
+    draws = Draws(key, ClaimTerms.of(settings).checked)
     return Examiners(
         games=Harvest(db, clock, blobs, checks),
         updates=ForwardChecks(db, clock, blobs, checks, draws),
         recomputes=Recomputes(db, clock, signals, blobs, recomputes, draws),
+        sketches=Sketches(db, blobs, key) if settings.open else None,
     )
 
 

@@ -68,13 +68,16 @@ class ServerIdentity:
 
     async def set_address(self, address: Address) -> None:
         """Store the address of the server that starts, for join links that other processes print,
-        and log the settings that changed since the last start.
+        and whether it admits strangers, for the runs that they create; log the settings that
+        changed since the last start.
         """
         self.address = address
         stored = msgspec.json.encode(address).decode()
+        is_open = "yes" if self._settings.open else "no"
 
         def start(conn: Connection) -> None:
             key_values.put(conn, key_values.ADDRESS, stored)
+            key_values.put(conn, key_values.OPEN, is_open)
             self._log_settings(conn)
 
         await self._db.write(start)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.admin.command import Ask, Command, Named, Nothing
+from coordinator.database import runs
 from coordinator.database.statistics import Person
+from coordinator.merging.healing import Proposal, proposal
 from coordinator.runs.example import EXAMPLE, example_dataset
 from coordinator.runs.export import Exported
 from shared.errors import BadRequest
@@ -17,6 +19,7 @@ from shared.protocol.accounts import RunInfo
 from shared.protocol.versions import VersionInfo
 
 if TYPE_CHECKING:
+    from coordinator.plan.tables import Plan
     from coordinator.services import Coordinator
 
 SHOWN_VERSIONS = 20
@@ -58,6 +61,9 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     versions: tuple[VersionInfo, ...]
     codec: str = ""  # of updates on their way up
     downlink: str = ""  # how versions travel down
+    rule: str = ""  # of a merge
+    gate: bool = False  # versions are evaluated before they are published
+    heal: Proposal | None = None  # a rollback that is proposed
 
 
 async def create(coordinator: Coordinator, ask: CreateRun) -> RunInfo:
@@ -80,7 +86,24 @@ async def show(coordinator: Coordinator, ask: Named) -> RunShown:
     run = await coordinator.runs.queries.info(ask.name)
     versions = await coordinator.runs.queries.versions(ask.name, after=run.version - SHOWN_VERSIONS)
     plan = await coordinator.runs.queries.plan(ask.name)
-    return RunShown(run=run, versions=versions, codec=plan.codec, downlink=plan.downlink)
+    file = await coordinator.runs.queries.file(ask.name)
+    heal = await coordinator.db.read(lambda conn: proposal(conn, runs.by_name(conn, ask.name)))
+    return RunShown(
+        run=run,
+        versions=versions,
+        codec=plan.codec,
+        downlink=plan.downlink,
+        rule=_rule(plan),
+        gate=file.evaluation.gate,
+        heal=heal,
+    )
+
+
+def _rule(plan: Plan) -> str:
+    few = plan.aggregate_from
+    if plan.aggregate == "mean" or few == 1:
+        return plan.aggregate
+    return f"{plan.aggregate} from {few} contributions on, mean of fewer"
 
 
 async def pause(coordinator: Coordinator, ask: Named) -> RunInfo:

@@ -93,8 +93,10 @@ class Merged:
     squares: Doubles | None  # (K,) of the contributions, where the rule saw them
 
 
-def aggregator(plan: Plan) -> Aggregator:
-    """The aggregation rule of a plan."""
+def aggregator(plan: Plan, contributions: int) -> Aggregator:
+    """The aggregation rule of a plan, for a merge of so many contributions: of too few the mean."""
+    if contributions < plan.aggregate_from:
+        return Mean()
     match plan.aggregate:
         case "mean":
             return Mean()

@@ -75,6 +75,11 @@ class Order:
     threads: int = 1
     metadata: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def rule(self) -> aggregate.Aggregator:
+        """The aggregation rule of so many contributions."""
+        return aggregate.aggregator(self.plan, len(self.inputs))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOutput:
@@ -103,7 +108,7 @@ def run(order: Order, weights: Path, state: Path) -> MergeOutput:
     """
     with ExitStack() as files:
         gathered = _gather(files, order)
-        rule = aggregate.aggregator(order.plan)
+        rule = order.rule
         factors = aggregate.prepare(rule, gathered, pieces(order.schema), order.threads)
         opened = _Opened(files, order, gathered)
         return _write(opened, layout_of_model(order.schema), factors, weights, state)
@@ -120,7 +125,7 @@ def survey_shard(order: Order, shard: Shard, path: Path) -> Written:
     with ExitStack() as files:
         gathered = _gather(files, order)
         grid = [piece for piece in shard if piece.spec.role == "parameter"]
-        found = aggregate.survey(aggregate.aggregator(order.plan), gathered, grid, order.threads)
+        found = aggregate.survey(order.rule, gathered, grid, order.threads)
         first = next(found, None)
         shape = None if first is None else first.shape  # the same for all pieces
         specs = [TensorSpec(file_name(piece), shape, "F64", "buffer") for piece in grid if shape]
@@ -149,7 +154,7 @@ def merge_shard(
         gathered = _gather(files, order)
         frames = [files.enter_context(open_frame(path, schema_of_file(path))) for path in surveys]
         parts = _in_order(order.schema, {name: frame for frame in frames for name in frame})
-        factors = aggregate.settle(aggregate.aggregator(order.plan), gathered, parts)
+        factors = aggregate.settle(order.rule, gathered, parts)
         opened = _Opened(files, order, gathered)
         return _write(opened, layout_of_shard(shard), factors, weights, state)
 
@@ -252,7 +257,7 @@ class _Walk:
         """Write every piece; returns the squared norm of the aggregated update in each piece of a
         parameter.
         """
-        rule = aggregate.aggregator(self.order.plan)
+        rule = self.order.rule
         grid = [piece for piece in self.layout.pieces if piece.spec.role != "counter"]
         merged = aggregate.merge(rule, self.gathered, factors, grid, self.order.threads)
         squares = []

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coordinator.database.statistics import Person
+    from coordinator.merging.healing import Proposal
     from shared.protocol.accounts import RunInfo
 
 Json = Annotated[bool, Parameter(help="As JSON, for machines.", negative="")]
@@ -142,7 +143,13 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
     shown = call(where, "run.show", name=name)
     run = shown.run
     if json:
-        ways = {"codec": shown.codec, "downlink": shown.downlink}
+        ways = {
+            "codec": shown.codec,
+            "downlink": shown.downlink,
+            "rule": shown.rule,
+            "gate": shown.gate,
+            "heal": shown.heal,
+        }
         as_json({"run": _plain(run), "versions": shown.versions, **ways})
         return
     facts(
@@ -162,6 +169,9 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             ("merge", run.merging),
             ("up", shown.codec),
             ("down", DOWNLINKS.get(shown.downlink, shown.downlink)),
+            ("rule", shown.rule),
+            ("gate", "versions are evaluated before they are published" if shown.gate else None),
+            ("heal", None if shown.heal is None else _healed(shown.heal, where)),
         ]
     )
     columns = {
@@ -174,6 +184,13 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
     }
     print()
     table(shown.versions, columns, "No version yet.")
+
+
+def _healed(proposed: Proposal, where: Where) -> str:
+    return where.hint(
+        f"{proposed.share:.0%} of version {proposed.version} came from accounts suspended since: "
+        f"`{proposed.command}`"
+    )
 
 
 @app.command

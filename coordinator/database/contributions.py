@@ -6,14 +6,27 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 import msgspec
-from sqlalchemy import Connection, and_, bindparam, func, insert, select, update
+from sqlalchemy import (
+    Connection,
+    String,
+    and_,
+    bindparam,
+    cast,
+    exists,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from coordinator.database.engine.statements import among, its
+from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.ledger import events
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.versions import versions
 from shared.errors import NotFound
-from shared.protocol.base import ContributionState
+from shared.protocol.base import ContributionState, Reason
 
 STATES = get_args(ContributionState)
 UPDATES = ("delta", "gradient")  # kinds that are merged; games and evaluations are not
@@ -211,7 +224,7 @@ def pending(conn: Connection, run_id: int, *, vetted: bool = False) -> Pending:
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """One accepted contribution as others are compared with it."""
+    """One contribution as others are compared with it."""
 
     volunteer_id: str
     norm: float
@@ -224,19 +237,48 @@ _COHORT = (
     select(_C.volunteer_id, _C.norm, _C.steps, _V.global_step)
     .join_from(contributions, versions, and_(_V.run_id == _C.run_id, _V.version == _C.base_version))
     .where(its(_C.run_id), its(_C.kind), _C.norm.is_not(None))
-    .where(_C.state.in_(("accepted", "merged", "superseded")), _C.vetted.is_(True))
+    .where(_C.vetted.is_(True))
+    # What was refused for its norm has its voice too: only so can a cohort heal whose first voices
+    # were far from all others.
+    .where(
+        _C.state.in_(("accepted", "merged", "superseded"))
+        | ((_C.state == "rejected") & (_C.reason == Reason.NORM.value))
+    )
     .order_by(_C.id.desc())
     .limit(bindparam("most"))
 )
 
 
 def cohort(conn: Connection, run_id: int, kind: str, limit: int) -> list[Peer]:
-    """Return the newest accepted contributions of a kind by vetted accounts, newest first."""
+    """Return the newest contributions of a kind by vetted accounts, newest first: those that were
+    accepted, or refused for their norm.
+    """
     rows = conn.execute(_COHORT, {"its_run_id": run_id, "its_kind": kind, "most": limit})
     return [
         Peer(volunteer_id=who, norm=norm, steps=steps, global_step=at)
         for who, norm, steps, at in rows
     ]
+
+
+_TAKEN_BACK = exists().where(
+    events.c.key.in_([kind + cast(_C.id, String) for kind in ("reverse:", "forfeit:")])
+)
+_DISCREDITED = (
+    select(_C.version, _C.id)
+    .join(volunteers, volunteers.c.id == _C.volunteer_id)
+    .where(its(_C.run_id), _C.version >= bindparam("first"), _C.state == "merged")
+    .where((volunteers.c.standing == "suspended") | _TAKEN_BACK)
+)
+
+
+def discredited(conn: Connection, run_id: int, first: int) -> dict[int, frozenset[int]]:
+    """Return, by version from `first` on, the merged contributions whose account was suspended
+    since, or whose pay was taken back.
+    """
+    found: dict[int, set[int]] = {}
+    for version, number in conn.execute(_DISCREDITED, {"its_run_id": run_id, "first": first}):
+        found.setdefault(version, set()).add(number)
+    return {version: frozenset(numbers) for version, numbers in found.items()}
 
 
 _IS_WAITING = (

@@ -10,6 +10,7 @@ from sqlalchemy import (
     LABEL_STYLE_TABLENAME_PLUS_COL,
     Connection,
     bindparam,
+    func,
     insert,
     select,
 )
@@ -104,6 +105,16 @@ def _pair(row: Any) -> tuple[VersionRow, EvaluationRow]:
     version = {field: row[f"versions_{field}"] for field in VersionRow.__struct_fields__}
     evaluation = {field: row[f"evaluations_{field}"] for field in EvaluationRow.__struct_fields__}
     return VersionRow(**version), EvaluationRow(**evaluation)
+
+
+def content_before(conn: Connection, row: VersionRow) -> int | None:
+    """Return the newest version before a rollback that has its content: the one it went back to."""
+    v = versions.c
+    query = select(func.max(v.version)).where(
+        v.run_id == row.run_id, v.version < row.version, v.master_sha256 == row.master_sha256
+    )
+    found: int | None = conn.execute(query).scalar()
+    return found
 
 
 # --- retention ---

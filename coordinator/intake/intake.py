@@ -37,6 +37,7 @@ from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import OPEN, RunRow
 from coordinator.database.submissions import Part
 from coordinator.database.tasks import FailureKind, TaskRow
+from coordinator.intake.similarity import Seen, Sketches
 from coordinator.plan.plan import in_phase
 from coordinator.plan.tables import Plan
 from coordinator.rules import codec_choice, trust, validation
@@ -93,6 +94,7 @@ class Examiners:
     games: Harvest
     updates: ForwardChecks
     recomputes: Recomputes
+    sketches: Sketches | None = None  # of a server that is open to strangers
 
 
 class Intake:
@@ -113,6 +115,7 @@ class Intake:
         self._blobs = blobs
         self._threads = threads
         self._checks = examiners.updates
+        self._sketches = examiners.sketches
         self._recomputes = examiners.recomputes
         self._harvest = examiners.games
         self._under_way: dict[int, asyncio.Task[None]] = {}  # checks, by contribution
@@ -218,9 +221,12 @@ class Intake:
                 f"accepted: {', '.join(sorted(granted))}"
             )
         checked: Result | None = None
+        seen: Seen | None = None
         if measured.finite and not measured.problem:
+            if self._sketches is not None:
+                seen = await self._sketches.of(row, about)
             checked = await self._checks.check(row)
-        await self._db.write(lambda conn: self._decide(conn, row.id, measured, checked))
+        await self._db.write(lambda conn: self._decide(conn, row.id, measured, checked, seen))
 
     def _decide(
         self,
@@ -228,6 +234,7 @@ class Intake:
         contribution_id: int,
         measured: Measurement,
         checked: Result | None,
+        seen: Seen | None,
     ) -> None:
         now = self._clock.now()
         # Locked: after a restart the sender and the recheck may both be at it.
@@ -240,6 +247,8 @@ class Intake:
             run = runs.by_id(conn, row.run_id, lock=True)
             plan = phases.at_head(run)
         judgement = self._judge(conn, row, run, plan, measured)
+        if judgement.state == "accepted" and self._sketches is not None:
+            judgement = self._sketches.refusal(conn, row, seen) or judgement
         if checked == "failed" and judgement.state == "accepted" and not row.vetted:
             judgement = UNCONFIRMED
         if judgement.state != "rejected" and accounts.is_suspended(conn, row.volunteer_id):
@@ -266,6 +275,8 @@ class Intake:
             waits = self._recomputes.order(conn, row, doubted=doubted)
         if judgement.state == "accepted":
             self._accept(conn, row, now)
+            if self._sketches is not None:
+                self._sketches.keep(conn, row, seen)
         elif held and judgement.state == "superseded":
             submissions.through(conn, row, now)
             payments.post_pending_many(conn, [payments.Payment.of(row)], now)

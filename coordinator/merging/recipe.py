@@ -94,6 +94,22 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         """Return what the files of the version say of themselves."""
         return {"run": self.run.name, "version": str(self.version)} | more
 
+    @property
+    def weights(self) -> list[float]:
+        """Weights of its contributions: work x staleness x trust, within the shares of a merge."""
+        update = self.plan.update
+        return shares(
+            [
+                Voice(
+                    weight=(row.weight or 0.0) * _work(row, update),
+                    volunteer=row.volunteer_id,
+                    network=row.network,
+                    vetted=row.vetted,
+                )
+                for row in self.rows
+            ]
+        )
+
     async def order(self, blobs: BlobStore, threads: int, part: str = "") -> step.Order:
         """The files to work on.
 
@@ -112,17 +128,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     ) -> step.Order:
         """The same on other files of the base. Raises NotFound."""
         plan = self.plan
-        weights = shares(
-            [
-                Voice(
-                    weight=(row.weight or 0.0) * _work(row, plan.update),
-                    volunteer=row.volunteer_id,
-                    network=row.network,
-                    vetted=row.vetted,
-                )
-                for row in self.rows
-            ]
-        )
         inputs = [
             step.Input(
                 path=await blobs.local(row.sha256),
@@ -131,7 +136,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
                 clip=row.clip,
                 steps=row.steps,
             )
-            for row, weight in zip(self.rows, weights, strict=True)
+            for row, weight in zip(self.rows, self.weights, strict=True)
         ]
         return step.Order(
             plan=plan,

@@ -183,7 +183,8 @@ def _update_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
 
 
 def _robust_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
-    rule, quorum = plan.aggregate, plan.quorum
+    # Where the rule is never left with few, few are no mistake.
+    rule, quorum = plan.aggregate, max(plan.quorum, plan.aggregate_from)
     least = 5 if rule in ("krum", "multi-krum") else 3
     capped = rule not in ("mean", "norm-clip") and quorum < least and not plan.quorum_share
     nothing_out = rule in ("krum", "multi-krum", "trimmed-mean") and (

@@ -88,6 +88,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     aggregate: Literal[
         "mean", "trimmed-mean", "median", "krum", "multi-krum", "centred-clip", "norm-clip"
     ] = "mean"
+    # Contributions from which on it holds; fewer are merged by the mean.
+    aggregate_from: Count = 1
     trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.2  # share cut off at each end
     byzantine: Annotated[float, Meta(ge=0, lt=0.5)] = 0.2  # share that may be hostile
     clip_factor: NotNegative = 0.0  # x the median norm; 0 = the rule's own (1.0, norm-clip 1.5)

@@ -77,8 +77,9 @@ class StopSettings(Settings):
 class ValidationSettings(Settings):
     """`[validation]`"""
 
-    # refuse above median + max(norm_limit x 1.4826 MAD, 2 x median) of the cohort
+    # refuse above median + max(norm_limit x 1.4826 MAD, norm_room x median) of the cohort
     norm_limit: Factor = 6.0
+    norm_room: Factor = 2.0
     # ... but up to this many times that limit, scale down to it instead
     clip_until: Annotated[float, Meta(ge=1, le=1e9)] = 1.0
     loss_limit: Factor = 3.0  # refuse a reported loss above this many times the global one
@@ -111,6 +112,9 @@ class TrustSettings(Settings):
 
     forward: Share | None = None  # measured on samples of their task, before the verdict
     recompute: Share | None = None  # done again by the coordinator
+    # of a version's weight: more of it by accounts suspended since, and a rollback is proposed
+    heal_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
+    auto_rollback: bool = False  # and made
 
 
 class RetentionSettings(Settings):

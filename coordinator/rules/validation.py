@@ -145,12 +145,12 @@ def voices(norms: Iterable[tuple[str, float]], most: int) -> list[float]:
 
 
 def cohort_limit(cohort: Sequence[float], settings: ValidationSettings) -> float:
-    """The norm per step above which a contribution stands out: median + max(limit x 1.4826 MAD, 2 x
-    median).
+    """The norm per step above which a contribution stands out: median + max(norm_limit x 1.4826
+    MAD, norm_room x median).
     """
     middle = median(cohort)
     spread = median(abs(norm - middle) for norm in cohort)
-    return middle + max(settings.norm_limit * MAD_TO_SIGMA * spread, 2.0 * middle)
+    return middle + max(settings.norm_limit * MAD_TO_SIGMA * spread, settings.norm_room * middle)
 
 
 def least(train: TrainSettings, effort: float, steps: int, parameters: int) -> float:
@@ -165,6 +165,12 @@ def least(train: TrainSettings, effort: float, steps: int, parameters: int) -> f
 
 def _rejected(reason: Reason, message: str, *, certain: bool = True) -> Judgement:
     return Judgement(state="rejected", reason=reason.value, message=message, certain=certain)
+
+
+def near_copy(of: str) -> Judgement:
+    """Return the refusal of an update that is a near copy of other work, named in `of`."""
+    message = f"the update is a near copy of {of}: work of its own is wanted"
+    return _rejected(Reason.REPLAY, message, certain=False)
 
 
 def _content(evidence: Evidence) -> Judgement | None:

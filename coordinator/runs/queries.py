@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.database.engine.open import Database
+    from coordinator.rules.run_file import RunFile
     from shared.signing import SigningKey
 
 LIVE_S = 4 * HEARTBEAT_S
@@ -59,6 +60,11 @@ class RunQueries:
         """The whole plan of a run. Raises NotFound."""
         row = await self._db.read(lambda conn: runs.by_name(conn, name))
         return definition(row).plan
+
+    async def file(self, name: str) -> RunFile:
+        """The run file with every default written out. Raises NotFound."""
+        row = await self._db.read(lambda conn: runs.by_name(conn, name))
+        return definition(row).file
 
     async def describe(self, run: RunRow) -> RunInfo:
         return await self._db.read(lambda conn: self._info(conn, run))

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coordinator.compute import Compute, Stop
-from coordinator.database import audit, datasets, evaluations, passes, runs, tasks, versions
+from coordinator.database import (
+    audit,
+    datasets,
+    evaluations,
+    key_values,
+    passes,
+    runs,
+    tasks,
+    versions,
+)
 from coordinator.database.ledger.record_tree import tree_head
 from coordinator.database.runs import RunRow
 from coordinator.rules import run_file
@@ -80,6 +89,11 @@ class Runs:
         self._blobs = blobs
         self._key = key
         self._compute = compute
+        self._open = False
+
+    def configure(self, *, open: bool) -> None:
+        """Say whether strangers may join: runs that are created then have other defaults."""
+        self._open = open
 
     # --- the life of a run ---
 
@@ -87,7 +101,7 @@ class Runs:
         """Store a run file as a draft. Raises InvalidRunFile, NotFound, Conflict."""
         file = run_file.parse(text)
         workload = load(file.workload)
-        file = run_file.parse(text, table_defaults(file, workload))
+        file = run_file.parse(text, table_defaults(file, workload, strangers=await self._opens()))
         dataset = await self._dataset_of(file, workload)
         manifest = dataset.manifest if dataset else None
         model = await asyncio.to_thread(workload.config, file.model, manifest)
@@ -138,6 +152,13 @@ class Runs:
             return runs.by_id(conn, run_id)
 
         return await self.queries.describe(await self._db.write(store))
+
+    async def _opens(self) -> bool:
+        """Return True if strangers may join: this process says so, or the last server did."""
+        return (
+            self._open
+            or await self._db.read(lambda conn: key_values.get(conn, key_values.OPEN)) == "yes"
+        )
 
     async def _dataset_of(self, file: RunFile, workload: Workload) -> DatasetRow | None:
         """The dataset that a run file names.
@@ -255,10 +276,12 @@ class Runs:
         self._wake(row.id)
         return await self.queries.describe(row)
 
-    async def rollback(self, name: str, to: int) -> RunInfo:
+    async def rollback(self, name: str, to: int, why: str = "") -> RunInfo:
         """Head + 1 with the content of version `to`; leases on what it reverts are cancelled,
-        credits stay.
+        credits stay. `why` is the coordinator's own reason, where the organiser has not asked.
         """
+        actor = "coordinator" if why else "organiser"
+        detail = f"to version {to}: {why}" if why else f"to version {to}"
 
         def revert(conn: Connection) -> RunRow:
             now = self._clock.now()
@@ -291,7 +314,7 @@ class Runs:
             if not moved:
                 raise Conflict(f'"{name}" just got another version; check it and retry')
             tasks.recall(conn, run.id, above=to, now=now)
-            audit.append(conn, "organiser", "run.rollback", name, f"to version {to}", now)
+            audit.append(conn, actor, "run.rollback", name, detail, now)
             return runs.by_id(conn, run.id)
 
         row = await self._db.write(revert)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 FROZEN = ("postings", "versions")  # no row changes, none goes
-TREE = ("merkle_leaves", "merkle_nodes")  # the same, since the fifth revision
+TREE = ("merkle_leaves", "merkle_nodes")  # the same, since the sixth revision
 SEALED = {  # only the hash chain may be filled in, once
     "events": ("id", "key", "digest", "kind", "run_id", "contribution_id", "memo", "at"),
     "audit": ("id", "at", "actor", "action", "subject", "detail"),

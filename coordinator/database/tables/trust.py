@@ -1,4 +1,4 @@
-"""Pay in escrow, forward checks and recomputes of contributions."""
+"""Pay in escrow, forward checks, recomputes and sketches of contributions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     String,
     Table,
     Text,
@@ -31,6 +32,19 @@ escrow = Table(
     Column("since", Double, nullable=False, index=True),
 )
 Index("ix_escrow_volunteer", escrow.c.volunteer_id, escrow.c.contribution_id)
+
+# Sketches of accepted updates, by which near copies are found (aggregation/sketch.py); those of
+# bases long past go.
+sketches = Table(
+    "sketches",
+    metadata,
+    Column("contribution_id", ForeignKey("contributions.id"), primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("base_version", Integer, nullable=False),
+    Column("sketch", LargeBinary, nullable=False),  # float32
+)
+Index("ix_sketches_run", sketches.c.run_id, sketches.c.contribution_id)
+Index("ix_sketches_base", sketches.c.run_id, sketches.c.base_version)
 
 # Forward checks of updates, one each.
 checks = Table(

@@ -283,7 +283,7 @@ class Exact:
 
 def trajectory(aggregate: str, optimizer: ServerOptimizer) -> list[str]:
     """SHA-256 of the weights after each round."""
-    rule = aggregator(plan({"aggregate": aggregate, "quorum": WORKERS}))
+    rule = aggregator(plan({"aggregate": aggregate, "quorum": WORKERS}), WORKERS)
     grid, found = pieces(GOLDEN_SCHEMA), []
     params = {spec.name: Exact(0).read(spec.name, 0, spec.count) for spec in GOLDEN_SCHEMA}
     state = {

@@ -226,4 +226,10 @@ def test_two_hostile_of_ten_move_a_robust_rule_little(name: str, attack: str) ->
 
 def test_every_rule_of_a_plan_exists() -> None:
     for name, rule in RULES.items():
-        assert aggregator(plan({"aggregate": name, "quorum": 10})) == rule
+        assert aggregator(plan({"aggregate": name, "quorum": 10}), 10) == rule
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 20])
+def test_a_rule_may_hold_from_so_many_contributions_on(count: int) -> None:
+    found = aggregator(plan({"aggregate": "centred-clip", "aggregate_from": 5}), count)
+    assert found == (RULES["centred-clip"] if count >= 5 else Mean())

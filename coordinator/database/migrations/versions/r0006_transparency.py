@@ -12,8 +12,8 @@ from alembic import op
 
 from coordinator.database.migrations import triggers
 
-revision = "0005"
-down_revision = "0004"
+revision = "0006"
+down_revision = "0005"
 branch_labels = None
 depends_on = None
 

@@ -1,0 +1,101 @@
+"""Sketches, the cohort of norms, and what was discredited since, on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, insert, select
+
+from coordinator.accounts.suspension import suspend
+from coordinator.database import checks, contributions, versions
+from coordinator.database.engine.open import Database
+from coordinator.database.ledger.payments import Payment
+from coordinator.database.ledger.reversal import take_back
+from coordinator.database.tables.trust import sketches as table
+from coordinator.database.tables.versions import versions as versions_table
+from tests.contract.test_escrow import FRIEND, NEW, merged, setting
+from tests.support.account_rows import add_contribution
+
+
+def kept(conn: Connection, run: int, base: int, kind: str = "delta") -> int:
+    number = add_contribution(conn, run, FRIEND, "accepted", base_version=base, kind=kind)
+    checks.keep_sketch(conn, contributions.by_id(conn, number), bytes([base] * 4))
+    return number
+
+
+async def test_the_newest_sketches_of_a_kind_come_first_and_old_ones_go(database: Database) -> None:
+    run = await setting(database)
+
+    def fill(conn: Connection) -> list[int]:
+        numbers = [kept(conn, run, base) for base in range(12)]
+        return [*numbers, kept(conn, run, 11, kind="gradient")]
+
+    numbers = await database.write(fill)
+    row = await database.read(lambda conn: contributions.by_id(conn, numbers[11]))
+    known = await database.read(lambda conn: checks.known_sketches(conn, row))
+    assert [one.base_version for one in known] == [10, 9, 8, 7, 6, 5, 4, 3]
+    assert known[0].sketch == bytes([10] * 4)
+    assert {one.volunteer for one in known} == {FRIEND}
+    left = await database.read(lambda conn: conn.execute(select(table.c.base_version)).all())
+    assert min(base for (base,) in left) == 11 - checks.SKETCH_VERSIONS
+
+
+async def test_a_cohort_heals_by_the_voices_that_it_refused(database: Database) -> None:
+    """Eight small updates that came first once kept all honest work out for ever."""
+    run = await setting(database)
+
+    def fill(conn: Connection) -> list[float]:
+        _version(conn, run, 0, "initial", "a" * 64)
+        for state, reason, norm in (
+            ("accepted", "", 1.0), ("rejected", "norm", 2.0), ("rejected", "loss", 3.0),
+        ):  # fmt: skip
+            add_contribution(conn, run, FRIEND, state, reason=reason, norm=norm)
+        add_contribution(conn, run, NEW, "accepted", norm=4.0, vetted=False)
+        return [peer.norm for peer in contributions.cohort(conn, run, "delta", 10)]
+
+    assert await database.write(fill) == [2.0, 1.0]
+
+
+async def test_discredited_is_what_was_suspended_or_taken_back_since(database: Database) -> None:
+    run = await setting(database)
+    new = await database.write(lambda conn: merged(conn, run, NEW, 1.0))
+    friend = await database.write(lambda conn: merged(conn, run, FRIEND, 1.0))
+    other = await database.write(lambda conn: merged(conn, run, FRIEND, 1.0))
+
+    async def found(first: int = 0) -> dict[int, frozenset[int]]:
+        return await database.read(lambda conn: contributions.discredited(conn, run, first))
+
+    assert await found() == {}
+    await database.write(lambda conn: suspend(conn, NEW, "made up", 2.0))
+    assert await found() == {1: frozenset({new})}
+    assert await found(2) == {}
+
+    def back(conn: Connection) -> None:
+        take_back(conn, [Payment.of(contributions.by_id(conn, friend))], "made up", 3.0)
+
+    await database.write(back)
+    assert await found() == {1: frozenset({new, friend})}
+    assert other not in (await found())[1]
+
+
+def _version(conn: Connection, run: int, number: int, kind: str, master: str) -> None:
+    conn.execute(
+        insert(versions_table).values(
+            run_id=run, version=number, kind=kind, parent=number - 1 if number else None,
+            master_sha256=master, published_sha256=master, size=1, state_sha256=None,
+            manifest="{}", signature="", contributions="[]", global_step=0, tokens=0,
+            update_norm=None, created_at=0.0,
+        )
+    )  # fmt: skip
+
+
+async def test_a_rollback_finds_the_version_that_it_went_back_to(database: Database) -> None:
+    run = await setting(database)
+
+    def fill(conn: Connection) -> list[int | None]:
+        for number, (kind, master) in enumerate(
+            [("initial", "a"), ("merge", "b"), ("merge", "c"), ("rollback", "b"), ("rollback", "b")]
+        ):
+            _version(conn, run, number, kind, master * 64)
+        rows = [versions.get(conn, run, number) for number in (2, 3, 4)]
+        return [versions.content_before(conn, row) for row in rows]
+
+    assert await database.write(fill) == [None, 1, 3]

@@ -1,0 +1,166 @@
+"""Eight of twenty volunteers are hostile: what every attack does to the model, to the merges and to
+the pay, over the rules of an open server.
+
+    make experiments EXPERIMENT=trust                            most of an hour; a rerun goes on
+    make experiments EXPERIMENT=trust EXPERIMENT_ARGS='--full'   a DCGAN of digits
+    make experiments EXPERIMENT=trust EXPERIMENT_ARGS='--quick'  the same code in a minute
+
+Four worlds. *open*: an open run as it is by default, all accounts are new. *unclear*: the same, but
+no recompute can tell, as with other arithmetic. *sleepers*: everybody is vetted, the hostile have
+been honest so far, and no recompute is ever drawn: only the rules of a merge stand between them and
+the model. *before*: the same with the mean, the norm limit of 3 x the median, and no similarity:
+the defaults by invitation.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coordinator.runs.definition import OPEN_RULE, OPEN_TABLES
+from tests.experiments.cells import Row, arguments, results, work_off
+from tests.experiments.learning import corpus
+from tests.experiments.trust_arena import Arena, Cell, Subject
+from tests.experiments.trust_attacks import AT_ONCE, ATTACKS, BUFFERS, MIXED
+from tests.experiments.trust_dcgan import Dcgan
+from tests.experiments.trust_gpt import Gpt
+
+MODEL = {"block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 48, "dropout": 0.0}
+STEPS = 10
+SEEDS, CLEAN_SEEDS = 2, 4
+DCGAN_LR = 2e-3  # ten times the default: so few steps
+OPEN: dict[str, Any] = {"rule": OPEN_RULE, "validation": OPEN_TABLES["validation"]}
+WORLDS: dict[str, dict[str, Any]] = {
+    "open": OPEN,
+    "unclear": OPEN | {"recompute": False},
+    "sleepers": OPEN | {"vetted": True, "honest_rounds": 3, "recompute": False},
+    "before": {"vetted": True, "honest_rounds": 3, "recompute": False, "similar": False},
+}
+CONTROLS = ("noise", "x -2.8", "to the edge", "backdoor")
+CODECS = ("bf16", "int8", "int4")
+
+
+def cells(rounds: int, seeds: int) -> Iterator[tuple[str, Cell]]:
+    for seed in range(CLEAN_SEEDS if seeds > 1 else 1):
+        yield f"mean | clean s{seed}", Cell(seed=seed, rounds=rounds, recompute=False)
+        yield f"open | clean s{seed}", Cell(seed=seed, rounds=rounds, **OPEN)
+    for seed in range(seeds):
+        for codec in CODECS if seed == 0 else ():
+            cell = Cell(seed=seed, rounds=rounds, codec=codec, **OPEN)
+            yield f"open | clean {codec} s{seed}", cell
+        for attack in (*ATTACKS, MIXED, AT_ONCE):
+            for world, more in WORLDS.items():
+                if world != "before" or attack in CONTROLS:
+                    cell = Cell(attack=attack, seed=seed, rounds=rounds, **more)
+                    yield f"{world} | {attack} s{seed}", cell
+
+
+def dcgan_cells(rounds: int) -> Iterator[tuple[str, Cell]]:
+    """A DCGAN: nothing checks its updates before the verdict, so the sleepers' world is its own."""
+    own = {"validation": OPEN["validation"] | {"clip_until": 5.0}}  # the workload's
+    for seed in range(CLEAN_SEEDS - 1):
+        yield f"mean | clean s{seed}", Cell(seed=seed, rounds=rounds, recompute=False)
+        yield f"open | clean s{seed}", Cell(seed=seed, rounds=rounds, **(OPEN | own))
+    for attack in (*ATTACKS, *BUFFERS):
+        if attack != "backdoor":
+            more = WORLDS["sleepers"] | own
+            yield f"sleepers | {attack} s0", Cell(attack=attack, rounds=rounds, **more)
+
+
+def play(cell: Cell, subject: Subject) -> Row:
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
+        return Arena(cell, Path(folder), subject).run()
+
+
+def table(rows: Mapping[str, Row]) -> list[str]:
+    """A line for each attack, a column for each world: the loss by the clean one of each seed, the
+    hostile share of the merged weight, of the pay, and where the backdoor works in how many of the
+    contexts, the worst of the seeds.
+    """
+    lines = [f"| attack | {' | '.join(WORLDS)} |", "|---" * (1 + len(WORLDS)) + "|"]
+    for attack in (*ATTACKS, *BUFFERS, MIXED, AT_ONCE):
+        found = [_cell(rows, _of(rows, f"{world} | {attack}")) for world in WORLDS]
+        if any(found):
+            lines.append(f"| {attack} | {' | '.join(found)} |")
+    return lines
+
+
+def _of(rows: Mapping[str, Row], start: str) -> dict[int, Row]:
+    return {
+        int(name.rpartition(" s")[2]): row
+        for name, row in rows.items()
+        if name.rpartition(" s")[0] == start
+    }
+
+
+def _cell(rows: Mapping[str, Row], found: Mapping[int, Row]) -> str:
+    if not found:
+        return ""
+    clean = _of(rows, "mean | clean")
+    ratios = [row["loss"] / clean[seed]["loss"] for seed, row in found.items() if seed in clean]
+    shares = [max(row[key] for row in found.values()) for key in ("weight", "pay", "success")]
+    said = [", ".join(f"{ratio:.3f}" for ratio in ratios)]
+    said += [f"{100 * share:.0f} %" for share in shares[:2]]
+    if shares[2] > 0:
+        said.append(f"works in {100 * shares[2]:.0f} %")
+    return "; ".join(said)
+
+
+def honest(rows: Mapping[str, Row]) -> list[str]:
+    """A line for each way without attackers: the cost of the rules."""
+    lines = [
+        "| run | loss | to the mean's | updates | norm refused, scaled | unconfirmed | copies "
+        "| nearest (1 = refused) | largest norm by the median |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    clean = _of(rows, "mean | clean")
+    for name in ("mean | clean", "open | clean", *(f"open | clean {codec}" for codec in CODECS)):
+        found = _of(rows, name)
+        if not found:
+            continue
+        counts = [row["verdicts"]["honest"] for row in found.values()]
+        by = [
+            f"{100 * (row['loss'] / clean[seed]['loss'] - 1):+.2f}%"
+            for seed, row in found.items()
+            if seed in clean
+        ]
+        lines.append(
+            f"| {name} | {', '.join(str(row['loss']) for row in found.values())} | {', '.join(by)} "
+            f"| {sum(row['updates'] for row in found.values())} "
+            f"| {_sum(counts, 'norm')}, {_sum(counts, 'scaled')} | {_sum(counts, 'unconfirmed')} "
+            f"| {_sum(counts, 'replay')} | {min(row['nearest'][0] for row in found.values())} "
+            f"| {max(row['norms'][-1] for row in found.values())} |"
+        )
+    punished = sum(row["punished"] for row in rows.values())
+    updates = sum(sum(row["verdicts"]["honest"].values()) for row in rows.values())
+    lines.append(
+        f"\nHonest volunteers suspended: {punished}, over {updates} honest updates in all."
+    )
+    return lines
+
+
+def _sum(counts: Sequence[Mapping[str, int]], key: str) -> int:
+    return sum(found.get(key, 0) for found in counts)
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    subject: Subject
+    if options.full:
+        subject = Dcgan(options.out / "digits", STEPS, DCGAN_LR)
+    else:
+        subject = Gpt(corpus(options.out.parent, 12 if options.quick else 0), MODEL, STEPS)
+    listed = dcgan_cells(20) if options.full else cells(15, SEEDS)
+    if options.quick:
+        listed = cells(4, 1)
+    done = work_off(options, dict(listed), lambda cell: play(cell, subject))
+    lines = [*table(done), "", *honest(done)]
+    results(options).with_name("table.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

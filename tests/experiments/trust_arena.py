@@ -1,0 +1,442 @@
+"""One run of twenty volunteers of whom some are hostile, over the rules of an open server: norm
+limits, forward checks, recomputes, similarity, standing, voices, robust merges, escrow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from coordinator.aggregation import sketch, step
+from coordinator.aggregation.cohort import NotFinite
+from coordinator.plan.plan import plan
+from coordinator.plan.tables import Plan
+from coordinator.rules import checks, similarity, standing, validation
+from coordinator.rules.run_file import ValidationSettings
+from coordinator.rules.similarity import Known, Suspect
+from coordinator.rules.trust import TRUST_START
+from coordinator.rules.validation import Evidence, judge, measure
+from coordinator.rules.voices import Voice, shares
+from shared.protocol.base import Reason
+from shared.protocol.contributions import SubmitRequest
+from shared.tensors.frame import FrameWriter, open_frame
+from shared.tensors.quantize import codec
+from shared.tensors.slices import ArrayReader
+from shared.tensors.spec import Schema
+from shared.workloads.base import ForwardFigures, Job, TrainSettings
+from tests.experiments.cells import Row
+from tests.experiments.digits import Weights
+from tests.experiments.trust_attacks import Scene, attack_of, flat, norm
+
+VOLUNTEERS = 20
+HOSTILE = 8
+SECRET = b"of the server"
+RATES = checks.Rates(forward=0.2, recompute=0.02)
+NORM_RANKS = (0.0, 0.01, 0.99, 0.999, 1.0)
+KNOWN_MAX, MERGES_MAX = 512, 4
+
+
+class Subject(Protocol):
+    """The model that is trained."""
+
+    schema: Schema
+    train: TrainSettings
+    steps: int
+    samples: int
+
+    def initial(self, seed: int) -> Weights:
+        """The weights at the beginning."""
+
+    def task(self) -> Job:
+        """The next task of the pass."""
+
+    def learn(
+        self, weights: Weights, job: Job, who: int, steps: int = 0, role: str = "own"
+    ) -> Weights:
+        """The update of the first `steps` steps of a task, all by default."""
+
+    def check(
+        self, weights: Weights, job: Job, update: Weights, seed: int
+    ) -> ForwardFigures | None:
+        """The forward check of the workload."""
+
+    def loss(self, weights: Weights) -> float:
+        """On held-out data."""
+
+    def backdoor(self, weights: Weights, job: Job, rng: np.random.Generator) -> Weights:
+        """The update that writes a backdoor into the model."""
+
+    def success(self, weights: Weights) -> float:
+        """The share of unseen contexts in which the backdoor works."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run."""
+
+    attack: str = ""
+    seed: int = 0
+    rule: Mapping[str, Any] = field(default_factory=dict)  # of `[plan]`
+    validation: Mapping[str, Any] = field(default_factory=dict)
+    vetted: bool = False  # all are, from the beginning: a hostile one has been honest so far
+    recompute: bool = True
+    similar: bool = True
+    rounds: int = 20
+    honest_rounds: int = 0  # before the hostile begin
+    codec: str = "float32"
+    part: int = VOLUNTEERS  # contributions in a merge
+
+    @property
+    def hostile(self) -> int:
+        return HOSTILE if self.attack else 0
+
+
+@dataclass(kw_only=True)
+class Account:
+    """One volunteer as the server knows it."""
+
+    state: standing.Account
+    forward_streak: int = 0
+    recompute_streak: int = 0
+    paid: int = 0  # contributions, in escrow
+    norms: list[float] = field(default_factory=list)  # by effort
+
+    @property
+    def suspended(self) -> bool:
+        return self.state.state == "suspended"
+
+    @property
+    def vetted(self) -> bool:
+        return self.state.state == "vetted"
+
+
+@dataclass(kw_only=True)
+class Sent:
+    """One contribution."""
+
+    who: int
+    job: Job
+    update: Weights
+    path: Path
+    vetted: bool
+    clip: float = 1.0
+    sketch: bytes = b""
+
+
+class Arena:
+    """Plays one cell."""
+
+    def __init__(self, cell: Cell, folder: Path, subject: Subject) -> None:
+        self._cell, self._subject, self._folder = cell, subject, folder
+        self._rng = np.random.default_rng(cell.seed)
+        table = {"preset": "fedavg", "quorum": VOLUNTEERS, "codec": cell.codec}
+        self._plan: Plan = plan(table | dict(cell.rule))
+        self._settings = ValidationSettings(**cell.validation)
+        new = standing.Account(
+            state="vetted" if cell.vetted else "probation",
+            invited=False,
+            passed=standing.PASSED_MIN if cell.vetted else 0,
+            trust=TRUST_START,
+        )
+        streak = 10 if cell.vetted else 0
+        self._accounts = [
+            Account(state=new, forward_streak=streak, recompute_streak=streak)
+            for _ in range(VOLUNTEERS)
+        ]
+        self._figures: dict[int, ForwardFigures] = {}  # newest passed check of a vetted volunteer
+        self._last: dict[int, Weights] = {}  # what the hostile sent first
+        self._shared: dict[str, Weights] = {}  # among the hostile, in this round
+        self._merged: Weights | None = None
+        self._number = 0
+        self._known: list[Known] = []  # newest first
+        self._merges: list[bytes] = []
+        self.nearest: list[float] = []  # of honest updates: distance by limit
+        self._weight = {"honest": 0.0, "hostile": 0.0}
+        self.verdicts: dict[str, dict[str, int]] = {"honest": {}, "hostile": {}}
+        self.norms: list[float] = []  # honest ones by the median of their round
+        self._base = self._folder / "base"
+        self._write(self._base, subject.initial(cell.seed))
+
+    def run(self) -> Row:
+        curve = []
+        for number in range(self._cell.rounds):
+            self._number = number
+            weights = self._read()
+            sent = self._round(weights)
+            self._rng.shuffle(sent)
+            admitted = [one for one in sent if self._admit(weights, one)]
+            self._merge(weights, sorted(admitted, key=lambda one: one.job.start))
+            if self._number % 5 == 4:
+                curve.append(round(self._subject.loss(self._read()), 4))
+        weights = self._read()
+        total = sum(self._weight.values())
+        paid = [0 if a.suspended else a.paid for a in self._accounts]
+        return {
+            "loss": round(self._subject.loss(weights), 4),
+            "curve": curve,
+            "success": round(self._subject.success(weights), 4),
+            "weight": round(self._weight["hostile"] / total, 4) if total else 0.0,
+            "pay": round(sum(paid[: self._cell.hostile]) / max(1, sum(paid)), 4),
+            "suspended": sum(a.suspended for a in self._accounts[: self._cell.hostile]),
+            "punished": sum(a.suspended for a in self._accounts[self._cell.hostile :]),
+            "verdicts": self.verdicts,
+            "norms": [round(x, 3) for x in np.quantile(self.norms, NORM_RANKS).tolist()],
+            "nearest": [round(x, 2) for x in sorted(self.nearest)[:3]],
+            "updates": len(self.norms),
+        }
+
+    # --- what is sent ---
+
+    def _round(self, weights: Weights) -> list[Sent]:
+        chosen = sorted(self._rng.permutation(VOLUNTEERS)[: self._cell.part].tolist())
+        chosen = [who for who in chosen if not self._accounts[who].suspended]
+        jobs = {who: self._subject.task() for who in chosen}
+        bad = self._cell.hostile if self._number >= self._cell.honest_rounds else 0
+        updates = {w: self._subject.learn(weights, jobs[w], w) for w in chosen if w >= bad}
+        honest = [self._trained(update) for update in updates.values()]
+        sizes = [norm(update) for update in honest]
+        self.norms += [size / float(np.median(sizes)) for size in sizes]
+        self._shared = {}
+        for who in (w for w in chosen if w < bad):
+            attack = attack_of(self._cell.attack, who, self._number)
+            update = attack(self._scene(weights, who, jobs[who], honest))
+            self._last.setdefault(who, self._trained(update))
+            updates[who] = next(iter(updates.values())) | update  # buffers as another's
+        return [self._send(who, jobs[who], updates[who]) for who in chosen]
+
+    def _scene(self, weights: Weights, who: int, job: Job, honest: Sequence[Weights]) -> Scene:
+        subject = self._subject
+        return Scene(
+            who=who,
+            honest=honest,
+            own=lambda: self._trained(subject.learn(weights, job, who)),
+            part=lambda steps: self._trained(subject.learn(weights, job, who, steps, "part")),
+            elsewhere=lambda: self._trained(
+                subject.learn(weights, subject.task(), who, role="elsewhere")
+            ),
+            whole=lambda: subject.learn(weights, job, who),
+            backdoor=lambda: subject.backdoor(weights, job, self._rng),
+            merged=self._merged,
+            limit=self._limit([norm(update) for update in honest]),
+            steps=subject.steps,
+            rng=self._rng,
+            last=self._last,
+            shared=self._shared,
+        )
+
+    def _trained(self, tensors: Weights) -> Weights:
+        """Return the parameters alone."""
+        roles = {spec.name: spec.role for spec in self._subject.schema}
+        return {name: value for name, value in tensors.items() if roles[name] == "parameter"}
+
+    def _limit(self, sizes: Sequence[float]) -> float:
+        """The norm that is let through whole, as the hostile can know it."""
+        train, steps = self._subject.train, self._subject.steps
+        most = validation.reach(train, steps, self._parameters)
+        cohort = self._cohort()
+        if cohort:
+            most = min(most, steps * validation.cohort_limit(cohort, self._settings))
+        return most
+
+    def _send(self, who: int, job: Job, update: Weights) -> Sent:
+        path, schema = self._folder / f"update-{who}", self._subject.schema
+        codec(self._cell.codec).encode(update, schema, path)
+        with codec(self._cell.codec).decode(path, schema) as decoded:
+            sent = {name: decoded[name].copy() for name in update}
+        sketched = sketch.of_update(path, schema, self._cell.codec, SECRET).tobytes()
+        vetted = self._accounts[who].vetted
+        return Sent(who=who, job=job, update=sent, path=path, vetted=vetted, sketch=sketched)
+
+    # --- what is let through ---
+
+    def _cohort(self) -> list[float]:
+        return [
+            float(np.median(account.norms[-validation.VOICE_OF :]))
+            for account in self._accounts
+            if account.vetted and account.norms
+        ]
+
+    def _admit(self, weights: Weights, sent: Sent) -> bool:
+        verdict = self._judge(weights, sent)
+        hostile = sent.who < self._cell.hostile and self._number >= self._cell.honest_rounds
+        counts = self.verdicts["hostile" if hostile else "honest"]
+        counts[verdict] = counts.get(verdict, 0) + 1
+        return verdict in ("accepted", "scaled")
+
+    def _judge(self, weights: Weights, sent: Sent) -> str:
+        account, subject = self._accounts[sent.who], self._subject
+        measured = measure(sent.path, subject.schema, self._cell.codec)
+        judged = judge(
+            self._evidence(sent, measured, account), self._settings, subject.train, self._plan
+        )
+        if sent.vetted and (judged.state == "accepted" or judged.reason == Reason.NORM):
+            account.norms.append(measured.norm / subject.steps)
+        if judged.state != "accepted":
+            return judged.reason
+        sent.clip = judged.clip
+        if self._cell.similar and self._is_copy(sent):
+            return "replay"
+        checked = self._forward(weights, sent, account)
+        self._recompute(weights, sent, account, doubted=checked == "failed")
+        if checked == "failed" and not account.vetted:
+            return "unconfirmed"
+        if account.suspended:
+            return "suspended"
+        account.paid += 1
+        return "accepted" if judged.clip == 1.0 else "scaled"
+
+    def _evidence(self, sent: Sent, measured: Any, account: Account) -> Evidence:
+        subject = self._subject
+        return Evidence(
+            submit=SubmitRequest(
+                attempt=1,
+                base_version=0,
+                codec=self._cell.codec,
+                sha256="0" * 64,
+                size=1,
+                steps=subject.steps,
+                samples=subject.samples,
+                loss_first=1.0,
+                loss_last=1.0,
+            ),
+            measurement=measured,
+            task_steps=subject.steps,
+            task_samples=subject.samples,
+            head=0,
+            base_version=0,
+            trust=account.state.trust,
+            effort=float(subject.steps),
+            cohort=self._cohort(),
+            loss=None,
+            parameters=self._parameters,
+            replayed=False,
+        )
+
+    @property
+    def _parameters(self) -> int:
+        return sum(spec.count for spec in self._subject.schema if spec.role == "parameter")
+
+    def _is_copy(self, sent: Sent) -> bool:
+        about = {
+            "volunteer": str(sent.who),
+            "task": sent.job.start,
+            "base_version": self._number,
+            "sketch": sent.sketch,
+        }
+        suspect = Suspect(**about)  # type: ignore[arg-type]
+        if similarity.copied(suspect, self._known, self._merges[:MERGES_MAX]):
+            return True
+        if sent.who >= self._cell.hostile:
+            self.nearest.append(
+                similarity.nearness(suspect, self._known, self._merges[:MERGES_MAX])
+            )
+        self._known = [Known(**about), *self._known][:KNOWN_MAX]  # type: ignore[arg-type]
+        return False
+
+    def _draw(self, kind: checks.Kind, sent: Sent, account: Account) -> tuple[bool, int]:
+        number = self._number * VOLUNTEERS + sent.who
+        digest = hashlib.sha256(sent.path.read_bytes()).hexdigest()
+        streaks = checks.Streaks(
+            vetted=account.vetted,
+            forward_streak=account.forward_streak,
+            recompute_streak=account.recompute_streak,
+        )
+        chance = checks.chance(kind, streaks, RATES)
+        drawn = checks.drawn(SECRET, kind, number, digest, chance)
+        return drawn, checks.seed(SECRET, number, digest)
+
+    def _forward(self, weights: Weights, sent: Sent, account: Account) -> str | None:
+        drawn, seed = self._draw("forward", sent, account)
+        if not drawn:
+            return None
+        found = self._subject.check(weights, sent.job, sent.update, seed)
+        if found is None:
+            return None
+        result = checks.judge_forward(found, [each.gap for each in self._figures.values()])
+        if result == "passed":
+            account.forward_streak += 1
+            if account.vetted:
+                self._figures[sent.who] = found
+        elif result == "failed":
+            account.forward_streak = 0
+        account.state = standing.after_check(account.state, result, "forward")
+        return result
+
+    def _recompute(self, weights: Weights, sent: Sent, account: Account, doubted: bool) -> None:
+        """Do it again: honest work comes out the same, so only that of the hostile has to be."""
+        if not self._cell.recompute:
+            return
+        if not (doubted or self._draw("recompute", sent, account)[0]):
+            return
+        result = "passed"
+        if sent.who < self._cell.hostile:
+            again = self._subject.learn(weights, sent.job, sent.who, role="recompute")
+            ours, theirs = flat(self._trained(again)), flat(self._trained(sent.update))
+            sizes = float(np.linalg.norm(ours)), float(np.linalg.norm(theirs))
+            cosine = float(ours @ theirs) / max(1e-30, sizes[0] * sizes[1])
+            ratio = sizes[1] / max(1e-30, sizes[0])
+            low = checks.COSINE_MIN
+            result = "passed" if cosine >= low and abs(ratio - 1) <= 1 - low else "failed"
+        account.recompute_streak = account.recompute_streak + 1 if result == "passed" else 0
+        account.state = standing.after_check(account.state, result, "recompute")
+
+    # --- the merge ---
+
+    def _merge(self, weights: Weights, sent: Sequence[Sent]) -> None:
+        sent = [one for one in sent if not self._accounts[one.who].suspended]
+        if not sent:
+            return
+        voices = [
+            Voice(
+                weight=self._accounts[one.who].state.trust * self._subject.steps,
+                volunteer=str(one.who),
+                vetted=one.vetted,
+            )
+            for one in sent
+        ]
+        given = shares(voices)
+        for one, share in zip(sent, given, strict=True):
+            side = "hostile" if one.who < self._cell.hostile else "honest"
+            self._weight[side] += share / sum(given)
+        inputs = [
+            step.Input(path=one.path, codec=self._cell.codec, weight=share, clip=one.clip)
+            for one, share in zip(sent, given, strict=True)
+            if share > 0
+        ]
+        target = self._folder / "next"
+        while inputs:
+            order = step.Order(
+                plan=self._plan,
+                schema=self._subject.schema,
+                base=self._base,
+                state=(),
+                inputs=tuple(inputs),
+            )
+            try:
+                step.run(order, target, self._folder / "state")
+                break
+            except NotFinite as error:
+                inputs = [one for at, one in enumerate(inputs) if at not in error.positions]
+        if inputs:
+            target.replace(self._base)
+            after = self._read()
+            self._merged = {
+                name: value - after[name] for name, value in self._trained(weights).items()
+            }
+            where = sketch.places(self._subject.schema, SECRET)
+            reader = ArrayReader(self._merged, self._subject.schema)
+            self._merges.insert(0, sketch.sketch(reader, where).tobytes())
+
+    def _read(self) -> Weights:
+        with open_frame(self._base, self._subject.schema) as frame:
+            return {name: np.array(frame.array(name)) for name in frame}
+
+    def _write(self, path: Path, tensors: Weights) -> None:
+        with FrameWriter(path, self._subject.schema, {}) as writer:
+            for spec in self._subject.schema:
+                writer.write(spec.name, tensors[spec.name])

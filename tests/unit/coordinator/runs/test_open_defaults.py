@@ -1,0 +1,70 @@
+"""Defaults of a run that strangers may join: a robust rule, tight norms, a gate; what the file says
+stays.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.plan.plan import plan
+from coordinator.plan.tables import Plan
+from coordinator.rules import run_file
+from coordinator.rules.run_file import RunFile
+from coordinator.runs.definition import table_defaults
+from shared.workloads.base import load
+
+HEAD = 'name = "x"\nworkload = "{workload}"\ndataset = "d"\n'
+
+
+def resolved(text: str = "", workload: str = "gpt", *, strangers: bool = True) -> RunFile:
+    """The run file with the defaults that `run create` writes into it."""
+    whole = HEAD.format(workload=workload) + text
+    file = run_file.parse(whole)
+    return run_file.parse(whole, table_defaults(file, load(workload), strangers=strangers))
+
+
+def rules(found: Plan) -> tuple[str, int, int, float]:
+    return found.aggregate, found.aggregate_from, found.quorum, found.quorum_share
+
+
+def test_an_open_run_merges_by_a_robust_rule_and_is_gated() -> None:
+    file = resolved()
+    assert rules(plan(file.plan)) == ("centred-clip", 5, 5, 0.75)
+    assert (file.validation.norm_room, file.validation.clip_until) == (0.5, 2.0)
+    assert file.evaluation.gate
+
+
+def test_by_invitation_nothing_changes() -> None:
+    file = resolved(strangers=False)
+    assert rules(plan(file.plan)) == ("mean", 1, 3, 0.0)
+    assert (file.validation.norm_room, file.validation.clip_until) == (2.0, 1.0)
+    assert not file.evaluation.gate
+
+
+@pytest.mark.parametrize("rule", ["mean", "median", "norm-clip"])
+def test_a_file_that_names_its_rule_keeps_it(rule: str) -> None:
+    file = resolved(f'[plan]\naggregate = "{rule}"\n[evaluation]\ngate = false\n')
+    found = plan(file.plan)
+    assert (found.aggregate, found.aggregate_from) == (rule, 1)
+    assert found.quorum == 5
+    assert not file.evaluation.gate
+
+
+def test_a_file_that_says_when_to_merge_keeps_that() -> None:
+    found = plan(resolved("[plan]\nquorum = 4\n").plan)
+    assert rules(found) == ("centred-clip", 5, 4, 0.0)
+
+
+@pytest.mark.parametrize("preset", ["fedbuff", "fedasync", "async-diloco", "async-sgd"])
+def test_a_preset_that_says_when_to_merge_keeps_that(preset: str) -> None:
+    found = plan(resolved(f'[plan]\npreset = "{preset}"\n').plan)
+    same = plan({"preset": preset})
+    assert rules(found) == ("centred-clip", 5, same.quorum, same.quorum_share)
+
+
+@pytest.mark.parametrize("workload", ["dcgan", "gomoku"])
+def test_a_workloads_own_words_go_before(workload: str) -> None:
+    file, closed = resolved("", workload), resolved("", workload, strangers=False)
+    assert plan(file.plan).quorum_share in (0.75, plan(closed.plan).quorum_share)
+    if closed.validation.clip_until != 1.0:
+        assert file.validation.clip_until == closed.validation.clip_until
