@@ -20,6 +20,7 @@ from coordinator.accounts.accounts import Volunteers
 from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.server_identity import ServerIdentity
+from coordinator.accounts.transparency import Transparency
 from coordinator.checking.case import Draws
 from coordinator.checking.forward_check import ForwardChecks
 from coordinator.checking.recompute import Recomputes
@@ -83,6 +84,7 @@ class Coordinator:
     server: ServerIdentity
     volunteers: Volunteers
     ledger: Ledger
+    transparency: Transparency
     claims: Claims
     renewals: Renewals
     heartbeats: Heartbeats
@@ -137,7 +139,6 @@ class Coordinator:
         await signals.connect(db)
         threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="work")
         space = Space(settings.directory, settings.space_floor_bytes, clock)
-        volunteers = Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock))
         renewals = Renewals(db, clock)
         claims = Claims(db, clock, signals, renewals, ClaimTerms.of(settings))
         uploads = Uploads(db, clock, signals, blobs, settings)
@@ -166,8 +167,9 @@ class Coordinator:
             rates=Rates(settings, clock.monotonic),
             traffic=Traffic(),
             server=server,
-            volunteers=volunteers,
+            volunteers=Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock)),
             ledger=Ledger(db),
+            transparency=Transparency(db, clock, key),
             claims=claims,
             renewals=renewals,
             heartbeats=Heartbeats(db, clock, renewals, runs),
@@ -209,6 +211,7 @@ class Coordinator:
             "alerts": self.alerts.run,
             "replay": self.replay.run,
             "upkeep": self.upkeep.run,
+            "record": self.transparency.run,
             "space": self.space.run,
             "boxes": self.boxes.run,
         }

@@ -63,6 +63,40 @@ class Tree:
         return self._levels[level][index]
 
 
+class Frontier:
+    """The right edge of a tree: all that appending and the root need, in O(log n) memory."""
+
+    def __init__(self, nodes: Nodes, size: int) -> None:
+        self.size = size
+        self._peaks = [nodes(level, index) for level, index in peaks(size)]  # the largest first
+
+    def append_leaf(self, hashed: bytes) -> list[tuple[int, int, bytes]]:
+        """Add an entry by its leaf hash. Return the complete subtrees it finished."""
+        self.size += 1
+        found = []
+        for level, index in finished(self.size):
+            if level:
+                hashed = parent(self._peaks.pop(), hashed)
+            found.append((level, index, hashed))
+        self._peaks.append(hashed)
+        return found
+
+    def root(self) -> bytes:
+        """Return the root over all entries."""
+        if not self._peaks:
+            return EMPTY
+        found = self._peaks[-1]
+        for peak in self._peaks[-2::-1]:
+            found = parent(peak, found)
+        return found
+
+
+def peaks(size: int) -> list[tuple[int, int]]:
+    """Return (level, index) of the largest complete subtrees of `size` entries, left to right."""
+    levels = range(size.bit_length() - 1, -1, -1)
+    return [(level, (size >> level) - 1) for level in levels if size >> level & 1]
+
+
 def finished(size: int) -> list[tuple[int, int]]:
     """Return (level, index) of the subtrees that the last of `size` entries completes, leaf
     first.

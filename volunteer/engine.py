@@ -45,6 +45,7 @@ from volunteer.storage.carried import Residuals
 from volunteer.storage.evidence import Evidence
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox
+from volunteer.storage.receipts import ReceiptBook
 from volunteer.training.trainer import Trainer
 
 GIB = 1 << 30
@@ -217,6 +218,7 @@ class Engine:
             outbox=Outbox(home.outbox, lambda message: self._hub.notice(message, "warning")),
             leases=Leases(home.tasks),
             residuals=Residuals(home.inner, self._hub.notice),
+            receipts=ReceiptBook(home.receipts),
             evidence=Evidence(home.evidence),
         )
         timing = Timing(clock=world.clock, rng=world.rng)

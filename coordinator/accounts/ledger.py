@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 
 from coordinator.database import audit
 from coordinator.database.ledger import payments as store
+from coordinator.database.ledger import record_tree
 from coordinator.database.ledger.payments import Balances
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from coordinator.database.engine.open import Database
     from shared.protocol.listings import LedgerRow
 
@@ -37,8 +40,15 @@ class Ledger:
         return tuple(rows)
 
     async def check(self) -> tuple[str, ...]:
-        """A sentence for each breach in ledger and audit log; empty when all is well."""
-        return tuple(await self._db.read(lambda conn: store.check_ledger(conn) + audit.check(conn)))
+        """A sentence for each breach in ledger, audit log and their tree; empty when all is
+        well.
+        """
+
+        def read(conn: Connection) -> tuple[str, ...]:
+            chains = store.check_ledger(conn) + audit.check(conn)
+            return (*chains, *record_tree.check(conn))
+
+        return await self._db.read(read)
 
     async def seal(self) -> int:
         """Chain all events and audit lines that are not yet; how many."""

@@ -8,12 +8,13 @@ import hashlib
 import secrets
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from coordinator.certificates import write_private
-from coordinator.database import key_values
+from coordinator.config import without_password
+from coordinator.database import audit, key_values
 from coordinator.ttl_cache import Fresh
 from shared.decoding import decode
 from shared.errors import Configuration
@@ -66,18 +67,37 @@ class ServerIdentity:
             self.address = decode(stored, Address)
 
     async def set_address(self, address: Address) -> None:
-        """Store the address of the server, for join links that other processes print, and whether
-        it admits strangers, for the runs that they create.
+        """Store the address of the server that starts, for join links that other processes print,
+        and whether it admits strangers, for the runs that they create; log the settings that
+        changed since the last start.
         """
         self.address = address
         stored = msgspec.json.encode(address).decode()
         is_open = "yes" if self._settings.open else "no"
 
-        def store(conn: Connection) -> None:
+        def start(conn: Connection) -> None:
             key_values.put(conn, key_values.ADDRESS, stored)
             key_values.put(conn, key_values.OPEN, is_open)
+            self._log_settings(conn)
 
-        await self._db.write(store)
+        await self._db.write(start)
+
+    def _log_settings(self, conn: Connection) -> None:
+        """Write a line of the audit log for each setting that differs from the last start's."""
+        now = {
+            name: without_password(value) if isinstance(value, str) and "://" in value else value
+            for name, value in msgspec.structs.asdict(self._settings).items()
+        }
+        before = key_values.get(conn, key_values.SETTINGS)
+        if before is not None:
+            known = decode(before, dict[str, Any])
+            for name in sorted(now.keys() | known.keys()):
+                was, value = known.get(name), now.get(name)
+                if was != value:
+                    detail = {"from": was, "to": value}
+                    at = self._clock.now()
+                    audit.append(conn, "organiser", "settings.change", name, detail, at)
+        key_values.put(conn, key_values.SETTINGS, msgspec.json.encode(now).decode())
 
     @property
     def fingerprint(self) -> str:

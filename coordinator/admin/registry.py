@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.admin import datasets, people, runs, tasks
+from coordinator.admin import datasets, people, record, runs, tasks
 from coordinator.admin.command import Ask, Command, Nothing
 from coordinator.upkeep.backup import Saved
 from coordinator.upkeep.backup import backup as make_backup
@@ -37,6 +37,13 @@ UPKEEP = (
 
 COMMANDS: dict[str, Command] = {
     command.name: command
-    for commands in (runs.COMMANDS, datasets.COMMANDS, tasks.COMMANDS, people.COMMANDS, UPKEEP)
+    for commands in (
+        runs.COMMANDS,
+        datasets.COMMANDS,
+        tasks.COMMANDS,
+        people.COMMANDS,
+        record.COMMANDS,
+        UPKEEP,
+    )
     for command in commands
 }

@@ -8,7 +8,7 @@ import sys
 
 from cyclopts import App
 
-from coordinator.cli import datasets, people, runs, serving, simulate, tasks, upkeep
+from coordinator.cli import audit, datasets, people, runs, serving, simulate, tasks, upkeep
 from shared.errors import StorageFull, VolunteerError, why
 
 INTERRUPTED = 130
@@ -27,7 +27,7 @@ app = App(
     help_format="plaintext",  # to render Markdown took a quarter of the time of --help
     result_action="return_value",
 )
-for part in (serving, simulate, runs, datasets, tasks, people, upkeep):
+for part in (serving, simulate, runs, datasets, tasks, people, audit, upkeep):
     part.add_to(app)
 
 

@@ -12,11 +12,10 @@ import msgspec
 from sqlalchemy import Connection, insert, select
 
 from coordinator.database.ledger import hash_chain
-from coordinator.database.tables.record import audit
+from coordinator.database.tables.record import AUDIT_SEALED, audit
 
 DETAIL_CHARS_MAX = 4000
 LISTING_MAX = 500
-SEALED = (audit.c.at, audit.c.actor, audit.c.action, audit.c.subject, audit.c.detail)
 
 
 class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,9 +64,9 @@ def entries(conn: Connection, before: int | None = None, limit: int = 100) -> li
 
 def seal(conn: Connection, limit: int = hash_chain.SEAL_BATCH) -> int:
     """Chain the next lines; how many. Alone in its transaction (see chain.py)."""
-    return hash_chain.seal(conn, audit, SEALED, limit)
+    return hash_chain.seal(conn, audit, AUDIT_SEALED, limit)
 
 
 def check(conn: Connection) -> list[str]:
     """A sentence where the chain is broken; empty when all is well."""
-    return list(hash_chain.check(conn, audit, SEALED))
+    return list(hash_chain.check(conn, audit, AUDIT_SEALED))

@@ -9,6 +9,7 @@ from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.record import meta
 
 ADDRESS = "address"  # where the server was last reached, for join links
+SETTINGS = "settings"  # of the last start of a server, JSON
 OPEN = "open"  # "yes" where the last server admitted strangers
 ACCOUNTS = "accounts"  # another text whenever somebody was shut out, let in again or renamed
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.database import datasets, games, versions
+from coordinator.database import audit, datasets, games, versions
 from coordinator.database.datasets import DatasetRow
 from coordinator.rules.run_file import NAME_RULE, fits_a_path
 from shared.clock import Clock
@@ -69,6 +69,8 @@ class Datasets:
                 conn, [(c.sha256, c.size, kind) for kind, chunks in kinds for c in chunks], now
             )
             number = datasets.add(conn, manifest, sha, now)
+            detail = {"manifest": sha, "chunks": len(manifest.chunks)}
+            audit.append(conn, "organiser", "dataset.add", manifest.name, detail, now)
             if skipped is not None:
                 datasets.note_skipped(conn, number, skipped.sentences)
 

@@ -15,6 +15,7 @@ from coordinator.plan.tables import Plan
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition
+from coordinator.runs.version_files import MANIFEST_LIFE_S, renewed
 from coordinator.ttl_cache import REST, Kept
 from shared.clock import Clock
 from shared.decoding import decode
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from coordinator.database.engine.open import Database
     from coordinator.rules.run_file import RunFile
+    from shared.signing import SigningKey
 
 LIVE_S = 4 * HEARTBEAT_S
 PATIENCE_S = 300.0  # with vetted volunteers that send nothing, where the plan has no deadline
@@ -39,9 +41,10 @@ LOSSES_MAX = 2000
 class RunQueries:
     """Reads runs, versions and figures."""
 
-    def __init__(self, db: Database, clock: Clock) -> None:
+    def __init__(self, db: Database, clock: Clock, key: SigningKey | None = None) -> None:
         self._db = db
         self._clock = clock
+        self._key = key
         self._counts: Kept[str, dict[str, int]] = Kept(0.0, clock, rest=REST)
 
     async def listing(self) -> tuple[RunInfo, ...]:
@@ -164,12 +167,16 @@ class RunQueries:
         return await self._db.read(read)
 
     async def manifest(self, name: str, version: int | None = None) -> SignedManifest:
-        """The signed manifest of a version, or of the head. Raises NotFound."""
+        """The signed manifest of a version, or of the head, good for days yet. Raises NotFound."""
 
         def read(conn: Connection) -> SignedManifest:
             run = runs.by_name(conn, name)
             row = versions.get(conn, run.id, run.head if version is None else version)
-            return SignedManifest(payload=row.manifest, signature=row.signature)
+            found = SignedManifest(payload=row.manifest, signature=row.signature)
+            now = self._clock.now()
+            if self._key is None or now < row.created_at + MANIFEST_LIFE_S / 2:
+                return found
+            return renewed(self._key, found, now)
 
         return await self._db.read(read)
 

@@ -20,6 +20,7 @@ from coordinator.database import (
     tasks,
     versions,
 )
+from coordinator.database.ledger.record_tree import tree_head
 from coordinator.database.runs import RunRow
 from coordinator.rules import run_file
 from coordinator.runs import publishing
@@ -34,7 +35,7 @@ from coordinator.runs.definition import (
 from coordinator.runs.export import imported
 from coordinator.runs.queries import RunQueries
 from coordinator.runs.settlement import settle_accepted
-from coordinator.runs.version_files import Content, Progress, write_weights
+from coordinator.runs.version_files import Content, Progress, Surroundings, write_weights
 from coordinator.runs.version_files import sign as sign_version
 from coordinator.signals import Signals
 from shared.clock import Clock
@@ -81,7 +82,7 @@ class Runs:
         key: SigningKey,
         compute: Compute,
     ) -> None:
-        self.queries = RunQueries(db, clock)
+        self.queries = RunQueries(db, clock, key)
         self._db = db
         self._clock = clock
         self._signals = signals
@@ -244,7 +245,8 @@ class Runs:
     ) -> SignedManifest:
         """The signed manifest of a version that is about to exist."""
         dataset = None if run.dataset_id is None else datasets.by_id(conn, run.dataset_id)
-        return sign_version(self._key, run, dataset, content, progress, now)
+        around = Surroundings(dataset=dataset, tree=tree_head(conn, now))
+        return sign_version(self._key, run, around, content, progress, now)
 
     async def pause(self, name: str) -> RunInfo:
         return await self._move(name, "paused", "run.pause")

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.runs.definition import Definition, definition
-from shared.protocol.versions import BlobRef, Downlink, SignedManifest, VersionManifest
+from shared.decoding import decode
+from shared.protocol.transparency import TreeHead
+from shared.protocol.versions import (
+    BlobRef,
+    Downlink,
+    SignedManifest,
+    VersionManifest,
+    chunks_digest,
+)
 from shared.signing import SigningKey, canonical
 from shared.tensors.frame import FrameWriter, Written, open_frame
 
@@ -59,6 +67,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """Surroundings of a version that its manifest names: dataset, and head of the record."""
+
+    dataset: DatasetRow | None
+    tree: TreeHead
+
+
 def write_weights(
     path: Path, about: Definition, weights: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
 ) -> Written:
@@ -83,12 +98,13 @@ def read_weights(path: Path, about: Definition) -> dict[str, torch.Tensor]:
 def sign(
     key: SigningKey,
     run: RunRow,
-    dataset: DatasetRow | None,
+    around: Surroundings,
     content: Content,
     progress: Progress,
     now: float,
 ) -> SignedManifest:
     """The signed manifest of a version."""
+    dataset = around.dataset
     about = definition(run)
     tokenizer = dataset.manifest.assets.get("tokenizer") if dataset else None
     manifest = VersionManifest(
@@ -108,6 +124,22 @@ def sign(
         created_at=now,
         expires_at=now + MANIFEST_LIFE_S,
         downlink=content.downlink,
+        chunks_sha256=chunks_digest(dataset.manifest) if dataset else "",
+        tree=around.tree,
     )
+    return signed(key, manifest)
+
+
+def signed(key: SigningKey, manifest: VersionManifest) -> SignedManifest:
+    """Sign a manifest."""
     payload = canonical(manifest)
     return SignedManifest(payload=payload.decode(), signature=key.sign(payload).hex())
+
+
+def renewed(key: SigningKey, old: SignedManifest, now: float) -> SignedManifest:
+    """Sign the manifest of a version once more, which is as good today as when it was made.
+
+    A run that is paused, or slow, has an old head; only one that was recorded and replayed expires.
+    """
+    manifest = decode(old.payload, VersionManifest)
+    return signed(key, msgspec.structs.replace(manifest, expires_at=now + MANIFEST_LIFE_S))

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from coordinator.database import contributions, leases, runs, submissions, tasks, volunteers
+from coordinator.database import (
+    audit,
+    contributions,
+    leases,
+    runs,
+    submissions,
+    tasks,
+    volunteers,
+)
 from coordinator.database.tasks import Begun, FailedTask, TaskRow
 from coordinator.plan.plan import in_phase, no_base
 from coordinator.rules import trust
@@ -37,6 +45,7 @@ FLUSH_S = 1.0
 EXPIRE_S = 2.0
 EXPIRE_MAX = 500  # tasks in one transaction
 WORKERS_MAX = 100_000  # whose failures are remembered
+AUDITED_MAX = 300  # numbers of tasks in one line of the audit log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +283,14 @@ class Queue:
         """
 
         def put(conn: Connection) -> list[int]:
-            return tasks.requeue(conn, ids, runs.by_name(conn, run).id if run is not None else None)
+            of = runs.by_name(conn, run).id if run is not None else None
+            found = tasks.requeue(conn, ids, of)
+            if found:
+                detail = {"count": len(found), "tasks": found[:AUDITED_MAX]}
+                audit.append(
+                    conn, "organiser", "task.requeue", run or "", detail, self._clock.now()
+                )
+            return found
 
         back = await self._db.write(put)
         self._signals.notify("queue")

@@ -25,7 +25,7 @@ from coordinator.database import (
     uploads,
     versions,
 )
-from coordinator.database.ledger import escrow, payments
+from coordinator.database.ledger import escrow
 from coordinator.database.runs import RunRow
 from coordinator.runs.definition import definition
 from coordinator.runs.settlement import settle_accepted
@@ -87,7 +87,6 @@ class Upkeep:
                 await self._try("prune", self.prune())
                 await self._try("sweep", self.sweep())
                 await self._try("vest", self._db.write(self._vest))
-                await self._try("seal", self._db.write(_seal))
             await watch.wait(TICK_S)
 
     def _vest(self, conn: Connection) -> int:
@@ -215,11 +214,6 @@ def _clear(scratch: Path, before: float) -> None:
         with contextlib.suppress(FileNotFoundError):
             if path.is_file() and path.stat().st_mtime < before:
                 path.unlink()
-
-
-def _seal(conn: Connection) -> None:
-    payments.seal(conn)
-    audit.seal(conn)
 
 
 def _instant(text: str) -> datetime:

@@ -40,6 +40,7 @@ from shared.protocol.leases import (
 )
 from shared.protocol.limits import API, JSON_BYTES_MAX
 from shared.protocol.listings import LeaderRow, LedgerRow, LossPoint, Summary
+from shared.protocol.transparency import SignedHead, SignedReceipt, TreeProof
 from shared.protocol.versions import SignedManifest, VersionInfo
 from shared.workloads.base import DatasetManifest
 
@@ -375,6 +376,50 @@ LEDGER = Endpoint(
     reply=tuple[LedgerRow, ...],
     query=_CURSOR,
     bytes_max=LISTING_BYTES_MAX,
+)
+
+RECEIPTS = Endpoint(
+    method="GET",
+    path="/me/receipts",
+    operation="transparency.receipts",
+    summary="Signed receipts of my payments, oldest first; `cursor` is the last entry I have",
+    reply=tuple[SignedReceipt, ...],
+    query=_CURSOR,
+)
+
+# The record, for everybody: a volunteer that was shut out may check it too.
+
+TREE_HEAD = Endpoint(
+    method="GET",
+    path="/record/head",
+    operation="transparency.head",
+    summary="The signed head of the record: its size and the root of its Merkle tree",
+    auth="none",
+    reply=SignedHead,
+)
+INCLUSION = Endpoint(
+    method="GET",
+    path="/record/inclusion",
+    operation="transparency.inclusion",
+    summary="Proof that a leaf is in the record of a size",
+    auth="none",
+    reply=TreeProof,
+    query=(
+        Parameter(name="leaf", kind=int, help="Place of the leaf, from 0."),
+        Parameter(name="size", kind=int, help="Number of entries."),
+    ),
+)
+CONSISTENCY = Endpoint(
+    method="GET",
+    path="/record/consistency",
+    operation="transparency.consistency",
+    summary="Proof that the record of a size begins with that of a smaller one",
+    auth="none",
+    reply=TreeProof,
+    query=(
+        Parameter(name="old", kind=int, help="The smaller number of entries."),
+        Parameter(name="new", kind=int, help="The larger one."),
+    ),
 )
 
 # For browsers and for monitoring.

@@ -7,6 +7,9 @@ from typing import Any, Literal
 import msgspec
 
 from shared.protocol.base import Message
+from shared.protocol.transparency import TreeHead
+from shared.signing import canonical, digest
+from shared.workloads.base import ChunkRef, DatasetManifest
 
 
 class BlobRef(Message):
@@ -61,6 +64,8 @@ class VersionManifest(Message):
     created_at: float
     expires_at: float  # a frozen head is noticed
     downlink: Downlink = Downlink()
+    chunks_sha256: str = ""  # of the dataset as volunteers get it; see `chunks_digest`
+    tree: TreeHead | None = None  # head of the coordinator's record when this was signed
 
 
 class SignedManifest(Message):
@@ -86,3 +91,15 @@ class VersionInfo(Message):
     picture: BlobRef | None = None  # a PNG, where the sample is one
     update_norm: float | None = None
     mine: int = 0  # contributions of the volunteer who asks
+
+
+def chunks_digest(dataset: DatasetManifest) -> str:
+    """Return the hash of what a volunteer gets of a dataset: training chunks, assets, and how they
+    are read. The held-out split is not part of it: it never leaves the coordinator.
+    """
+
+    def said(chunk: ChunkRef) -> list[Any]:
+        return [chunk.sha256, chunk.size, chunk.items]
+
+    assets = {name: said(chunk) for name, chunk in dataset.assets.items()}
+    return digest(canonical([dataset.kind, [*map(said, dataset.chunks)], assets, dataset.meta]))

@@ -3,7 +3,8 @@
     <profile>/current            names the coordinator that is helped now
     <profile>/lock               held while an instance runs
     <profile>/control.json       where a running instance listens
-    <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, inner/, evidence/ of one of them
+    <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, inner/,
+                                 evidence/, receipts/ of one of them
 
 The identity, with its secret, is on disk before it is sent to anyone, so a lost reply never makes a
 second account.
@@ -88,6 +89,7 @@ class Home:
         self.outbox = private_directory(path / "outbox")
         self.tasks = private_directory(path / "tasks")
         self.inner = private_directory(path / "inner")
+        self.receipts = path / "receipts"  # made with the first
         self.evidence = path / "evidence"
         self._memory = self._read_memory()
 

@@ -38,6 +38,7 @@ from volunteer.agent.lease_ends import LeaseEnds
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.pause_board import YOU, PauseBoard
 from volunteer.agent.pipeline import Pipeline
+from volunteer.agent.receipt_keeper import ReceiptKeeper
 from volunteer.agent.revealer import Revealer
 from volunteer.agent.run_choice import RunChoice, check_chosen
 from volunteer.agent.run_watcher import RunWatcher, keep_counting
@@ -315,11 +316,13 @@ class Agent:
         clock, hub, remote = self._timing.clock, self._hub, self.remote
         sensing = keep_telling(hub, clock, self._watched().devices, self._machine.sense)
         counting = keep_counting(remote.transfers, remote.api.client, hub, clock)
+        keeper = ReceiptKeeper(remote, self.store, hub, clock)
         return [
             Loop(name="the heartbeat", work=self._heartbeat.run()),
             Loop(name="submitting", work=submitter.run()),
             Loop(name="the news of runs", work=self._watcher.run()),
             Loop(name="your rules", work=self._guard.run()),
+            Loop(name="the receipts", work=keeper.run(), vital=False),
             Loop(name="revealing", work=self._revealer().run(), vital=False),
             Loop(name="the count of bytes", work=counting, vital=False),
             Loop(name="the sensors", work=sensing, vital=False),
@@ -396,6 +399,7 @@ class Agent:
             cache=store.cache,
             hub=hub,
             server_clock=self._server_clock,
+            receipts=store.receipts,
             monotonic=self._timing.clock.monotonic,
         )
         bases = BaseVersions(

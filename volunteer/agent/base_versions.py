@@ -98,6 +98,7 @@ class BaseVersions:
         lease, before = held.lease, held.stored.begun
         if lease.in_step and before is None:
             await self._submitted(lease.run)
+        floor = self.downloads.receipts.newest(lease.run)
         if known is None:
             begun = await self._begin(held)
         else:
@@ -106,7 +107,9 @@ class BaseVersions:
                 return None
         if begun.manifest is None:
             raise InvalidFrame("the coordinator sent no manifest of the version to begin from")
-        manifest = self.downloads.checked(begun.manifest, lease)
+        # An earlier base is right for a task that began before, here too where nobody answers.
+        newest = lease.job.kind in NEWEST and before is None and not held.stored.early
+        manifest = self.downloads.checked(begun.manifest, lease, floor if newest else -1)
         if before is None or before.version != begun.version:
             self.leases.snapshot(lease).unlink(missing_ok=True)  # of another base
         held.change(begun=begun, lease=_bound(lease, begun, manifest))

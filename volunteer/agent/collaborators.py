@@ -16,6 +16,7 @@ from volunteer.storage.carried import Residuals
 from volunteer.storage.evidence import Evidence
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox
+from volunteer.storage.receipts import ReceiptBook
 from volunteer.training.trainer import Trainer
 
 GIB = 1 << 30
@@ -40,6 +41,7 @@ class Store:
     outbox: Outbox
     leases: Leases
     residuals: Residuals
+    receipts: ReceiptBook
     evidence: Evidence
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from shared.errors import InvalidFrame
 from shared.local_data import LocalData
 from shared.protocol.leases import Lease
-from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest
+from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest, chunks_digest
+from shared.text import duration
 from shared.workloads.base import ChunkRef, DatasetManifest
 from volunteer.agent.collaborators import Remote, ServerClock
 from volunteer.agent.held_leases import LeaseInWork
@@ -20,11 +21,13 @@ from volunteer.control import events
 from volunteer.control.event_bus import Hub
 from volunteer.storage.blob_cache import Cache
 from volunteer.storage.manifests import checked
+from volunteer.storage.receipts import KeptHead, ReceiptBook
 
 FETCH_AT_ONCE = 4
 LEAD_S = 3.0  # before the end of a task the next one's weights are fetched, at least
 MOVED_S = 0.1  # what took less was here already
 EVENT_S = 0.25  # progress of a transfer is announced at most this often
+GRACE_S = 7 * 86400.0  # an expired version is trained on this much longer, with a warning
 NO_DATA = DatasetManifest(name="", kind="", licence="", source="", chunks=())
 
 
@@ -36,6 +39,7 @@ class Downloads:
     cache: Cache
     hub: Hub
     server_clock: ServerClock
+    receipts: ReceiptBook
     monotonic: Callable[[], float]
     _datasets: dict[str, DatasetManifest] = field(default_factory=dict, init=False)
     _fetch_s: float = field(default=0.0, init=False)  # what the last weights took to come
@@ -79,8 +83,9 @@ class Downloads:
 
     async def newest(self, lease: Lease) -> tuple[VersionManifest, SignedManifest]:
         """Return the manifest of the newest version of a lease's run, checked, and as signed."""
+        floor = self.receipts.newest(lease.run)
         signed = await self.remote.api.latest(lease.run)
-        return self.checked(signed, lease), signed
+        return self.checked(signed, lease, floor), signed
 
     async def newer(self, lease: Lease) -> tuple[VersionManifest, Path, ExitStack]:
         """Bring the newest version here without events; the stack holds its file until closed."""
@@ -99,21 +104,63 @@ class Downloads:
         ref = manifest.weights
         return await asyncio.to_thread(self.cache.find, ref.sha256, ref.size) is not None
 
-    def checked(self, signed: SignedManifest, lease: Lease) -> VersionManifest:
+    def checked(self, signed: SignedManifest, lease: Lease, floor: int = -1) -> VersionManifest:
         """Return the manifest, once its signature is known to be the coordinator's.
 
-        Raises BadSignature, InvalidFrame.
+        `floor` is the newest version that was seen before the request, where the newest was
+        requested. Raises BadSignature; InvalidFrame also for a version below the floor, and for one
+        that has expired for longer than a grace.
         """
         manifest = checked(signed, self.remote.identity.public_key)
         if (manifest.run, manifest.workload) != (lease.run, lease.job.workload):
             raise InvalidFrame("the coordinator sent the manifest of another run")
-        if manifest.expires_at < self.server_clock.now():
+        if manifest.version < floor:
+            raise InvalidFrame(
+                f"the coordinator offers version {manifest.version} of {manifest.run} as the "
+                f"newest, but had signed version {floor} before: a rollback makes a new version, "
+                "so this is an old one shown again (`volunteer receipts accept`, if its organiser "
+                "says that it was restored)"
+            )
+        self._check_age(manifest)
+        self.receipts.saw(manifest.run, manifest.version)
+        if manifest.tree is not None:
+            self.receipts.heard = KeptHead(
+                tree=manifest.tree, payload=signed.payload, signature=signed.signature
+            )
+        return manifest
+
+    def check_data(self, manifest: VersionManifest, lease: Lease, dataset: DatasetManifest) -> None:
+        """Raises InvalidFrame unless the dataset is the one that a version was signed with.
+
+        Data of one task alone, such as games, and manifests of earlier coordinators name no hash.
+        """
+        if lease.data is not None:
+            return
+        if manifest.chunks_sha256 and chunks_digest(dataset) != manifest.chunks_sha256:
+            wrong = "its hash"
+        elif manifest.tokenizer_sha256 and _tokenizer(dataset) != manifest.tokenizer_sha256:
+            wrong = "the hash of its tokenizer"
+        else:
+            return
+        self._datasets.pop(lease.dataset, None)
+        raise InvalidFrame(
+            f'the dataset "{dataset.name}" is not the one of version {manifest.version}: {wrong} '
+            "is not what its manifest says"
+        )
+
+    def _check_age(self, manifest: VersionManifest) -> None:
+        late_s = self.server_clock.now() - manifest.expires_at
+        if late_s > GRACE_S:
+            raise InvalidFrame(
+                f"version {manifest.version} of {manifest.run} expired {duration(late_s)} ago and "
+                "was not signed again: an old one is shown again, or the coordinator stands still"
+            )
+        if late_s > 0:
             self.hub.notice(
                 f"version {manifest.version} of {manifest.run} is older than its organiser "
                 "promised: is the coordinator still the right one?",
                 "warning",
             )
-        return manifest
 
     async def _fetch_all(
         self, refs: Iterable[BlobRef], progress: Callable[[int], None]
@@ -159,6 +206,11 @@ class Downloads:
                 )
 
         return moved
+
+
+def _tokenizer(dataset: DatasetManifest) -> str:
+    chunk = dataset.assets.get("tokenizer")
+    return chunk.sha256 if chunk else ""
 
 
 def wanted(lease: Lease, manifest: DatasetManifest) -> dict[int, BlobRef]:

@@ -102,6 +102,8 @@ class _LeaseRun:
             await self._pipeline.life.until(lambda: not self._waiting())
         base = await self._pipeline.bases.bind(self._held, self._grip)
         assert base is not None
+        dataset = self._data.manifest
+        self._pipeline.downloads.check_data(base.manifest, self._held.lease, dataset)
         self._base = base
 
     async def parts(self) -> Finished[QueuedResult] | Interrupted | None:

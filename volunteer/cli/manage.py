@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from volunteer.cli.exit_codes import hinted
+from volunteer.cli.receipts import app as receipts
 
 if TYPE_CHECKING:
     from shared.protocol.accounts import Me, RunInfo
@@ -191,6 +192,7 @@ def add_to(app: App) -> None:
     app.command(card)
     app.command(name)
     app.command(uninstall)
+    app.command(receipts)
 
 
 def _described(system: bool, join: str, profile: str, *, removing: bool = False) -> Service:

@@ -32,6 +32,7 @@ from shared.protocol.leases import (
     ReleaseRequest,
 )
 from shared.protocol.limits import LONG_POLL_S_MAX
+from shared.protocol.transparency import SignedHead, SignedReceipt, TreeProof
 from shared.protocol.versions import SignedManifest, VersionInfo
 from shared.workloads.base import DatasetManifest
 from volunteer.net.client import Call, Client
@@ -189,6 +190,20 @@ class Api:
 
     async def version(self, run: str, version: int) -> SignedManifest:
         return await self.query(endpoints.VERSION, run=run, version=version)
+
+    # The record, also for an account that was shut out.
+
+    async def receipts(self, after: int) -> tuple[SignedReceipt, ...]:
+        """Return receipts of my payments, oldest first, behind an entry of the ledger."""
+        return await self.query(endpoints.RECEIPTS, cursor=after)
+
+    async def tree_head(self) -> SignedHead:
+        return await self._call(endpoints.TREE_HEAD, {}, secret=False, patience_s=ASK_S)
+
+    async def consistency(self, old: int, new: int) -> TreeProof:
+        """Return the proof that the record of `new` entries begins with that of `old`."""
+        args = {"old": old, "new": new}
+        return await self._call(endpoints.CONSISTENCY, args, secret=False, patience_s=ASK_S)
 
     async def dataset(self, name: str) -> DatasetManifest:
         return await self._call(endpoints.DATASET, {"dataset": name}, patience_s=FOREVER)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 FROZEN = ("postings", "versions")  # no row changes, none goes
+TREE = ("merkle_leaves", "merkle_nodes")  # the same, since the sixth revision
 SEALED = {  # only the hash chain may be filled in, once
     "events": ("id", "key", "digest", "kind", "run_id", "contribution_id", "memo", "at"),
     "audit": ("id", "at", "actor", "action", "subject", "detail"),
@@ -49,6 +50,14 @@ BEGIN
 END
 $$
 """
+
+
+def freeze(connection: Connection, tables: Sequence[str]) -> None:
+    """Let no row of further tables change or go, in a later revision."""
+    build = _postgresql if connection.dialect.name == "postgresql" else _sqlite
+    for table in tables:
+        for statement in build(table, ()):
+            connection.exec_driver_sql(statement)
 
 
 def create(connection: Connection) -> None:

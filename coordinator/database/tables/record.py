@@ -15,8 +15,9 @@ audit = Table(
     Column("action", String(64), nullable=False),
     Column("subject", String(255), nullable=False),
     Column("detail", Text, nullable=False),
-    Column("chain", String(64), nullable=True),  # hash chain, sealed by upkeep
+    Column("chain", String(64), nullable=True),  # hash chain, sealed in the background
 )
+AUDIT_SEALED = (audit.c.at, audit.c.actor, audit.c.action, audit.c.subject, audit.c.detail)
 
 meta = Table(
     "meta",

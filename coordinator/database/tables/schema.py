@@ -12,6 +12,7 @@ from coordinator.database.tables import (
     record,
     runs,
     tasks,
+    transparency,
     trust,
     versions,
 )
@@ -27,6 +28,7 @@ TABLES = (
     record,
     runs,
     tasks,
+    transparency,
     trust,
     versions,
 )

@@ -89,6 +89,17 @@ def test_what_an_entry_finishes_is_known_without_the_tree(size: int) -> None:
     )
 
 
+@given(st.integers(0, 300), st.integers(1, 70))
+def test_the_right_edge_alone_grows_the_same_tree(size: int, more: int) -> None:
+    tree = grown([str(n).encode() for n in range(size)])
+    edge = merkle.Frontier(tree.node, size)
+    for number in range(size, size + more):
+        hashed = merkle.leaf(str(number).encode())
+        assert edge.append_leaf(hashed) == tree.append_leaf(hashed)
+    assert edge.size == len(tree)
+    assert edge.root() == merkle.root(tree.node, len(tree))
+
+
 @pytest.mark.parametrize(("index", "size"), [(-1, 3), (3, 3), (0, 0)])
 def test_there_is_no_proof_for_an_entry_that_is_not_there(index: int, size: int) -> None:
     with pytest.raises(ValueError, match="no entry"):

@@ -20,12 +20,13 @@ from shared.protocol import (
     heartbeat,
     leases,
     listings,
+    transparency,
     versions,
 )
 from shared.protocol.base import Message
 from tests.support.sources import ROOT
 
-PARTS = (accounts, base, contributions, heartbeat, leases, listings, versions)
+PARTS = (accounts, base, contributions, heartbeat, leases, listings, transparency, versions)
 GOLDEN = ROOT / "tests" / "golden" / "messages.json"
 
 

@@ -1,0 +1,173 @@
+"""The record as volunteers check it: signed heads, proofs, receipts of payments."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from coordinator.database import audit
+from coordinator.database.ledger import payments
+from coordinator.database.ledger import record_tree as store
+from shared.errors import BadRequest, VolunteerError
+from shared.protocol.transparency import (
+    RECEIPTS_MAX,
+    HeadPayload,
+    Receipt,
+    SignedHead,
+    SignedReceipt,
+    TreeHead,
+    TreeProof,
+    credited,
+)
+from shared.signing import SigningKey, canonical
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.accounts.accounts import Principal
+    from coordinator.database.engine.open import Database
+    from shared.clock import Clock
+
+SEAL_S = 5.0  # a payment has its receipt after this long
+BATCHES_MAX = 50  # of one call: a long history becomes leaves over several
+
+log = structlog.get_logger("record")
+
+
+class RecordReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of the record, and a sentence for each breach."""
+
+    events: int  # entries of the ledger
+    audit: int  # lines of the audit log
+    size: int  # of the tree over both
+    root: str
+    waiting: int  # rows that are not in the tree yet
+    breaches: tuple[str, ...]
+
+
+class Transparency:
+    """Adds what was written to the tree, and proves what is in it."""
+
+    def __init__(self, db: Database, clock: Clock, key: SigningKey) -> None:
+        self._db = db
+        self._clock = clock
+        self._key = key
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Seal in the background until `stop`; what is left then waits for the next start."""
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            while not stop.is_set():
+                try:
+                    await self.seal()
+                except VolunteerError as error:
+                    log.warning("the record was not sealed", error=error.message)
+                tick = asyncio.ensure_future(self._clock.sleep(SEAL_S))
+                await asyncio.wait((stopping, tick), return_when=asyncio.FIRST_COMPLETED)
+                tick.cancel()
+        finally:
+            stopping.cancel()
+
+    async def seal(self) -> int:
+        """Chain new rows of ledger and audit log and add them to the tree; how many it gained.
+
+        Writes nothing and locks nothing where nothing is new.
+        """
+        total = 0
+        for _ in range(BATCHES_MAX):
+            if not await self._db.read(store.behind):
+                break
+            await self._db.write(payments.seal)
+            await self._db.write(audit.seal)
+            total += await self._db.write(store.extend)
+        return total
+
+    async def audit_lines(self, before: int | None, limit: int) -> tuple[audit.AuditRow, ...]:
+        """Return lines of the audit log, newest first."""
+        return tuple(await self._db.read(lambda conn: audit.entries(conn, before, limit)))
+
+    async def verify(self) -> RecordReport:
+        """Compute the chains of ledger and audit log and their tree again; changes nothing."""
+
+        def read(conn: Connection) -> RecordReport:
+            tree, (events, lines) = store.head(conn), store.counted(conn)
+            return RecordReport(
+                events=events,
+                audit=lines,
+                size=tree.size,
+                root=tree.root,
+                waiting=max(0, events + lines - tree.size),
+                breaches=(
+                    *payments.check_ledger(conn),
+                    *audit.check(conn),
+                    *store.check(conn),
+                ),
+            )
+
+        return await self._db.read(read)
+
+    async def head(self) -> SignedHead:
+        """Return the signed head of the record as it is now."""
+        tree = await self._db.read(lambda conn: store.tree_head(conn, self._clock.now()))
+        payload = canonical(HeadPayload(tree=tree))
+        return SignedHead(payload=payload.decode(), signature=self._key.sign(payload).hex())
+
+    async def inclusion(self, leaf: int | None, size: int | None) -> TreeProof:
+        """Return the proof that a leaf is in the record of `size` entries. Raises NotFound."""
+        if leaf is None or size is None:
+            raise BadRequest("a proof of inclusion is for a leaf and a size: ?leaf=3&size=8")
+        hashes = await self._db.read(lambda conn: store.inclusion(conn, leaf, size))
+        return _proof(size, hashes)
+
+    async def consistency(self, old: int | None, new: int | None) -> TreeProof:
+        """Return the proof that a record begins with an older one. Raises NotFound."""
+        if old is None or new is None:
+            raise BadRequest("a proof of consistency is between two sizes: ?old=3&new=8")
+        hashes = await self._db.read(lambda conn: store.consistency(conn, old, new))
+        return _proof(new, hashes)
+
+    async def receipts(
+        self, principal: Principal, cursor: int | None = None
+    ) -> tuple[SignedReceipt, ...]:
+        """Return signed receipts of a volunteer's payments, oldest first, behind entry `cursor`.
+
+        A payment has one as soon as its entry is sealed.
+        """
+
+        def read(conn: Connection) -> list[Receipt]:
+            tree = store.tree_head(conn, self._clock.now())
+            who = principal.volunteer_id
+            found = store.paid(conn, who, cursor or 0, RECEIPTS_MAX)
+            places = [each.place for each in found]
+            proofs = store.inclusions(conn, places, tree.size)
+            return [
+                _receipt(who, each, tree, proof) for each, proof in zip(found, proofs, strict=True)
+            ]
+
+        return tuple(self._signed(each) for each in await self._db.read(read))
+
+    def _signed(self, receipt: Receipt) -> SignedReceipt:
+        payload = canonical(receipt)
+        return SignedReceipt(payload=payload.decode(), signature=self._key.sign(payload).hex())
+
+
+def _receipt(who: str, paid: store.Paid, tree: TreeHead, proof: list[bytes]) -> Receipt:
+    assert paid.entry.contribution_id is not None  # what is paid is a contribution
+    return Receipt(
+        volunteer=who,
+        run=paid.run,
+        contribution=paid.entry.contribution_id,
+        version=paid.version,
+        credits_micro=credited(paid.entry, who),
+        entry=paid.entry,
+        leaf=paid.place,
+        proof=tuple(each.hex() for each in proof),
+        tree=tree,
+    )
+
+
+def _proof(size: int, hashes: list[bytes]) -> TreeProof:
+    return TreeProof(size=size, hashes=tuple(each.hex() for each in hashes))

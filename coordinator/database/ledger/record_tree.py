@@ -1,0 +1,310 @@
+"""The record as a Merkle tree: leaves behind the hash chains, heads, proofs.
+
+Rows become leaves after they were sealed (see `hash_chain`), in that order, under a lock of the
+tree's own: writers of the ledger and the audit log never wait for it. All leaves of one log are in
+the order of their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from sqlalchemy import Column, Connection, Table, func, insert, select, update
+
+from coordinator.database.engine.statements import among, its
+from coordinator.database.ledger import check as ledger
+from coordinator.database.ledger import hash_chain
+from coordinator.database.ledger.postings import insert_new
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.ledger import accounts, events, postings
+from coordinator.database.tables.record import AUDIT_SEALED, audit, meta
+from coordinator.database.tables.runs import runs
+from coordinator.database.tables.transparency import merkle_leaves, merkle_nodes
+from shared import merkle
+from shared.decoding import decode
+from shared.errors import Internal, NotFound
+from shared.protocol.transparency import PAID, LedgerEntry, TreeHead, leaf_hash
+
+KEY = "tree"
+BATCH = 500  # rows in one transaction: about 15 ms
+LOGS: dict[str, tuple[Table, Sequence[Column[Any]]]] = {
+    "events": (events, ledger.SEALED),
+    "audit": (audit, AUDIT_SEALED),
+}
+
+
+_AT_LEVEL = select(merkle_nodes.c.place, merkle_nodes.c.hash).where(
+    its(merkle_nodes.c.level), among(merkle_nodes.c.place, "places")
+)
+
+
+class Tree(msgspec.Struct, frozen=True, kw_only=True):
+    """Size and root of the tree, and the last row of each log that is in it."""
+
+    size: int = 0
+    root: str = merkle.EMPTY.hex()
+    events: int = 0
+    audit: int = 0
+
+
+class Paid(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of the ledger that paid a contribution."""
+
+    entry: LedgerEntry
+    run: str
+    version: int | None
+    place: int  # of its leaf
+
+
+def head(conn: Connection) -> Tree:
+    """Return the state of the tree."""
+    return _read(conn.execute(select(meta.c.value).where(meta.c.key == KEY)).scalar())
+
+
+def tree_head(conn: Connection, now: float) -> TreeHead:
+    """Return the head of the record, for what is signed now."""
+    tree = head(conn)
+    return TreeHead(size=tree.size, root=tree.root, at=now)
+
+
+def counted(conn: Connection) -> tuple[int, int]:
+    """Return the number of entries of the ledger and of lines of the audit log."""
+    events_, lines = (
+        int(conn.execute(select(func.count()).select_from(table)).scalar_one())
+        for table, _ in LOGS.values()
+    )
+    return events_, lines
+
+
+def behind(conn: Connection) -> bool:
+    """Return True if there are rows to seal or to add to the tree; locks nothing."""
+    tree = head(conn)
+    done = {"events": tree.events, "audit": tree.audit}
+    return any(
+        conn.execute(select(table.c.id).where(table.c.id > done[name]).limit(1)).first()
+        for name, (table, _) in LOGS.items()
+    )
+
+
+def extend(conn: Connection, limit: int = BATCH) -> int:
+    """Add the next sealed rows to the tree; how many."""
+    conn.execute(insert_new(conn, meta, "key").values(key=KEY, value="{}"))
+    locked = select(meta.c.value).where(meta.c.key == KEY).with_for_update()
+    tree = _read(conn.execute(locked).scalar())
+    edge = merkle.Frontier(_nodes(conn, merkle.peaks(tree.size)), tree.size)
+    nodes: list[dict[str, Any]] = []
+    leaves: list[dict[str, Any]] = []
+    last = {"events": tree.events, "audit": tree.audit}
+    for name in LOGS:
+        for row in _sealed(conn, name, last[name], limit - len(leaves)):
+            leaves.append({"place": edge.size, "log": name, "row_id": row[0]})
+            for level, place, hashed in edge.append_leaf(leaf_hash(name, row)):
+                nodes.append({"level": level, "place": place, "hash": hashed})
+            last[name] = row[0]
+    if leaves:
+        conn.execute(insert(merkle_leaves), leaves)
+        conn.execute(insert(merkle_nodes), nodes)
+        new = Tree(size=edge.size, root=edge.root().hex(), **last)
+        value = msgspec.json.encode(new).decode()
+        conn.execute(update(meta).where(meta.c.key == KEY).values(value=value))
+    return len(leaves)
+
+
+def inclusion(conn: Connection, place: int, size: int) -> list[bytes]:
+    """Return the proof that a leaf is in the tree of `size` entries. Raises NotFound."""
+    _check_size(conn, size)
+    if not 0 <= place < size:
+        raise NotFound(f"there is no entry {place} in the record of {size} entries")
+    return _proofs(conn, [partial(merkle.inclusion, index=place, size=size)])[0]
+
+
+def inclusions(conn: Connection, places: Sequence[int], size: int) -> list[list[bytes]]:
+    """Return the proofs of several leaves that are there, with one read of the tree."""
+    return _proofs(conn, [partial(merkle.inclusion, index=at, size=size) for at in places])
+
+
+def consistency(conn: Connection, old: int, new: int) -> list[bytes]:
+    """Return the proof that the tree of `new` entries begins with that of `old`. Raises
+    NotFound.
+    """
+    _check_size(conn, new)
+    if not 0 < old <= new:
+        raise NotFound(f"a record of {new} entries does not begin with one of {old}")
+    return _proofs(conn, [partial(merkle.consistency, old=old, new=new)])[0]
+
+
+def paid(conn: Connection, volunteer_id: str, after: int, limit: int) -> list[Paid]:
+    """Return a volunteer's payments that are in the tree, oldest first, above entry `after`."""
+    own = select(accounts.c.id).where(
+        accounts.c.owner == volunteer_id, accounts.c.kind.in_(("earned", "escrow"))
+    )
+    numbers = (
+        select(postings.c.event_id)
+        .where(postings.c.account_id.in_(own), postings.c.event_id > after)
+        .where(postings.c.amount_micro > 0)
+    )
+    query = (
+        select(events, runs.c.name.label("run"), contributions.c.version, merkle_leaves.c.place)
+        .join(merkle_leaves, (merkle_leaves.c.row_id == events.c.id))
+        .join(contributions, contributions.c.id == events.c.contribution_id)
+        .join(runs, runs.c.id == contributions.c.run_id)
+        .where(merkle_leaves.c.log == "events", events.c.kind.in_(PAID))
+        .where(events.c.id.in_(numbers))
+        .order_by(events.c.id)
+        .limit(limit)
+    )
+    rows = conn.execute(query).all()
+    moves = _moves(conn, [row.id for row in rows])
+    return [
+        Paid(
+            entry=LedgerEntry(
+                id=row.id,
+                key=row.key,
+                kind=row.kind,
+                run_id=row.run_id,
+                contribution_id=row.contribution_id,
+                memo=row.memo,
+                at=row.at,
+                moves=tuple(moves[row.id]),
+            ),
+            run=row.run,
+            version=row.version,
+            place=row.place,
+        )
+        for row in rows
+    ]
+
+
+def check(conn: Connection) -> Iterator[str]:
+    """Compute the whole tree again from the rows: a sentence for the first thing that differs."""
+    tree = head(conn)
+    edge = merkle.Frontier(_nodes(conn, ()), 0)
+    while edge.size < tree.size:
+        at = edge.size
+        upto = min(at + BATCH, tree.size)
+        leaves = conn.execute(
+            select(merkle_leaves)
+            .where(merkle_leaves.c.place >= at, merkle_leaves.c.place < upto)
+            .order_by(merkle_leaves.c.place)
+        ).all()
+        if [leaf.place for leaf in leaves] != list(range(at, upto)):
+            yield f"the tree of the record lacks one of the entries {at} to {upto - 1}"
+            return
+        rows = {
+            name: _rows(conn, name, [leaf.row_id for leaf in leaves if leaf.log == name])
+            for name in LOGS
+        }
+        made: dict[tuple[int, int], bytes] = {}
+        for leaf in leaves:
+            row = rows.get(leaf.log, {}).get(leaf.row_id)
+            if row is None:
+                yield f"{leaf.log} {leaf.row_id}: this row is in the tree, and was removed since"
+                return
+            for level, place, hashed in edge.append_leaf(leaf_hash(leaf.log, row)):
+                made[level, place] = hashed
+        stored = _stored(conn, list(made))
+        for leaf in leaves:
+            if stored.get((0, leaf.place)) != made[0, leaf.place]:
+                yield f"{leaf.log} {leaf.row_id}: this row is not what the tree says it was"
+                return
+        if stored != made:
+            yield f"the tree of the record is damaged between the entries {at} and {upto - 1}"
+            return
+    if edge.root().hex() != tree.root:
+        yield f"the root of the record of {tree.size} entries is not that of its rows"
+
+
+def _read(stored: str | None) -> Tree:
+    return Tree() if stored is None else decode(stored, Tree)
+
+
+def _check_size(conn: Connection, size: int) -> None:
+    present = head(conn).size
+    if not 0 < size <= present:
+        raise NotFound(f"the record has {present} entries now, so there is no proof for {size}")
+
+
+def _sealed(conn: Connection, name: str, after: int, limit: int) -> list[list[Any]]:
+    """Return the next rows of a log that the chain covers, as they are hashed."""
+    table, columns = LOGS[name]
+    upto = hash_chain.end(conn, table).id
+    query = (
+        select(table.c.id, *columns)
+        .where(table.c.id > after, table.c.id <= upto)
+        .order_by(table.c.id)
+        .limit(limit)
+    )
+    return [list(row) for row in conn.execute(query)]
+
+
+def _rows(conn: Connection, name: str, ids: Sequence[int]) -> dict[int, list[Any]]:
+    table, columns = LOGS[name]
+    found: dict[int, list[Any]] = {}
+    for start in range(0, len(ids), 500):
+        part = ids[start : start + 500]
+        query = select(table.c.id, *columns).where(table.c.id.in_(part))
+        found |= {row[0]: list(row) for row in conn.execute(query)}
+    return found
+
+
+def _moves(conn: Connection, ids: Sequence[int]) -> dict[int, list[tuple[str, str, int]]]:
+    query = (
+        select(postings.c.event_id, accounts.c.owner, accounts.c.kind, postings.c.amount_micro)
+        .join(accounts, accounts.c.id == postings.c.account_id)
+        .where(postings.c.event_id.in_(ids))
+        .order_by(postings.c.id)
+    )
+    found: dict[int, list[tuple[str, str, int]]] = {number: [] for number in ids}
+    for number, owner, kind, amount in conn.execute(query) if ids else ():
+        found[number].append((owner, kind, int(amount)))
+    return found
+
+
+def _stored(conn: Connection, wanted: Sequence[tuple[int, int]]) -> dict[tuple[int, int], bytes]:
+    """Read nodes by their keys, level by level. (A condition on pairs makes SQLite read the whole
+    table.)
+    """
+    levels: dict[int, list[int]] = {}
+    for level, place in wanted:
+        levels.setdefault(level, []).append(place)
+    found: dict[tuple[int, int], bytes] = {}
+    for level, places in levels.items():
+        for start in range(0, len(places), 500):
+            given = {"its_level": level, "places": places[start : start + 500]}
+            rows = conn.execute(_AT_LEVEL, given)
+            found |= {(level, row.place): bytes(row.hash) for row in rows}
+    return found
+
+
+def _nodes(conn: Connection, wanted: Sequence[tuple[int, int]]) -> merkle.Nodes:
+    """Return a reader of these nodes, fetched in one statement."""
+    found = _stored(conn, wanted)
+
+    def read(level: int, place: int) -> bytes:
+        try:
+            return found[level, place]
+        except KeyError:
+            raise Internal(
+                "the tree of the record is damaged: `coordinator audit verify`"
+            ) from None
+
+    return read
+
+
+def _proofs(
+    conn: Connection, makers: Sequence[Callable[[merkle.Nodes], list[bytes]]]
+) -> list[list[bytes]]:
+    """Make proofs: once to see which nodes they take, once with them."""
+    wanted: dict[tuple[int, int], None] = {}
+
+    def note(level: int, place: int) -> bytes:
+        wanted[level, place] = None
+        return merkle.EMPTY
+
+    for make in makers:
+        make(note)
+    nodes = _nodes(conn, list(wanted))
+    return [make(nodes) for make in makers]

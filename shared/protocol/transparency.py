@@ -1,0 +1,125 @@
+"""The coordinator's record as a Merkle tree: heads, proofs, and receipts of payments.
+
+The entries of the ledger and the lines of the audit log are the leaves of one tree (RFC 9162), in
+the order in which they were sealed. A head names the number of entries and their root; whoever
+kept one can demand a proof that what it covers is still there, unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from shared import merkle
+from shared.protocol.base import Message
+
+Hash = Annotated[str, Meta(max_length=2 * merkle.HASH_BYTES)]  # hex
+Hashes = Annotated[tuple[Hash, ...], Meta(max_length=merkle.PROOF_MAX + 1)]
+Places = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+PAID = ("earn", "escrow", "vest")  # kinds of entries that bring a receipt
+RECEIPTS_MAX = 100  # in one reply
+
+
+class TreeHead(Message):
+    """Number of entries of the record, and their root."""
+
+    size: Places
+    root: Hash
+    at: float
+
+
+class SignedHead(Message):
+    payload: str  # canonical JSON of a HeadPayload
+    signature: str  # hex
+
+
+class HeadPayload(Message, kw_only=True):
+    """The signed form of a head; `kind` keeps it from being taken for anything else signed."""
+
+    kind: Literal["tree-head"] = "tree-head"
+    tree: TreeHead
+
+
+class TreeProof(Message):
+    """Proof of inclusion or of consistency, by the heads it leads between."""
+
+    size: Places  # of the tree that it leads to
+    hashes: Hashes
+
+
+class LedgerEntry(Message):
+    """One entry of the ledger, whole, as its leaf covers it."""
+
+    id: int
+    key: str
+    kind: str
+    run_id: int | None
+    contribution_id: int | None
+    memo: str
+    at: float
+    moves: tuple[tuple[str, str, int], ...]  # owner, kind of account, micro-credits
+
+
+class Receipt(Message, kw_only=True):
+    """Signed by the coordinator for each payment."""
+
+    kind: Literal["receipt"] = "receipt"
+    volunteer: str
+    run: str
+    contribution: int
+    version: int | None  # merged into; none for work that no merge needed
+    credits_micro: int
+    entry: LedgerEntry
+    leaf: Places  # its place in the tree
+    proof: Hashes
+    tree: TreeHead
+
+
+class SignedReceipt(Message):
+    payload: str  # canonical JSON of a Receipt
+    signature: str  # hex
+
+
+def leaf_hash(log: str, said: Sequence[Any]) -> bytes:
+    """Return the leaf of a row of a log ("events" or "audit") that says `said`."""
+    return merkle.leaf(msgspec.json.encode([log, *said]))
+
+
+def ledger_leaf(entry: LedgerEntry) -> bytes:
+    """Return the leaf of an entry of the ledger."""
+    moves = sorted(entry.moves)
+    said = [entry.key, entry.kind, entry.run_id, entry.contribution_id, entry.memo, moves]
+    digest = sha256(msgspec.json.encode(said)).hexdigest()
+    return leaf_hash("events", [entry.id, entry.key, digest, entry.at])
+
+
+def credited(entry: LedgerEntry, volunteer: str) -> int:
+    """Return what an entry puts into the accounts of a volunteer, before what it takes out."""
+    return sum(amount for owner, _, amount in entry.moves if owner == volunteer and amount > 0)
+
+
+def includes(receipt: Receipt) -> bool:
+    """Return True if the entry of a receipt is in the tree whose head it names."""
+    tree = receipt.tree
+    try:
+        proof, root = [*map(bytes.fromhex, receipt.proof)], bytes.fromhex(tree.root)
+    except ValueError:
+        return False
+    found = ledger_leaf(receipt.entry)
+    return merkle.proves_inclusion(found, receipt.leaf, tree.size, proof, root)
+
+
+def continues(old: TreeHead, new: TreeHead, proof: TreeProof) -> bool:
+    """Return True if the record of the head `new` begins with that of `old`."""
+    try:
+        hashes = [*map(bytes.fromhex, proof.hashes)]
+        before, after = bytes.fromhex(old.root), bytes.fromhex(new.root)
+    except ValueError:
+        return False
+    if not old.size:
+        return before == merkle.EMPTY
+    return merkle.proves_consistency(old.size, new.size, hashes, before, after)

@@ -1,0 +1,130 @@
+"""Manifests that a volunteer refuses: old ones shown again, expired ones, of another dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from shared.clock import SystemClock
+from shared.errors import InvalidFrame
+from shared.protocol.transparency import TreeHead
+from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest, chunks_digest
+from shared.signing import SigningKey, canonical
+from shared.workloads.base import ChunkRef, DatasetManifest
+from volunteer.agent.collaborators import ServerClock
+from volunteer.agent.downloads import GRACE_S, Downloads
+from volunteer.control.event_bus import Hub
+from volunteer.control.status import Status
+from volunteer.storage.receipts import ReceiptBook
+
+CHUNK = ChunkRef(sha256="ab" * 32, size=8, items=4)
+DATA = DatasetManifest(
+    name="sums", kind="tokens", licence="", source="", chunks=(CHUNK,), assets={"tokenizer": CHUNK}
+)
+LEASE: Any = SimpleNamespace(
+    run="r", job=SimpleNamespace(workload="gpt"), data=None, dataset="sums"
+)
+
+
+class Place:
+    """Downloads of one machine, and the key of its coordinator."""
+
+    def __init__(self, path: Path) -> None:
+        self.key = SigningKey.load_or_create(path / "key")
+        clock = SystemClock()
+        self.now = clock.now()
+        self.path = path
+        self.hub = Hub(clock, Status())
+        self.told: list[str] = []
+        hub: Any = self.hub
+        hub.notice = lambda message, level="info": self.told.append(message)
+
+    def downloads(self) -> Downloads:
+        identity = SimpleNamespace(public_key=self.key.public_key.hex())
+        remote: Any = SimpleNamespace(identity=identity)
+        cache: Any = None
+        return Downloads(
+            remote=remote,
+            cache=cache,
+            hub=self.hub,
+            server_clock=ServerClock(SystemClock()),
+            receipts=ReceiptBook(self.path / "receipts"),
+            monotonic=SystemClock().monotonic,
+        )
+
+    def manifest(self, version: int, **other: Any) -> SignedManifest:
+        values: dict[str, Any] = {
+            "run": "r", "version": version, "workload": "gpt", "workload_version": 1, "config": {},
+            "weights": BlobRef(sha256="cd" * 32, size=1), "master_sha256": "", "schema_sha256": "",
+            "dataset": "sums", "dataset_sha256": "", "tokenizer_sha256": "", "global_step": 0,
+            "tokens": 0, "created_at": self.now, "expires_at": self.now + 100.0,
+        }  # fmt: skip
+        payload = canonical(VersionManifest(**values | other))
+        return SignedManifest(payload=payload.decode(), signature=self.key.sign(payload).hex())
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_version_below_one_that_was_seen_is_refused_also_after_a_restart(place: Place) -> None:
+    first = place.downloads()
+    first.checked(place.manifest(7), LEASE)
+    again = place.downloads()
+    floor = again.receipts.newest("r")
+    assert floor == 7
+    for version in (7, 8):  # the same, and what a rollback makes
+        assert again.checked(place.manifest(version), LEASE, floor).version == version
+    with pytest.raises(InvalidFrame, match="offers version 6 of r as the newest"):
+        again.checked(place.manifest(6), LEASE, floor)
+    assert again.checked(place.manifest(6), LEASE).version == 6  # the base of a task that goes on
+    assert again.receipts.newest("r") == 8
+    assert again.receipts.newest("another") == -1
+
+
+def test_an_expired_version_is_warned_of_and_refused_after_a_grace(place: Place) -> None:
+    downloads = place.downloads()
+    downloads.checked(place.manifest(1, expires_at=place.now - 50.0), LEASE)
+    assert "older than its organiser promised" in place.told[0]
+    with pytest.raises(InvalidFrame, match=r"expired .* ago and was not signed again"):
+        downloads.checked(place.manifest(1, expires_at=place.now - GRACE_S - 50.0), LEASE)
+
+
+def test_a_dataset_that_is_not_the_manifests_is_refused(place: Place) -> None:
+    downloads = place.downloads()
+    good = chunks_digest(DATA)
+    signed = place.manifest(1, chunks_sha256=good, tokenizer_sha256=CHUNK.sha256)
+    manifest = downloads.checked(signed, LEASE)
+    downloads.check_data(manifest, LEASE, DATA)
+    # What is not part of it: the held-out split, which volunteers never get, and the words.
+    downloads.check_data(manifest, LEASE, msgspec.structs.replace(DATA, heldout=(CHUNK,)))
+    other = ChunkRef(sha256="ef" * 32, size=8, items=4)
+    wrongs: tuple[dict[str, Any], ...] = (
+        {"chunks": (other,)},
+        {"chunks": (CHUNK, CHUNK)},
+        {"assets": {}},
+        {"meta": {"dtype": "u4"}},
+        {"kind": "images"},
+    )
+    for wrong in wrongs:
+        with pytest.raises(InvalidFrame, match='dataset "sums" is not the one of version 1'):
+            downloads.check_data(manifest, LEASE, msgspec.structs.replace(DATA, **wrong))
+    old = downloads.checked(place.manifest(1, tokenizer_sha256=CHUNK.sha256), LEASE)
+    downloads.check_data(old, LEASE, DATA)  # an earlier coordinator names no hash of the chunks
+    with pytest.raises(InvalidFrame, match="hash of its tokenizer"):
+        downloads.check_data(old, LEASE, msgspec.structs.replace(DATA, assets={"tokenizer": other}))
+
+
+def test_the_head_in_a_manifest_is_kept_to_be_checked(place: Place) -> None:
+    downloads = place.downloads()
+    downloads.checked(place.manifest(1), LEASE)
+    heads = [downloads.receipts.heard]  # none by an earlier coordinator
+    tree = TreeHead(size=3, root="ab" * 32, at=1.0)
+    downloads.checked(place.manifest(2, tree=tree), LEASE)
+    heads.append(downloads.receipts.heard)
+    assert [head and head.tree for head in heads] == [None, tree]

@@ -1,0 +1,194 @@
+"""Checks of the coordinator's record: receipts by themselves, heads against the present one.
+
+A coordinator that changes or removes an entry after it signed a head over it can prove no later
+head consistent with that one, so whoever kept the head finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from shared.decoding import decode
+from shared.errors import BadRequest, BadSignature, InvalidFrame, NotFound
+from shared.protocol.transparency import (
+    RECEIPTS_MAX,
+    HeadPayload,
+    Receipt,
+    SignedHead,
+    SignedReceipt,
+    TreeHead,
+    continues,
+    credited,
+    includes,
+)
+from shared.signing import verify
+from volunteer.net.api import Api
+from volunteer.storage.receipts import KeptHead, ReceiptBook, read_receipt, spread
+
+CHECKED_MAX = 32  # heads that one online check asks for
+SKEW_S = 60.0  # between the clocks of two replicas
+FETCHES_MAX = 50  # pages of receipts a round
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """One receipt, and what is wrong with it; "" where nothing is."""
+
+    receipt: Receipt | None
+    problem: str
+
+
+def check_receipt(signed: SignedReceipt, public_key: str, volunteer: str) -> Checked:
+    """Check signature, content and inclusion of one receipt, without the network."""
+    try:
+        receipt = read_receipt(signed, public_key)
+    except (BadSignature, InvalidFrame) as error:
+        return Checked(receipt=None, problem=error.message)
+    entry = receipt.entry
+    if receipt.volunteer != volunteer:
+        problem = "it is of another account"
+    elif entry.contribution_id != receipt.contribution:
+        problem = "its entry is of another contribution"
+    elif credited(entry, volunteer) != receipt.credits_micro:
+        problem = "its entry is of other credits"
+    elif not includes(receipt):
+        problem = "its entry is not in the record whose head it names"
+    else:
+        problem = ""
+    return Checked(receipt=receipt, problem=problem)
+
+
+def contradiction(heads: Sequence[TreeHead]) -> str:
+    """Return a sentence where two signed heads of one size differ, else ""."""
+    roots: dict[int, TreeHead] = {}
+    for head in heads:
+        other = roots.setdefault(head.size, head)
+        if other.root != head.root:
+            return (
+                f"the coordinator signed two different records of {head.size} entries, on "
+                f"{_day(other.at)} and on {_day(head.at)}: it rewrote its history"
+            )
+    return ""
+
+
+class RecordCheck:
+    """Fetches receipts and heads of one coordinator and compares them with what was kept."""
+
+    def __init__(self, api: Api, book: ReceiptBook, public_key: str, volunteer: str) -> None:
+        self._api = api
+        self._book = book
+        self._key = public_key
+        self._volunteer = volunteer
+
+    async def fetch(self) -> str:
+        """Bring new receipts here. Return a sentence where one is wrong, else "".
+
+        Raises NotFound where the coordinator is of a version without receipts.
+        """
+        for _ in range(FETCHES_MAX):
+            found = await self._api.receipts(self._book.last)
+            for signed in found:
+                checked = check_receipt(signed, self._key, self._volunteer)
+                if checked.problem:
+                    return f"the coordinator sent a wrong receipt: {checked.problem}"
+            added = self._book.add(found)
+            if added and (problem := await self.observe(_head_of(found[-1]))):
+                return problem
+            if not added or len(found) < RECEIPTS_MAX:
+                break
+        return ""
+
+    async def present(self) -> KeptHead:
+        """Return the present head. Raises BadSignature, InvalidFrame."""
+        signed: SignedHead = await self._api.tree_head()
+        try:
+            key, signature = bytes.fromhex(self._key), bytes.fromhex(signed.signature)
+            verify(key, signed.payload.encode(), signature)
+            tree = decode(signed.payload, HeadPayload).tree
+        except ValueError as error:
+            if isinstance(error, msgspec.DecodeError):
+                raise InvalidFrame(f"the head of the record cannot be read: {error}") from error
+            raise BadSignature from error
+        return KeptHead(tree=tree, payload=signed.payload, signature=signed.signature)
+
+    async def check(self) -> str:
+        """Compare the present head, and that of the newest manifest, with the newest that was kept.
+
+        Returns a sentence where history was rewritten, else "".
+        """
+        heard, self._book.heard = self._book.heard, None
+        if heard is not None and (said := await self.observe(heard)):
+            return said
+        return await self.observe(await self.present())
+
+    async def check_all(self) -> str:
+        """Compare every head that was kept with the present one, as `check`."""
+        kept = self._book.seen
+        now = await self.present()
+        heads = [*kept.heads, *((kept.broken,) if kept.broken else ())]
+        if said := contradiction([each.tree for each in [*heads, now]]):
+            self._book.accuse(now)
+            return said
+        for old in spread(heads, CHECKED_MAX):
+            if said := await self._compare(old, now):
+                self._book.accuse(now)
+                return said
+        return await self.observe(now)
+
+    async def observe(self, new: KeptHead) -> str:
+        """Keep a signed head if it continues the newest one that was kept; otherwise return a
+        sentence.
+        """
+        kept = self._book.seen.heads
+        newest = kept[-1] if kept else None
+        if newest is None:
+            if new.tree.size:
+                self._book.keep(new)
+            return ""
+        if new.tree.size < newest.tree.size and new.tree.at < newest.tree.at + SKEW_S:
+            old, late = new, newest  # an older head came late
+        else:
+            old, late = newest, new
+        if said := await self._compare(old, late):
+            self._book.accuse(new)
+            return said
+        if new.tree.size > newest.tree.size:
+            self._book.keep(new)
+        return ""
+
+    async def _compare(self, old: KeptHead, new: KeptHead) -> str:
+        """Return a sentence unless the record of `new` is proved to begin with that of `old`."""
+        before, now = old.tree, new.tree
+        if now.size < before.size:
+            return _words(old, now)
+        if now.size == before.size:
+            return "" if now.root == before.root else _words(old, now)
+        if not before.size:
+            return ""
+        try:
+            proof = await self._api.consistency(before.size, now.size)
+        except (NotFound, BadRequest):
+            return _words(old, now)
+        return "" if continues(before, now, proof) else _words(old, now)
+
+
+def _words(old: KeptHead, now: TreeHead) -> str:
+    """Say that a record is not what it was."""
+    said = f"the record of {old.tree.size} entries that it signed on {_day(old.tree.at)}"
+    if now.size < old.tree.size:
+        return f"the coordinator rewrote its history: {said} has only {now.size} now"
+    return f"the coordinator rewrote its history: {said} is not how its record begins now"
+
+
+def _head_of(signed: SignedReceipt) -> KeptHead:
+    tree = decode(signed.payload, Receipt).tree
+    return KeptHead(tree=tree, payload=signed.payload, signature=signed.signature)
+
+
+def _day(at: float) -> str:
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, ValueError, OSError):
+        return "an unknown day"

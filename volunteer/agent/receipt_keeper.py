@@ -1,0 +1,71 @@
+"""Fetches receipts of payments and checks that the coordinator's record only grows.
+
+Nothing of the work waits for it. A coordinator of an earlier version has no receipts.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from shared.clock import Clock
+from shared.errors import NotFound, VolunteerError
+from volunteer.account.record_check import RecordCheck
+from volunteer.agent.collaborators import Remote, Store
+from volunteer.control.event_bus import Hub
+
+FETCH_S = 60.0  # between two looks for new payments
+CHECK_S = 3600.0  # between two checks of the record
+QUIET = 10  # looks without a new receipt after a payment; its entry is sealed by then
+
+log = logging.getLogger(__name__)
+
+
+class ReceiptKeeper:
+    """Keeps the receipts of one account."""
+
+    def __init__(self, remote: Remote, store: Store, hub: Hub, clock: Clock) -> None:
+        identity = remote.identity
+        self._book = store.receipts
+        self._check = RecordCheck(
+            remote.api, store.receipts, identity.public_key, identity.volunteer_id
+        )
+        self._hub = hub
+        self._clock = clock
+        self._told = ""
+        self._due = QUIET  # looks that are left
+        self._paid: tuple[int, int] | None = None
+
+    async def run(self) -> None:
+        """Fetch what is new after each payment, and check the record once an hour; at the start
+        both.
+        """
+        checked_at = float("-inf")
+        while True:
+            try:
+                if self._wanted():
+                    self._say(await self._check.fetch())
+                if self._clock.monotonic() - checked_at >= CHECK_S:
+                    checked_at = self._clock.monotonic()
+                    self._say(await self._check.check())
+            except NotFound:
+                log.debug("the coordinator shows no record")
+            except (VolunteerError, OSError) as error:
+                log.info("the record was not checked: %s", error)
+            await self._clock.sleep(FETCH_S)
+
+    def _wanted(self) -> bool:
+        """Return True after a payment, for some looks; its entry is sealed a moment later."""
+        me = self._hub.status.me
+        paid = (me.earned_micro, me.escrow_micro) if me is not None else None
+        if paid != self._paid:
+            self._paid, self._due = paid, QUIET
+        self._due -= 1
+        return self._due >= 0
+
+    def _say(self, problem: str) -> None:
+        """Alert the owner, once a session."""
+        if problem and problem != self._told:
+            self._told = problem
+            self._hub.notice(
+                f"{problem}; what it signed is kept in {self._book.folder} as evidence", "error"
+            )

@@ -1,0 +1,206 @@
+"""receipts: the coordinator's signed word for each payment, and the check that its record holds
+it still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from volunteer.cli.exit_codes import EXIT_FAILURE, hinted
+
+if TYPE_CHECKING:
+    from volunteer.account.profile import Identity
+    from volunteer.account.record_check import Checked, RecordCheck
+    from volunteer.settings.settings import Directories
+    from volunteer.storage.receipts import ReceiptBook
+
+app = App(name="receipts", help="Signed receipts of your payments: list and verify them.")
+
+Profile = Annotated[str, Parameter(help="Profile on this host.")]
+Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
+
+KINDS = {"earn": "earned", "vest": "earned", "escrow": "in escrow"}
+NONE = (
+    "there are no receipts yet: a volunteer at work fetches them a moment after each payment, and "
+    "`volunteer receipts verify` does too"
+)
+
+
+@app.command(name="list")
+def listing(*, json: Json = False, profile: Profile = "") -> int:
+    """List the receipts that are kept here, oldest first."""
+    from datetime import UTC, datetime
+
+    from shared.text import credit
+
+    _, identity, book = _opened(profile)
+    found = _checked(identity, book)
+    rows = [_row(each) for each in found]
+    if json:
+        _print_json(rows)
+        return 0
+    for row in rows:
+        if row["problem"]:
+            print(f"wrong: {row['problem']}")
+            continue
+        at = datetime.fromtimestamp(row["at"], UTC).strftime("%Y-%m-%d %H:%M")
+        version = f"version {row['version']}" if row["version"] is not None else "no version"
+        print(
+            f"{at}  {credit(row['credits_micro'])} {row['kind']}  contribution "
+            f"{row['contribution']} of {row['run']}, {version}, entry {row['leaf']}"
+        )
+    if not rows:
+        print(hinted(NONE, profile))
+    return 0
+
+
+@app.command
+def verify(
+    *,
+    offline: Annotated[
+        bool, Parameter(help="Only what is kept here; ask nobody.", negative="")
+    ] = False,
+    json: Json = False,
+    profile: Profile = "",
+) -> int:
+    """Verify signatures and proofs of the receipts, then that the record still begins with them.
+
+    Exit code 1 where a receipt is wrong or the coordinator rewrote its history.
+    """
+    from shared.errors import NotFound, VolunteerError
+    from volunteer.account.record_check import contradiction
+
+    directories, identity, book = _opened(profile)
+    history, unknown, code = "", "", 0
+    try:
+        history = "" if offline else asyncio.run(_ask(directories, identity, book))
+    except NotFound:
+        if book.seen.heads:
+            history = "the coordinator no longer shows the record that it signed before"
+        else:
+            unknown = "this coordinator is of a version that keeps no public record"
+    except VolunteerError as error:
+        unknown, code = f"the present record was not checked: {error.message}", error.exit_code
+    found = _checked(identity, book)
+    heads = [each.receipt.tree for each in found if each.receipt is not None]
+    kept = [each.tree for each in book.seen.heads]
+    history = history or contradiction([*kept, *heads])
+    problems = [_named(each) for each in found if each.problem]
+    if history or problems:
+        code = EXIT_FAILURE
+    if json:
+        said: dict[str, Any] = {"receipts": len(found), "problems": problems, "history": history}
+        _print_json(said | {"heads": len(kept), "online": not offline, "unknown": unknown})
+        return code
+    for problem in problems:
+        print(f"wrong: {problem}")
+    if history:
+        print(f"wrong: {history}; the signed evidence is in {book.folder}")
+    print(_summary(len(found), len(problems), online=not (offline or unknown or history)))
+    if unknown:
+        print(f"volunteer: {unknown}", file=sys.stderr)
+    return code
+
+
+@app.command
+def accept(*, profile: Profile = "") -> int:
+    """Set all that was kept aside and begin with the coordinator's present record.
+
+    For a coordinator that was restored from a backup, if its organiser says so.
+    """
+    from volunteer.account.profile import Profile as ProfileDirectory
+
+    directories, _, book = _opened(profile)
+    with ProfileDirectory(directories.profile).lock():
+        aside = book.accept()
+    print(f"set aside in {aside}" if aside else "nothing was kept yet")
+    return 0
+
+
+def _opened(profile: str) -> tuple[Directories, Identity, ReceiptBook]:
+    """Return the receipts of the account in use. Raises Configuration where there is none."""
+    from shared.errors import Configuration
+    from volunteer.account.profile import Profile as ProfileDirectory
+    from volunteer.settings.settings import directories
+    from volunteer.storage.receipts import ReceiptBook
+
+    places = directories(profile=profile)
+    mine = ProfileDirectory(places.profile)
+    identity = mine.current()
+    if identity is None:
+        raise Configuration("this profile has joined no coordinator yet: `volunteer join LINK`")
+    return places, identity, ReceiptBook(mine.home(identity).receipts)
+
+
+def _checked(identity: Identity, book: ReceiptBook) -> list[Checked]:
+    from volunteer.account.record_check import check_receipt
+
+    return [
+        check_receipt(signed, identity.public_key, identity.volunteer_id) for signed in book.all()
+    ]
+
+
+async def _ask(directories: Directories, identity: Identity, book: ReceiptBook) -> str:
+    """Compare the record with what was kept; new receipts are fetched first."""
+    from volunteer.account.profile import Profile as ProfileDirectory
+    from volunteer.account.record_check import RecordCheck
+    from volunteer.cli.start import ask_coordinator
+
+    profile = ProfileDirectory(directories.profile)
+
+    async def ask(api: Any) -> str:
+        check = RecordCheck(api, book, identity.public_key, identity.volunteer_id)
+        return await _fetched(profile, check) or await check.check_all()
+
+    return await ask_coordinator(directories, ask)
+
+
+async def _fetched(profile: Any, check: RecordCheck) -> str:
+    """Fetch new receipts, where no volunteer at work does so; an account that was shut out gets
+    none.
+    """
+    from shared.errors import Configuration, Forbidden, Unauthorized
+
+    try:
+        with profile.lock():
+            return await check.fetch()
+    except (Configuration, Forbidden, Unauthorized):
+        return ""
+
+
+def _row(checked: Checked) -> dict[str, Any]:
+    receipt = checked.receipt
+    if receipt is None:
+        return {"problem": checked.problem}
+    return {
+        "at": receipt.entry.at,
+        "run": receipt.run,
+        "contribution": receipt.contribution,
+        "version": receipt.version,
+        "credits_micro": receipt.credits_micro,
+        "kind": KINDS.get(receipt.entry.kind, receipt.entry.kind),
+        "leaf": receipt.leaf,
+        "problem": checked.problem,
+    }
+
+
+def _named(checked: Checked) -> str:
+    receipt = checked.receipt
+    name = f"the receipt of contribution {receipt.contribution}" if receipt else "a receipt"
+    return f"{name}: {checked.problem}"
+
+
+def _summary(receipts: int, wrong: int, *, online: bool) -> str:
+    count = f"{receipts} receipt{'' if receipts == 1 else 's'}"
+    state = f"{wrong} of {count} wrong" if wrong else f"{count} verified"
+    return f"{state}; the coordinator's record still holds them" if online and not wrong else state
+
+
+def _print_json(value: Any) -> None:
+    import msgspec
+
+    print(msgspec.json.encode(value).decode())

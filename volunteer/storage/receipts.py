@@ -1,0 +1,212 @@
+"""Receipts of payments and signed heads of the record, kept on disk for one coordinator.
+
+    receipts/receipts.jsonl    one signed receipt a line, oldest first
+    receipts/seen.json         heads that were checked
+    receipts/versions.json     newest version of each run
+
+A line that a crash cut short is left out when the file is read, and fetched again: where to go on
+is what the readable lines say.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from shared.decoding import decode
+from shared.errors import BadSignature, Configuration, InvalidFrame, StorageFull
+from shared.protocol.transparency import Receipt, SignedReceipt, TreeHead
+from shared.signing import verify
+from volunteer.files import private_directory, read_record, set_aside, write_record, write_whole
+
+KEPT_MAX = 10_000  # receipts; the oldest go first, the heads stay
+SPARE = 1_000  # above which the file is written anew
+HEADS_MAX = 32
+RUNS_MAX = 1_000
+LINE_BYTES_MAX = 1 << 16
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class KeptHead(msgspec.Struct, frozen=True, kw_only=True):
+    """A head of the record and what the coordinator signed it in: evidence."""
+
+    tree: TreeHead
+    payload: str
+    signature: str
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """Heads that the coordinator signed so far."""
+
+    heads: tuple[KeptHead, ...] = ()  # smallest first; each continues the one before
+    broken: KeptHead | None = None  # the first one that did not
+
+
+class Versions(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest version of each run that was seen, with its signature."""
+
+    newest: dict[str, int] = {}
+
+
+class ReceiptBook:
+    """The receipts of one account, and the heads it has seen."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file = folder / "receipts.jsonl"
+        self._seen: Seen | None = None
+        self._versions: Versions | None = None
+        self.heard: KeptHead | None = None  # in the newest manifest, not checked yet
+        self._last: int | None = None
+        self._count = 0
+
+    @property
+    def seen(self) -> Seen:
+        if self._seen is None:
+            self._seen = _read(self.folder / "seen.json", Seen)
+        return self._seen
+
+    @property
+    def last(self) -> int:
+        """Return the number of the last entry of the ledger that has a receipt here."""
+        if self._last is None:
+            self._last = self._count = 0
+            for signed in self.all():
+                self._last = max(self._last, _entry_of(signed))
+                self._count += 1
+        return self._last
+
+    def all(self) -> Iterator[SignedReceipt]:
+        """Read every receipt, oldest first; what cannot be read is left out."""
+        try:
+            file = self._file.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            while line := file.readline(LINE_BYTES_MAX):
+                try:
+                    yield decode(line, SignedReceipt)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    continue
+
+    def add(self, receipts: Iterable[SignedReceipt]) -> int:
+        """Append those that are not here yet; how many. Raises StorageFull, OSError."""
+        new = [each for each in receipts if _entry_of(each) > self.last]
+        if not new:
+            return 0
+        private_directory(self.folder)
+        lines = b"".join(msgspec.json.encode(each) + b"\n" for each in new)
+        handle = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
+        with os.fdopen(handle, "r+b") as file:
+            end = file.seek(0, os.SEEK_END)
+            if end and (file.seek(end - 1), file.read(1))[1] != b"\n":
+                lines = b"\n" + lines  # the line before was cut short
+            file.seek(0, os.SEEK_END)
+            file.write(lines)
+        self._last = _entry_of(new[-1])
+        self._count += len(new)
+        if self._count > KEPT_MAX + SPARE:
+            self._shorten()
+        return len(new)
+
+    def keep(self, head: KeptHead) -> None:
+        """Keep a head that continues the newest one; of many, some in between go."""
+        heads = [*self.seen.heads, head]
+        if len(heads) > HEADS_MAX:
+            heads = [*heads[:-1:2], head]
+        self._remember(msgspec.structs.replace(self.seen, heads=tuple(heads)))
+
+    def accuse(self, head: KeptHead) -> None:
+        """Keep a head that contradicts the others, as evidence; only the first one."""
+        if self.seen.broken is None:
+            self._remember(msgspec.structs.replace(self.seen, broken=head))
+
+    def newest(self, run: str) -> int:
+        """Return the newest version of a run that was seen, -1 where none was."""
+        if self._versions is None:
+            self._versions = _read(self.folder / "versions.json", Versions)
+        return self._versions.newest.get(run, -1)
+
+    def saw(self, run: str, version: int) -> None:
+        """Remember the newest version of a run."""
+        if version > self.newest(run):
+            assert self._versions is not None  # `newest` has read it
+            others = {name: at for name, at in self._versions.newest.items() if name != run}
+            kept = dict([*others.items()][-(RUNS_MAX - 1) :])
+            self._versions = Versions(newest=kept | {run: version})
+            self._write("versions.json", self._versions)
+
+    def accept(self) -> Path | None:
+        """Set aside all that was seen, so that the present record is the beginning; the folder that
+        holds it now, None where there was nothing.
+        """
+        if not self.folder.exists():
+            return None
+        for number in range(1, 1000):
+            aside = self.folder.with_name(f"{self.folder.name}.{number}")
+            if not aside.exists():
+                self.folder.replace(aside)
+                self._seen = self._versions = self._last = self.heard = None
+                return aside
+        raise Configuration(f"{self.folder.parent} holds a thousand old records: move them away")
+
+    def _remember(self, seen: Seen) -> None:
+        self._seen = seen
+        self._write("seen.json", seen)
+
+    def _write(self, name: str, record: msgspec.Struct) -> None:
+        """Store a record; what a full disk does not take is stored with the next change."""
+        private_directory(self.folder)
+        try:
+            write_record(self.folder / name, record)
+        except StorageFull as error:
+            log.warning("not remembered: %s", error.message)
+
+    def _shorten(self) -> None:
+        kept = [*self.all()][-KEPT_MAX:]
+        lines = b"".join(msgspec.json.encode(each) + b"\n" for each in kept)
+        write_whole(self._file, lines)
+        self._count = len(kept)
+
+
+def read_receipt(signed: SignedReceipt, public_key: str) -> Receipt:
+    """Return what a receipt says. Raises BadSignature, InvalidFrame."""
+    try:
+        verify(bytes.fromhex(public_key), signed.payload.encode(), bytes.fromhex(signed.signature))
+    except ValueError as error:
+        raise BadSignature from error
+    try:
+        return decode(signed.payload, Receipt)
+    except msgspec.DecodeError as error:
+        raise InvalidFrame(f"a receipt cannot be read: {error}") from error
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    """Return what is stored, or an empty record where it is missing or damaged."""
+    try:
+        return read_record(path, kind) or kind()
+    except Configuration:
+        set_aside(path)
+        return kind()
+
+
+def spread(heads: Sequence[KeptHead], most: int) -> list[KeptHead]:
+    """Return some heads, evenly, the first and the last among them."""
+    if len(heads) <= most:
+        return list(heads)
+    return [heads[round(at * (len(heads) - 1) / (most - 1))] for at in range(most)]
+
+
+def _entry_of(signed: SignedReceipt) -> int:
+    try:
+        return decode(signed.payload, Receipt).entry.id
+    except msgspec.DecodeError:
+        return 0
