@@ -16,7 +16,7 @@ from coordinator.certificates import write_private
 from coordinator.database import key_values
 from coordinator.ttl_cache import Fresh
 from shared.decoding import decode
-from shared.errors import Configuration
+from shared.errors import Configuration, Unavailable
 from shared.links import JoinLink
 from shared.protocol.accounts import RunInfo, ServerInfo
 from shared.protocol.limits import PROTOCOL, PROTOCOL_MIN
@@ -109,6 +109,8 @@ class ServerIdentity:
 
     async def ping(self) -> None:
         """Query the database. Raises Unavailable when it does not answer."""
+        if self._db.failed:
+            raise Unavailable(self._db.failed, retry_after_s=60.0)
         await self._db.read(lambda conn: key_values.get(conn, key_values.ADDRESS))
 
 

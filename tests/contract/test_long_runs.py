@@ -119,5 +119,5 @@ async def test_strangers_asking_for_samples_read_no_history(
                 one = await get("timelapse.gif")
                 assert one > LITTLE  # so the effort is counted
                 assert await get("timelapse.gif", 16) <= 16 * LITTLE / 2
-                home.clock.advance(60.0)
+                await home.clock.advance(60.0)
                 assert await get("timelapse.gif", 16) <= one + 16 * LITTLE / 2
