@@ -18,6 +18,7 @@ DEMO_ARGS ?=
 BENCH ?= *
 BENCH_ARGS ?=
 CHAOS_KILLS ?= 1000
+MINUTES ?= 10
 EXPERIMENT ?= *
 EXPERIMENT_ARGS ?=
 
@@ -36,7 +37,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup format format-check lint types imports check test test-quick test-slow demo bench chaos experiments \
+.PHONY: help setup format format-check lint types imports check test test-quick test-slow demo bench chaos fuzz experiments \
 	constraints clean
 
 help: ## say what there is
@@ -100,6 +101,9 @@ bench: $(READY) ## measure, print tables, write build/bench/*.json
 
 chaos: $(READY) ## kill coordinators CHAOS_KILLS times (1000) on each database and check that nothing is lost
 	CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/pytest -m chaos $(PYTEST_ARGS)
+
+fuzz: $(READY) ## send MINUTES (10) of hostile bodies and streams to a coordinator
+	$(BIN)/python -m tests.support.fuzz --minutes $(MINUTES)
 
 experiments: $(READY) ## long learning experiments; go on where they were stopped
 	@mkdir -p build/experiments

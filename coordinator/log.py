@@ -8,12 +8,15 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import MutableMapping
+import time
+from collections import Counter
+from collections.abc import Callable, MutableMapping
 from typing import Any, TextIO, cast
 
 import structlog
 
 HIDDEN = "[hidden]"
+SPARING_S, SPARING_MAX, SPARING_KEYS = 60.0, 10, 100
 _SECRET_KEY = re.compile(r"(?i)secret|token|authorization|password|^code$|private")
 _SECRET_TEXT = re.compile(
     r"(?i)(bearer\s+)\S+|((?:code|secret|token|password)=)[^\s&+;/'\"]+|(://[^\s:/@]+:)[^\s@/]+(?=@)"
@@ -67,6 +70,27 @@ class Unfailing:
             return
 
 
+class Sparing(logging.Filter):
+    """Lets a message of a library through a few times a minute: a client decides how often it is
+    refused, not how much of the disk its refusals fill.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._monotonic = monotonic
+        self._since = 0.0
+        self._seen: Counter[str] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = self._monotonic()
+        if now - self._since >= SPARING_S:
+            self._seen.clear()
+            self._since = now
+        key = str(record.msg) if len(self._seen) < SPARING_KEYS else ""
+        self._seen[key] += 1
+        return self._seen[key] <= SPARING_MAX
+
+
 def configure(level: str, *, as_json: bool) -> None:
     """Set up structlog, and the standard library's logging to come out the same way."""
     shared: list[Any] = [
@@ -99,6 +123,8 @@ def configure(level: str, *, as_json: bool) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(number)
+    server = logging.getLogger("uvicorn.error")
+    server.filters = [Sparing()]
     # They tell of every connection and plugin; what matters of it is said by our own lines.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "alembic"):
         logging.getLogger(name).setLevel(max(number, logging.WARNING))

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 import structlog
@@ -26,7 +27,7 @@ from coordinator.checking.forward_check import ForwardChecks
 from coordinator.checking.recompute import Recomputes
 from coordinator.compute import Compute
 from coordinator.config import Settings
-from coordinator.database.engine.open import Database, is_new, migrate
+from coordinator.database.engine.open import Database, file_of, is_new, migrate
 from coordinator.intake.intake import Examiners, Intake
 from coordinator.intake.similarity import Sketches
 from coordinator.intake.uploads import Uploads
@@ -56,6 +57,7 @@ from coordinator.upkeep.alerts import Alerts
 from coordinator.upkeep.checks import Checks
 from coordinator.upkeep.upkeep import Upkeep
 from shared.clock import Clock, SystemClock
+from shared.errors import Configuration
 from shared.signing import SigningKey
 
 RESTART_S = 1.0  # a background job that failed starts again after this long
@@ -275,9 +277,30 @@ def _examiners(
 async def _open_database(settings: Settings, clock: Clock, exclusive: bool) -> Database:
     """Open the database that the settings name; make it where there is none."""
     if await is_new(settings.database_url):
+        _check_alone(settings)
         await migrate(settings.database_url)
     system = clock if isinstance(clock, SystemClock) else None
     return await Database.open(settings.database_url, clock=system, exclusive=exclusive)
+
+
+def _check_alone(settings: Settings) -> None:
+    """Raise Configuration where a coordinator was before: a new database would hide its loss."""
+    file = file_of(settings.database_url)
+    if file is None or file.exists():
+        return
+    blobs = Path(settings.blobs_url)
+    left = [settings.signing_key_file, *sorted(blobs.glob("*"))] if blobs.is_absolute() else []
+    found = next((path for path in left if path.is_file() or _holds_files(path)), None)
+    if found is not None:
+        raise Configuration(
+            f"the database {file} is missing, but {found} of a coordinator is there: put it back, "
+            "restore a backup with `coordinator restore FOLDER`, or make an empty one on purpose "
+            "with `coordinator migrate`"
+        )
+
+
+def _holds_files(folder: Path) -> bool:
+    return any(path.is_file() for path in folder.rglob("*"))
 
 
 @asynccontextmanager

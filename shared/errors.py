@@ -198,6 +198,19 @@ def _tree(root: type[VolunteerError]) -> dict[str, type[VolunteerError]]:
 BY_CODE: dict[str, type[VolunteerError]] = _tree(VolunteerError)
 
 
-def from_wire(code: str, message: str, retry_after_s: float | None = None) -> VolunteerError:
-    """The error a coordinator meant; an unknown code becomes a plain `VolunteerError`."""
-    return BY_CODE.get(code, VolunteerError)(message, retry_after_s=retry_after_s)
+# Errors that are about the machine on which they are raised: from the other side they mean nothing.
+LOCAL = (Configuration, Unreachable)
+
+
+def from_wire(
+    code: str, message: str, retry_after_s: float | None = None, *, status: int = 0
+) -> VolunteerError:
+    """The error a coordinator meant.
+
+    An unknown code becomes a plain `VolunteerError`, and so does one that is local and never sent;
+    with a status from 500 on both become `Internal`, which is retried.
+    """
+    kind = BY_CODE.get(code, VolunteerError)
+    if kind in (*LOCAL, VolunteerError):
+        kind = Internal if status >= 500 else VolunteerError
+    return kind(message, retry_after_s=retry_after_s)

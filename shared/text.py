@@ -34,6 +34,21 @@ def escaped(text: object, limit: int = SHOWN_CHARS_MAX) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
 
 
+def ascii_json(text: str) -> str:
+    """Return JSON in ASCII: what the other side wrote cannot steer a terminal, neither by C1
+    controls nor by marks of direction.
+    """
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return "".join(c if c == "\n" or " " <= c <= "~" else _json_escape(c) for c in text)
+
+
+def _json_escape(letter: str) -> str:
+    """`\\uXXXX`, or two of them beyond the first plane."""
+    data = letter.encode("utf-16-be")
+    return "".join(f"\\u{data[at : at + 2].hex()}" for at in range(0, len(data), 2))
+
+
 def cells(text: str) -> int:
     """Return the width of a text in cells of a terminal: two for wide East Asian letters, none for
     combining marks (Unicode Standard Annex 11).

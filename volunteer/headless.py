@@ -14,7 +14,7 @@ from typing import TextIO
 
 import msgspec
 
-from shared.text import counted, duration, printable, size
+from shared.text import ascii_json, counted, duration, printable, size
 from volunteer.control import events
 from volunteer.control.control import Control
 from volunteer.control.events import AnyEvent
@@ -83,7 +83,7 @@ class Headless:
         if isinstance(event, events.Training) and not self._due(event):
             return None
         if self._json:
-            return msgspec.json.encode(event).decode()
+            return ascii_json(msgspec.json.encode(event).decode())
         if event.at < self._since:
             return None
         if isinstance(event, events.Connection):

@@ -17,7 +17,7 @@ from coordinator.config import without_password
 from coordinator.database import audit, key_values
 from coordinator.ttl_cache import Fresh
 from shared.decoding import decode
-from shared.errors import Configuration
+from shared.errors import Configuration, Unavailable
 from shared.links import JoinLink
 from shared.protocol.accounts import RunInfo, ServerInfo
 from shared.protocol.limits import PROTOCOL, PROTOCOL_MIN
@@ -139,6 +139,8 @@ class ServerIdentity:
 
     async def ping(self) -> None:
         """Query the database. Raises Unavailable when it does not answer."""
+        if self._db.failed:
+            raise Unavailable(self._db.failed, retry_after_s=60.0)
         await self._db.read(lambda conn: key_values.get(conn, key_values.ADDRESS))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from shared.text import cells, csv_cell, left, right
+from shared.text import ascii_json, cells, csv_cell, left, right
 
 Columns = Mapping[str, Callable[[Any], object]]
 
@@ -17,7 +17,7 @@ def as_json(value: Any) -> None:
     """Print one JSON document."""
     import msgspec
 
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")
+    sys.stdout.write(ascii_json(msgspec.json.format(msgspec.json.encode(value)).decode()) + "\n")
 
 
 def table(rows: Sequence[Any], columns: Columns, empty: str) -> None:

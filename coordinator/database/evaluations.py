@@ -6,8 +6,11 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 from sqlalchemy import (
+    ColumnElement,
     Connection,
+    and_,
     func,
+    or_,
     select,
     update,
 )
@@ -119,14 +122,44 @@ def losses_in_phase(conn: Connection, run_id: int, phase: int, limit: int) -> li
     return [float(loss) for loss in reversed(found)]
 
 
-def samples(conn: Connection, run_id: int, version: int | None = None) -> list[EvaluationRow]:
-    """Versions with a sample, oldest first, or one of them."""
-    e = evaluations.c
-    shown = (e.sample != "") | e.sample_sha256.is_not(None)
-    query = select(evaluations).where(e.run_id == run_id, e.state == "done", shown)
+class Sampled(NamedTuple):
+    """What a version made: a picture by its hash, or a text."""
+
+    version: int
+    text: str
+    sha256: str | None
+
+
+def _shown(run_id: int) -> ColumnElement[bool]:
+    return and_(
+        _E.run_id == run_id,
+        _E.state == "done",
+        or_(_E.sample != "", _E.sample_sha256.is_not(None)),
+    )
+
+
+def sample(conn: Connection, run_id: int, version: int | None = None) -> Sampled | None:
+    """The sample of a version, or the newest of the run; one row, whatever the history."""
+    query = select(_E.version, _E.sample, _E.sample_sha256).where(_shown(run_id))
     if version is not None:
-        query = query.where(e.version == version)
-    return [EvaluationRow(**row) for row in conn.execute(query.order_by(e.version)).mappings()]
+        query = query.where(_E.version == version)
+    row = conn.execute(query.order_by(_E.version.desc()).limit(1)).first()
+    return None if row is None else Sampled(*row)
+
+
+def pictures(conn: Connection, run_id: int, most: int) -> list[str]:
+    """Hashes of the pictures of a run, oldest first: of more than `most` so many, evenly spread,
+    the first and the last among them.
+    """
+    drawn = and_(_E.run_id == run_id, _E.state == "done", _E.sample_sha256.is_not(None))
+    count = conn.execute(select(func.count()).select_from(evaluations).where(drawn)).scalar_one()
+    place = func.row_number().over(order_by=_E.version) - 1
+    every = select(_E.version, _E.sample_sha256, place.label("place")).where(drawn).subquery()
+    query = select(every.c.sample_sha256).order_by(every.c.version)
+    if count > most:
+        last = count - 1
+        query = query.where(every.c.place.in_([n * last // (most - 1) for n in range(most)]))
+    return list(conn.execute(query).scalars())
 
 
 def newest_loss(conn: Connection, run_id: int) -> float | None:

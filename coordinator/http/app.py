@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 import time
@@ -13,7 +14,8 @@ import structlog
 from coordinator.http.request import ClientGone, Receive, Scope, Send
 from coordinator.http.routes.endpoint import client_address, error_reply, respond
 from coordinator.services import Coordinator, opened
-from shared.errors import BadRequest, Internal, NotFound, VolunteerError
+from shared.errors import LOCAL, BadRequest, Internal, NotFound, Unavailable, VolunteerError
+from shared.protocol.limits import API
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -25,6 +27,9 @@ __all__ = ["Coordinator", "create_app", "opened"]
 
 # Counted by name; what else a client makes up is counted as one, or it would fill the memory.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+STOPPING_S = 5.0  # after a stop volunteers come back so late
+BROKEN_S = 60.0  # and after a failure that the organiser has to mend
 
 log = structlog.get_logger("http")
 
@@ -53,6 +58,19 @@ class Door:
             await self._app(scope, receive, send)
         except ClientGone:
             scope["status"] = 499
+        except asyncio.CancelledError:
+            if not self._coordinator.stopping.is_set() or scope.get("status"):
+                raise
+            # The time to finish is up; the server cancels a request once.
+            error = Unavailable("the coordinator is stopping", retry_after_s=STOPPING_S)
+            await self._refuse(scope, receive, send, error)
+        except (
+            LOCAL
+        ) as error:  # about this machine: of no use to a volunteer, and none of its fault
+            log.error(
+                "refused", request_id=scope["request_id"], path=scope["path"], error=error.message
+            )
+            await self._refuse(scope, receive, send, _remote(scope, error))
         except VolunteerError as error:
             await self._refuse(scope, receive, send, error)
         except Exception as error:
@@ -90,6 +108,15 @@ class Door:
             status=scope.get("status"),
             s=round(seconds, 4),
         )
+
+
+def _remote(scope: Scope, error: VolunteerError) -> VolunteerError:
+    """Return what the other side is told of an error of this machine: the organiser all of it."""
+    if str(scope.get("endpoint_path", "")).startswith(f"{API}/admin/"):
+        return BadRequest(error.message)
+    return Unavailable(
+        "the coordinator cannot work now: its log tells the organiser why", retry_after_s=BROKEN_S
+    )
 
 
 def create_app(coordinator: Coordinator) -> Starlette:

@@ -190,9 +190,8 @@ def _licence(source: _Source, about: Definition) -> str:
 
 def _card(source: _Source, about: Definition) -> str:
     data = source.dataset.manifest if source.dataset else None
-    loss = (
-        f"{source.measured.loss:.4f} nats" if source.measured.loss is not None else "not measured"
-    )
+    traits = about.workload.traits
+    loss = f"{source.measured.loss:.4f}" if source.measured.loss is not None else "not measured"
     lines = [
         f"# {source.run.name}, version {source.version.version}",
         "",
@@ -200,9 +199,9 @@ def _card(source: _Source, about: Definition) -> str:
         "",
         f"- workload: {source.run.workload} {source.run.workload_version}, {about.parameters:,} "
         "parameters",
-        f"- held-out loss: {loss} (measured by the coordinator)",
+        f"- {traits.measure}: {loss} (measured by the coordinator)",
         f"- trained on: {f'{data.name} ({data.licence}, {data.source})' if data else 'self-play'}",
-        f"- global steps: {source.version.global_step:,}; tokens: {source.version.tokens:,}",
+        f"- global steps: {source.version.global_step:,}; {traits.items}: {source.version.tokens:,}",
         f"- licence: {about.file.licence}; contact: {about.file.contact or 'none given'}",
         "",
         "```python",

@@ -46,6 +46,7 @@ class RunQueries:
         self._clock = clock
         self._key = key
         self._counts: Kept[str, dict[str, int]] = Kept(0.0, clock, rest=REST)
+        self._losses: Kept[str, tuple[LossPoint, ...]] = Kept(0.0, clock, rest=REST)
 
     async def listing(self) -> tuple[RunInfo, ...]:
         """Every run, oldest first."""
@@ -188,7 +189,7 @@ class RunQueries:
             rows = evaluations.measured(conn, run.id, LOSSES_MAX)
             return tuple(LossPoint(version=v, loss=loss, at=at) for v, loss, at in rows)
 
-        return await self._db.read(read)
+        return await self._losses.get(name, lambda: self._db.read(read))
 
     async def workers(self, name: str) -> tuple[WorkerInfo, ...]:
         """Return who is at work on a run just now."""

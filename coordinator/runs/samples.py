@@ -18,13 +18,12 @@ import msgspec
 from PIL import Image
 
 from coordinator.database import evaluations, runs
+from coordinator.ttl_cache import REST, Kept
 from shared.clock import Clock
 from shared.errors import NotFound
 from shared.workloads.data.image_files import SHOWN_PIXELS_MAX, open_image
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
     from coordinator.database.engine.open import Database
     from coordinator.storage.blobs import BlobStore
 
@@ -34,6 +33,7 @@ FRAMES_MAX = 120  # evenly spread over the run, the first and the last among the
 FRAME_MS = 120
 LAST_MS = 2000  # the newest stays a while
 SIDE_MAX = 640  # pixels of a frame
+NEWEST_S = 1.0  # the newest sample may be this old
 KEPT_S = 20.0  # a time-lapse may be this old while versions come
 KEPT_MAX = 8
 
@@ -48,34 +48,44 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Film(msgspec.Struct, frozen=True, kw_only=True):
     frames: tuple[str, ...]  # hashes of the pictures
-    made_at: float
     data: bytes
 
 
 class Samples:
-    """Reads samples and makes time-lapses, one at a time."""
+    """Reads samples and makes time-lapses, one at a time.
+
+    Anybody may ask for them, so what would search a history (the newest sample, the frames of a
+    time-lapse) is shared by all who ask meanwhile, and asked of the database less often the
+    longer it took.
+    """
 
     def __init__(self, db: Database, clock: Clock, blobs: BlobStore, threads: Executor) -> None:
         self._db = db
-        self._clock = clock
         self._blobs = blobs
         self._threads = threads
+        self._newest: Kept[str, tuple[Drawn, ...]] = Kept(NEWEST_S, clock, rest=REST)
+        self._given: Kept[tuple[str, Kind], bytes] = Kept(KEPT_S, clock, rest=REST, most=KEPT_MAX)
         self._films: dict[tuple[str, Kind], _Film] = {}
         self._making = asyncio.Lock()
 
     async def of(self, name: str, version: int | None = None) -> Drawn:
-        """Return what a version made, or the newest that was looked at. Raises NotFound."""
+        """Return what a version made, or the newest sample, which may be a second old.
 
-        def read(conn: Connection) -> Drawn:
-            run = runs.by_name(conn, name)
-            found = evaluations.samples(conn, run.id, version)
-            if not found:
-                which = "no version" if version is None else f"version {version}"
-                raise NotFound(f'of "{name}" {which} has a sample')
-            row = found[-1]
-            return Drawn(version=row.version, text=row.sample, sha256=row.sample_sha256 or "")
+        Raises NotFound.
+        """
+        run_id = await self._db.read(lambda conn: runs.by_name(conn, name).id)
 
-        return await self._db.read(read)
+        async def load() -> tuple[Drawn, ...]:
+            found = await self._db.read(lambda conn: evaluations.sample(conn, run_id, version))
+            if found is None:
+                return ()
+            return (Drawn(version=found.version, text=found.text, sha256=found.sha256 or ""),)
+
+        drawn = await (self._newest.get(name, load) if version is None else load())
+        if not drawn:
+            which = "no version" if version is None else f"version {version}"
+            raise NotFound(f'of "{name}" {which} has a sample')
+        return drawn[0]
 
     async def picture(self, drawn: Drawn) -> bytes:
         """The PNG of a sample. Raises NotFound when it is a text."""
@@ -85,34 +95,34 @@ class Samples:
         return await asyncio.get_running_loop().run_in_executor(self._threads, path.read_bytes)
 
     async def timelapse(self, name: str, kind: Kind) -> bytes:
-        """All pictures of a run as one animation, at most twenty seconds old.
+        """The pictures of a run as one animation, about twenty seconds old at most.
 
         Raises NotFound when it draws none.
         """
-        frames = await self._db.read(lambda conn: _frames(conn, name))
+        run_id = await self._db.read(lambda conn: runs.by_name(conn, name).id)
+        data = await self._given.get((name, kind), lambda: self._film(run_id, name, kind))
+        if not data:
+            raise NotFound(f'"{name}" has no pictures (yet)')
+        return data
+
+    async def _film(self, run_id: int, name: str, kind: Kind) -> bytes:
+        """The animation of the pictures that there are now; b"" when there are none."""
+        frames = tuple(
+            await self._db.read(lambda conn: evaluations.pictures(conn, run_id, FRAMES_MAX))
+        )
+        if not frames:
+            return b""
         async with self._making:
-            known = self._films.get((name, kind))
-            now = self._clock.monotonic()
-            if known and (known.frames == frames or now < known.made_at + KEPT_S):
-                return known.data
-            paths = [await self._blobs.local(sha256) for sha256 in frames]
-            loop = asyncio.get_running_loop()
-            data = await loop.run_in_executor(self._threads, film, paths, kind)
-            self._films.pop((name, kind), None)
-            while len(self._films) >= KEPT_MAX:
+            known = self._films.pop((name, kind), None)
+            if known is None or known.frames != frames:
+                paths = [await self._blobs.local(sha256) for sha256 in frames]
+                loop = asyncio.get_running_loop()
+                data = await loop.run_in_executor(self._threads, film, paths, kind)
+                known = _Film(frames=frames, data=data)
+            self._films[name, kind] = known
+            while len(self._films) > KEPT_MAX:
                 del self._films[next(iter(self._films))]
-            self._films[name, kind] = _Film(frames=frames, made_at=now, data=data)
-            return data
-
-
-def _frames(conn: Connection, name: str) -> tuple[str, ...]:
-    found = evaluations.samples(conn, runs.by_name(conn, name).id)
-    pictures = [row.sample_sha256 for row in found if row.sample_sha256]
-    if not pictures:
-        raise NotFound(f'"{name}" has no pictures (yet)')
-    last = len(pictures) - 1
-    count = min(len(pictures), FRAMES_MAX)
-    return tuple(pictures[index * last // max(1, count - 1)] for index in range(count))
+            return known.data
 
 
 def film(paths: Sequence[Path], kind: Kind) -> bytes:

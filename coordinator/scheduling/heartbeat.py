@@ -47,7 +47,6 @@ class Heartbeats:
         self._renewals = renewals
         self._runs = Fresh(runs.queries.beats, SHARED_S, clock)
         self._newest = Fresh(self._newest_verdict, SHARED_S, clock)
-        self.notice = ""  # a message to every worker, e.g. that the disk is full
 
     async def _newest_verdict(self) -> tuple[int, float]:
         return await self._db.read(verdicts.newest)
@@ -71,7 +70,6 @@ class Heartbeats:
             news_until=found.until if found else request.news_since,
             earned_micro=found.earned_micro if found else None,
             pending_micro=found.pending_micro if found else None,
-            notice=self.notice,
         )
 
     def _news(self, conn: Connection, principal: Principal, since: int) -> _News:

@@ -3,6 +3,7 @@
     failed check   a recompute proved that work was made up
     refusals       a third of the newest contributions were refused
     sybil wave     many strangers registered within minutes
+    database       its file is damaged, was removed, or its disk failed: nothing is written any more
 
 Each kind is silent for an hour after it was said; the state of the accounts is in `coordinator
 trust`.
@@ -35,7 +36,7 @@ WAVE_S, WAVE_MIN = 600.0, 25  # strangers registered within this time
 REFUSED_SHARE, DECISIONS_MIN = 1 / 3, 30
 POST_S = 10.0
 
-Kind = Literal["failed check", "refusals", "sybil wave"]
+Kind = Literal["failed check", "refusals", "sybil wave", "database"]
 log = structlog.get_logger("alerts")
 
 
@@ -74,7 +75,10 @@ class Alerts:
     async def look(self) -> tuple[Alert, ...]:
         """Raise what is due; return it."""
         now, since = self._clock.now(), self._looked_at
-        found = await self._db.read(lambda conn: dict(_found(conn, since, now)))
+        if self._db.failed:
+            found: dict[Kind, str] = {"database": self._db.failed}
+        else:
+            found = await self._db.read(lambda conn: dict(_found(conn, since, now)))
         self._looked_at = now
         due = tuple(
             Alert(kind=kind, message=message, server=self._server, at=now)

@@ -62,4 +62,3 @@ class HeartbeatReply(Message):
     news_until: Number = 0
     earned_micro: int | None = None
     pending_micro: int | None = None
-    notice: str = ""

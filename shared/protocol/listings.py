@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from shared.protocol.base import Message
@@ -50,13 +48,6 @@ class LedgerRow(Message):
     amount_micro: int
     contribution: int | None
     memo: str
-
-
-class Page(Message):
-    """A slice of a listing; `cursor` continues it."""
-
-    rows: tuple[dict[str, Any], ...]
-    cursor: str = ""
 
 
 def dataset_view(manifest: DatasetManifest) -> DatasetManifest:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sqlalchemy import Connection, delete, insert
 
 from coordinator.database import evaluations, runs
 from coordinator.database.engine.open import Database
 from coordinator.database.tables.versions import evaluations as table
+from shared.protocol.limits import API
+from shared.workloads.data.image_files import write_png
 from tests.support.local_coordinator import local_coordinator
 from tests.support.long_run import effort, grow, look_again
 from tests.support.rounds import MergeRounds
@@ -19,6 +23,7 @@ from tests.support.run_rows import add_run, add_version
 SHORT, LONG = 100, 2000  # rounds before: a page of history is full after the first
 LOOKED_AT = 3  # rounds, of each
 MORE = 1.5  # times as much work in the long run is no growth
+SAMPLED = 5000  # versions with a sample
 LITTLE = 400  # steps or rows: neither
 
 
@@ -71,3 +76,48 @@ async def test_a_long_curve_keeps_its_shape_and_its_end(database: Database) -> N
     assert some[-1] == (1000, 9.0, 1000.0)
     few = await database.read(lambda conn: evaluations.measured(conn, run, 3))
     assert [point.version for point in few] == [332, 666, 1000]
+
+
+async def test_strangers_asking_for_samples_read_no_history(
+    tmp_path: Path, database_url: str
+) -> None:
+    """One row for a sample, and one search for all who want the newest or a time-lapse."""
+    with effort() as spent:
+        async with local_coordinator(tmp_path, database=database_url) as home:
+            run = await home.start_run()
+            row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, run))
+            picture = await home.coordinator.blobs.put_bytes(
+                write_png(np.zeros((8, 8), dtype=np.uint8))
+            )
+
+            def draw(conn: Connection) -> None:
+                made = [
+                    {"run_id": row.id, "version": v, "state": "done", "loss": None, "at": 1.0}
+                    | {"metrics": "{}", "sample": "x" * 500, "sample_sha256": picture}
+                    | {"message": "", "pruned": True}
+                    for v in range(1, SAMPLED)
+                ]
+                for version in range(1, SAMPLED):
+                    add_version(conn, row.id, version)
+                conn.execute(delete(table).where(table.c.run_id == row.id, table.c.version > 0))
+                conn.execute(insert(table), made)
+
+            await home.coordinator.db.write(draw)
+            await home.coordinator.db.write(look_again)
+            async with home.client() as client:
+
+                async def get(path: str, times: int = 1) -> int:
+                    before = spent.spent
+                    replies = await asyncio.gather(
+                        *(client.get(f"{API}/runs/{run}/{path}") for _ in range(times))
+                    )
+                    assert {reply.status_code for reply in replies} == {200}
+                    return spent.spent - before
+
+                few = {what: await get(what) for what in ("sample", "sample?version=7")}
+                assert max(few.values()) <= LITTLE, few
+                one = await get("timelapse.gif")
+                assert one > LITTLE  # so the effort is counted
+                assert await get("timelapse.gif", 16) <= 16 * LITTLE / 2
+                await home.clock.advance(60.0)
+                assert await get("timelapse.gif", 16) <= one + 16 * LITTLE / 2

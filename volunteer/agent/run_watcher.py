@@ -12,7 +12,6 @@ from shared.clock import Clock
 from shared.errors import NotFound, VolunteerError
 from shared.protocol.heartbeat import HeartbeatReply, RunBeat
 from shared.protocol.versions import VersionInfo
-from shared.text import printable
 from volunteer.account.profile import Home
 from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.lifecycle import FATAL, Lifecycle
@@ -59,7 +58,6 @@ class RunWatcher:
     # run -> newest version whose loss was announced
     _measured: dict[str, int] = field(default_factory=dict, init=False)
     _balance: tuple[int | None, int | None] = field(default=(None, None), init=False)
-    _notice: str = field(default="", init=False)
     _due_runs: set[str] = field(default_factory=set, init=False)
     _due_me: bool = field(default=True, init=False)
     _due_listing: bool = field(default=False, init=False)
@@ -70,17 +68,13 @@ class RunWatcher:
         self.hub.notice(message, level)
 
     def heard(self, reply: HeartbeatReply) -> None:
-        """Announce what a heartbeat brought: verdicts, runs, the balance, a notice."""
+        """Announce what a heartbeat brought: verdicts, runs, the balance."""
         self.verdicts.apply(reply.news, until=reply.news_until)
         self._heard_of_runs(reply.runs)
         balance = (reply.earned_micro, reply.pending_micro)
         if balance != (None, None) and balance != self._balance:
             self._balance = balance
             self.request_balance()
-        notice = printable(reply.notice)
-        if notice and notice != self._notice:
-            self.notice(notice)
-        self._notice = notice
 
     def _heard_of_runs(self, beats: tuple[RunBeat, ...]) -> None:
         for beat in beats[:FOLLOWED_MAX]:

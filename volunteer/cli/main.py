@@ -314,5 +314,7 @@ def _plain(value: Any) -> str:
 def _print_json(value: Any) -> int:
     import msgspec
 
-    print(msgspec.json.encode(value).decode())
+    from shared.text import ascii_json
+
+    print(ascii_json(msgspec.json.encode(value).decode()))
     return 0

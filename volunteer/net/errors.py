@@ -34,7 +34,7 @@ def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> 
     message = printable(said.message, SENTENCE_CHARS_MAX)
     if said.request_id and status >= 500:
         message += f" (request {printable(said.request_id, 64)})"
-    return errors.from_wire(said.code, message, wait)
+    return errors.from_wire(said.code, message, wait, status=status)
 
 
 def _seconds(text: str | None) -> float | None:

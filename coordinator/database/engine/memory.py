@@ -23,6 +23,8 @@ T = TypeVar("T")
 class InlineRunner:
     """SQLite in memory behind one connection; see `Runner`."""
 
+    failed = ""
+
     def __init__(self) -> None:
         self._engine = create_engine(
             "sqlite://",

@@ -34,7 +34,9 @@ MIGRATION_LOCK = 0x766F6C75  # any number of our own: two processes must not mig
 
 
 class Runner(Protocol):
-    """Interface of a database engine."""
+    """Interface of a database engine. `failed` says why nothing can be written any more."""
+
+    failed: str
 
     async def write(self, fn: Callable[[Connection], T]) -> T: ...
 
@@ -75,6 +77,11 @@ class Database:
             await runner.close()
             raise
         return Database(runner, "postgresql")
+
+    @property
+    def failed(self) -> str:
+        """Sentence that says why nothing can be written any more; "" while all is well."""
+        return self._runner.failed
 
     async def write(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` in one transaction; it is durable when this returns.
@@ -193,6 +200,12 @@ async def is_new(url: str) -> bool:
         raise postgres.translate(error) from error
     finally:
         await engine.dispose()
+
+
+def file_of(url: str) -> Path | None:
+    """The file of an SQLite database; None for another."""
+    target = parse(url)
+    return _path(target) if target.get_backend_name() == "sqlite" else None
 
 
 def _is_new_sqlite(path: Path) -> bool:

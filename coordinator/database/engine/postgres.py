@@ -98,6 +98,8 @@ def _may_retry(error: BaseException) -> bool:
 class PostgresRunner:
     """Runs functions of a connection. Made and closed by `Database`."""
 
+    failed = ""  # a server that is away comes back: nothing here is for ever
+
     def __init__(self, url: str, clock: SystemClock | None) -> None:
         self._engine = engine(url)
         self._reading = self._engine.execution_options(

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import structlog
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
@@ -38,7 +39,11 @@ BUSY_MS = 30_000
 CLOCK_S = 10.0  # how often the highest instant is stored
 PEEK_S = 0.25  # how often another process's commits are looked for
 
+FAILED_RETRY_S = 60.0  # the organiser has to do something first
+
 CLOCK_KEY = "clock"
+
+log = structlog.get_logger("database")
 
 
 def engine(path: Path, *, begin: str, readers: int = 0) -> Engine:
@@ -149,7 +154,8 @@ class SqliteRunner:
         self._mine = threading.local()
         self._views: list[Connection] = []
         self._jobs: queue.Queue[_Job | None] = queue.Queue(QUEUED_MAX)
-        self._failed = ""  # why nothing may be written any more
+        self.failed = ""  # why nothing may be written any more
+        self._file = _identity(path)
         self._closing = False
         self._changed: Callable[[], None] | None = None
         self._version = -1
@@ -159,8 +165,8 @@ class SqliteRunner:
         self._thread.start()
 
     async def write(self, fn: Callable[[Connection], T]) -> T:
-        if self._failed:
-            raise Unavailable(self._failed)
+        if self.failed:
+            raise Unavailable(self.failed, retry_after_s=FAILED_RETRY_S)
         if self._closing:
             raise Unavailable("the coordinator is shutting down")
         self._keep_clock()
@@ -184,7 +190,35 @@ class SqliteRunner:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._readers, run)
         except (DBAPIError, sqlite3.Error) as error:
+            self._note(error)
             raise translate(error) from error
+
+    def _note(self, error: BaseException) -> None:
+        """Write nothing more after a failure that says that the file cannot be relied on."""
+        name = str(getattr(getattr(error, "orig", error), "sqlite_errorname", ""))
+        lost = name.startswith(("SQLITE_IOERR", "SQLITE_CORRUPT", "SQLITE_NOTADB"))
+        if lost and name != "SQLITE_IOERR_SHMSIZE":
+            self._fail(str(translate(error)))
+
+    def _fail(self, message: str) -> None:
+        if not self.failed:
+            self.failed = message
+            log.error("the database failed", path=str(self._path), error=message)
+
+    def _check_file(self) -> None:
+        """Raise Unavailable when the file was removed or replaced: what is written then is gone.
+
+        A look at its inode: 2 us, before each commit is acknowledged.
+        """
+        found = _identity(self._path)
+        if self._file is None:
+            self._file = found
+        if found is None or found != self._file:
+            self._fail(
+                f"the database file {self._path} was removed or replaced while this server had it "
+                "open: stop the server, then put it back or restore a backup"
+            )
+            raise Unavailable(self.failed, retry_after_s=FAILED_RETRY_S)
 
     def _reader(self) -> Connection:
         """The connection of this thread, kept: to take one out of a pool and back took longer than
@@ -274,7 +308,10 @@ class SqliteRunner:
 
     def _open(self) -> Connection:
         if self._connection is None:
+            if self._file is not None:
+                self._check_file()  # to connect would make a new file
             self._connection = self._writer.connect()
+            self._check_file()
         return self._connection
 
     def _commit(self, first: _Job, done: list[_Job]) -> None:
@@ -292,8 +329,10 @@ class SqliteRunner:
             with connection.begin():
                 self._run_joined(connection, done)
                 self._store_clock(connection)
+        self._check_file()
         for job in done:
             if isinstance(job.error, DBAPIError):
+                self._note(job.error)
                 job.error = translate(job.error)
 
     def _run_joined(self, connection: Connection, done: list[_Job]) -> None:
@@ -324,8 +363,7 @@ class SqliteRunner:
         again.
         """
         told = translate(error)
-        if "SQLITE_IOERR" in str(getattr(getattr(error, "orig", error), "sqlite_errorname", "")):
-            self._failed = str(told)  # after a failed fsync nobody knows what the disk holds
+        self._note(error)  # after a failed fsync nobody knows what the disk holds
         for job in done:
             job.result, job.error = None, told
         if self._connection is not None:
@@ -340,13 +378,23 @@ class SqliteRunner:
             return
         self._peeked = now
         try:
+            self._check_file()
             driver: Any = self._open().connection.driver_connection
             version = int(driver.execute("PRAGMA data_version").fetchone()[0])
-        except (DBAPIError, sqlite3.Error):
+        except (DBAPIError, sqlite3.Error, Unavailable):
             return  # the next write meets the same failure and reports it
         if self._version not in (-1, version):
             self._changed()
         self._version = version
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a file; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _in_transaction(connection: Connection) -> bool:

@@ -88,9 +88,10 @@ async def _hung_up(receive: Receive) -> None:
 async def begin(call: Call[BeginRequest]) -> BeginReply:
     coordinator, body = call.coordinator, call.body
     task = call.number("task")
-    begun = await coordinator.queue.begin(
+    beginning = coordinator.queue.begin(
         call.principal, task, body.attempt, newest=body.newest, base=body.base
     )
+    begun = await _while_wanted(beginning, call.receive, coordinator.stopping)
     known = begun.version in (body.known, body.base)
     return BeginReply(
         version=begun.version,

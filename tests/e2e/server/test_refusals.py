@@ -135,6 +135,26 @@ async def test_a_waiting_claim_ends_when_the_server_stops(home: LocalCoordinator
     assert reply.headers["retry-after"] == "3"
 
 
+async def test_who_waits_for_a_merge_is_answered_when_the_server_stops(
+    home: LocalCoordinator,
+) -> None:
+    await home.start_run()
+    ann, bob = await home.join("Ann"), await home.join("Bob")
+    await bob.claim()  # a second machine at work: the merge waits for it
+    await ann.work()
+    lease = await ann.claim()
+    beginning = asyncio.create_task(
+        ann.post(f"/tasks/{lease.task}/begin", {"attempt": lease.attempt})
+    )
+    for _ in range(100):
+        await asyncio.sleep(0.001)
+    assert not beginning.done()
+    home.coordinator.stopping.set()
+    reply = await asyncio.wait_for(beginning, 5)
+    assert refused(reply, 503).retry_after_s
+    assert reply.headers["retry-after"]
+
+
 @pytest.mark.parametrize(("command", "status"), [("ban", 403), ("reissue", 401), ("forget", 401)])
 async def test_a_waiting_claim_ends_when_its_volunteer_is_shut_out(
     home: LocalCoordinator, command: str, status: int

@@ -9,7 +9,7 @@ import logging
 import pytest
 import structlog
 
-from coordinator.log import configure, hide
+from coordinator.log import Sparing, configure, hide
 
 CANARY = "c4n4ry-5ecret"
 
@@ -80,3 +80,16 @@ def test_a_log_that_cannot_be_written_fails_nothing(monkeypatch: pytest.MonkeyPa
     assert "heard" in gone.getvalue()
     gone.close()
     structlog.get_logger("test").warning("lost")
+
+
+def test_a_library_says_the_same_ten_times_a_minute_at_most() -> None:
+    now = 0.0
+    sparing = Sparing(lambda: now)
+
+    def passed(count: int) -> int:
+        record = logging.LogRecord("x", logging.WARNING, "x", 1, "Invalid HTTP request", (), None)
+        return sum(sparing.filter(record) for _ in range(count))
+
+    assert passed(1000) == 10
+    now = 61.0
+    assert passed(1000) == 10

@@ -174,6 +174,14 @@ async def test_foreign_text_cannot_steer_the_terminal() -> None:
     assert len(line) < 2100
 
 
+async def test_foreign_text_cannot_steer_the_terminal_of_who_reads_json() -> None:
+    steering = events.Notice(message="\x9b2J\u202e\u2066 \U0001f600 \x7f\x85 e\u0301", level="info")
+    (line,) = await lines(steering, json=True)
+    assert line.isascii()
+    assert line.isprintable()
+    assert msgspec.json.decode(line)["message"] == steering.message
+
+
 def test_the_status_says_when_escrow_is_earned_and_what_is_owed() -> None:
     me = msgspec.structs.replace(ME, escrow_micro=1_500_000, debt_micro=2_000_000)
     text = status_lines(Status(me=me))

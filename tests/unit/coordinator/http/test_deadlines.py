@@ -252,6 +252,20 @@ async def test_connections_are_counted_per_address_and_in_all(lines: Any) -> Non
     assert len(guard) == 5
 
 
+@pytest.mark.parametrize(("address", "limited"), [("10.0.0.1", True), ("127.0.0.1", False)])
+async def test_behind_a_proxy_only_the_proxy_is_unlimited(address: str, limited: bool) -> None:
+    guard = Guard(Settings(connections_per_ip=3, url="https://house.example"))
+    kind: Any = protocol(guard)
+    config = Config(application, log_config=None, lifespan="off")
+    made = [kind(config=config, server_state=ServerState(), app_state={}) for _ in range(5)]
+    wires = [Wire(address) for _ in made]
+    for connection, wire in zip(made, wires, strict=True):
+        connection.connection_made(wire)
+    assert [wire.closed for wire in wires] == [False] * 3 + [limited] * 2
+    for connection in made:
+        connection.connection_lost(None)
+
+
 async def test_garbage_is_refused(lines: Any) -> None:
     _, connect = lines
     connection, wire = connect()

@@ -219,3 +219,50 @@ def test_a_game_of_unknown_or_other_weights_is_refused(games: list[GameRecord]) 
     forged = [changed(games[0], version=7), changed(games[1], weights="11")]
     assert "version 7 may not play" in examine(forged, bench)[0]
     assert "other weights" in examine(forged, bench)[1]
+
+
+def partly_invented(record: GameRecord, share: float, rng: np.random.Generator) -> GameRecord:
+    """The same moves, but for a share of them other visits, of which the move could be drawn."""
+    visits = list(record.visits)
+    position = Position(CONFIG.rules)
+    for ply, move in enumerate(record.moves):
+        at = ply - record.opening
+        if at >= 0 and rng.random() < share:
+            free = np.flatnonzero(position.board[0, :-1] == 0)
+            for _ in range(100):
+                shares = rng.dirichlet(np.full(len(free), 0.3))
+                row = np.zeros(CONFIG.rules.cells, np.int32)
+                row[free] = rng.multinomial(MANNER.simulations, shares)
+                if draw(row, record.seed, ply, MANNER.temperature_plies) == move:
+                    visits[at] = flat(row)
+                    break
+        position.play(move)
+    return changed(record, visits=tuple(visits))
+
+
+def test_a_file_with_a_part_of_its_searches_invented_is_refused(tmp_path: Path) -> None:
+    """Arithmetic that differs by 1e-4 refuses nothing that the verdict does not tolerate."""
+    count, turns, rng = 64, 5, np.random.default_rng(7)
+    network = NetEvaluator(CONFIG, lively(), "cpu")
+
+    def other(boards: Any) -> Any:
+        logits, values = network(boards)
+        return (
+            logits + 1e-4 * rng.standard_normal(logits.shape).astype(np.float32),
+            values + 1e-4 * rng.standard_normal(values.shape).astype(np.float32),
+        )
+
+    honest = play(lively(), count, tmp_path, base_version=3, base_sha256="new")
+    refused: dict[float, list[int]] = {}
+    for share in (0.0, 0.1, 0.2, 0.3):
+        for turn in range(turns):
+            bench = Bench(
+                rules=CONFIG.rules, manner=MANNER, hashes={3: "new"}, player=lambda _: other,
+                seed=turn,
+            )  # fmt: skip
+            made = [partly_invented(record, share, rng) for record in honest]
+            refused.setdefault(share, []).append(len(examine(made, bench)))
+    tolerated = int(0.05 * count)
+    assert max(refused[0.0]) <= 1, refused
+    assert min(refused[0.2] + refused[0.3]) > tolerated, refused
+    assert sum(many > tolerated for many in refused[0.1]) >= turns / 2, refused

@@ -1,0 +1,22 @@
+"""A few seconds of `make fuzz`: no 500, no hang, flat memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.fuzz import fuzz_parser, fuzz_routes
+
+
+@pytest.mark.slow
+def test_no_body_of_any_route_is_a_fault(tmp_path: Path) -> None:
+    found = fuzz_routes(tmp_path, 64, 10.0, 1)
+    assert len(found) > 20
+    assert any(200 in counts for counts in found.values())
+
+
+@pytest.mark.parametrize("kind", ["httptools", "h11"])
+def test_no_stream_of_bytes_is_a_fault(kind: str) -> None:
+    found = fuzz_parser(kind, 400, 5.0, 1)
+    assert {"200", "400"} <= set(found)
