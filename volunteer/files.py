@@ -24,6 +24,17 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 T = TypeVar("T")
 
 
+def exports() -> Path:
+    """Return the folder for what the owner asks for: cards, tables, screenshots."""
+    return Path.home() / "volunteer"
+
+
+def export(path: Path, data: bytes) -> None:
+    """Write a file into the folder of exports, which may have to be made. Raises OSError."""
+    path.parent.mkdir(exist_ok=True)
+    write_whole(path, data)
+
+
 def private_directory(path: Path) -> Path:
     """The directory `path`, made if it is missing, closed to other users. Raises Configuration."""
     try:

@@ -118,7 +118,9 @@ async def test_the_file_goes_home(
         await settle(app, pilot)
         await pilot.press("e")
         await settle(app, pilot)
-    rows = list(csv.DictReader((tmp_path / "volunteer-credits.csv").read_text().splitlines()))
+    rows = list(
+        csv.DictReader((tmp_path / "volunteer" / "volunteer-credits.csv").read_text().splitlines())
+    )
     assert len(rows) == len(LEDGER)
     assert rows[1]["credits"] == "50.000000"
     assert rows[0]["at"] == "2023-11-14 22:13:20"

@@ -113,7 +113,7 @@ async def test_a_card_to_show_is_drawn_into_the_home_directory(
         await settle(app, pilot)
         assert "written to" in screen_text(app)
         assert "browser" in screen_text(app)
-    drawn = (tmp_path / "volunteer-card.svg").read_text()
+    drawn = (tmp_path / "volunteer" / "volunteer-card.svg").read_text()
     assert drawn.startswith("<svg")
     assert "ada" in drawn
 

@@ -91,7 +91,7 @@ async def test_diagnostics_go_into_a_file(
         await settle(app, pilot)
         await pilot.press("c")
         await settle(app, pilot)
-    text = (tmp_path / "volunteer-diagnostics.txt").read_text()
+    text = (tmp_path / "volunteer" / "volunteer-diagnostics.txt").read_text()
     assert "coordinator: Little Lab" in text
     assert "setting duty_percent = 80 (environment)" in text
     assert "task 4701 of stdlib-gpt rejected" in text
@@ -104,7 +104,9 @@ def test_diagnostics_hold_no_secret() -> None:
         events.Notice(level="error", message="/home/ada/volunteer cannot be read"),
     ]
     rows = [row for row in SETTINGS if row.name == "webhook"]
-    text = diagnostics(Status(server="Lab"), Hardware(), version="1", settings=rows, events=told)
+    text = diagnostics(
+        Status(server="Lab"), Hardware(), version="1", sandbox="free", settings=rows, events=told
+    )
     for word in ("geheim", secret, "ada"):
         assert word not in text
     assert harmless("C:\\Users\\ada\\x") == "C:\\Users\\***\\x"

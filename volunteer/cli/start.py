@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +27,7 @@ from shared.clock import SystemClock
 from shared.errors import BadRequest, Configuration, Unavailable, Unreachable
 from volunteer.account.profile import Identity, Profile
 from volunteer.cli.exit_codes import at_terminal, hinted
-from volunteer.files import set_aside
+from volunteer.files import exports, set_aside
 from volunteer.settings import settings as config
 from volunteer.settings.settings import Directories, Settings
 
@@ -88,6 +88,7 @@ def work(options: Options) -> int:
         with ExitStack() as held:
             if _is_ours(profile, held, options):
                 _lower_priority(settings)
+                _confine(settings, directories, screen=options.screen)
                 gc_freeze.spare()
                 return asyncio.run(_work(options, directories, profile, settings))
         shown = asyncio.run(_attach(options, profile, settings)) if options.screen else None
@@ -118,6 +119,20 @@ def _is_ours(profile: Profile, held: ExitStack, options: Options) -> bool:
             raise
         return False
     return True
+
+
+def _confine(settings: Settings, directories: Directories, *, screen: bool) -> None:
+    """Confine this process to its own folders, before its threads begin."""
+    if not settings.sandbox:
+        return
+    from volunteer.machine import sandbox
+
+    own = [directories.config, directories.profile, directories.cache]
+    with suppress(OSError):  # a home that cannot be written has no exports
+        if screen:
+            exports().mkdir(exist_ok=True)
+            own.append(exports())
+    sandbox.confine(own)
 
 
 def _settings(options: Options, directories: Directories) -> Settings:

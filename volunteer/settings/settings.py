@@ -95,6 +95,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prefetch: Annotated[
         bool, Meta(description="Fetch the next task while the current one trains.")
     ] = True
+    sandbox: Annotated[
+        bool,
+        Meta(
+            description="Confine the program to its own folders, where the system can (Linux 5.19 "
+            "and later): it reads and writes nothing else of yours.",
+        ),
+    ] = True
     snapshot_seconds: Annotated[
         float,
         Meta(

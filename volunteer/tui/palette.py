@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from textual.app import App, SystemCommand
 from textual.screen import Screen
 
-from volunteer.files import write_whole
+from volunteer.files import export, exports
 from volunteer.tui import keys
 
 if TYPE_CHECKING:
@@ -33,17 +32,17 @@ def entries(
     colours = "Colours: dark, light, colour-blind, high contrast."
     yield SystemCommand("Theme", colours, app.action_change_theme)
     take = functools.partial(app.call_after_refresh, screenshot, app)
-    yield SystemCommand("Screenshot", "Save this screen as an SVG in your home directory.", take)
+    yield SystemCommand("Screenshot", "Save this screen as an SVG in ~/volunteer.", take)
 
 
 def screenshot(app: VolunteerApp) -> None:
-    """Write the screen into the home directory, beside the card and the ledger, and report the
+    """Write the screen into the folder of exports, beside the card and the ledger, and report the
     path.
     """
     stamp = time.strftime("%Y-%m-%d-%H%M%S", time.localtime(app.clock.now()))
-    path = Path.home() / f"volunteer-screen-{stamp}.svg"
+    path = exports() / f"volunteer-screen-{stamp}.svg"
     try:
-        write_whole(path, app.export_screenshot().encode())
+        export(path, app.export_screenshot().encode())
     except OSError as error:
         app.tell(f"{path} cannot be written: {error.strerror}", "error")
     else:

@@ -36,7 +36,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Screen and alerts",
         ("theme", "ascii", "animations", "keys", "power_price", "alerts", "webhook"),
     ),
-    ("Ending", ("snapshot_seconds", "quit_seconds", "log_level")),
+    ("Ending", ("snapshot_seconds", "quit_seconds", "log_level", "sandbox")),
 )
 # Labels of the settings; the name in the file and on the command line is shown beside them.
 LABELS = {
@@ -72,6 +72,7 @@ LABELS = {
     "alerts": "alerts",
     "webhook": "webhook",
     "snapshot_seconds": "save half-done tasks",
+    "sandbox": "only its own folders",
     "quit_seconds": "finish before leaving",
     "log_level": "least in the log",
 }

@@ -6,7 +6,6 @@ import csv
 import io
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import ClassVar
 
 from textual import on
@@ -21,7 +20,7 @@ from shared.protocol.listings import LedgerRow
 from shared.text import credit, csv_cell, printable
 from volunteer.control.control import Control
 from volunteer.control.sentences import DEBT, ESCROW
-from volunteer.files import write_whole
+from volunteer.files import export, exports
 from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import recap_since, week
 from volunteer.tui import keys
@@ -89,7 +88,7 @@ class History(QueryPage):
             key="e",
             action="export",
             short="CSV",
-            help="Write the ledger into a CSV file in your home directory.",
+            help="Write the ledger into a CSV file in ~/volunteer.",
             place="footer",
             rank=37,
         ),
@@ -253,10 +252,10 @@ class History(QueryPage):
         control = self.volunteer.control
         if control is None:
             return
-        path = Path.home() / "volunteer-credits.csv"
+        path = exports() / "volunteer-credits.csv"
         try:
             rows = await ledger(control)
-            write_whole(path, ledger_csv(rows, self.verdicts()).encode())
+            export(path, ledger_csv(rows, self.verdicts()).encode())
         except VolunteerError as error:
             self.volunteer.tell(f"the ledger cannot be read: {error.message}", "error")
         except OSError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -15,7 +14,7 @@ from shared.protocol import endpoints
 from shared.protocol.listings import LeaderRow, LedgerRow
 from shared.text import counted, credit, duration, printable
 from volunteer.control.control import Control
-from volunteer.files import write_whole
+from volunteer.files import export, exports
 from volunteer.stats.card import card, card_facts
 from volunteer.stats.card_data import deeds
 from volunteer.stats.ledger_pages import ledger
@@ -73,7 +72,7 @@ class Leaderboard(QueryPage):
             key="c",
             action="card",
             short="card",
-            help="Draw a card of your part, to show to friends, into your home directory.",
+            help="Draw a card of your part, to show to friends, into ~/volunteer.",
             place="footer",
             rank=37,
         ),
@@ -166,13 +165,13 @@ class Leaderboard(QueryPage):
         if control is None or status.me is None:
             self.volunteer.tell("your account is not known before the coordinator answers")
             return
-        path = Path.home() / CARD
+        path = exports() / CARD
         try:
             info, versions = await deeds(control)
             facts = card_facts(
                 status.me, info, versions, server=status.server, link=f"{status.coordinator}/"
             )
-            write_whole(path, card(facts).encode())
+            export(path, card(facts).encode())
         except VolunteerError as error:
             self.volunteer.tell(error.message, "error")
         except OSError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
 from textual import on
@@ -19,7 +18,8 @@ from volunteer.control.commands import SettingRow
 from volunteer.control.diagnostics import diagnostics
 from volunteer.control.events import AnyEvent
 from volunteer.control.sentences import words
-from volunteer.files import write_whole
+from volunteer.files import export, exports
+from volunteer.machine import sandbox
 from volunteer.machine.devices import hardware
 from volunteer.tui import keys
 from volunteer.tui.page import Page
@@ -195,13 +195,14 @@ class LogPage(Page):
             view.status,
             hardware(view.status.devices),
             version=version,
+            sandbox=sandbox.offered(),
             settings=rows or (),
             events=[entry.event for entry in view.entries],
         )
         self.app.copy_to_clipboard(text)
-        path = Path.home() / "volunteer-diagnostics.txt"
+        path = exports() / "volunteer-diagnostics.txt"
         try:
-            write_whole(path, text.encode())
+            export(path, text.encode())
         except OSError as error:
             self.volunteer.tell(f"copied; {path} cannot be written: {error.strerror}", "warning")
         else:
