@@ -127,8 +127,9 @@ def honest(rows: Mapping[str, Row]) -> list[str]:
             for seed, row in found.items()
             if seed in clean
         ]
+        losses = ", ".join(str(row["loss"]) for row in found.values())
         lines.append(
-            f"| {name} | {', '.join(str(row['loss']) for row in found.values())} | {', '.join(by)} "
+            f"| {name.replace(' | ', ', ')} | {losses} | {', '.join(by)} "
             f"| {sum(row['updates'] for row in found.values())} "
             f"| {_sum(counts, 'norm')}, {_sum(counts, 'scaled')} | {_sum(counts, 'unconfirmed')} "
             f"| {_sum(counts, 'replay')} | {min(row['nearest'][0] for row in found.values())} "
