@@ -186,7 +186,7 @@ def flat(process: psutil.Process, most: int = GROWTH_BYTES) -> Iterator[Callable
     before = process.memory_info().rss
 
     def grown() -> int:
-        return process.memory_info().rss - before
+        return int(process.memory_info().rss) - before
 
     yield grown
     assert grown() < most, f"{grown() >> 20} MB"
