@@ -183,7 +183,7 @@ async def streams(port: int, count: int, until: float, seed: int) -> Counter[str
 @contextmanager
 def flat(process: psutil.Process, most: int = GROWTH_BYTES) -> Iterator[Callable[[], int]]:
     """The memory of a process may not have grown at the end; calling it says by how much."""
-    before = process.memory_info().rss
+    before = int(process.memory_info().rss)
 
     def grown() -> int:
         return int(process.memory_info().rss) - before
