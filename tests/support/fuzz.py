@@ -118,7 +118,7 @@ async def routes(
                 return 1  # the connection was closed ahead of the answer
             status: int = reply.status_code
             assert status < 500 or status in PURPOSE, (endpoint.method, where, sent, reply.text)
-            return status
+            return int(status)
 
         for done in range(0, count, TOGETHER):
             for endpoint in ENDPOINTS:
