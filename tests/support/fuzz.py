@@ -118,7 +118,7 @@ async def routes(
                 return 1  # the connection was closed ahead of the answer
             status: int = reply.status_code
             assert status < 500 or status in PURPOSE, (endpoint.method, where, sent, reply.text)
-            return int(status)
+            return status
 
         for done in range(0, count, TOGETHER):
             for endpoint in ENDPOINTS:
@@ -191,7 +191,7 @@ def flat(process: psutil.Process, most: int = GROWTH_BYTES) -> Iterator[Callable
     before = process.memory_info().rss
 
     def grown() -> int:
-        return process.memory_info().rss - before
+        return int(process.memory_info().rss - before)
 
     yield grown
     assert grown() < most, f"{grown() >> 20} MB"
