@@ -123,7 +123,7 @@ def losses_in_phase(conn: Connection, run_id: int, phase: int, limit: int) -> li
 
 
 class Sampled(NamedTuple):
-    """What a version made: a picture by its hash, or a text."""
+    """Sample of a version: a picture by its hash, or a text."""
 
     version: int
     text: str

@@ -43,7 +43,8 @@ ANSWER_S = 10.0
 TOGETHER = 16
 PURPOSE = (503, 507)
 WORDS: list[Any] = [
-    None, True, -1, 0, 1, 2**31, 2**63, 2**64, 10**30, -(2**63), 0.5, 1e308, -1e308, "", "x", "a" * 70,
+    None, True, -1, 0, 1, 2**31, 2**63, 2**64, 10**30, -(2**63), 0.5, 1e308, -1e308,
+    "", "x", "a" * 70,
     "\x1b[2J", "\u202e", "../../x", "a\r\nb", "0" * 64, [], {}, [[]], [1, "a", None],
     {"a": {"b": [1]}},
 ]  # fmt: skip
@@ -133,17 +134,21 @@ async def routes(
 
 
 PIECES = [
-    b"GET / HTTP/1.1\r\n", b"POST /x HTTP/1.1\r\n", b"Host: x\r\n", b"\r\n", b"\n", b"\r", b"\x00", b":",
-    b"Content-Length: 5\r\n", b"Content-Length: 99999999999999999999\r\n", b"Content-Length: -1\r\n",
-    b"Transfer-Encoding: chunked\r\n", b"5\r\nhello\r\n", b"0\r\n", b"ffffffffffffffff\r\n", b"hello",
+    b"GET / HTTP/1.1\r\n", b"POST /x HTTP/1.1\r\n", b"Host: x\r\n", b"\r\n", b"\n",
+    b"\r", b"\x00", b":",
+    b"Content-Length: 5\r\n", b"Content-Length: 99999999999999999999\r\n",
+    b"Content-Length: -1\r\n",
+    b"Transfer-Encoding: chunked\r\n", b"5\r\nhello\r\n", b"0\r\n", b"ffffffffffffffff\r\n",
+    b"hello",
     b"Expect: 100-continue\r\n", b"Upgrade: websocket\r\nConnection: upgrade\r\n", b"X: y\r\n" * 50,
-    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01", b"GET http://a/ HTTP/1.0\r\n", b"a" * 3000,
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01", b"GET http://a/ HTTP/1.0\r\n",
+    b"a" * 3000,
     b"Connection: close\r\n", b"Connection: keep-alive\r\n", b";ext=1\r\n", b"1;a=\"b\"\r\nx\r\n",
 ]  # fmt: skip
 
 
 def stream(rng: random.Random) -> list[bytes]:
-    """What one connection sends, in the pieces in which it comes."""
+    """Return what one connection sends, piece by piece."""
     pieces = []
     for _ in range(rng.randrange(1, 12)):
         piece = rng.choice(PIECES) if rng.random() < 0.9 else rng.randbytes(rng.randrange(1, 200))
@@ -183,10 +188,10 @@ async def streams(port: int, count: int, until: float, seed: int) -> Counter[str
 @contextmanager
 def flat(process: psutil.Process, most: int = GROWTH_BYTES) -> Iterator[Callable[[], int]]:
     """The memory of a process may not have grown at the end; calling it says by how much."""
-    before = int(process.memory_info().rss)
+    before = process.memory_info().rss
 
     def grown() -> int:
-        return int(process.memory_info().rss) - before
+        return int(process.memory_info().rss - before)
 
     yield grown
     assert grown() < most, f"{grown() >> 20} MB"

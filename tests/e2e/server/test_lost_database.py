@@ -1,4 +1,4 @@
-"""A database file that is damaged, removed or replaced while it is served, or missing afterwards."""
+"""A database file that is damaged, removed or replaced while served, or missing afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAGE_BYTES = 4096
 
 
 def ask(port: int, method: str, path: str, body: object = None, token: str = "") -> VolunteerError:
-    """What a volunteer makes of the reply, which must be a refusal."""
+    """Return the error that a volunteer reads from a reply, which must be a refusal."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         connection.request(method, path, json.dumps(body) if body else None, headers)
