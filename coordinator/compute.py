@@ -45,7 +45,8 @@ class Compute:
     """
 
     def __init__(self, name: str, *, torch_threads: int = 1, separate: bool = False) -> None:
-        self._name = name
+        self.name = name
+        self.busy_s = 0.0  # spent on work since the server began
         self._torch_threads = max(1, torch_threads)
         self._separate = separate
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
@@ -60,10 +61,9 @@ class Compute:
         Raises what `work` raises, from a process of its own as a VolunteerError; Unavailable when
         that died of it, or the server stops.
         """
-        call = self._remotely if self._separate else self._here
         loop = asyncio.get_running_loop()
         try:
-            future = loop.run_in_executor(self._thread, call, work, arguments)
+            future = loop.run_in_executor(self._thread, self._timed, work, arguments)
         except RuntimeError as error:  # shut down
             raise Unavailable("the coordinator is stopping") from error
         try:
@@ -87,6 +87,14 @@ class Compute:
             self._process.kill()  # the thread that waits for its reply sees the pipe close
 
     # --- on the thread ---
+
+    def _timed(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+        call = self._remotely if self._separate else self._here
+        began = monotonic()
+        try:
+            return call(work, arguments)
+        finally:
+            self.busy_s += monotonic() - began
 
     def _here(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> T:
         _limit_threads(self._torch_threads)
@@ -112,7 +120,7 @@ class Compute:
         spawning = get_context("spawn")
         ours, its = spawning.Pipe()
         process = spawning.Process(
-            target=_serve, args=(its, self._torch_threads), name=self._name, daemon=True
+            target=_serve, args=(its, self._torch_threads), name=self.name, daemon=True
         )
         process.start()
         its.close()  # so that its end is seen
@@ -131,8 +139,8 @@ class Compute:
         if process is not None:
             process.join()
             if not self._stopping:
-                log.warning("process died", process=self._name, code=process.exitcode)
-        return Unavailable(f"the process for {self._name} ended in the middle of its work")
+                log.warning("process died", process=self.name, code=process.exitcode)
+        return Unavailable(f"the process for {self.name} ended in the middle of its work")
 
 
 def _limit_threads(count: int) -> None:

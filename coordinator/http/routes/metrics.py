@@ -25,6 +25,8 @@ async def gauges(coordinator: Coordinator) -> Gauges:
         "run_loss": {},
         "run_global_steps": {},
     }
+    # Of checks and recomputes: the cost of trust, beside `train_s` of what they check.
+    found |= {f"{each.name}_seconds": {"": each.busy_s} for each in coordinator.computing}
     for run in await coordinator.server.runs():
         found["run_version"][run.name] = run.version
         found["run_workers"][run.name] = run.workers
