@@ -22,7 +22,7 @@ from shared.decoding import decode
 from shared.protocol.accounts import Benchmark, RunInfo, WorkerInfo
 from shared.protocol.heartbeat import RunBeat
 from shared.protocol.limits import HEARTBEAT_S
-from shared.protocol.listings import LossPoint, Summary
+from shared.protocol.listings import LossPoint
 from shared.protocol.versions import BlobRef, SignedManifest, VersionInfo
 
 if TYPE_CHECKING:
@@ -36,6 +36,20 @@ LIVE_S = 4 * HEARTBEAT_S
 PATIENCE_S = 300.0  # with vetted volunteers that send nothing, where the plan has no deadline
 LISTING_MAX = 1000
 LOSSES_MAX = 2000
+
+
+class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in numbers."""
+
+    run: str
+    version: int
+    workers: int
+    accepted: int
+    rejected: int
+    tokens: int
+    tokens_per_s: float
+    loss_first: float | None
+    loss_last: float | None
 
 
 class RunQueries:
@@ -211,7 +225,7 @@ class RunQueries:
 
         return await self._db.read(read)
 
-    async def summary(self, name: str, bytes_in: int = 0, bytes_out: int = 0) -> Summary:
+    async def summary(self, name: str) -> RunFigures:
         """The figures of a run in one struct; its contributions may have been counted a moment
         ago.
         """
@@ -221,11 +235,11 @@ class RunQueries:
 
         counts = await self._counts.get(name, lambda: self._db.read(count))
 
-        def read(conn: Connection) -> Summary:
+        def read(conn: Connection) -> RunFigures:
             run = runs.by_name(conn, name)
             now = self._clock.now()
             lasted = max(1.0, (run.ended_at or now) - (run.started_at or now))
-            return Summary(
+            return RunFigures(
                 run=run.name,
                 version=run.head,
                 workers=runs.live_workers(conn, run.id, now - LIVE_S),
@@ -235,8 +249,6 @@ class RunQueries:
                 rejected=counts.get("rejected", 0),
                 tokens=run.tokens,
                 tokens_per_s=run.tokens / lasted,
-                bytes_in=bytes_in,
-                bytes_out=bytes_out,
                 loss_first=evaluations.first_loss(conn, run.id),
                 loss_last=evaluations.newest_loss(conn, run.id),
             )

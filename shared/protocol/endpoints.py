@@ -39,7 +39,7 @@ from shared.protocol.leases import (
     ReleaseRequest,
 )
 from shared.protocol.limits import API, JSON_BYTES_MAX
-from shared.protocol.listings import LeaderRow, LedgerRow, LossPoint, Summary
+from shared.protocol.listings import LeaderRow, LedgerRow, LossPoint
 from shared.protocol.transparency import SignedHead, SignedReceipt, TreeProof
 from shared.protocol.versions import SignedManifest, VersionInfo
 from shared.workloads.base import DatasetManifest
@@ -315,9 +315,6 @@ VERSION = Endpoint(
     summary="The signed manifest of one version",
     reply=SignedManifest,
     headers=_TAGGED,
-)
-SUMMARY = Endpoint(
-    method="GET", path="/runs/{run}/summary", summary="The figures of a run", reply=Summary
 )
 LOSS = Endpoint(
     method="GET",

@@ -47,7 +47,7 @@ class TaskOrder(Message):
 
     task: Number
     attempt: Count
-    order: Literal["continue", "pause", "cancel", "gone"]
+    order: Literal["continue", "cancel", "gone"]
     message: str = ""
     renew_by: float = 0.0
     finish_by: float = 0.0

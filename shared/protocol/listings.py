@@ -24,20 +24,6 @@ class LossPoint(Message):
     at: float
 
 
-class Summary(Message):
-    run: str
-    version: int
-    workers: int
-    accepted: int
-    rejected: int
-    tokens: int
-    tokens_per_s: float
-    bytes_in: int
-    bytes_out: int
-    loss_first: float | None
-    loss_last: float | None
-
-
 class LedgerRow(Message):
     """One line of a volunteer's history."""
 

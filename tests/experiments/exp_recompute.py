@@ -176,7 +176,7 @@ def main() -> None:
     options = arguments(__doc__ or "")
     data = corpus(options.out.parent, 12 if options.quick else 0)
     subject = Subject(data, TINY if options.quick else SMALL)
-    tasks = 4 if options.quick else 160
+    tasks = 4 if options.quick else 80
     listed = [
         Cell(work="honest", precision=precision, threads=threads, tasks=tasks)
         for precision in ("float32", "bfloat16")

@@ -66,7 +66,7 @@ class Heartbeat:
 
     def _request(self, extra: tuple[TaskBeat, ...] = ()) -> HeartbeatRequest:
         reports = [
-            held.report(paused=bool(held.ordered_pause or self.pauses.paused(held.stored.device)))
+            held.report(paused=bool(self.pauses.paused(held.stored.device)))
             for held in self.held
         ]
         for entry in self.outbox.entries():
@@ -102,20 +102,7 @@ class Heartbeat:
             held.end("cancelled", message or "the coordinator cancelled this task")
         elif order.order == "gone":
             held.end("gone", message or "another volunteer holds this task now")
-        else:
-            self._pause(held, order.order == "pause", message)
-
-    def _pause(self, held: LeaseInWork, wanted: bool, message: str) -> None:
-        if held.ordered_pause == wanted:
-            return
-        held.ordered_pause = wanted
-        device, by = held.stored.device, "coordinator"
-        if wanted:
-            message = message or "the coordinator asked to pause"
-            self.pauses.pause(device, by=by, message=message, until="the coordinator says so")
-        else:
-            self.pauses.resume(device, by=by)
 
 
 def _ours(order: TaskOrder) -> bool:
-    return order.order in ("continue", "pause")
+    return order.order == "continue"

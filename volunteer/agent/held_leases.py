@@ -29,7 +29,6 @@ class LeaseInWork:
         self.work: asyncio.Task[None] | None = None
         self.ended = ""  # "cancelled", "gone", "released", "saved": why it is given up
         self.message = ""
-        self.ordered_pause = False
         self.freed = asyncio.Event()  # its device may do something else
 
     @property

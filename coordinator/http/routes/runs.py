@@ -5,7 +5,7 @@ from __future__ import annotations
 from coordinator.http.routes.endpoint import Call, Reply, json_reply
 from shared.decoding import decode
 from shared.protocol.endpoints import INTEGER_MAX
-from shared.protocol.listings import LeaderRow, LedgerRow, Summary
+from shared.protocol.listings import LeaderRow, LedgerRow
 from shared.protocol.versions import SignedManifest, VersionInfo, VersionManifest
 
 
@@ -35,13 +35,6 @@ def _signed(call: Call[None], signed: SignedManifest) -> Reply:
     if tag in call.header("if-none-match"):
         return Reply(status=304, headers=headers)
     return json_reply(signed, headers=headers)
-
-
-async def summary(call: Call[None]) -> Summary:
-    traffic = call.coordinator.traffic
-    return await call.coordinator.runs.queries.summary(
-        call.text("run"), traffic.bytes_in, traffic.bytes_out
-    )
 
 
 async def leaderboard(call: Call[None]) -> tuple[LeaderRow, ...]:

@@ -25,7 +25,6 @@ HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {
     endpoints.VERSIONS: runs.versions,
     endpoints.LATEST: runs.latest,
     endpoints.VERSION: runs.version,
-    endpoints.SUMMARY: runs.summary,
     endpoints.LEADERBOARD: runs.leaderboard,
     endpoints.CONTRIBUTIONS: runs.history,
     endpoints.LEDGER: runs.ledger,
