@@ -202,6 +202,11 @@ BY_CODE: dict[str, type[VolunteerError]] = _tree(VolunteerError)
 LOCAL = (Configuration, Unreachable)
 
 
+def of_code(code: str, message: str) -> VolunteerError:
+    """The error of a code that a program of this machine sent; an unknown one a plain one."""
+    return BY_CODE.get(code, VolunteerError)(message)
+
+
 def from_wire(
     code: str, message: str, retry_after_s: float | None = None, *, status: int = 0
 ) -> VolunteerError:

@@ -90,7 +90,7 @@ async def test_what_does_not_fit_is_refused_with_the_reason(engine: FakeEngine) 
         await pilot.press("end", "enter")
         await settle(app, pilot)
         assert not [c for c in engine.asked if isinstance(c, commands.ChooseRuns)]
-        assert "needs 90 GB of memory" in screen_text(app)
+        assert "needs 150 GB of memory" in screen_text(app)
 
 
 async def test_what_is_measured_of_a_run_is_named_where_runs_stand_side_by_side(
@@ -164,7 +164,7 @@ def test_a_prospect_in_words() -> None:
     slow = replace(RUNS[0], step_flops=118e9 * 300)
     assert "tasks will be short" in estimate(slow, CPU_ONLY, speeds, ("gpt",)).sentence
     assert "not measured yet" in estimate(RUNS[0], CPU_ONLY, (), ("gpt",)).sentence
-    assert "needs 90 GB" in estimate(RUNS[3], CPU_ONLY, speeds, ("gpt",)).sentence
+    assert "needs 150 GB" in estimate(RUNS[3], CPU_ONLY, speeds, ("gpt",)).sentence
     assert "not installed" in estimate(RUNS[1], CPU_ONLY, speeds, ("gpt",)).sentence
     prepared = replace(RUNS[2], state="draft")
     assert estimate(prepared, CPU_ONLY, speeds, ("gpt",)).sentence == "the run is being prepared"

@@ -66,8 +66,7 @@ class Heartbeat:
 
     def _request(self, extra: tuple[TaskBeat, ...] = ()) -> HeartbeatRequest:
         reports = [
-            held.report(paused=bool(self.pauses.paused(held.stored.device)))
-            for held in self.held
+            held.report(paused=bool(self.pauses.paused(held.stored.device))) for held in self.held
         ]
         for entry in self.outbox.entries():
             task, attempt = entry.task, entry.submit.attempt

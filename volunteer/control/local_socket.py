@@ -23,7 +23,7 @@ import msgspec
 
 from shared.clock import Clock
 from shared.decoding import decode
-from shared.errors import BadRequest, Unreachable, VolunteerError, from_wire
+from shared.errors import BadRequest, Unreachable, VolunteerError, of_code
 from volunteer.control.commands import (
     Answered,
     AnyCommand,
@@ -173,7 +173,7 @@ class Remote:
                     self._hub.emit(line.event)
                 elif waiting := self._waiting.pop(line.id, None):
                     if line.code:
-                        waiting.set_exception(from_wire(line.code, line.message))
+                        waiting.set_exception(of_code(line.code, line.message))
                     else:
                         waiting.set_result(line.value)
         except (ConnectionError, BadRequest):
