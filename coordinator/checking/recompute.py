@@ -250,7 +250,8 @@ class Recomputes:
         found = await self._compute.run(redo, case, files, await case.data(self._blobs))
         device = decode(contribution.report, SubmitRequest).device
         comparable = device.partition(":")[0] == HERE
-        result = rules.judge_recompute(found, contribution.codec, comparable=comparable)
+        precision = case.job.train.precision
+        result = rules.judge_recompute(found, contribution.codec, precision, comparable=comparable)
         await self._end(row, result, _sentence(result, found, device), found)
 
     async def _files(self, case: Case, row: ContributionRow, said: Commitment) -> Files:

@@ -142,7 +142,9 @@ def play(cell: Cell, subject: Subject) -> Row:
                 norm_ratio=norms[0] / norms[1],
                 state_cosine=states[-1],
             )
-            refused += checks.judge_recompute(found, name, comparable=True) != "passed"
+            refused += (
+                checks.judge_recompute(found, name, cell.precision, comparable=True) != "passed"
+            )
             cosines[name].append(found.cosine)
             residuals[name] = residual
         base, inner = ours, state

@@ -81,7 +81,11 @@ def test_a_recompute_proves_only_what_is_comparable() -> None:
     assert judge(1.0, 1.0, here=False) == "passed"
     assert judge(math.nan, 1.0) == "failed"
     made_up = Redone(cosine=1.0, norm_ratio=1.0, state_cosine=0.2)
-    assert checks.judge_recompute(made_up, "int8", comparable=True) == "failed"
+    for precision in ("float32", "bfloat16"):
+        assert checks.judge_recompute(made_up, "int8", precision, comparable=True) == "failed"
+    other_sums = Redone(cosine=0.999, norm_ratio=1.0, state_cosine=0.79)
+    assert checks.judge_recompute(other_sums, "int8", "bfloat16", comparable=True) == "passed"
+    assert checks.judge_recompute(other_sums, "int8", comparable=True) == "failed"
 
 
 @given(st.lists(st.sampled_from(["passed", "failed", "unclear"]), max_size=40))
