@@ -212,14 +212,15 @@ class Engine:
             transfers=transfers,
             weights=Weights(transfers, cache, self._hub.notice),
         )
+        outbox = Outbox(home.outbox, lambda message: self._hub.notice(message, "warning"))
         store = Store(
             home=home,
             cache=cache,
-            outbox=Outbox(home.outbox, lambda message: self._hub.notice(message, "warning")),
+            outbox=outbox,
             leases=Leases(home.tasks),
             residuals=Residuals(home.inner, self._hub.notice),
             receipts=ReceiptBook(home.receipts),
-            evidence=Evidence(home.evidence),
+            evidence=Evidence(home.evidence, outbox.__contains__),
         )
         timing = Timing(clock=world.clock, rng=world.rng)
         return Agent(remote, store, settings, self._hub, self._machine(loaded), timing)

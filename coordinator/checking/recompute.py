@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from coordinator.storage.blobs import BlobStore
 
 POLL_S = 60.0  # for evidence that is overdue
+SENTENCE_CHARS_MAX = 500
 HERE = "cpu"  # where recomputes are made
 
 log = structlog.get_logger("checks")
@@ -180,7 +181,7 @@ class Recomputes:
         """
         if not (doubted or self._draws.drawn(conn, "recompute", row)):
             return False
-        if recomputes.open_count(conn) >= rules.OPEN_MAX:
+        if not recomputes.has_room(conn, row):
             return False
         case = Case.of(conn, row, runs.by_id(conn, row.run_id))
         if case is None or case.flops > rules.RECOMPUTE_FLOPS_MAX:
@@ -247,7 +248,15 @@ class Recomputes:
             await self._end(row, "unproven", "its state is of no earlier task of this machine")
             return
         files = await self._files(case, contribution, said)
-        found = await self._compute.run(redo, case, files, await case.data(self._blobs))
+        data = await case.data(self._blobs)
+        try:
+            found = await self._compute.run(redo, case, files, data)
+        except Unavailable:
+            raise
+        except Exception as error:  # what is here was whole before: the evidence is not
+            why = f"its evidence cannot be used: {error}"
+            await self._end(row, "unproven", why[:SENTENCE_CHARS_MAX])
+            return
         device = decode(contribution.report, SubmitRequest).device
         comparable = device.partition(":")[0] == HERE
         precision = case.job.train.precision

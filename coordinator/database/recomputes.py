@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, case, delete, func, insert, select, update
 
 from coordinator.database import volunteers as store
 from coordinator.database.contributions import ContributionRow
@@ -14,7 +14,12 @@ from coordinator.database.tables.contributions import contributions, uploads
 from coordinator.database.tables.trust import recomputes
 from coordinator.database.tables.versions import versions
 from coordinator.rules import standing
-from coordinator.rules.checks import Result
+from coordinator.rules.checks import (
+    ACCOUNT_OPEN_MAX,
+    NEWCOMERS_OPEN_MAX,
+    OPEN_MAX,
+    Result,
+)
 from shared.decoding import decode
 from shared.protocol.contributions import Commitment, SubmitRequest
 
@@ -44,6 +49,15 @@ _R = recomputes.c
 _ADD = insert(recomputes)
 _GET = select(recomputes).where(its(_R.contribution_id))
 _OPEN = select(func.count()).where(_R.state != "done")
+_CROWD = (
+    select(
+        func.count(),
+        func.coalesce(func.sum(case((contributions.c.vetted, 0), else_=1)), 0),
+        func.coalesce(func.sum(case((_R.volunteer_id == bindparam("volunteer"), 1), else_=0)), 0),
+    )
+    .join_from(recomputes, contributions, contributions.c.id == _R.contribution_id)
+    .where(_R.state != "done")
+)
 _FIRST = select(recomputes).where(_R.state == "revealed").order_by(_R.contribution_id).limit(1)
 _LATE = select(recomputes).where(_R.state == "asked", _R.due_at < bindparam("now"))
 _REVEALED = (
@@ -80,6 +94,17 @@ _BLOBS = (
 def open_count(conn: Connection) -> int:
     """Return how many recomputes have no result yet."""
     return int(conn.execute(_OPEN).scalar_one())
+
+
+def has_room(conn: Connection, row: ContributionRow) -> bool:
+    """Return True if one more may be ordered: neither newcomers nor one account fill all places."""
+    counts = conn.execute(_CROWD, {"volunteer": row.volunteer_id}).one()
+    everybody, newcomers, own = (int(count) for count in counts)
+    return (
+        everybody < OPEN_MAX
+        and own < ACCOUNT_OPEN_MAX
+        and (row.vetted or newcomers < NEWCOMERS_OPEN_MAX)
+    )
 
 
 def add(

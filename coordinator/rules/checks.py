@@ -37,6 +37,7 @@ TOLERANCES = {"int4": 0.01, "topk-int4": 0.08}
 # 0.79 where 80 tasks were done again.
 STATE_MINS = {"float32": 0.98, "bfloat16": 0.5}
 OPEN_MAX = 64  # recomputes under way; beyond that none is drawn
+NEWCOMERS_OPEN_MAX, ACCOUNT_OPEN_MAX = 32, 4  # of them: who reveals nothing fills no list
 REVEAL_S = 259_200.0  # for a machine to reveal what it committed to
 RECOMPUTE_FLOPS_MAX = 5e13  # of a task: about twenty minutes of a core
 DROP_MIN = 0.0  # an update that raises the loss on its own task is no honest work

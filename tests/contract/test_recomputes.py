@@ -12,9 +12,10 @@ from coordinator.database.engine.open import Database
 from coordinator.database.ledger import escrow
 from coordinator.database.tables.contributions import contributions as rows
 from coordinator.database.tables.contributions import uploads
+from coordinator.rules.checks import ACCOUNT_OPEN_MAX, NEWCOMERS_OPEN_MAX
 from coordinator.rules.standing import UNPROVEN_MAX, VEST_AFTER
 from shared.protocol.contributions import Commitment, SubmitRequest
-from tests.contract.test_escrow import NEW, have, merged, setting
+from tests.contract.test_escrow import FRIEND, NEW, have, merged, setting
 
 INNER, LEFT = "a" * 64, "b" * 64
 
@@ -144,3 +145,26 @@ async def test_ten_passed_make_an_account_vetted(database: Database, vetted: boo
         return volunteers.existing(conn, NEW).standing
 
     assert await database.write(play) == ("vetted" if vetted else "probation")
+
+
+async def test_neither_one_account_nor_newcomers_fill_every_place(database: Database) -> None:
+    run = await setting(database)
+
+    def play(conn: Connection) -> None:
+        row = committed(conn, run, "", LEFT)
+        for _ in range(ACCOUNT_OPEN_MAX):
+            assert recomputes.has_room(conn, row)
+            order(conn, committed(conn, run, "", LEFT), [LEFT])
+        assert not recomputes.has_room(conn, row)  # its own
+        friend = msgspec.structs.replace(row, volunteer_id=FRIEND, vetted=True)
+        assert recomputes.has_room(conn, friend)
+        conn.execute(update(rows).values(vetted=False))
+        for number in range(NEWCOMERS_OPEN_MAX - ACCOUNT_OPEN_MAX):
+            sybil = committed(conn, run, "", LEFT)
+            order(conn, msgspec.structs.replace(sybil, volunteer_id=f"sybil-{number}"), [LEFT])
+        conn.execute(update(rows).values(vetted=False))
+        another = msgspec.structs.replace(row, volunteer_id="another", vetted=False)
+        assert not recomputes.has_room(conn, another)
+        assert recomputes.has_room(conn, friend)
+
+    await database.write(play)

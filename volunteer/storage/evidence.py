@@ -13,6 +13,7 @@ import os
 import shutil
 import threading
 from collections import defaultdict, deque
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -33,17 +34,23 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence:
-    """The directory of these files. Any thread may call it."""
+    """The directory of these files. Any thread may call it.
 
-    def __init__(self, root: Path) -> None:
+    `known` tells a result that waits from one that a killed process never finished.
+    """
+
+    def __init__(self, root: Path, known: Callable[[str], bool] = lambda name: True) -> None:
         self.root = private_directory(root)
         self._guard = threading.Lock()
         self._newest: defaultdict[str, deque[str]] = defaultdict(lambda: deque(maxlen=NEWEST))
         self._requests: dict[str, Request] = {}
         for path in root.glob("*.json"):
             with contextlib.suppress(Configuration):
-                if (found := read_record(path, Request)) is not None:
+                found = read_record(path, Request)
+                if found is not None and (found.contribution or known(found.name)):
                     self._requests[found.name] = found
+                else:
+                    path.unlink(missing_ok=True)
         with self._guard:
             self._collect()
 
