@@ -1,0 +1,81 @@
+"""Interface of an inference engine: tokens of a version for a prompt, streamed.
+
+An engine knows nothing of accounts, credits and HTTP. It computes outside of the serving process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class ModelVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of a run that can be loaded."""
+
+    run_id: int
+    run: str
+    version: int
+
+
+class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt as the model reads it."""
+
+    tokens: tuple[int, ...]
+    context: int  # tokens that fit, prompt and answer together
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to generate. Its tokens depend on these fields alone, never on the batch."""
+
+    id: str
+    model: ModelVersion
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None  # alternatives a token; None: no probabilities at all
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probability of a generated token, and of its likeliest alternatives (text, value)."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """Next part of an answer. The last one has a `finish`.
+
+    `text` may be empty while a character or a stop string is incomplete.
+    """
+
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+
+
+class Engine(Protocol):
+    """Where answers are computed.
+
+    Every method raises Unavailable while nothing computes (with the seconds to wait), and NotFound
+    for a version whose files are gone.
+    """
+
+    async def prepare(self, model: ModelVersion, prompt: str) -> PreparedPrompt:
+        """Return the prompt's tokens and what fits; loads the version if need be."""
+
+    def generate(self, request: Generation) -> AsyncIterator[Piece]:
+        """Generate until a stop or the length; closing the iterator cancels within one token."""
+
+    async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
+        """Return `count` PNG files of an image run."""
+
+    async def close(self) -> None: ...
