@@ -1,0 +1,1 @@
+"""Public web pages of the runs: rendered here, readable without JavaScript."""

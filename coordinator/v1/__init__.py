@@ -1,0 +1,1 @@
+"""OpenAI-compatible interface to the versions of runs."""
