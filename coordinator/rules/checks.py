@@ -55,7 +55,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_RATES = Rates()
-OPEN_RATES = Rates(forward=0.2, recompute=0.02)  # of an open server
+OPEN_RATES = Rates(forward=0.1, recompute=0.02)  # of an open server
 
 
 def rates_of(trust: TrustSettings, usual: Rates) -> Rates:
