@@ -26,7 +26,9 @@ from shared.errors import InvalidRunFile, NotFound
 from shared.tensors.spec import Schema
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from shared.workloads.games import Games
 
@@ -218,6 +220,31 @@ class Work(Protocol):
     def restore(self, snapshot: Mapping[str, torch.Tensor]) -> None: ...
 
 
+class Decoder(Protocol):
+    """A version that continues texts: many at once, each in a slot of its own.
+
+    Tokens at places 0, 1, ... of a slot are read in order; `logits` are float32 (V,) of the token
+    after the last one read. Nothing is ever cleared: who begins a slot anew starts at place 0.
+    """
+
+    slots: int
+    context: int  # tokens that fit into a slot
+    end: int | None  # token that ends a text
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a prompt, at least one. Raises InvalidRunFile for unknown ones."""
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+    def prefill(self, slot: int, tokens: Sequence[int], start: int) -> NDArray[np.float32]:
+        """Read a part of a prompt into a slot from place `start` on; return logits (V,)."""
+
+    def decode_step(
+        self, slots: Sequence[int], tokens: Sequence[int], places: Sequence[int]
+    ) -> NDArray[np.float32]:
+        """Read one token of each slot (slots ascending); return logits (len(slots), V)."""
+
+
 class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """Meaning of a workload's figures."""
 
@@ -320,6 +347,17 @@ class Workload(Protocol):
         seed: int,
     ) -> Sample:
         """Something to look at, deterministic in the seed."""
+
+    def decoder(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        tokenizer: bytes | None,
+        slots: int,
+        device: str,
+    ) -> Decoder | None:
+        """A version that answers prompts; None: it has no text to give."""
+        return None
 
     def export(
         self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]

@@ -15,6 +15,7 @@ from shared.tensors.spec import Schema
 from shared.workloads.base import (
     Data,
     DatasetManifest,
+    Decoder,
     ForwardFigures,
     Job,
     Sample,
@@ -139,6 +140,18 @@ class GptWorkload(Workload):
         generator = TextGenerator(GptConfig.from_dict(config), weights, tokenizer)
         text = "".join(generator.text(prompt, Sampling(), seed))
         return Sample(kind="text", title=prompt or "from nothing", text=prompt + text)
+
+    def decoder(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        tokenizer: bytes | None,
+        slots: int,
+        device: str,
+    ) -> Decoder | None:
+        from shared.workloads.gpt.decoder import GptDecoder
+
+        return GptDecoder(GptConfig.from_dict(config), weights, tokenizer, slots, device)
 
     def export(
         self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]

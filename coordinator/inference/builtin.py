@@ -1,0 +1,261 @@
+"""The engine that comes with the coordinator: versions answer in a process of its own.
+
+The process starts with the first prompt, and again, ever later, after it died: whatever it was
+working on is Unavailable then, and nothing else is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from coordinator.database import datasets, runs, versions
+from coordinator.inference.engine import (
+    Generation,
+    ModelVersion,
+    Piece,
+    PreparedPrompt,
+    TokenLogprob,
+)
+from coordinator.inference.messages import (
+    EVENTS,
+    FRAME_BYTES_MAX,
+    HEAD,
+    Cancel,
+    Drawn,
+    Event,
+    Failed,
+    Generate,
+    Images,
+    ModelFiles,
+    Order,
+    Prepare,
+    Prepared,
+    Token,
+    framed,
+)
+from shared import errors
+from shared.clock import Clock
+from shared.errors import Internal, Unavailable, VolunteerError
+from shared.workloads.generation.batch import Sequence as Wanted
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from coordinator.storage.blobs import BlobStore
+
+RESTART_S, RESTART_MAX_S = 1.0, 60.0  # after the first death, and after many in a row
+
+log = structlog.get_logger("inference")
+
+
+class BuiltinEngine:
+    """See `Engine`."""
+
+    def __init__(self, db: Database, clock: Clock, blobs: BlobStore, threads: int = 0) -> None:
+        self._db = db
+        self._clock = clock
+        self._blobs = blobs
+        self._threads = threads or max(1, (os.cpu_count() or 1) // 2)
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._waiting: dict[str, asyncio.Queue[Event | None]] = {}
+        self._starting = asyncio.Lock()
+        self._deaths, self._rest_until = 0, 0.0
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Return the process's number, where one runs."""
+        return None if self._writer is None or self._process is None else self._process.pid
+
+    async def prepare(self, model: ModelVersion, prompt: str) -> PreparedPrompt:
+        files = await self._files(model)
+        async with self._ordered(Prepare(id=_id(), model=files, prompt=prompt)) as events:
+            found = await _next(events)
+        if not isinstance(found, Prepared):
+            raise Internal("the inference process gave another answer than it was asked for")
+        return PreparedPrompt(tokens=found.tokens, context=found.context)
+
+    async def generate(self, request: Generation) -> AsyncIterator[Piece]:
+        files = await self._files(request.model)
+        wanted = Wanted(
+            id=_id(),  # its own: names of requests are the caller's
+            prompt=request.prompt,
+            max_tokens=request.max_tokens,
+            seed=request.seed,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            stop=request.stop,
+            logprobs=request.logprobs,
+        )
+        async with self._ordered(Generate(model=files, sequence=wanted)) as events:
+            while True:
+                piece = _piece(await _next(events))
+                yield piece
+                if piece.finish:
+                    return
+
+    async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
+        files = await self._files(model)
+        async with self._ordered(Images(id=_id(), model=files, count=count, seed=seed)) as events:
+            found = await _next(events)
+        if not isinstance(found, Drawn):
+            raise Internal("the inference process gave another answer than it was asked for")
+        return found.images
+
+    async def close(self) -> None:
+        """End the process."""
+        self._closed = True
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        if self._reading is not None:
+            await self._reading
+
+    # --- the process ---
+
+    @contextlib.asynccontextmanager
+    async def _ordered(self, order: Prepare | Generate | Images) -> AsyncIterator[_Events]:
+        """Send an order; its events come until the block is left, which cancels it."""
+        its_id = order.sequence.id if isinstance(order, Generate) else order.id
+        events: _Events = asyncio.Queue()
+        writer = await self._connected()
+        self._waiting[its_id] = events
+        try:
+            await _send(writer, order)
+            yield events
+        finally:
+            del self._waiting[its_id]
+            if isinstance(order, Generate) and writer is self._writer:
+                with contextlib.suppress(Unavailable):
+                    await _send(writer, Cancel(id=its_id))
+
+    async def _connected(self) -> asyncio.StreamWriter:
+        async with self._starting:
+            if self._writer is not None:
+                return self._writer
+            rest = self._rest_until - self._clock.monotonic()
+            if self._closed or rest > 0:
+                raise Unavailable("answers are not computed at the moment", retry_after_s=rest + 1)
+            ours, its = socket.socketpair()
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "coordinator.inference.worker",
+                    str(its.fileno()),
+                    str(self._threads),
+                    pass_fds=[its.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                )
+            except OSError as error:
+                ours.close()
+                raise Unavailable(f"no process for answers: {error}", retry_after_s=60) from error
+            finally:
+                its.close()
+            reader, writer = await asyncio.open_connection(sock=ours)
+            self._reading = asyncio.create_task(self._listen(reader, writer))
+            self._writer = writer
+            return writer
+
+    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Hand events to who waits for them, until the process ends."""
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                (size,) = HEAD.unpack(await reader.readexactly(HEAD.size))
+                if size > FRAME_BYTES_MAX:
+                    break
+                event = EVENTS.decode(await reader.readexactly(size))
+                self._deaths = 0
+                if (events := self._waiting.get(event.id)) is not None:
+                    events.put_nowait(event)
+        self._writer = None
+        writer.close()
+        self._rest_until = self._clock.monotonic() + min(
+            RESTART_MAX_S, RESTART_S * 2.0 ** min(16, self._deaths)
+        )
+        self._deaths += 1
+        for events in self._waiting.values():
+            events.put_nowait(None)
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        await self._reap()
+
+    async def _reap(self) -> None:
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        code = await self._process.wait()
+        if not self._closed:
+            log.warning("process died", process="inference", code=code)
+
+    # --- the files ---
+
+    async def _files(self, model: ModelVersion) -> ModelFiles:
+        """Return what loads a version. Raises NotFound where its files are gone."""
+
+        def look(conn: Connection) -> tuple[str, str, str | None]:
+            run = runs.by_id(conn, model.run_id)
+            dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
+            asset = dataset.manifest.assets.get("tokenizer") if dataset else None
+            weights = versions.get(conn, run.id, model.version).published_sha256
+            return run.file, weights, asset.sha256 if asset else None
+
+        file, weights, tokenizer = await self._db.read(look)
+        path = await self._blobs.local(weights)
+        its = None if tokenizer is None else str(await self._blobs.local(tokenizer))
+        return ModelFiles(key=weights, file=file, weights=str(path), tokenizer=its)
+
+
+_Events = asyncio.Queue[Event | None]
+
+
+def _id() -> str:
+    return secrets.token_hex(8)
+
+
+async def _send(writer: asyncio.StreamWriter, order: Order) -> None:
+    try:
+        writer.write(framed(order))
+        await writer.drain()
+    except OSError as error:
+        raise Unavailable("the answer broke off", retry_after_s=RESTART_S) from error
+
+
+async def _next(events: _Events) -> Event:
+    event = await events.get()
+    if event is None:
+        raise Unavailable("the answer broke off", retry_after_s=RESTART_S)
+    if isinstance(event, Failed):
+        kind = getattr(errors, event.kind, Internal)
+        if not (isinstance(kind, type) and issubclass(kind, VolunteerError)):
+            kind = Internal
+        raise kind(event.message, retry_after_s=event.retry_after_s)
+    return event
+
+
+def _piece(event: Event) -> Piece:
+    if not isinstance(event, Token):
+        raise Internal("the inference process gave another answer than it was asked for")
+    logprobs: tuple[TokenLogprob, ...] = ()
+    if event.logprob is not None:
+        text, value = event.logprob
+        logprobs = (TokenLogprob(text=text, logprob=value, top=event.top),)
+    return Piece(
+        text=event.text,
+        tokens=() if event.token is None else (event.token,),
+        logprobs=logprobs,
+        finish=event.finish,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,102 @@
+"""Frames between a server and its inference process: a length of four bytes, then MessagePack."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from shared.workloads.generation.batch import Sequence
+
+FRAME_BYTES_MAX = 64 << 20
+HEAD = struct.Struct(">I")
+
+
+class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """All that loads a version: the text of the run's file, and paths of blobs."""
+
+    key: str  # hash of the weights
+    file: str
+    weights: str
+    tokenizer: str | None = None
+
+
+class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
+    """Load a version and read a prompt."""
+
+    id: str
+    model: ModelFiles
+    prompt: str
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
+    """Generate a sequence."""
+
+    model: ModelFiles
+    sequence: Sequence
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
+    """Forget a sequence."""
+
+    id: str
+
+
+class Images(msgspec.Struct, frozen=True, kw_only=True, tag="images"):
+    """Draw pictures."""
+
+    id: str
+    model: ModelFiles
+    count: int
+    seed: int
+
+
+Order = Prepare | Generate | Cancel | Images
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
+    """A prompt in tokens."""
+
+    id: str
+    tokens: tuple[int, ...]
+    context: int
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True, tag="token"):
+    """Next part of an answer; probabilities are (text, value)."""
+
+    id: str
+    text: str = ""
+    token: int | None = None
+    logprob: tuple[str, float] | None = None
+    top: tuple[tuple[str, float], ...] = ()
+    finish: str | None = None
+
+
+class Drawn(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
+    """Pictures, PNG."""
+
+    id: str
+    images: tuple[bytes, ...]
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """An order that cannot be carried out: name of the error's class, and its message."""
+
+    id: str
+    kind: str
+    message: str
+    retry_after_s: float | None = None
+
+
+Event = Prepared | Token | Drawn | Failed
+
+ENCODE = msgspec.msgpack.Encoder()
+ORDERS = msgspec.msgpack.Decoder(Order)
+EVENTS = msgspec.msgpack.Decoder(Event)
+
+
+def framed(message: Order | Event) -> bytes:
+    """Return a message with its length before it."""
+    body = ENCODE.encode(message)
+    return HEAD.pack(len(body)) + body

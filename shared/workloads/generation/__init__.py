@@ -1,0 +1,1 @@
+"""Generating text with a version: sampling, streaming, and many sequences at once."""

@@ -1,0 +1,157 @@
+"""Continuous batching: sequences join and leave at every token.
+
+A step reads one chunk of a new prompt, then makes one token of each sequence that runs, so that a
+long prompt holds nobody up for long. One thread drives it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from shared.errors import TooManyRequests
+from shared.workloads.base import Decoder
+from shared.workloads.generation.sampling import Chosen, choose, uniform
+from shared.workloads.generation.text_stream import TextStream
+
+CHUNK = 256  # tokens of a prompt that are read at once
+WAITING_MAX = 256  # sequences that wait for a slot
+
+Finish = Literal["stop", "length"]
+
+
+class Sequence(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to generate."""
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """Next token of a sequence, with the text that is certain; `finish` ends it."""
+
+    id: str
+    text: str = ""
+    chosen: Chosen | None = None
+    finish: Finish | None = None
+
+
+@dataclass
+class _Running:
+    sequence: Sequence
+    slot: int
+    stream: TextStream
+    read: int = 0  # tokens of the prompt
+    made: int = 0
+    last: int = 0  # token that is fed next
+
+
+class Batch:
+    """Generates the sequences that one version was asked for."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._free = list(range(decoder.slots))
+        self._waiting: deque[Sequence] = deque()
+        self._reading: deque[_Running] = deque()
+        self._running: dict[str, _Running] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._reading) + len(self._running)
+
+    @property
+    def slots_used(self) -> int:
+        return self._decoder.slots - len(self._free)
+
+    def add(self, sequence: Sequence) -> None:
+        """Take in a sequence. Raises TooManyRequests when too many wait."""
+        if len(self._waiting) >= WAITING_MAX:
+            raise TooManyRequests("too many prompts wait for an answer here", retry_after_s=5)
+        self._waiting.append(sequence)
+
+    def cancel(self, id: str) -> None:
+        """Forget a sequence; its slot is free at once."""
+        self._waiting = deque(each for each in self._waiting if each.id != id)
+        for each in [one for one in self._reading if one.sequence.id == id]:
+            self._reading.remove(each)
+            self._release(each)
+        if (found := self._running.pop(id, None)) is not None:
+            self._release(found)
+
+    def step(self) -> Iterator[Made]:
+        """Advance by a token; yield what was made."""
+        self._admit()
+        if self._reading:
+            yield from self._read(self._reading[0])
+        if self._running:
+            yield from self._decode()
+
+    def _admit(self) -> None:
+        while self._waiting and self._free:
+            sequence = self._waiting.popleft()
+            self._free.sort()  # slots in a row from the first on are read without a copy
+            stream = TextStream(self._decoder.decode, sequence.stop)
+            self._reading.append(_Running(sequence, self._free.pop(0), stream))
+
+    def _read(self, one: _Running) -> Iterator[Made]:
+        prompt = one.sequence.prompt
+        part = prompt[one.read : one.read + CHUNK]
+        logits = self._decoder.prefill(one.slot, part, one.read)
+        one.read += len(part)
+        if one.read == len(prompt):
+            self._reading.popleft()
+            self._running[one.sequence.id] = one
+            yield self._next(one, logits)
+
+    def _decode(self) -> Iterator[Made]:
+        ones = sorted(self._running.values(), key=lambda one: one.slot)
+        places = [len(one.sequence.prompt) + one.made - 1 for one in ones]
+        logits = self._decoder.decode_step(
+            [one.slot for one in ones], [one.last for one in ones], places
+        )
+        for one, row in zip(ones, logits, strict=True):
+            yield self._next(one, row)
+
+    def _next(self, one: _Running, logits: np.ndarray) -> Made:
+        asked = one.sequence
+        chosen = choose(
+            logits,
+            uniform(asked.seed, one.made),
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            logprobs=asked.logprobs,
+        )
+        if chosen.token == self._decoder.end:
+            self._end(one)
+            return Made(id=asked.id, text=one.stream.end(), finish="stop")
+        one.made += 1
+        one.last = chosen.token
+        text = one.stream.add(chosen.token)
+        finish: Finish | None = None
+        full = len(asked.prompt) + one.made >= self._decoder.context
+        if one.stream.stopped:
+            finish = "stop"
+        elif one.made >= asked.max_tokens or full:
+            finish = "length"
+            text += one.stream.end()
+        if finish:
+            self._end(one)
+        return Made(id=asked.id, text=text, chosen=chosen, finish=finish)
+
+    def _end(self, one: _Running) -> None:
+        self._running.pop(one.sequence.id)
+        self._release(one)
+
+    def _release(self, one: _Running) -> None:
+        self._free.append(one.slot)

@@ -1,0 +1,64 @@
+"""Text of a sequence while its tokens come: whole characters, and nothing of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+WINDOW = 8  # tokens before the new ones that are decoded again: a character has four bytes at most
+
+
+class TextStream:
+    """Turns tokens into text piece by piece.
+
+    Only the last tokens are decoded again, so that a piece costs the same at any length.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
+        self._decode = decode
+        self._stop = tuple(each for each in stop if each)
+        self._tokens: list[int] = []
+        self._whole = 0  # tokens whose text was taken
+        self._held = ""  # might be the beginning of a stop string
+        self.stopped = False
+
+    def add(self, token: int) -> str:
+        """Return the text that is certain with this token; sets `stopped` at a stop string."""
+        self._tokens.append(token)
+        text = self._new_text()
+        return self._take(text) if text else ""
+
+    def end(self) -> str:
+        """Return what was held back: no more tokens come."""
+        if self.stopped:
+            return ""
+        text = self._held + self._new_text(last=True)
+        self._held = ""
+        return text
+
+    def _new_text(self, last: bool = False) -> str:
+        before = self._tokens[max(0, self._whole - WINDOW) : self._whole]
+        known = self._decode(before) if before else ""
+        text = self._decode([*before, *self._tokens[self._whole :]])
+        if len(text) <= len(known) or (text.endswith(UNFINISHED) and not last):
+            return ""
+        self._whole = len(self._tokens)
+        return text[len(known) :]
+
+    def _take(self, text: str) -> str:
+        text = self._held + text
+        found = [at for at in (text.find(each) for each in self._stop) if at >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        keep = max((_overlap(text, each) for each in self._stop), default=0)
+        self._held = text[len(text) - keep :] if keep else ""
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return how many characters at the end of a text begin a stop string."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0
