@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ async def engine(home: LocalCoordinator) -> AsyncIterator[BuiltinEngine]:
         await found.close()
 
 
-async def ask(engine: BuiltinEngine, prompt: str, **more: object) -> list[Piece]:
+async def ask(engine: BuiltinEngine, prompt: str, **more: Any) -> list[Piece]:
     prepared = await engine.prepare(TINY, prompt)
     request = Generation(
         id="a", model=TINY, prompt=prepared.tokens, **{"max_tokens": 12, "seed": 3, **more}
