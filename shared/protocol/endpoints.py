@@ -31,6 +31,19 @@ from shared.protocol.accounts import (
 )
 from shared.protocol.contributions import SubmitRequest, UploadInfo, UploadRequest, Verdict
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
+from shared.protocol.inference import (
+    ChatRequest,
+    CompletionRequest,
+    Given,
+    GiveRequest,
+    ImageRequest,
+    KeyInfo,
+    KeyRequest,
+    ModelCard,
+    ModelList,
+    NewKey,
+    UsageRow,
+)
 from shared.protocol.leases import (
     BeginReply,
     BeginRequest,
@@ -44,7 +57,7 @@ from shared.protocol.transparency import SignedHead, SignedReceipt, TreeProof
 from shared.protocol.versions import SignedManifest, VersionInfo
 from shared.workloads.base import DatasetManifest
 
-Auth = Literal["none", "worker", "admin"]
+Auth = Literal["none", "worker", "admin", "key"]  # "key": of /v1, or a worker's token
 R = TypeVar("R")
 
 LISTING_BYTES_MAX = 16 << 20
@@ -52,7 +65,7 @@ MANIFEST_BYTES_MAX = 64 << 20  # of a dataset: about 120 bytes a chunk
 INTEGER_MAX = 2**31 - 1  # what a column of versions holds
 KEY_MAX = 2**63 - 1
 # Parameters of a path that are numbers, and the largest that a row may have.
-NUMBERS = {"task": KEY_MAX, "version": INTEGER_MAX, "contribution": KEY_MAX}
+NUMBERS = {"key": KEY_MAX, "task": KEY_MAX, "version": INTEGER_MAX, "contribution": KEY_MAX}
 NOTHING = type(None)
 BYTES = "application/octet-stream"
 
@@ -384,6 +397,50 @@ RECEIPTS = Endpoint(
     query=_CURSOR,
 )
 
+# Credits that are spent or given.
+
+KEYS = Endpoint(
+    method="GET",
+    path="/me/keys",
+    operation="api_keys.listing",
+    summary="My keys of the OpenAI-compatible interface, without their secrets",
+    reply=tuple[KeyInfo, ...],
+)
+KEY_CREATE = Endpoint(
+    method="POST",
+    path="/me/keys",
+    operation="api_keys.create",
+    summary="A new key, shown this once",
+    request=KeyRequest,
+    reply=NewKey,
+    writes=True,
+)
+KEY_REVOKE = Endpoint(
+    method="POST",
+    path="/me/keys/{key}/revoke",
+    operation="api_keys.revoke",
+    summary="Revoke a key",
+    reply=KeyInfo,
+)
+USAGE = Endpoint(
+    method="GET",
+    path="/me/usage",
+    operation="api_keys.usage",
+    summary="My newest 500 requests, newest first, or those of one key",
+    reply=tuple[UsageRow, ...],
+    query=(Parameter(name="key", kind=int, help="Of this key."),),
+    bytes_max=LISTING_BYTES_MAX,
+)
+GIVE = Endpoint(
+    method="POST",
+    path="/me/give",
+    operation="api_keys.give",
+    summary="Give earned credits to another volunteer; the same id again gives nothing more",
+    request=GiveRequest,
+    reply=Given,
+    writes=True,
+)
+
 # The record, for everybody: a volunteer that was shut out may check it too.
 
 TREE_HEAD = Endpoint(
@@ -526,6 +583,54 @@ ADMIN_GET = Endpoint(
 
 ENDPOINTS: tuple[Endpoint[Any], ...] = tuple(
     value for value in globals().copy().values() if isinstance(value, Endpoint)
+)
+
+# The OpenAI-compatible interface (docs/inference.md): `coordinator.v1` answers it, and refuses in
+# OpenAI's words.
+V1: tuple[Endpoint[Any], ...] = (
+    Endpoint(
+        method="GET",
+        path="/v1/models",
+        root=True,
+        summary="Versions that I may ask, with licence, dataset, loss and price",
+        auth="key",
+        reply=ModelList,
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/models/{model}",
+        root=True,
+        summary="One of them: RUN, RUN@best or RUN@40",
+        auth="key",
+        reply=ModelCard,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/completions",
+        root=True,
+        summary="Continue a text; with `stream` as server-sent events",
+        auth="key",
+        request=CompletionRequest,
+        reply=dict[str, Any],
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/chat/completions",
+        root=True,
+        summary="Continue a conversation; with `stream` as server-sent events",
+        auth="key",
+        request=ChatRequest,
+        reply=dict[str, Any],
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/images/generations",
+        root=True,
+        summary="Pictures of an image run, as base64 PNG",
+        auth="key",
+        request=ImageRequest,
+        reply=dict[str, Any],
+    ),
 )
 
 # Read-only queries that a front end may have its volunteer forward, by path.

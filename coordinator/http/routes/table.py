@@ -11,7 +11,7 @@ from shared.protocol import endpoints
 
 
 async def _openapi(_: Call[None]) -> Reply:
-    return json_reply(document(endpoints.ENDPOINTS))
+    return json_reply(document((*endpoints.ENDPOINTS, *endpoints.V1)))
 
 
 HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {
