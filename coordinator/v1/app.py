@@ -113,7 +113,7 @@ class V1Api:
         self, model: Servable, answer: Answer, out: Out
     ) -> AsyncIterator[tuple[int, Piece]]:
         """Yield pieces as they come, counted before anybody sees them."""
-        async with aclosing(answer.pieces()) as pieces:  # type: ignore[type-var]
+        async with aclosing(answer.pieces()) as pieces:
             while True:
                 found = await out.while_there(anext(pieces, None))  # type: ignore[arg-type]
                 if found is None:
@@ -159,7 +159,7 @@ class _Served:
                 await out.event(body)
                 await out.done()
             else:
-                await out.bytes(status, headers, body)
+                await out.reply(status, headers, body)
         except Gone:
             return
 

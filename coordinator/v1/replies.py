@@ -103,7 +103,8 @@ class Form:
             yield self._chunk(body)
         if piece.finish is not None:
             end: dict[str, Any] = {"index": number, "finish_reason": _finish(piece)}
-            end |= {"delta": {}} if self._chat else {"text": "", "logprobs": None}
+            rest: dict[str, Any] = {"delta": {}} if self._chat else {"text": "", "logprobs": None}
+            end |= rest
             yield self._chunk(end)
 
     def last(self, prompt_tokens: int, cost_micro: int) -> dict[str, Any]:

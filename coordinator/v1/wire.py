@@ -129,9 +129,9 @@ class Out:
     async def whole(self, value: Any, status: int = 200) -> None:
         """Send a JSON reply."""
         headers = [(b"content-type", b"application/json")]
-        await self.bytes(status, headers, msgspec.json.encode(value))
+        await self.reply(status, headers, msgspec.json.encode(value))
 
-    async def bytes(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    async def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """Send a reply whole."""
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [*headers, length])

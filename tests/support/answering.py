@@ -96,5 +96,3 @@ async def answering(
             server.should_exit = True
             server.force_exit = True
             await serving
-
-
