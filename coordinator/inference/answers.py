@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -78,33 +79,49 @@ class Answer:
     """An answer under way: pieces of its sequences as they come, then its price."""
 
     def __init__(
-        self, metered: Metered, prompt_tokens: int, sequences: Sequence[AsyncIterator[Piece]]
+        self,
+        metered: Metered,
+        prompt_tokens: int,
+        sequences: Sequence[AsyncIterator[Piece]],
+        count: Callable[[int], None],
     ) -> None:
         self.id = metered.id
         self.metered = metered
         self.prompt_tokens = prompt_tokens
         self.cost_micro = 0
         self._sequences = sequences
+        self._count = count
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """Yield the next piece of any sequence, with its number."""
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Yield the next piece of any sequence, with its number.
+
+        Each is counted when it arrives, also where nobody waits for it any more.
+        """
         waiting = {asyncio.ensure_future(_next(s)): n for n, s in enumerate(self._sequences)}
         try:
             while waiting:
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    number = waiting.pop(task)
-                    piece = task.result()
-                    if piece is None:
-                        continue
-                    if piece.finish is None:
-                        again = asyncio.ensure_future(_next(self._sequences[number]))
-                        waiting[again] = number
-                    yield number, piece
+                arrived = [(waiting.pop(task), self._counted(task)) for task in done]
+                for number, piece in arrived:
+                    if piece is not None and piece.finish is None:
+                        task = asyncio.ensure_future(_next(self._sequences[number]))
+                        waiting[task] = number
+                for number, piece in arrived:
+                    if piece is not None:
+                        yield number, piece
         finally:
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
+            for task in waiting:
+                if not task.cancelled() and task.exception() is None:
+                    self._counted(task)
+
+    def _counted(self, task: asyncio.Future[Piece | None]) -> Piece | None:
+        piece = task.result()
+        if piece is not None:
+            self._count(len(piece.tokens))
+        return piece
 
     async def stop(self) -> None:
         """Cancel the sequences that have not ended."""
@@ -213,7 +230,8 @@ class Answers:
                 )
                 for number in range(wish.count)
             ]
-            answer = Answer(metered, len(prepared.tokens), sequences)
+            count = partial(self._meter.count, metered, run=model.version.run)
+            answer = Answer(metered, len(prepared.tokens), sequences, count)
         except BaseException:
             await self.settle(metered)
             raise
@@ -221,10 +239,6 @@ class Answers:
             yield answer
         finally:
             await asyncio.shield(self.close(answer))
-
-    def count(self, answer: Answer, piece: Piece, run: str) -> None:
-        """Count the tokens of a piece, before it is sent."""
-        self._meter.count(answer.metered, len(piece.tokens), run)
 
     async def settle(self, metered: Metered) -> int:
         """Settle a request; its price."""

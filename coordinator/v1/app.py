@@ -92,12 +92,12 @@ class V1Api:
             created = int(self._coordinator.clock.now())
             form = Form(answer.id, model.name, created, wish)
             if not ask.stream:
-                async for number, piece in self._pieces(model, answer, out):
+                async for number, piece in self._pieces(answer, out):
                     form.add(number, piece)
                 cost = await self._answers.close(answer)
                 await out.whole(form.whole(answer.prompt_tokens, cost))
                 return
-            async for number, piece in self._pieces(model, answer, out):
+            async for number, piece in self._pieces(answer, out):
                 if not out.begun:
                     await out.stream()
                 for chunk in form.chunks(number, piece):
@@ -109,16 +109,13 @@ class V1Api:
                 await out.event(form.last(answer.prompt_tokens, cost))
             await out.done()
 
-    async def _pieces(
-        self, model: Servable, answer: Answer, out: Out
-    ) -> AsyncIterator[tuple[int, Piece]]:
-        """Yield pieces as they come, counted before anybody sees them."""
+    async def _pieces(self, answer: Answer, out: Out) -> AsyncIterator[tuple[int, Piece]]:
+        """Yield pieces as they come. Raises Gone as soon as the client leaves."""
         async with aclosing(answer.pieces()) as pieces:
             while True:
                 found = await out.while_there(anext(pieces, None))  # type: ignore[arg-type]
                 if found is None:
                     return
-                self._answers.count(answer, found[1], model.version.run)
                 yield found
 
 

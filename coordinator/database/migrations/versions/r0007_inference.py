@@ -5,18 +5,18 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from coordinator.database.tables.base import Key
-
 revision = "0007"
 down_revision = "0006"
 branch_labels = None
 depends_on = None
 
+KEY = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
 
 def upgrade() -> None:
     op.create_table(
         "api_keys",
-        sa.Column("id", Key, autoincrement=True, nullable=False),
+        sa.Column("id", KEY, autoincrement=True, nullable=False),
         sa.Column("volunteer_id", sa.String(64), nullable=False),
         sa.Column("name", sa.String(64), nullable=False),
         sa.Column("key_hash", sa.String(64), nullable=False),
@@ -38,8 +38,8 @@ def upgrade() -> None:
         "usage",
         sa.Column("id", sa.String(64), nullable=False),
         sa.Column("volunteer_id", sa.String(64), nullable=False),
-        sa.Column("key_id", Key, nullable=True),
-        sa.Column("run_id", Key, nullable=False),
+        sa.Column("key_id", KEY, nullable=True),
+        sa.Column("run_id", KEY, nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("model", sa.String(160), nullable=False),
         sa.Column("kind", sa.String(16), nullable=False),
