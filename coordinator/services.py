@@ -30,7 +30,6 @@ from coordinator.compute import Compute
 from coordinator.config import Settings
 from coordinator.database.engine.open import Database, file_of, is_new, migrate
 from coordinator.inference.answers import Answers
-from coordinator.inference.metering import Meter
 from coordinator.intake.intake import Examiners, Intake
 from coordinator.intake.similarity import Sketches
 from coordinator.intake.uploads import Uploads
@@ -90,7 +89,6 @@ class Coordinator:
     volunteers: Volunteers
     ledger: Ledger
     api_keys: ApiKeys
-    meter: Meter
     answers: Answers
     transparency: Transparency
     claims: Claims
@@ -159,7 +157,6 @@ class Coordinator:
         server = ServerIdentity(settings, clock, db, key, runs.queries.listing)
         await server.load()
         evaluation = Evaluation(db, clock, signals, blobs, computing)
-        meter = Meter(db, clock, settings)
         merger = Merger(db, clock, signals, blobs, runs, evaluation)
         # Beside them a merge writes, hashes and syncs in threads of its own.
         merger.configure(threads=settings.merge_threads or half, lease_s=settings.merge_lease_s)
@@ -179,8 +176,7 @@ class Coordinator:
             volunteers=Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock)),
             ledger=Ledger(db),
             api_keys=ApiKeys(db, clock, settings),
-            meter=meter,
-            answers=Answers(db, clock, meter),
+            answers=Answers(db, clock, settings),
             transparency=Transparency(db, clock, key),
             claims=claims,
             renewals=renewals,
@@ -223,7 +219,7 @@ class Coordinator:
             "alerts": self.alerts.run,
             "replay": self.replay.run,
             "upkeep": self.upkeep.run,
-            "metering": self.meter.run,
+            "metering": self.answers.meter.run,
             "record": self.transparency.run,
             "space": self.space.run,
             "boxes": self.boxes.run,

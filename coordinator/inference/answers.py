@@ -27,6 +27,7 @@ from shared.workloads.base import load
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from coordinator.config import Settings
     from coordinator.database.engine.open import Database
     from coordinator.database.runs import RunRow
     from shared.clock import Clock
@@ -139,9 +140,9 @@ async def _next(sequence: AsyncIterator[Piece]) -> Piece | None:
 class Answers:
     """The door to the engine: models, limits, and metered answers."""
 
-    def __init__(self, db: Database, clock: Clock, meter: Meter) -> None:
+    def __init__(self, db: Database, clock: Clock, settings: Settings) -> None:
         self._db = db
-        self._meter = meter
+        self.meter = Meter(db, clock, settings)
         self._rate = PerMinute(clock.monotonic)
         self._engine: Engine | None = None
 
@@ -212,7 +213,7 @@ class Answers:
         prepared = await engine.prepare(model.version, wish.text)
         most = _room(model, wish, len(prepared.tokens), prepared.context)
         order = _order(model, wish.kind, len(prepared.tokens), most * wish.count)
-        metered = await self._meter.begin(order)
+        metered = await self.meter.begin(order)
         try:
             sequences = [
                 engine.generate(
@@ -230,7 +231,7 @@ class Answers:
                 )
                 for number in range(wish.count)
             ]
-            count = partial(self._meter.count, metered, run=model.version.run)
+            count = partial(self.meter.count, metered, run=model.version.run)
             answer = Answer(metered, len(prepared.tokens), sequences, count)
         except BaseException:
             await self.settle(metered)
@@ -242,7 +243,7 @@ class Answers:
 
     async def settle(self, metered: Metered) -> int:
         """Settle a request; its price."""
-        return await self._meter.end(metered)
+        return await self.meter.end(metered)
 
     async def close(self, answer: Answer) -> int:
         """Stop and settle an answer before its price is told; the price."""
@@ -256,10 +257,10 @@ class Answers:
         if model.items != IMAGE_ITEMS:
             raise Wrong(f'the model "{model.name}" does not draw pictures', "model")
         engine = self._working()
-        metered = await self._meter.begin(_order(model, "image", 0, count))
+        metered = await self.meter.begin(_order(model, "image", 0, count))
         try:
             made = await engine.images(model.version, count, seed)
-            self._meter.count(metered, len(made), model.version.run)
+            self.meter.count(metered, len(made), model.version.run)
         finally:
             cost = await asyncio.shield(self.settle(metered))
         return made, cost

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -241,7 +242,7 @@ class Meter:
         before, mine = now + 1 if everything else now - GONE_S, tuple(self._live)
         found = await self._db.read(lambda conn: usage.abandoned(conn, before, mine))
         for request_id, out in found:
-            await self._db.write(lambda conn, i=request_id, n=out: usage.end(conn, i, n, now))  # type: ignore[misc]
+            await self._db.write(partial(usage.end, request_id=request_id, out=out, now=now))
         if found:
             log.info("settled after a crash", requests=len(found))
         return len(found)

@@ -25,7 +25,6 @@ from shared.errors import (
     Unavailable,
     VolunteerError,
 )
-from shared.protocol.endpoints import V1
 from shared.protocol.inference import (
     ChatRequest,
     CompletionRequest,
@@ -33,6 +32,7 @@ from shared.protocol.inference import (
     ModelList,
     StreamOptions,
 )
+from shared.protocol.v1_endpoints import V1
 
 if TYPE_CHECKING:
     from coordinator.services import Coordinator
@@ -113,7 +113,7 @@ class V1Api:
         """Yield pieces as they come. Raises Gone as soon as the client leaves."""
         async with aclosing(answer.pieces()) as pieces:
             while True:
-                found = await out.while_there(anext(pieces, None))  # type: ignore[arg-type]
+                found = await out.while_there(anext(pieces, None))
                 if found is None:
                     return
                 yield found

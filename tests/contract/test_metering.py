@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from coordinator.database.engine.open import Database
 from coordinator.database.inference import usage
 from coordinator.database.ledger import gifts, payments
 from coordinator.database.tables.ledger import accounts, events
-from coordinator.inference.metering import GONE_S, Meter, Order
+from coordinator.inference.metering import GONE_S, Meter, Metered, Order
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.rules.serving import cost_micro
 from shared.errors import BadRequest, Conflict, Forbidden, InsufficientQuota, TooManyRequests
@@ -218,7 +219,8 @@ async def test_a_gift_is_made_once_within_a_daily_cap_and_both_see_it(database: 
     with pytest.raises(BadRequest, match="somebody else"):
         await bench.keys.give(bench.ann, GiveRequest(id="c" * 16, to="Ann", amount_micro=1))
     for who, amount in ((bench.ann, -400_000), (bob, 400_000)):
-        rows = await database.read(lambda c, w=who: payments.history(c, w.volunteer_id, None, 9))  # type: ignore[misc]
+        mine = partial(payments.history, volunteer_id=who.volunteer_id, before=None, limit=9)
+        rows = await database.read(mine)
         assert [r.amount_micro for r in rows if r.kind == "given"] == [amount]
     assert await breaches(database) == []
 
@@ -250,7 +252,8 @@ async def _happens(path: Path, steps: list[tuple[str, int]]) -> None:
 
 
 async def _steps(bench: Bench, steps: list[tuple[str, int]]) -> None:
-    meter, live, streamed = bench.meter(), [], 0
+    meter, streamed = bench.meter(), 0
+    live: list[Metered] = []
     for step, number in steps:
         one = live[number % len(live)] if live else None
         if step == "begin":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
+import structlog
 import uvicorn
 
 from coordinator.database.ledger import gifts, payments
@@ -57,7 +59,7 @@ class Answering:
     async def settled(self) -> None:
         """Wait until nothing is under way."""
         async with asyncio.timeout(30):
-            while self.coordinator.meter.waiting or (await self.balances()).held_micro:
+            while self.coordinator.answers.meter.waiting or (await self.balances()).held_micro:
                 await asyncio.sleep(0.01)
 
     async def sound(self) -> None:
@@ -71,6 +73,8 @@ async def answering(
     path: Path, run: str = "", engine: CountingEngine | None = None, **settings: Any
 ) -> AsyncIterator[Answering]:
     """A server whose run has one merged version, and Ann with a key and credits."""
+    quiet = structlog.make_filtering_bound_logger(logging.ERROR)
+    structlog.configure(wrapper_class=quiet)  # the command line has standard output for itself
     async with local_coordinator(path, **settings) as home:
         await (home.start_run(run) if run else home.start_run())
         ann, bob = await home.join("Ann"), await home.join("Bob")

@@ -27,7 +27,7 @@ async def gauges(coordinator: Coordinator) -> Gauges:
     }
     # Of checks and recomputes: the cost of trust, beside `train_s` of what they check.
     found |= {f"{each.name}_seconds": {"": each.busy_s} for each in coordinator.computing}
-    meter = coordinator.meter
+    meter = coordinator.answers.meter
     found["answers_waiting"] = {"": float(meter.waiting)}
     found["answers_requests"] = {run: float(count) for run, count in meter.requests.items()}
     found["answers_tokens"] = {run: float(count) for run, count in meter.tokens.items()}

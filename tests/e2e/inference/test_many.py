@@ -108,7 +108,7 @@ async def test_a_kill_between_tokens_is_settled_by_the_next_start(tmp_path: Path
             pieces = aiter(stream)
             for _ in range(4):
                 await anext(pieces)
-            meter = house.coordinator.meter
+            meter = house.coordinator.answers.meter
             await meter.tick()
             meter._live.clear()  # as a killed process forgets
             assert await meter.recover(everything=True) == 1
