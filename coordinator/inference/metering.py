@@ -19,7 +19,7 @@ import structlog
 from coordinator.accounts.api_keys import Asker
 from coordinator.database import volunteers as store
 from coordinator.database.inference import keys, usage
-from coordinator.database.inference.usage import OpenRow, Spent
+from coordinator.database.inference.usage import OpenRow, UnderWay
 from coordinator.database.ledger import payments
 from coordinator.database.ledger.postings import AMOUNT_MAX
 from coordinator.rules.run_file import ServeSettings, TierSettings
@@ -47,6 +47,7 @@ BEAT_S = 20.0  # between beats of a request that streams nothing
 GONE_S = 60.0  # a process that beats no longer is gone after this
 WAIT_S = 5.0  # until an account may ask again that has too many tokens under way
 DAY_S = 86_400.0
+KEPT_S = 90 * DAY_S  # of the record of use; the ledger is for good
 EARN = "train with `volunteer`: each merged contribution earns credits"
 
 log = structlog.get_logger("metering")
@@ -142,15 +143,18 @@ class Meter:
         if account.state != "active" or account.standing == "suspended":
             raise Forbidden("a banned or suspended account gets no answers")
         since = now - now % DAY_S
-        spent = usage.spent(conn, account.id, order.run_id, asker.key_id, since)
-        _check_waiting(order, spent)
+        open_now = usage.under_way(conn, account.id, asker.key_id)
+        _check_waiting(order, open_now)
         units = order.tokens_in + order.tokens_max
-        free = spent.free_tokens + units <= order.serve.free_tokens_per_day
+        quota = order.serve.free_tokens_per_day
+        free = units <= quota and (
+            usage.free_since(conn, account.id, order.run_id, since) + units <= quota
+        )
         worst = 0 if free else cost_micro(order.unit_nano, units)
         if worst > AMOUNT_MAX:
             raise BadRequest("this would cost more than can be paid: ask for fewer tokens")
         if worst:
-            self._check_caps(conn, order, spent, worst, now)
+            self._check_caps(conn, order, open_now, worst, now)
         row = OpenRow(
             id=request_id,
             volunteer_id=account.id,
@@ -170,7 +174,7 @@ class Meter:
         usage.begin(conn, row, f"{order.kind} of {order.model}")
 
     def _check_caps(
-        self, conn: Connection, order: Order, spent: Spent, worst: int, now: float
+        self, conn: Connection, order: Order, open_now: UnderWay, worst: int, now: float
     ) -> None:
         """Raise InsufficientQuota where credit, the key's cap or the day's is too small."""
         asker = order.asker
@@ -180,17 +184,19 @@ class Meter:
                 f"this may cost {credit(worst, 6)} credits, and {credit(worst - have, 6)} are "
                 f"missing: ask for fewer tokens, or {EARN}"
             )
-        if self._day_micro and spent.day_micro + worst > self._day_micro:
+        since, most = now - now % DAY_S, self._day_micro
+        day = usage.spent_since(conn, asker.volunteer_id, since) if most else 0
+        if most and day + worst > most:
             raise InsufficientQuota(
-                f"this account may spend {credit(self._day_micro)} credits a day, and has spent "
-                f"or held {credit(spent.day_micro, 6)} of them: ask again tomorrow (UTC)"
+                f"this account may spend {credit(most)} credits a day, and has spent "
+                f"or held {credit(day, 6)} of them: ask again tomorrow (UTC)"
             )
         if asker.key_id is None:
             return
         key = keys.locked(conn, asker.key_id)
         if not key.works(now):
             raise Unauthorized("this key was revoked or has expired")
-        used = key.spent_micro + spent.key_open_micro
+        used = key.spent_micro + open_now.key_micro
         if key.cap_micro is not None and used + worst > key.cap_micro:
             raise InsufficientQuota(
                 f"this key may spend {credit(key.cap_micro, 6)} credits, and has spent or held "
@@ -208,6 +214,8 @@ class Meter:
             if self._clock.monotonic() - checked > BEAT_S:
                 checked = self._clock.monotonic()
                 await self.recover()
+                old = self._clock.now() - KEPT_S
+                await self._db.write(partial(usage.prune, before=old))
             try:
                 await asyncio.wait_for(stop.wait(), TICK_S)
             except TimeoutError:
@@ -248,11 +256,11 @@ class Meter:
         return len(found)
 
 
-def _check_waiting(order: Order, spent: Spent) -> None:
-    waiting = spent.waiting_tokens + (order.tokens_max if order.kind != "image" else 0)
+def _check_waiting(order: Order, open_now: UnderWay) -> None:
+    waiting = open_now.tokens + (order.tokens_max if order.kind != "image" else 0)
     if waiting > order.tier.tokens_waiting:
         raise TooManyRequests(
-            f"{spent.waiting_tokens} tokens of this account are under way, and at most "
+            f"{open_now.tokens} tokens of this account are under way, and at most "
             f"{order.tier.tokens_waiting} may be: wait for an answer, or ask for fewer tokens",
             retry_after_s=WAIT_S,
         )

@@ -22,7 +22,14 @@ from coordinator.database.tables.ledger import accounts, events
 from coordinator.inference.metering import GONE_S, Meter, Metered, Order
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.rules.serving import cost_micro
-from shared.errors import BadRequest, Conflict, Forbidden, InsufficientQuota, TooManyRequests
+from shared.errors import (
+    BadRequest,
+    Conflict,
+    Forbidden,
+    InsufficientQuota,
+    TooManyRequests,
+    Unauthorized,
+)
 from shared.protocol.inference import GiveRequest, KeyRequest
 from tests.support.account_rows import add_contribution, add_run, breaches, join
 from tests.support.virtual_clock import VirtualClock
@@ -290,3 +297,30 @@ async def _steps(bench: Bench, steps: list[tuple[str, int]]) -> None:
 
     assert await bench.db.read(total) == 0
     assert await bench.db.read(lambda c: usage.abandoned(c, 1e18, ())) == []
+
+
+async def test_a_lost_secret_takes_the_keys_with_it_and_old_use_is_forgotten(bench: Bench) -> None:
+    who, meter = bench.ann.volunteer_id, bench.meter()
+    await bench.db.write(lambda c: add_contribution(c, bench.run_id, who, "merged", price_micro=0))
+    made = await bench.keys.create(bench.ann, KeyRequest(name="laptop"))
+    assert (await bench.keys.sign_in(made.key)).volunteer_id == who
+    await bench.people.reissue("Ann")
+    with pytest.raises(Unauthorized, match="revoked"):
+        await bench.keys.sign_in(made.key)
+    done, left = await meter.begin(bench.order()), await meter.begin(bench.order())
+    await meter.end(done)
+    assert await bench.db.write(lambda c: usage.prune(c, 1e18)) == 1
+    assert await meter.end(left) == 0
+
+
+async def test_a_key_never_spends_more_than_its_cap(bench: Bench) -> None:
+    who, meter = bench.ann.volunteer_id, bench.meter()
+    await bench.db.write(lambda c: add_contribution(c, bench.run_id, who, "merged", price_micro=0))
+    made = await bench.keys.create(bench.ann, KeyRequest(cap_micro=50))
+    asker = await bench.keys.sign_in(made.key)
+    one = await meter.begin(bench.order(asker=asker))
+    await meter.begin(bench.order(asker=asker))
+    with pytest.raises(InsufficientQuota, match="this key may spend"):
+        await meter.begin(bench.order(asker=asker))
+    await meter.end(one)  # nothing was generated: its hold counts no more
+    await meter.begin(bench.order(asker=asker))

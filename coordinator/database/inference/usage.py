@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, bindparam, case, func, insert, select, update
+from sqlalchemy import Connection, bindparam, case, delete, func, insert, select, update
 
 from coordinator.database.engine.statements import its
 from coordinator.database.inference import keys
@@ -105,31 +105,44 @@ def abandoned(conn: Connection, before: float, mine: Sequence[str]) -> list[tupl
     return [(row.id, int(row.tokens_out)) for row in found if row.id not in set(mine)]
 
 
-class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """Use of an account, open requests at their worst case."""
+class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
+    """Open requests of an account, at their worst case."""
 
-    day_micro: int
-    free_tokens: int  # of one run, today
-    waiting_tokens: int
-    key_open_micro: int
+    tokens: int
+    key_micro: int  # held for one of its keys
 
 
-def spent(
-    conn: Connection, volunteer_id: str, run_id: int, key_id: int | None, since: float
-) -> Spent:
-    """Sum up an account's requests since an instant, and all that are open."""
-    is_open, today = _u.state == "open", _u.at >= since
-    units = _u.tokens_in + case((is_open, _u.tokens_max), else_=_u.tokens_out)
-    free = _u.free & today & (_u.run_id == run_id)
+def under_way(conn: Connection, volunteer_id: str, key_id: int | None) -> UnderWay:
+    """Sum up an account's open requests."""
     sums: list[Any] = [
-        func.sum(case((today, case((is_open, _u.held_micro), else_=_u.cost_micro)), else_=0)),
-        func.sum(case((free, units), else_=0)),
-        func.sum(case((is_open, _u.tokens_max), else_=0)),
-        func.sum(case((is_open & (_u.key_id == key_id), _u.held_micro), else_=0)),
+        func.sum(_u.tokens_max),
+        func.sum(case((_u.key_id == key_id, _u.held_micro), else_=0)),
     ]
-    query = select(*sums).where(_u.volunteer_id == volunteer_id, today | is_open)
-    day, freed, waiting, held = (int(value or 0) for value in conn.execute(query).one())
-    return Spent(day_micro=day, free_tokens=freed, waiting_tokens=waiting, key_open_micro=held)
+    query = select(*sums).where(_u.state == "open", _u.volunteer_id == volunteer_id)
+    tokens, held = (int(value or 0) for value in conn.execute(query).one())
+    return UnderWay(tokens=tokens, key_micro=held)
+
+
+def spent_since(conn: Connection, volunteer_id: str, since: float) -> int:
+    """Return what an account spent or holds for requests since an instant, in micro-credits."""
+    amount = case((_u.state == "open", _u.held_micro), else_=_u.cost_micro)
+    query = select(func.sum(amount)).where(_u.volunteer_id == volunteer_id, _u.at >= since)
+    return int(conn.execute(query).scalar() or 0)
+
+
+def free_since(conn: Connection, volunteer_id: str, run_id: int, since: float) -> int:
+    """Return how many free tokens of a run an account used or may still use since an instant."""
+    out = case((_u.state == "open", _u.tokens_max), else_=_u.tokens_out)
+    query = select(func.sum(_u.tokens_in + out)).where(
+        _u.volunteer_id == volunteer_id, _u.at >= since, _u.run_id == run_id, _u.free
+    )
+    return int(conn.execute(query).scalar() or 0)
+
+
+def prune(conn: Connection, before: float) -> int:
+    """Delete requests that began before an instant and have ended; how many."""
+    old = delete(usage).where(_u.at < before, _u.state == "done")
+    return int(conn.execute(old).rowcount)
 
 
 def listing(conn: Connection, volunteer_id: str, key_id: int | None) -> list[UsageRow]:

@@ -13,9 +13,10 @@ import pytest
 from coordinator.v1 import wire
 from tests.support.answering import Answering, answering
 from tests.support.counting_engine import CountingEngine
+from tests.support.local_coordinator import RUN
 
 STREAMS, TOKENS = 200, 20
-RUN_TIERS = """
+TIERS = """
 [[serve.tiers]]
 requests_per_minute = 10000
 tokens = 4096
@@ -23,15 +24,9 @@ tokens_waiting = 1000000
 """
 
 
-def run_file() -> str:
-    from tests.support.local_coordinator import RUN
-
-    return RUN + RUN_TIERS
-
-
 async def test_two_hundred_streams_with_random_disconnects(tmp_path: Path) -> None:
     rng, engine = random.Random(7), CountingEngine()
-    async with answering(tmp_path, run_file(), engine) as house, house.client() as client:
+    async with answering(tmp_path, RUN + TIERS, engine) as house, house.client() as client:
 
         async def ask(leave_after: int) -> int:
             stream = await client.completions.create(
@@ -61,7 +56,7 @@ async def test_a_client_that_reads_nothing_is_dropped_and_pays_for_what_came(
 ) -> None:
     monkeypatch.setattr(wire.Out.__init__, "__defaults__", (0.2,))
     engine = CountingEngine(context=1 << 20)
-    async with answering(tmp_path, run_file(), engine) as house:
+    async with answering(tmp_path, RUN + TIERS, engine) as house:
         with socket.socket() as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             host, port = house.url.removeprefix("http://").split(":")

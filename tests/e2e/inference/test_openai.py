@@ -12,7 +12,8 @@ import openai
 import pytest
 
 from tests.support.answering import Answering, answering
-from tests.support.counting_engine import expected
+from tests.support.counting_engine import CountingEngine, expected
+from tests.support.local_coordinator import RUN
 
 CHAT: list[Any] = [
     {"role": "system", "content": "Be brief."},
@@ -111,8 +112,6 @@ async def test_models_say_licence_dataset_loss_and_price(house: Answering) -> No
 
 
 async def test_a_client_that_leaves_pays_for_what_was_generated(tmp_path: Path) -> None:
-    from tests.support.counting_engine import CountingEngine
-
     gate = asyncio.Semaphore(3)
     engine = CountingEngine(gate=gate)
     async with answering(tmp_path, engine=engine) as house, house.client() as client:
@@ -197,3 +196,38 @@ async def test_without_an_engine_it_says_when_to_come_back(house: Answering) -> 
             await client.completions.create(model="tiny", prompt="x", max_tokens=2)
     assert caught.value.status_code == 503
     assert int(caught.value.response.headers["retry-after"]) > 0
+
+
+async def test_a_run_without_a_version_says_so(house: Answering) -> None:
+    await house.coordinator.runs.create(RUN.replace('"tiny"', '"second"'))
+    async with house.client() as client:
+        with pytest.raises(openai.NotFoundError, match="has no version yet"):
+            await client.completions.create(model="second", prompt="x", max_tokens=1)
+
+
+async def test_a_key_asks_the_runs_that_it_names(house: Answering) -> None:
+    await house.coordinator.runs.create(RUN.replace('"tiny"', '"second"'))
+    made = await house.new_key(runs=["second"])
+    async with house.client(made.key) as client:
+        with pytest.raises(openai.PermissionDeniedError, match="second only"):
+            await client.completions.create(model="tiny", prompt="x", max_tokens=1)
+
+
+async def test_metrics_count_requests_tokens_and_time_to_the_first(house: Answering) -> None:
+    async with house.client() as client:
+        await client.completions.create(model="tiny", prompt="x", max_tokens=7)
+    async with httpx.AsyncClient(base_url=house.url) as http:
+        said = (await http.get("/metrics")).text
+    assert 'answers_requests{run="tiny"} 1.0' in said
+    assert 'answers_tokens{run="tiny"} 7.0' in said
+    assert 'answers_first_token_seconds{run="tiny"}' in said
+    assert 'answers_waiting{run=""} 0.0' in said
+
+
+async def test_the_interface_describes_itself(house: Answering) -> None:
+    async with httpx.AsyncClient(base_url=house.url) as http:
+        paths = (await http.get("/api/v1/openapi.json")).json()["paths"]
+        nothing = await http.get("/v1/nothing", headers={"Authorization": f"Bearer {house.key}"})
+    assert {"/v1/models", "/v1/completions", "/v1/chat/completions"} <= set(paths)
+    assert paths["/v1/completions"]["post"]["security"] == [{"key": []}]
+    assert (nothing.status_code, "/v1/models" in nothing.json()["error"]["message"]) == (404, True)
