@@ -146,7 +146,8 @@ class Meter:
         open_now = usage.under_way(conn, account.id, asker.key_id)
         _check_waiting(order, open_now)
         units = order.tokens_in + order.tokens_max
-        quota = order.serve.free_tokens_per_day
+        vetted = account.standing == "vetted"  # anybody could make accounts for free tokens
+        quota = order.serve.free_tokens_per_day if vetted else 0
         free = units <= quota and (
             usage.free_since(conn, account.id, order.run_id, since) + units <= quota
         )

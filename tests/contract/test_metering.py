@@ -15,6 +15,7 @@ from sqlalchemy import Connection, func, select
 from coordinator.accounts.accounts import Volunteers
 from coordinator.accounts.api_keys import ApiKeys, Asker
 from coordinator.config import Settings
+from coordinator.database import volunteers as store
 from coordinator.database.engine.open import Database
 from coordinator.database.inference import usage
 from coordinator.database.ledger import gifts, payments
@@ -177,6 +178,13 @@ async def test_the_free_quota_is_counted_a_day(bench: Bench) -> None:
     await bench.clock.advance(86_400)
     await meter.begin(bench.order(free=30))
     assert (await bench.has())[1] == 0
+
+
+async def test_a_stranger_on_probation_has_nothing_free(bench: Bench) -> None:
+    who = bench.ann.volunteer_id
+    await bench.db.write(lambda c: store.set_volunteer(c, who, standing="probation"))
+    await bench.meter().begin(bench.order(free=30))
+    assert (await bench.has())[1] == 23
 
 
 async def test_tokens_under_way_are_limited(bench: Bench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import httpx
 import openai
 import pytest
 
+from shared.workloads.data.image_dataset import build_images
+from shared.workloads.data.image_sources import digit_pictures
 from tests.support.answering import Answering, answering
-from tests.support.counting_engine import CountingEngine, expected
+from tests.support.counting_engine import PNG, CountingEngine, expected
 from tests.support.local_coordinator import RUN
 
 CHAT: list[Any] = [
@@ -231,3 +234,38 @@ async def test_the_interface_describes_itself(house: Answering) -> None:
     assert {"/v1/models", "/v1/completions", "/v1/chat/completions"} <= set(paths)
     assert paths["/v1/completions"]["post"]["security"] == [{"key": []}]
     assert (nothing.status_code, "/v1/models" in nothing.json()["error"]["message"]) == (404, True)
+
+
+IMAGES = """
+name = "digits"
+workload = "dcgan"
+dataset = "digits"
+[model]
+generator_width = 8
+discriminator_width = 8
+latent = 16
+[task]
+batch_size = 32
+"""
+
+
+async def test_pictures_of_an_image_run_are_paid_by_the_piece(house: Answering) -> None:
+    await house.coordinator.datasets.add(
+        lambda put: build_images("digits", digit_pictures(), put, size=8, channels=1)
+    )
+    await house.coordinator.runs.create(IMAGES)
+    await house.coordinator.runs.start("digits")
+    async with house.client() as client:
+        card = (await client.models.retrieve("digits")).model_dump()
+        made = await client.images.generate(model="digits", prompt="", n=3)
+        with pytest.raises(openai.BadRequestError, match="does not write text"):
+            await client.completions.create(model="digits", prompt="x", max_tokens=1)
+    assert made.data is not None
+    pictures = [base64.b64decode(each.b64_json or "") for each in made.data]
+    assert len(pictures) == 3
+    assert all(picture.startswith(PNG) for picture in pictures)
+    (row,) = (await house.ann.get("/me/usage")).json()
+    assert (row["kind"], row["tokens_out"]) == ("image", 3)
+    assert 0 < row["cost_micro"] <= 3 * card["price_micro"]
+    assert "transcript" not in card["description"]
+    await house.sound()
