@@ -51,6 +51,24 @@ class _Bucket:
         self._left = kept if len(kept) < KEYS_MAX else {}
 
 
+class PerMinute:
+    """Requests a minute of each key, by a capacity that the caller names; in this process only."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._buckets: dict[int, _Bucket] = {}
+
+    def hit(self, key: str, capacity: int) -> None:
+        """Count one request. Raises TooManyRequests with the time to wait."""
+        bucket = self._buckets.setdefault(capacity, _Bucket(capacity, WINDOWS_S["minute"]))
+        wait_s = bucket.take(key, self._monotonic())
+        if wait_s:
+            raise TooManyRequests(
+                f"more than {capacity} requests a minute; come back in {math.ceil(wait_s)} s",
+                retry_after_s=wait_s,
+            )
+
+
 class Rates:
     """Limit requests per worker and per address, in this process only: each replica counts its own.
 

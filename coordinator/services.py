@@ -18,6 +18,7 @@ from typing import Self
 import structlog
 
 from coordinator.accounts.accounts import Volunteers
+from coordinator.accounts.api_keys import ApiKeys
 from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.server_identity import ServerIdentity
@@ -28,6 +29,7 @@ from coordinator.checking.recompute import Recomputes
 from coordinator.compute import Compute
 from coordinator.config import Settings
 from coordinator.database.engine.open import Database, file_of, is_new, migrate
+from coordinator.inference.answers import Answers
 from coordinator.intake.intake import Examiners, Intake
 from coordinator.intake.similarity import Sketches
 from coordinator.intake.uploads import Uploads
@@ -86,6 +88,8 @@ class Coordinator:
     server: ServerIdentity
     volunteers: Volunteers
     ledger: Ledger
+    api_keys: ApiKeys
+    answers: Answers
     transparency: Transparency
     claims: Claims
     renewals: Renewals
@@ -171,6 +175,8 @@ class Coordinator:
             server=server,
             volunteers=Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock)),
             ledger=Ledger(db),
+            api_keys=ApiKeys(db, clock, settings),
+            answers=Answers(db, clock, settings),
             transparency=Transparency(db, clock, key),
             claims=claims,
             renewals=renewals,
@@ -213,6 +219,7 @@ class Coordinator:
             "alerts": self.alerts.run,
             "replay": self.replay.run,
             "upkeep": self.upkeep.run,
+            "metering": self.answers.meter.run,
             "record": self.transparency.run,
             "space": self.space.run,
             "boxes": self.boxes.run,

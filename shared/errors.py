@@ -18,6 +18,7 @@
     ├── TooLarge                   413  more bytes than granted
     ├── UpgradeRequired            426  this version is too old
     ├── TooManyRequests            429  slow down
+    │   └── InsufficientQuota      429  not enough credit for this
     ├── Internal                   500  our fault
     ├── Unavailable                503  try again later
     │   ├── Unreachable            503  nobody answered (made on the client)
@@ -146,6 +147,12 @@ class TooManyRequests(VolunteerError):
     """Too many requests: slow down."""
 
     code, status, exit_code = "too_many_requests", 429, 75
+
+
+class InsufficientQuota(TooManyRequests):
+    """There is not enough credit for this."""
+
+    code, exit_code = "insufficient_quota", 1
 
 
 class Internal(VolunteerError):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.accounts.accounts import Shown
+from coordinator.accounts.api_keys import Granted
 from coordinator.accounts.invites import InviteInfo, NewCode
 from coordinator.accounts.reversals import Reversal
 from coordinator.accounts.suspension import reason_of
@@ -60,6 +61,14 @@ class Reverse(Ask, frozen=True, kw_only=True):
 
 class ReverseContribution(Ask, frozen=True, kw_only=True):
     id: int
+    reason: str
+
+
+class Grant(Ask, frozen=True, kw_only=True):
+    """Credits for a volunteer, from the organiser."""
+
+    name: str
+    amount_micro: int
     reason: str
 
 
@@ -138,6 +147,10 @@ async def reverse_contribution(coordinator: Coordinator, ask: ReverseContributio
     return await coordinator.volunteers.reversals.of_contribution(ask.id, ask.reason)
 
 
+async def grant(coordinator: Coordinator, ask: Grant) -> Granted:
+    return await coordinator.api_keys.grant(ask.name, ask.amount_micro, ask.reason)
+
+
 async def unban(coordinator: Coordinator, ask: Named) -> Done:
     await coordinator.volunteers.unban(ask.name)
     return Done(done="let in again", name=ask.name)
@@ -208,6 +221,7 @@ COMMANDS = (
         run=reverse_contribution,
         needs="database",
     ),
+    Command(name="grant", request=Grant, reply=Granted, run=grant, needs="database"),
     Command(name="volunteer.unban", request=Named, reply=Done, run=unban, needs="database"),
     Command(name="volunteer.suspend", request=Suspend, reply=Done, run=suspend, needs="database"),
     Command(

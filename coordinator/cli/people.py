@@ -15,10 +15,11 @@ from coordinator.cli.listing import as_json, facts, table, when, write_csv
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, Where, call
 from shared.errors import BadRequest, why
-from shared.text import credit
+from shared.text import MICRO, credit
 
 DAY_S = 86_400.0
 NAMES_MAX = 1000
+GRANT_MAX = 1e9  # credits
 STANDINGS = ("vetted", "probation", "suspended")
 
 invites = App(name="invite", help="Invites: links that let people in.")
@@ -154,6 +155,24 @@ def trust(*, where: Where = HERE, json: Json = False) -> None:
         "why": lambda a: a.reason,
     }
     table(report.accounts, columns, "No volunteer yet.")
+
+
+def grant(
+    name: Who,
+    amount: Annotated[float, Parameter(help="Credits.")],
+    *,
+    reason: Why,
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """Give an account credits to spend, from the organiser's account."""
+    if not 0 < amount <= GRANT_MAX:
+        raise BadRequest(f"a grant is more than 0 and at most {GRANT_MAX:,.0f} credits")
+    done = call(where, "grant", name=name, amount_micro=round(amount * MICRO), reason=reason)
+    if json:
+        as_json(done)
+    else:
+        print(f"{done.name} got {credit(done.amount_micro)} credits.")
 
 
 def _results(found: Any) -> str:
@@ -356,3 +375,4 @@ def add_to(parent: App) -> None:
     parent.command(volunteers)
     parent.command(contributions)
     parent.command(trust)
+    parent.command(grant)

@@ -12,6 +12,7 @@ from coordinator.database.engine.statements import its
 from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.accounts import codes, consents, volunteers, workers
 from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.inference import api_keys
 from coordinator.database.tables.tasks import failures
 from coordinator.rules.standing import State
 from shared.errors import NotFound
@@ -243,7 +244,9 @@ def rename(conn: Connection, volunteer_id: str, nickname: str, key: str) -> bool
 
 
 def revoke(conn: Connection, volunteer_id: str, now: float) -> int:
-    """Make every secret of an account worthless; how many there were."""
+    """Make every secret and key of an account worthless; how many secrets there were."""
+    mine = (api_keys.c.volunteer_id == volunteer_id) & api_keys.c.revoked_at.is_(None)
+    conn.execute(update(api_keys).where(mine).values(revoked_at=now))
     live = (workers.c.volunteer_id == volunteer_id) & workers.c.revoked_at.is_(None)
     return int(conn.execute(update(workers).where(live).values(revoked_at=now)).rowcount)
 
@@ -256,6 +259,7 @@ def forget(conn: Connection, volunteer_id: str, nickname: str, key: str, now: fl
     revoke(conn, volunteer_id, now)
     invite = select(volunteers.c.invite_id).where(volunteers.c.id == volunteer_id).scalar_subquery()
     conn.execute(update(codes).where(codes.c.id == invite).values(label=""))
+    conn.execute(update(api_keys).where(api_keys.c.volunteer_id == volunteer_id).values(name=""))
     conn.execute(delete(codes).where(codes.c.volunteer_id == volunteer_id))
     conn.execute(delete(consents).where(consents.c.volunteer_id == volunteer_id))
     own = workers.c.volunteer_id == volunteer_id

@@ -19,6 +19,7 @@ import msgspec
 from shared.errors import BY_CODE
 from shared.protocol.base import ErrorBody
 from shared.protocol.endpoints import ENDPOINTS, NOTHING, NUMBERS, Endpoint
+from shared.protocol.inference import OpenAiErrorBody
 from shared.protocol.limits import PROTOCOL
 
 _REF = "#/components/schemas/{name}"
@@ -31,7 +32,9 @@ def document(endpoints: tuple[Endpoint[Any], ...]) -> dict[str, Any]:
     types = [
         kind for e in endpoints for kind in (e.request, e.reply) if kind not in (None, NOTHING)
     ]
-    _, components = msgspec.json.schema_components([*types, ErrorBody], ref_template=_REF)
+    _, components = msgspec.json.schema_components(
+        [*types, ErrorBody, OpenAiErrorBody], ref_template=_REF
+    )
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.full_path, {})[endpoint.method.lower()] = _operation(endpoint)
@@ -47,6 +50,7 @@ def document(endpoints: tuple[Endpoint[Any], ...]) -> dict[str, Any]:
                     "scheme": "bearer",
                     "description": "<worker id>.<secret>",
                 },
+                "key": {"type": "http", "scheme": "bearer", "description": "vk-..."},
                 "admin": {"type": "http", "scheme": "bearer", "description": "admin.<token>"},
             },
         },
@@ -104,7 +108,11 @@ def _responses(endpoint: Endpoint[Any]) -> dict[str, Any]:
     codes = ", ".join(sorted(code for code, error in BY_CODE.items() if error.status >= 400))
     responses["default"] = {
         "description": f"Refused; `code` is one of {codes}.",
-        "content": {"application/json": {"schema": _schema(ErrorBody)}},
+        "content": {
+            "application/json": {
+                "schema": _schema(OpenAiErrorBody if endpoint.auth == "key" else ErrorBody)
+            }
+        },
     }
     return responses
 
@@ -126,7 +134,12 @@ def _table(endpoints: Iterable[Endpoint[Any]]) -> str:
         sent += ["bytes"] if endpoint.sends else []
         sent += [f"`?{query.name}=`" for query in endpoint.query]
         sent += [f"`{name}`" for name in endpoint.headers]
-        sent += {"none": ["no token"], "admin": ["organiser's token"], "worker": []}[endpoint.auth]
+        sent += {
+            "worker": [],
+            "key": ["key"],
+            "none": ["no token"],
+            "admin": ["organiser's token"],
+        }[endpoint.auth]
         reply = endpoint.gives or (f"`{endpoint.reply_name}`" if endpoint.reply_name else "204")
         path = f"{endpoint.method} `{endpoint.path}`"
         rows.append(f"| {path} | {', '.join(sent)} | {reply} | {endpoint.summary} |")

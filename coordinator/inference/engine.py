@@ -63,7 +63,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine(Protocol):
-    """Where answers are computed.
+    """A place that computes answers.
 
     Every method raises Unavailable while nothing computes (with the seconds to wait), and NotFound
     for a version whose files are gone.

@@ -124,6 +124,50 @@ class RetentionSettings(Settings):
     every: Versions = 50
 
 
+class TierSettings(Settings):
+    """`[[serve.tiers]]`: limits of an account that has earned so much."""
+
+    credits: Annotated[float, Meta(ge=0, le=1e12)] = 0.0  # earned, ever
+    requests_per_minute: Annotated[int, Meta(ge=1, le=100_000)] = 30
+    tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # of one answer
+    tokens_waiting: Annotated[int, Meta(ge=1, le=1 << 30)] = 2048  # of all requests under way
+
+
+def _tier(credits: float, requests: int, tokens: int) -> TierSettings:
+    return TierSettings(
+        credits=credits,
+        requests_per_minute=requests,
+        tokens=tokens,
+        tokens_waiting=8 * tokens,
+    )
+
+
+class ChatSettings(Settings):
+    """`[serve.chat]`: how a conversation is written for the model; {content} is the message."""
+
+    system: Line = "System: {content}\n"
+    user: Line = "User: {content}\n"
+    assistant: Line = "Assistant: {content}\n"
+    reply: Line = "Assistant:"  # the answer follows
+    stop: Annotated[tuple[Line, ...], Meta(max_length=16)] = ("\nUser:",)
+
+
+class ServeSettings(Settings):
+    """`[serve]`: who may ask the model, and for how much."""
+
+    who: Literal["nobody", "volunteers"] = "volunteers"
+    price: Annotated[float, Meta(ge=0, le=1e6)] = 1.0  # times the price of training a FLOP
+    free_tokens_per_day: CountOrOff = 0  # of each account, UTC days
+    stop: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()  # ends every answer
+    tiers: Annotated[tuple[TierSettings, ...], Meta(min_length=1, max_length=16)] = (
+        _tier(0, 30, 256),
+        _tier(10_000, 60, 512),
+        _tier(100_000, 120, 1024),
+        _tier(1_000_000, 300, 2048),
+    )
+    chat: ChatSettings = ChatSettings()
+
+
 class RunFile(Settings):
     """A whole run file. `plan` stays a raw table here: `coordinator.plan.plan.plan` reads it."""
 
@@ -145,6 +189,7 @@ class RunFile(Settings):
     evaluation: EvaluationSettings = EvaluationSettings()
     trust: TrustSettings = TrustSettings()
     retention: RetentionSettings = RetentionSettings()
+    serve: ServeSettings = ServeSettings()
 
 
 def fits_a_path(name: str) -> bool:

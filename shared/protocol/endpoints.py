@@ -31,6 +31,14 @@ from shared.protocol.accounts import (
 )
 from shared.protocol.contributions import SubmitRequest, UploadInfo, UploadRequest, Verdict
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
+from shared.protocol.inference import (
+    Given,
+    GiveRequest,
+    KeyInfo,
+    KeyRequest,
+    NewKey,
+    UsageRow,
+)
 from shared.protocol.leases import (
     BeginReply,
     BeginRequest,
@@ -44,7 +52,7 @@ from shared.protocol.transparency import SignedHead, SignedReceipt, TreeProof
 from shared.protocol.versions import SignedManifest, VersionInfo
 from shared.workloads.base import DatasetManifest
 
-Auth = Literal["none", "worker", "admin"]
+Auth = Literal["none", "worker", "admin", "key"]  # "key": of /v1, or a worker's token
 R = TypeVar("R")
 
 LISTING_BYTES_MAX = 16 << 20
@@ -52,7 +60,7 @@ MANIFEST_BYTES_MAX = 64 << 20  # of a dataset: about 120 bytes a chunk
 INTEGER_MAX = 2**31 - 1  # what a column of versions holds
 KEY_MAX = 2**63 - 1
 # Parameters of a path that are numbers, and the largest that a row may have.
-NUMBERS = {"task": KEY_MAX, "version": INTEGER_MAX, "contribution": KEY_MAX}
+NUMBERS = {"key": KEY_MAX, "task": KEY_MAX, "version": INTEGER_MAX, "contribution": KEY_MAX}
 NOTHING = type(None)
 BYTES = "application/octet-stream"
 
@@ -382,6 +390,50 @@ RECEIPTS = Endpoint(
     summary="Signed receipts of my payments, oldest first; `cursor` is the last entry I have",
     reply=tuple[SignedReceipt, ...],
     query=_CURSOR,
+)
+
+# Credits that are spent or given.
+
+KEYS = Endpoint(
+    method="GET",
+    path="/me/keys",
+    operation="api_keys.listing",
+    summary="My keys of the OpenAI-compatible interface, without their secrets",
+    reply=tuple[KeyInfo, ...],
+)
+KEY_CREATE = Endpoint(
+    method="POST",
+    path="/me/keys",
+    operation="api_keys.create",
+    summary="A new key, shown this once",
+    request=KeyRequest,
+    reply=NewKey,
+    writes=True,
+)
+KEY_REVOKE = Endpoint(
+    method="POST",
+    path="/me/keys/{key}/revoke",
+    operation="api_keys.revoke",
+    summary="Revoke a key",
+    reply=KeyInfo,
+)
+USAGE = Endpoint(
+    method="GET",
+    path="/me/usage",
+    operation="api_keys.usage",
+    summary="My newest 500 requests, newest first, or those of one key",
+    reply=tuple[UsageRow, ...],
+    query=(Parameter(name="key", kind=int, help="Of this key."),),
+    bytes_max=LISTING_BYTES_MAX,
+)
+GIVE = Endpoint(
+    method="POST",
+    path="/me/give",
+    operation="api_keys.give",
+    summary="Give earned credits to another volunteer; the same id again gives nothing more",
+    request=GiveRequest,
+    reply=Given,
+    writes=True,
 )
 
 # The record, for everybody: a volunteer that was shut out may check it too.

@@ -24,6 +24,14 @@ from shared.protocol.accounts import (
 from shared.protocol.contributions import SubmitRequest, UploadInfo, UploadRequest, Verdict
 from shared.protocol.endpoints import Endpoint
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
+from shared.protocol.inference import (
+    Given,
+    GiveRequest,
+    KeyInfo,
+    KeyRequest,
+    NewKey,
+    UsageRow,
+)
 from shared.protocol.leases import (
     BeginReply,
     BeginRequest,
@@ -196,6 +204,22 @@ class Api:
     async def receipts(self, after: int) -> tuple[SignedReceipt, ...]:
         """Return receipts of my payments, oldest first, behind an entry of the ledger."""
         return await self.query(endpoints.RECEIPTS, cursor=after)
+
+    async def keys(self) -> tuple[KeyInfo, ...]:
+        return await self.query(endpoints.KEYS)
+
+    async def create_key(self, request: KeyRequest) -> NewKey:
+        """Make a key; not retried, because a second one would be made."""
+        return await self._call(endpoints.KEY_CREATE, {}, request, patience_s=0)
+
+    async def revoke_key(self, key: int) -> KeyInfo:
+        return await self._call(endpoints.KEY_REVOKE, {"key": key}, patience_s=ASK_S)
+
+    async def usage(self, key: int = 0) -> tuple[UsageRow, ...]:
+        return await self.query(endpoints.USAGE, key=key)
+
+    async def give(self, request: GiveRequest) -> Given:
+        return await self._call(endpoints.GIVE, {}, request, patience_s=ASK_S)
 
     async def tree_head(self) -> SignedHead:
         return await self._call(endpoints.TREE_HEAD, {}, secret=False, patience_s=ASK_S)

@@ -170,6 +170,24 @@ class Client:
             body = self._pieces(response.aiter_raw(), limit)
             yield Reply(response.status_code, response.headers, body)
 
+    @asynccontextmanager
+    async def events(
+        self, path: str, body: bytes
+    ) -> AsyncIterator[AsyncIterator[bytes | memoryview]]:
+        """One POST to a path beside /api/v1 whose answer is read as it comes. Not retried."""
+        headers = self._headers({"Content-Type": "application/json"})
+        limit = Limit(self.read_s + self.slack_s)
+        request = self._http.build_request(
+            "POST",
+            self.address.url + path,
+            headers=headers,
+            content=body,
+            timeout=_timeout(self.read_s),
+        )
+        async with self._answer(request, limit) as response:
+            self.sent_bytes += len(body)
+            yield self._pieces(response.aiter_raw(), limit)
+
     def _question(self, path: str, headers: Mapping[str, str]) -> bulk.Question:
         return bulk.Question(
             address=self.address,

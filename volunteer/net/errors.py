@@ -13,6 +13,7 @@ from shared import errors
 from shared.decoding import decode
 from shared.errors import VolunteerError
 from shared.protocol.base import ErrorBody
+from shared.protocol.inference import OpenAiError, OpenAiErrorBody
 from shared.text import printable
 
 SENTENCE_CHARS_MAX = 500
@@ -25,6 +26,10 @@ def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> 
     try:
         said = decode(body, ErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if (below := _of_v1(body)) is not None:
+            error = openai_error(status, below)
+            error.retry_after_s = _seconds(headers.get("retry-after"))
+            return error
         message = f"{host} answered with HTTP status {status} and no reason"
         wait = _seconds(headers.get("retry-after"))
         if status in (408, 429, 502, 503, 504):
@@ -35,6 +40,30 @@ def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> 
     if said.request_id and status >= 500:
         message += f" (request {printable(said.request_id, 64)})"
     return errors.from_wire(said.code, message, wait, status=status)
+
+
+def openai_error(status: int, said: OpenAiError) -> VolunteerError:
+    """Return the error that a refusal below /v1 means; in a stream that had begun `status` is 0."""
+    kinds: dict[int, type[VolunteerError]] = {
+        0: errors.Internal,
+        401: errors.Unauthorized,
+        403: errors.Forbidden,
+        404: errors.NotFound,
+        413: errors.TooLarge,
+        429: errors.TooManyRequests,
+        503: errors.Unavailable,
+    }
+    kind = kinds.get(status, errors.Internal if status >= 500 else errors.BadRequest)
+    if said.code == errors.InsufficientQuota.code:
+        kind = errors.InsufficientQuota
+    return kind(printable(said.message, SENTENCE_CHARS_MAX))
+
+
+def _of_v1(body: bytes) -> OpenAiError | None:
+    try:
+        return decode(body, OpenAiErrorBody).error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _seconds(text: str | None) -> float | None:

@@ -86,6 +86,8 @@ WORDS: Mapping[str, str] = {
     "hold": "held",
     "settle": "spent",
     "release": "released",
+    "grant": "granted",
+    "give": "given",
 }
 
 

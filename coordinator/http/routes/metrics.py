@@ -27,6 +27,11 @@ async def gauges(coordinator: Coordinator) -> Gauges:
     }
     # Of checks and recomputes: the cost of trust, beside `train_s` of what they check.
     found |= {f"{each.name}_seconds": {"": each.busy_s} for each in coordinator.computing}
+    meter = coordinator.answers.meter
+    found["answers_waiting"] = {"": float(meter.waiting)}
+    found["answers_requests"] = {run: float(count) for run, count in meter.requests.items()}
+    found["answers_tokens"] = {run: float(count) for run, count in meter.tokens.items()}
+    found["answers_first_token_seconds"] = {run: float(s) for run, s in meter.first_s.items()}
     for run in await coordinator.server.runs():
         found["run_version"][run.name] = run.version
         found["run_workers"][run.name] = run.workers

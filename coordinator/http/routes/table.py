@@ -8,10 +8,11 @@ from coordinator.http.openapi import document
 from coordinator.http.routes import blobs, operations, runs, samples, workers
 from coordinator.http.routes.endpoint import Call, Handler, Reply, json_reply
 from shared.protocol import endpoints
+from shared.protocol.v1_endpoints import V1
 
 
 async def _openapi(_: Call[None]) -> Reply:
-    return json_reply(document(endpoints.ENDPOINTS))
+    return json_reply(document((*endpoints.ENDPOINTS, *V1)))
 
 
 HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {

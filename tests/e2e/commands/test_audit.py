@@ -38,6 +38,7 @@ CHANGING: dict[str, tuple[tuple[str, ...], str]] = {
     "contribution.reverse": (("contribution", "reverse", "1", *WHY), ""),
     "volunteer.reverse": (("volunteer", "reverse", "Bob", "--since", "2001-01-01", *WHY), ""),
     "volunteer.vouch": (("volunteer", "vouch", "Ann"), ""),
+    "grant": (("grant", "Ann", "5", *WHY), ""),
     "volunteer.suspend": (("volunteer", "suspend", "Ann", *WHY), ""),
     "volunteer.unsuspend": (("volunteer", "unsuspend", "Ann", *WHY), ""),
     "volunteer.ban": (("volunteer", "ban", "Ann"), "volunteer.banned"),

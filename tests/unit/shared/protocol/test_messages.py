@@ -18,6 +18,7 @@ from shared.protocol import (
     base,
     contributions,
     heartbeat,
+    inference,
     leases,
     listings,
     transparency,
@@ -26,7 +27,17 @@ from shared.protocol import (
 from shared.protocol.base import Message
 from tests.support.sources import ROOT
 
-PARTS = (accounts, base, contributions, heartbeat, leases, listings, transparency, versions)
+PARTS = (
+    accounts,
+    base,
+    contributions,
+    heartbeat,
+    inference,
+    leases,
+    listings,
+    transparency,
+    versions,
+)
 GOLDEN = ROOT / "tests" / "golden" / "messages.json"
 
 

@@ -1,0 +1,234 @@
+"""Keys of the OpenAI-compatible interface, what they used, and gifts: what a volunteer does with
+its credits.
+"""
+
+from __future__ import annotations
+
+import secrets
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.accounts.authentication import Principal
+from coordinator.accounts.suspension import reason_of
+from coordinator.database import audit, runs
+from coordinator.database import volunteers as store
+from coordinator.database.inference import keys, usage
+from coordinator.database.inference.keys import KeyRow
+from coordinator.database.ledger import gifts, payments
+from coordinator.rules import codes, nicknames
+from coordinator.rules.reports import line
+from shared.decoding import decode
+from shared.errors import BadRequest, Conflict, Forbidden, NotFound, Unauthorized
+from shared.protocol.inference import (
+    KEYS_MAX,
+    Given,
+    GiveRequest,
+    KeyInfo,
+    KeyRequest,
+    KeyState,
+    NewKey,
+    UsageRow,
+)
+from shared.text import credit
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.config import Settings
+    from coordinator.database.engine.open import Database
+    from shared.clock import Clock
+
+PREFIX = "vk-"  # of every key
+SHOWN_CHARS = 10
+NAME_CHARS_MAX = 64
+DAY_S = 86_400.0
+MICRO = 1_000_000
+
+WRONG_KEY = "this key is wrong: `volunteer key list` shows yours, `volunteer key create` makes one"
+GONE_KEY = "this key was revoked or has expired: `volunteer key create` makes another"
+
+
+class Asker(msgspec.Struct, frozen=True, kw_only=True):
+    """Sender of a prompt: an account, by one of its keys or by a machine."""
+
+    volunteer_id: str
+    key_id: int | None = None
+    runs: tuple[str, ...] = ()  # none: every run
+
+
+class Granted(msgspec.Struct, frozen=True, kw_only=True):
+    """Confirmation of a grant."""
+
+    name: str
+    amount_micro: int
+    earned_micro: int  # to spend now
+
+
+class ApiKeys:
+    """The keys of all accounts."""
+
+    def __init__(self, db: Database, clock: Clock, settings: Settings) -> None:
+        self._db = db
+        self._clock = clock
+        self._gift_micro = round(settings.gift_credits_per_day * MICRO)
+
+    async def sign_in(self, key: str) -> Asker:
+        """Return whose key this is. Raises Unauthorized, Forbidden for an account that may not."""
+        hashed, now = _hash(key), self._clock.now()
+        found = await self._db.read(lambda conn: keys.by_hash(conn, hashed))
+        if found is None:
+            raise Unauthorized(WRONG_KEY)
+        row, allowed = found
+        if not row.works(now):
+            raise Unauthorized(GONE_KEY)
+        if not allowed:
+            raise Forbidden("the account of this key is banned or suspended")
+        return Asker(volunteer_id=row.volunteer_id, key_id=row.id, runs=_runs(row))
+
+    async def create(self, principal: Principal, request: KeyRequest) -> NewKey:
+        """Make a key, shown this once. Raises Forbidden before the first merged contribution and
+        for a suspended account, Conflict for a sixth key, BadRequest, NotFound for a run.
+        """
+        key, now = PREFIX + secrets.token_urlsafe(32), self._clock.now()
+        if request.expires_at is not None and not now < request.expires_at < now + 1e10:
+            raise BadRequest("a key must expire in the future")
+
+        def make(conn: Connection) -> KeyRow:
+            account = store.locked(conn, principal.volunteer_id)
+            _check_standing(conn, account)
+            mine = [row for row in keys.of(conn, account.id) if row.works(now)]
+            if len(mine) >= KEYS_MAX:
+                raise Conflict(
+                    f"an account has at most {KEYS_MAX} keys: revoke one with `volunteer key "
+                    "revoke`"
+                )
+            for name in request.runs:
+                runs.by_name(conn, name)
+            return keys.add(
+                conn,
+                {
+                    "volunteer_id": account.id,
+                    "name": line(request.name, NAME_CHARS_MAX),
+                    "key_hash": _hash(key),
+                    "prefix": key[:SHOWN_CHARS],
+                    "cap_micro": request.cap_micro,
+                    "spent_micro": 0,
+                    "runs": msgspec.json.encode(request.runs).decode(),
+                    "created_at": now,
+                    "expires_at": request.expires_at,
+                    "revoked_at": None,
+                },
+            )
+
+        return NewKey(key=key, info=_info(await self._db.write(make), now))
+
+    async def listing(self, principal: Principal) -> tuple[KeyInfo, ...]:
+        """Every key of an account, revoked ones too, the oldest first."""
+        now = self._clock.now()
+        rows = await self._db.read(lambda conn: keys.of(conn, principal.volunteer_id))
+        return tuple(_info(row, now) for row in rows)
+
+    async def revoke(self, principal: Principal, key: int) -> KeyInfo:
+        """Make a key worthless from its next request on. Raises NotFound for somebody else's."""
+        now = self._clock.now()
+
+        def change(conn: Connection) -> KeyRow:
+            row = keys.locked(conn, key)
+            if row.volunteer_id != principal.volunteer_id:
+                raise NotFound(f"there is no key {key}")
+            if row.revoked_at is None:
+                keys.revoke(conn, key, now)
+            return keys.locked(conn, key)
+
+        return _info(await self._db.write(change), now)
+
+    async def usage(self, principal: Principal, *, key: int | None = None) -> tuple[UsageRow, ...]:
+        """Return the newest 500 requests of an account, or of one of its keys."""
+        who = principal.volunteer_id
+        return tuple(await self._db.read(lambda conn: usage.listing(conn, who, key)))
+
+    async def give(self, principal: Principal, request: GiveRequest) -> Given:
+        """Move earned credits to another account, named by nickname or id.
+
+        Raises NotFound, Forbidden for a suspended giver, too little credit or a spent daily cap.
+        """
+        codes.check_id("gift", request.id)
+        now, to = self._clock.now(), nicknames.skeleton(request.to[:256])
+
+        def move(conn: Connection) -> Given:
+            giver = store.locked(conn, principal.volunteer_id)
+            if giver.standing == "suspended" or giver.state != "active":
+                raise Forbidden("a suspended account gives nothing")
+            taker = _taker(conn, request.to[:256], to)
+            if taker.id == giver.id:
+                raise BadRequest("credits are given to somebody else")
+            sides = (giver.id, taker.id)
+            given = gifts.given_since(conn, giver.id, now - DAY_S)
+            new = gifts.give(conn, sides, request.id, request.amount_micro, now)
+            if new and given + request.amount_micro > self._gift_micro:
+                raise Forbidden(
+                    f"at most {credit(self._gift_micro)} credits may be given within 24 hours, "
+                    f"and {credit(given)} were"
+                )
+            left = payments.balances(conn, giver.id).earned_micro
+            return Given(to=taker.nickname, amount_micro=request.amount_micro, left_micro=left)
+
+        return await self._db.write(move)
+
+    async def grant(self, name: str, amount_micro: int, reason: str) -> Granted:
+        """Give an account credits on behalf of the organiser. Raises NotFound, BadRequest."""
+        why, gift = reason_of(reason), secrets.token_hex(16)
+        now, to = self._clock.now(), nicknames.skeleton(name[:256])
+
+        def add(conn: Connection) -> Granted:
+            taker = store.find(conn, name[:256], to)
+            gifts.grant(conn, taker.id, gift, amount_micro, why, now)
+            detail = {"reason": why, "amount_micro": amount_micro}
+            audit.append(conn, "organiser", "grant", taker.id, detail, now)
+            left = payments.balances(conn, taker.id).earned_micro
+            return Granted(name=taker.nickname, amount_micro=amount_micro, earned_micro=left)
+
+        return await self._db.write(add)
+
+
+def _hash(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
+def _runs(row: KeyRow) -> tuple[str, ...]:
+    return decode(row.runs, tuple[str, ...])
+
+
+def _info(row: KeyRow, now: float) -> KeyInfo:
+    state: KeyState = "active" if row.works(now) else "expired"
+    return KeyInfo(
+        id=row.id,
+        name=row.name,
+        prefix=row.prefix,
+        state="revoked" if row.revoked_at is not None else state,
+        spent_micro=row.spent_micro,
+        cap_micro=row.cap_micro,
+        runs=_runs(row),
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+    )
+
+
+def _check_standing(conn: Connection, account: store.VolunteerRow) -> None:
+    if account.standing == "suspended":
+        raise Forbidden("a suspended account gets no key")
+    if not keys.merged_of(conn, account.id):
+        raise Forbidden("keys are for those who helped: come back when a contribution is merged")
+
+
+def _taker(conn: Connection, who: str, key: str) -> store.VolunteerRow:
+    """Return the account that is given to; one that nobody can use is none. Raises NotFound."""
+    try:
+        found = store.find(conn, who, key)
+    except NotFound:
+        found = None
+    if found is None or found.state != "active":
+        raise NotFound(f'there is no volunteer "{who}"')
+    return found

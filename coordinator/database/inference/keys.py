@@ -1,0 +1,90 @@
+"""Keys of accounts: rows, and who may have one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, func, insert, select, update
+
+from coordinator.database.engine.statements import its
+from coordinator.database.tables.accounts import volunteers
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.inference import api_keys
+from shared.errors import NotFound
+
+
+class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `api_keys`; see the table."""
+
+    id: int
+    volunteer_id: str
+    name: str
+    key_hash: str
+    prefix: str
+    cap_micro: int | None
+    spent_micro: int
+    runs: str
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+
+    def works(self, now: float) -> bool:
+        """Return True if it is neither revoked nor expired."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+_BY_HASH = (
+    select(api_keys, volunteers.c.state, volunteers.c.standing)
+    .join(volunteers, volunteers.c.id == api_keys.c.volunteer_id)
+    .where(its(api_keys.c.key_hash))
+)
+_LOCKED = select(api_keys).where(its(api_keys.c.id)).with_for_update()
+_SPENT = update(api_keys).where(its(api_keys.c.id))
+
+
+def add(conn: Connection, values: dict[str, Any]) -> KeyRow:
+    """Insert a key."""
+    row = conn.execute(insert(api_keys).values(**values).returning(api_keys)).mappings().one()
+    return KeyRow(**row)
+
+
+def by_hash(conn: Connection, key_hash: str) -> tuple[KeyRow, bool] | None:
+    """Return a key, and True if its account may ask; None for one that was never made."""
+    row = conn.execute(_BY_HASH, {"its_key_hash": key_hash}).mappings().first()
+    if row is None:
+        return None
+    found = KeyRow(**{name: row[name] for name in KeyRow.__struct_fields__})
+    return found, row["state"] == "active" and row["standing"] != "suspended"
+
+
+def locked(conn: Connection, key_id: int) -> KeyRow:
+    """Return a key, locked until the transaction ends. Raises NotFound."""
+    row = conn.execute(_LOCKED, {"its_id": key_id}).mappings().first()
+    if row is None:
+        raise NotFound(f"there is no key {key_id}")
+    return KeyRow(**row)
+
+
+def of(conn: Connection, volunteer_id: str) -> list[KeyRow]:
+    """Every key of an account, the oldest first."""
+    query = select(api_keys).where(api_keys.c.volunteer_id == volunteer_id).order_by(api_keys.c.id)
+    return [KeyRow(**row) for row in conn.execute(query).mappings()]
+
+
+def revoke(conn: Connection, key_id: int, now: float) -> None:
+    """Make a key worthless."""
+    conn.execute(_SPENT, {"its_id": key_id, "revoked_at": now})
+
+
+def charge(conn: Connection, key_id: int, cost_micro: int) -> None:
+    """Add to what a key has spent."""
+    row = update(api_keys).where(api_keys.c.id == key_id)
+    conn.execute(row.values(spent_micro=api_keys.c.spent_micro + cost_micro))
+
+
+def merged_of(conn: Connection, volunteer_id: str) -> int:
+    """Return how many contributions of an account were merged."""
+    c = contributions.c
+    query = select(func.count()).where(c.volunteer_id == volunteer_id, c.state == "merged")
+    return int(conn.execute(query).scalar_one())

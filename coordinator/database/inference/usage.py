@@ -1,0 +1,176 @@
+"""Requests: begun with their hold, ended with its settlement, each in one transaction.
+
+An open request that its process no longer beats for is ended by whoever finds it, for the tokens
+that were last written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, bindparam, case, delete, func, insert, select, update
+
+from coordinator.database.engine.statements import its
+from coordinator.database.inference import keys
+from coordinator.database.ledger import spending
+from coordinator.database.tables.inference import api_keys, usage
+from coordinator.rules.serving import cost_micro
+from shared.errors import NotFound
+from shared.protocol.inference import UsageRow
+
+PAGE = 500
+RECOVERED_MAX = 500  # requests in one transaction
+
+_u = usage.c
+
+
+class OpenRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `usage` as it begins; see the table."""
+
+    id: str
+    volunteer_id: str
+    key_id: int | None
+    run_id: int
+    version: int
+    model: str
+    kind: str
+    free: bool
+    unit_nano: int
+    tokens_in: int
+    tokens_max: int
+    held_micro: int
+    replica: str
+    at: float
+
+
+_ADD = insert(usage)
+_LOCKED = select(usage).where(its(_u.id)).with_for_update()
+_SET = update(usage).where(its(_u.id))
+_BEAT = (
+    update(usage)
+    .where(its(_u.id), _u.state == "open")
+    .values(tokens_out=bindparam("out"), beat_at=bindparam("beat"))
+)
+
+
+def begin(conn: Connection, row: OpenRow, memo: str) -> None:
+    """Hold the worst case and write the request down. Raises Forbidden for too little credit."""
+    if row.held_micro:
+        spending.hold(conn, row.volunteer_id, row.id, row.held_micro, memo, row.at)
+    zero = {"state": "open", "tokens_out": 0, "cost_micro": 0, "beat_at": row.at}
+    conn.execute(_ADD, msgspec.structs.asdict(row) | zero)
+
+
+def end(
+    conn: Connection, request_id: str, out: int, now: float, first_s: float | None = None
+) -> int:
+    """Settle what was generated, release the rest; the price. The second time changes nothing.
+
+    Raises NotFound for a request that was never begun.
+    """
+    row = conn.execute(_LOCKED, {"its_id": request_id}).mappings().first()
+    if row is None:
+        raise NotFound(f"there is no request {request_id}")
+    if row["state"] != "open":
+        return int(row["cost_micro"])
+    out = max(0, min(out, row["tokens_max"]))
+    units = row["tokens_in"] + out
+    cost = min(row["held_micro"], cost_micro(row["unit_nano"], units)) if out else 0
+    if cost:
+        spending.settle(conn, row["volunteer_id"], request_id, cost, now)
+    elif row["held_micro"]:
+        spending.release(conn, row["volunteer_id"], request_id, now)
+    done = {"state": "done", "tokens_out": out, "cost_micro": cost, "ended_at": now}
+    conn.execute(_SET, {"its_id": request_id, "first_token_s": first_s} | done)
+    if cost and row["key_id"] is not None:
+        keys.charge(conn, row["key_id"], cost)
+    return cost
+
+
+def beat(conn: Connection, out: Mapping[str, int], now: float) -> None:
+    """Write down how many tokens each request under way has been streamed."""
+    rows = [{"its_id": each, "out": out[each], "beat": now} for each in sorted(out)]
+    if rows:
+        conn.execute(_BEAT, rows)
+
+
+def abandoned(conn: Connection, before: float, mine: Sequence[str]) -> list[tuple[str, int]]:
+    """Return open requests last beaten for before an instant, with the tokens written down;
+    without those that this process answers.
+    """
+    query = select(_u.id, _u.tokens_out).where(_u.state == "open", _u.beat_at < before)
+    found = conn.execute(query.order_by(_u.beat_at).limit(RECOVERED_MAX + len(mine)))
+    return [(row.id, int(row.tokens_out)) for row in found if row.id not in set(mine)]
+
+
+class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
+    """Open requests of an account, at their worst case."""
+
+    tokens: int
+    key_micro: int  # held for one of its keys
+
+
+def under_way(conn: Connection, volunteer_id: str, key_id: int | None) -> UnderWay:
+    """Sum up an account's open requests."""
+    sums: list[Any] = [
+        func.sum(_u.tokens_max),
+        func.sum(case((_u.key_id == key_id, _u.held_micro), else_=0)),
+    ]
+    query = select(*sums).where(_u.state == "open", _u.volunteer_id == volunteer_id)
+    tokens, held = (int(value or 0) for value in conn.execute(query).one())
+    return UnderWay(tokens=tokens, key_micro=held)
+
+
+def spent_since(conn: Connection, volunteer_id: str, since: float) -> int:
+    """Return what an account spent or holds for requests since an instant, in micro-credits."""
+    amount = case((_u.state == "open", _u.held_micro), else_=_u.cost_micro)
+    query = select(func.sum(amount)).where(_u.volunteer_id == volunteer_id, _u.at >= since)
+    return int(conn.execute(query).scalar() or 0)
+
+
+def free_since(conn: Connection, volunteer_id: str, run_id: int, since: float) -> int:
+    """Return how many free tokens of a run an account used or may still use since an instant."""
+    out = case((_u.state == "open", _u.tokens_max), else_=_u.tokens_out)
+    query = select(func.sum(_u.tokens_in + out)).where(
+        _u.volunteer_id == volunteer_id, _u.at >= since, _u.run_id == run_id, _u.free
+    )
+    return int(conn.execute(query).scalar() or 0)
+
+
+def prune(conn: Connection, before: float) -> int:
+    """Delete requests that began before an instant and have ended; how many."""
+    old = delete(usage).where(_u.at < before, _u.state == "done")
+    return int(conn.execute(old).rowcount)
+
+
+def listing(conn: Connection, volunteer_id: str, key_id: int | None) -> list[UsageRow]:
+    """Return the newest 500 requests of an account or of one of its keys, newest first."""
+    query = (
+        select(usage, api_keys.c.prefix)
+        .join(api_keys, api_keys.c.id == _u.key_id, isouter=True)
+        .where(_u.volunteer_id == volunteer_id)
+        .order_by(_u.at.desc(), _u.id)
+        .limit(PAGE)
+    )
+    if key_id is not None:
+        query = query.where(_u.key_id == key_id)
+    return [_row(row) for row in conn.execute(query).mappings()]
+
+
+def _row(row: Any) -> UsageRow:
+    ended = row["ended_at"]
+    return UsageRow(
+        id=row["id"],
+        at=row["at"],
+        model=row["model"],
+        kind=row["kind"],
+        key=row["prefix"] or "",
+        tokens_in=row["tokens_in"],
+        tokens_out=row["tokens_out"],
+        cost_micro=row["cost_micro"],
+        free=row["free"],
+        latency_s=None if ended is None else max(0.0, ended - row["at"]),
+        first_token_s=row["first_token_s"],
+    )

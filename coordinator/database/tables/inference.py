@@ -1,0 +1,64 @@
+"""Keys of the OpenAI-compatible interface, and what each request used. No prompt is kept."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Table,
+    Text,
+)
+
+from coordinator.database.tables.base import Key, metadata
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", Key, primary_key=True, autoincrement=True),
+    Column("volunteer_id", ForeignKey("volunteers.id"), nullable=False, index=True),
+    Column("name", String(64), nullable=False),
+    Column("key_hash", String(64), nullable=False, unique=True),  # SHA-256 of a 256-bit secret
+    Column("prefix", String(16), nullable=False),
+    Column("cap_micro", BigInteger, nullable=True),
+    Column("spent_micro", BigInteger, nullable=False),  # settled
+    Column("runs", Text, nullable=False),  # JSON list of names; [] = every run
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=True),
+    Column("revoked_at", Double, nullable=True),
+)
+
+usage = Table(
+    "usage",
+    metadata,
+    Column("id", String(64), primary_key=True),  # of the hold too
+    Column("volunteer_id", ForeignKey("volunteers.id"), nullable=False),
+    Column("key_id", ForeignKey("api_keys.id"), nullable=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("model", String(160), nullable=False),  # as it was asked for
+    Column("kind", String(16), nullable=False),  # completion, chat, image
+    Column("state", String(16), nullable=False),  # open, done
+    Column("free", Boolean, nullable=False),  # within the run's free quota: nothing is held
+    Column("unit_nano", BigInteger, nullable=False),  # thousandths of a micro-credit a token
+    Column("tokens_in", BigInteger, nullable=False),
+    Column("tokens_max", BigInteger, nullable=False),  # to generate at most
+    Column("tokens_out", BigInteger, nullable=False),  # generated so far
+    Column("held_micro", BigInteger, nullable=False),
+    Column("cost_micro", BigInteger, nullable=False),
+    Column("replica", String(64), nullable=False),  # process that answers
+    Column("at", Double, nullable=False),
+    Column("beat_at", Double, nullable=False),  # that process was alive
+    Column("first_token_s", Double, nullable=True),
+    Column("ended_at", Double, nullable=True),
+)
+_u = usage.c
+Index("ix_usage_volunteer", _u.volunteer_id, _u.at)
+Index("ix_usage_key", _u.key_id)
+_open = _u.state == "open"
+Index("ix_usage_open", _u.beat_at, sqlite_where=_open, postgresql_where=_open)

@@ -1,0 +1,389 @@
+"""Answers: which versions may be asked, how a prompt becomes a paid stream of pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.accounts.api_keys import Asker
+from coordinator.database import datasets, evaluations, runs, versions
+from coordinator.database.ledger import payments
+from coordinator.inference.engine import Engine, Generation, ModelVersion, Piece
+from coordinator.inference.metering import Meter, Metered, Order
+from coordinator.rate_limit import PerMinute
+from coordinator.rules import serving
+from coordinator.rules.run_file import ServeSettings, TierSettings
+from coordinator.runs.definition import definition
+from shared.errors import BadRequest, Forbidden, NotFound, Unavailable
+from shared.protocol.inference import DEFAULT_TOKENS, ModelCard
+from shared.workloads.base import load
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.config import Settings
+    from coordinator.database.engine.open import Database
+    from coordinator.database.runs import RunRow
+    from shared.clock import Clock
+
+RETRY_S = 10.0
+TEXT_ITEMS, IMAGE_ITEMS = "tokens", "images"  # `Traits.items` of what can be asked
+PLAIN = "chat: a plain transcript (System, User, Assistant), because the run has no template"
+OWN = "chat: the run's own template"
+
+
+class Wrong(BadRequest):
+    """A field of a prompt makes no sense."""
+
+    def __init__(self, message: str, param: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param, self.reason = param, code
+
+
+class UnknownModel(NotFound):
+    """There is no such model."""
+
+
+class Servable(msgspec.Struct, frozen=True, kw_only=True):
+    """A version that may be asked, and by whom, for how much."""
+
+    name: str  # as it was asked for
+    version: ModelVersion
+    items: str
+    serve: ServeSettings
+    tier: TierSettings
+    unit_nano: int
+    asker: Asker
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """A text to continue, and how."""
+
+    kind: str
+    text: str
+    max_tokens: int | None
+    seed: int
+    count: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+
+
+class Answer:
+    """An answer under way: pieces of its sequences as they come, then its price."""
+
+    def __init__(
+        self,
+        metered: Metered,
+        prompt_tokens: int,
+        sequences: Sequence[AsyncIterator[Piece]],
+        count: Callable[[int], None],
+    ) -> None:
+        self.id = metered.id
+        self.metered = metered
+        self.prompt_tokens = prompt_tokens
+        self.cost_micro = 0
+        self._sequences = sequences
+        self._count = count
+
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Yield the next piece of any sequence, with its number.
+
+        Each is counted when it arrives, also where nobody waits for it any more.
+        """
+        waiting = {asyncio.ensure_future(_next(s)): n for n, s in enumerate(self._sequences)}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                arrived = [(waiting.pop(task), self._counted(task)) for task in done]
+                for number, piece in arrived:
+                    if piece is not None and piece.finish is None:
+                        task = asyncio.ensure_future(_next(self._sequences[number]))
+                        waiting[task] = number
+                for number, piece in arrived:
+                    if piece is not None:
+                        yield number, piece
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            for task in waiting:
+                if not task.cancelled() and task.exception() is None:
+                    self._counted(task)
+
+    def _counted(self, task: asyncio.Future[Piece | None]) -> Piece | None:
+        piece = task.result()
+        if piece is not None:
+            self._count(len(piece.tokens))
+        return piece
+
+    async def stop(self) -> None:
+        """Cancel the sequences that have not ended."""
+        for sequence in self._sequences:
+            close = getattr(sequence, "aclose", None)
+            if close is not None:
+                with suppress(Exception):
+                    await close()
+
+
+async def _next(sequence: AsyncIterator[Piece]) -> Piece | None:
+    return await anext(sequence, None)
+
+
+class Answers:
+    """The door to the engine: models, limits, and metered answers."""
+
+    def __init__(self, db: Database, clock: Clock, settings: Settings) -> None:
+        self._db = db
+        self.meter = Meter(db, clock, settings)
+        self._rate = PerMinute(clock.monotonic)
+        self._engine: Engine | None = None
+
+    def connect(self, engine: Engine) -> None:
+        """Name the engine that computes answers."""
+        self._engine = engine
+
+    # --- models ---
+
+    async def models(self, asker: Asker) -> tuple[ModelCard, ...]:
+        """Return every run that this asker may ask, and its best version."""
+
+        def read(conn: Connection) -> tuple[ModelCard, ...]:
+            return tuple(
+                card
+                for run in runs.every(conn)
+                if _may_ask(run, asker)
+                for card in _cards(conn, run)
+            )
+
+        return await self._db.read(read)
+
+    async def model(self, asker: Asker, name: str) -> ModelCard:
+        """Return one model by its id. Raises UnknownModel with the nearest one."""
+
+        def read(conn: Connection) -> ModelCard:
+            run, version = _resolved(conn, name, asker)
+            return _card(conn, run, name, version)
+
+        return await self._db.read(read)
+
+    async def find(self, asker: Asker, name: str) -> Servable:
+        """Return what a model id names, and this asker's tier; counts one request.
+
+        Raises UnknownModel, Forbidden, TooManyRequests.
+        """
+
+        def read(conn: Connection) -> Servable:
+            run, version = _resolved(conn, name, asker)
+            serve = definition(run).file.serve
+            total = payments.balances(conn, asker.volunteer_id).total_micro
+            return Servable(
+                name=name,
+                version=ModelVersion(run_id=run.id, run=run.name, version=version),
+                items=load(run.workload).traits.items,
+                serve=serve,
+                tier=serving.tier_of(serve, total),
+                unit_nano=_unit_nano(run),
+                asker=asker,
+            )
+
+        found = await self._db.read(read)
+        key = f"{asker.volunteer_id}:{found.version.run_id}"
+        self._rate.hit(key, found.tier.requests_per_minute)
+        return found
+
+    # --- answers ---
+
+    @asynccontextmanager
+    async def text(self, model: Servable, wish: Wish) -> AsyncIterator[Answer]:
+        """Answer a prompt inside the block; leaving it settles what was generated.
+
+        Raises Wrong, InsufficientQuota, TooManyRequests, Unavailable without an engine.
+        """
+        if model.items != TEXT_ITEMS:
+            raise Wrong(f'the model "{model.name}" does not write text', "model")
+        engine = self._working()
+        prepared = await engine.prepare(model.version, wish.text)
+        most = _room(model, wish, len(prepared.tokens), prepared.context)
+        order = _order(model, wish.kind, len(prepared.tokens), most * wish.count)
+        metered = await self.meter.begin(order)
+        try:
+            sequences = [
+                engine.generate(
+                    Generation(
+                        id=f"{metered.id}-{number}",
+                        model=model.version,
+                        prompt=prepared.tokens,
+                        max_tokens=most,
+                        seed=wish.seed + number,
+                        temperature=wish.temperature,
+                        top_p=wish.top_p,
+                        stop=(*wish.stop, *model.serve.stop),
+                        logprobs=wish.logprobs,
+                    )
+                )
+                for number in range(wish.count)
+            ]
+            count = partial(self.meter.count, metered, run=model.version.run)
+            answer = Answer(metered, len(prepared.tokens), sequences, count)
+        except BaseException:
+            await self.settle(metered)
+            raise
+        try:
+            yield answer
+        finally:
+            await asyncio.shield(self.close(answer))
+
+    async def settle(self, metered: Metered) -> int:
+        """Settle a request; its price."""
+        return await self.meter.end(metered)
+
+    async def close(self, answer: Answer) -> int:
+        """Stop and settle an answer before its price is told; the price."""
+        if not answer.metered.ended:
+            await answer.stop()
+            answer.cost_micro = await self.settle(answer.metered)
+        return answer.cost_micro
+
+    async def images(self, model: Servable, count: int, seed: int) -> tuple[Sequence[bytes], int]:
+        """Return PNG files and their price. Raises as `text` does."""
+        if model.items != IMAGE_ITEMS:
+            raise Wrong(f'the model "{model.name}" does not draw pictures', "model")
+        engine = self._working()
+        metered = await self.meter.begin(_order(model, "image", 0, count))
+        try:
+            made = await engine.images(model.version, count, seed)
+            self.meter.count(metered, len(made), model.version.run)
+        finally:
+            cost = await asyncio.shield(self.settle(metered))
+        return made, cost
+
+    def _working(self) -> Engine:
+        if self._engine is None:
+            raise Unavailable("no engine answers prompts here now", retry_after_s=RETRY_S)
+        return self._engine
+
+
+def _order(model: Servable, kind: str, tokens_in: int, most: int) -> Order:
+    return Order(
+        asker=model.asker,
+        run_id=model.version.run_id,
+        version=model.version.version,
+        model=model.name,
+        kind=kind,
+        serve=model.serve,
+        tier=model.tier,
+        unit_nano=model.unit_nano,
+        tokens_in=tokens_in,
+        tokens_max=most,
+    )
+
+
+def _room(model: Servable, wish: Wish, prompt: int, context: int) -> int:
+    """Return how many tokens may be generated. Raises Wrong with the figures."""
+    room, limit = context - prompt, model.tier.tokens
+    if room < 1 or (wish.max_tokens is not None and wish.max_tokens > room):
+        wanted = f" and {wish.max_tokens} more" if wish.max_tokens and room > 0 else ""
+        raise Wrong(
+            f"the prompt has {prompt} tokens{wanted}, and {context} fit, answer included: "
+            "shorten it, or lower max_tokens",
+            "prompt" if wish.kind == "completion" else "messages",
+            "context_length_exceeded",
+        )
+    if wish.max_tokens is not None and wish.max_tokens > limit:
+        raise Wrong(
+            f"an answer for this account has at most {limit} tokens, not {wish.max_tokens}: "
+            "more is earned by training",
+            "max_tokens",
+        )
+    return wish.max_tokens or min(room, limit, DEFAULT_TOKENS)
+
+
+def _unit_nano(run: RunRow) -> int:
+    """Return the price of a token, or of an image, of a run."""
+    about = definition(run)
+    flops = serving.TOKEN_FLOPS * about.parameters
+    if about.workload.traits.items == IMAGE_ITEMS:
+        flops = run.step_flops / about.file.task.batch_size * serving.FORWARD_SHARE
+    return serving.unit_nano(run.price_micro, run.step_flops, flops, about.file.serve.price)
+
+
+def _may_ask(run: RunRow, asker: Asker) -> bool:
+    items = load(run.workload).traits.items
+    return (
+        run.head >= 0
+        and items in (TEXT_ITEMS, IMAGE_ITEMS)
+        and definition(run).file.serve.who != "nobody"
+        and (not asker.runs or run.name in asker.runs)
+    )
+
+
+def _resolved(conn: Connection, name: str, asker: Asker) -> tuple[RunRow, int]:
+    """Return the run and the version of a model id. Raises UnknownModel, Forbidden."""
+    run_name, _, which = name.partition("@")
+    every = {run.name: run for run in runs.every(conn)}
+    run = every.get(run_name)
+    if run is None:
+        near = difflib.get_close_matches(run_name[:64], every, n=1)
+        hint = f'; did you mean "{near[0]}"?' if near else ": GET /v1/models lists all"
+        raise UnknownModel(f'there is no model "{name[:80]}"{hint}')
+    if run.head < 0:
+        raise UnknownModel(f'the run "{run.name}" has no version yet: start it first')
+    if asker.runs and run.name not in asker.runs:
+        raise Forbidden(f'this key may not ask "{run.name}": {", ".join(asker.runs)} only')
+    if not _may_ask(run, asker):
+        raise Forbidden(f'nobody may ask the run "{run.name}"')
+    return run, _version(conn, run, which)
+
+
+def _version(conn: Connection, run: RunRow, which: str) -> int:
+    if not which:
+        return run.head
+    if which == "best":
+        return run.head if run.best is None else run.best
+    number = int(which) if which.isascii() and which.isdigit() and len(which) < 10 else -1
+    try:
+        versions.get(conn, run.id, number)
+    except NotFound:
+        raise UnknownModel(
+            f'the run "{run.name}" has no version "{which[:40]}": {run.name}@0 to '
+            f"{run.name}@{run.head}, or {run.name}@best"
+        ) from None
+    if evaluations.evaluation(conn, run.id, number).pruned:
+        raise UnknownModel(f"the files of {run.name}@{number} are gone: ask a later version")
+    return number
+
+
+def _cards(conn: Connection, run: RunRow) -> list[ModelCard]:
+    """Return the newest version, and the best one where there is one."""
+    found = [_card(conn, run, run.name, run.head)]
+    if run.best is not None:
+        found.append(_card(conn, run, f"{run.name}@best", run.best))
+    return found
+
+
+def _card(conn: Connection, run: RunRow, name: str, version: int) -> ModelCard:
+    about = definition(run)
+    file = about.file
+    text = about.workload.traits.items == TEXT_ITEMS
+    plain = PLAIN if file.serve.chat == ServeSettings().chat else OWN
+    known = datasets.by_id(conn, run.dataset_id).name if run.dataset_id is not None else ""
+    return ModelCard(
+        id=name,
+        created=int(versions.get(conn, run.id, version).created_at),
+        owned_by="volunteers",
+        description=". ".join(part for part in (file.description, plain * text) if part),
+        licence=file.licence,
+        dataset=known,
+        loss=evaluations.evaluation(conn, run.id, version).loss,
+        version=version,
+        parameters=about.parameters,
+        price_micro=serving.cost_micro(_unit_nano(run), 1000 if text else 1),
+    )

@@ -1,0 +1,267 @@
+"""Metering: credit is held before the first token, and what was generated is settled at the end.
+
+The ledger is written twice a request. In between a tick a second writes down how many tokens each
+request has been streamed: after a kill it is settled for those, so that at most the tokens of the
+last second are the house's loss, and nobody pays for what it did not get.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from coordinator.accounts.api_keys import Asker
+from coordinator.database import volunteers as store
+from coordinator.database.inference import keys, usage
+from coordinator.database.inference.usage import OpenRow, UnderWay
+from coordinator.database.ledger import payments
+from coordinator.database.ledger.postings import AMOUNT_MAX
+from coordinator.rules.run_file import ServeSettings, TierSettings
+from coordinator.rules.serving import cost_micro
+from shared.errors import (
+    BadRequest,
+    Forbidden,
+    InsufficientQuota,
+    NotFound,
+    TooManyRequests,
+    Unauthorized,
+    VolunteerError,
+)
+from shared.text import credit
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.config import Settings
+    from coordinator.database.engine.open import Database
+    from shared.clock import Clock
+
+TICK_S = 1.0
+BEAT_S = 20.0  # between beats of a request that streams nothing
+GONE_S = 60.0  # a process that beats no longer is gone after this
+WAIT_S = 5.0  # until an account may ask again that has too many tokens under way
+DAY_S = 86_400.0
+KEPT_S = 90 * DAY_S  # of the record of use; the ledger is for good
+EARN = "train with `volunteer`: each merged contribution earns credits"
+
+log = structlog.get_logger("metering")
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """A request before it is answered: who asks what, and its worst case."""
+
+    asker: Asker
+    run_id: int
+    version: int
+    model: str
+    kind: str
+    serve: ServeSettings
+    tier: TierSettings
+    unit_nano: int
+    tokens_in: int
+    tokens_max: int
+
+
+class Metered:
+    """A request under way: counts its tokens."""
+
+    def __init__(self, request_id: str, began: float) -> None:
+        self.id = request_id
+        self.began = began  # monotonic
+        self.tokens = 0
+        self.written = 0
+        self.first_s: float | None = None
+        self.ended = False
+
+
+class Meter:
+    """Holds, counts and settles the requests of this process."""
+
+    def __init__(self, db: Database, clock: Clock, settings: Settings) -> None:
+        self._db = db
+        self._clock = clock
+        self._day_micro = round(settings.answer_credits_per_day * 1_000_000)
+        self._replica = secrets.token_hex(8)
+        self._live: dict[str, Metered] = {}
+        self._beaten = clock.monotonic()
+        self.requests: Counter[str] = Counter()  # by run, since the start
+        self.tokens: Counter[str] = Counter()
+        self.first_s: Counter[str] = Counter()  # summed, of those that had a first token
+
+    @property
+    def waiting(self) -> int:
+        """Requests under way in this process."""
+        return len(self._live)
+
+    async def begin(self, order: Order) -> Metered:
+        """Hold the worst case of a request.
+
+        Raises InsufficientQuota with what is missing, TooManyRequests, Unauthorized, Forbidden.
+        """
+        metered = Metered(secrets.token_hex(16), self._clock.monotonic())
+        now = self._clock.now()
+        self._live[metered.id] = metered
+        try:
+            await self._db.write(lambda conn: self._hold(conn, order, metered.id, now))
+        except VolunteerError:
+            del self._live[metered.id]
+            raise
+        except BaseException:  # the asker left: if it is written down, a tick settles it
+            metered.ended = True
+            raise
+        self.requests[order.model.partition("@")[0]] += 1
+        return metered
+
+    def count(self, metered: Metered, tokens: int, run: str) -> None:
+        """Count tokens that are about to be streamed."""
+        if not metered.tokens and tokens:
+            metered.first_s = self._clock.monotonic() - metered.began
+            self.first_s[run] += metered.first_s  # type: ignore[assignment] # floats as well
+        metered.tokens += tokens
+        self.tokens[run] += tokens
+
+    async def end(self, metered: Metered) -> int:
+        """Settle what was generated and release the rest; the price in micro-credits.
+
+        What fails here is tried again by the tick.
+        """
+        metered.ended = True
+        out, now, first = metered.tokens, self._clock.now(), metered.first_s
+        cost = await self._db.write(lambda conn: usage.end(conn, metered.id, out, now, first))
+        self._live.pop(metered.id, None)
+        return cost
+
+    def _hold(self, conn: Connection, order: Order, request_id: str, now: float) -> None:
+        asker = order.asker
+        account = store.locked(conn, asker.volunteer_id)
+        if account.state != "active" or account.standing == "suspended":
+            raise Forbidden("a banned or suspended account gets no answers")
+        since = now - now % DAY_S
+        open_now = usage.under_way(conn, account.id, asker.key_id)
+        _check_waiting(order, open_now)
+        units = order.tokens_in + order.tokens_max
+        vetted = account.standing == "vetted"  # anybody could make accounts for free tokens
+        quota = order.serve.free_tokens_per_day if vetted else 0
+        free = units <= quota and (
+            usage.free_since(conn, account.id, order.run_id, since) + units <= quota
+        )
+        worst = 0 if free else cost_micro(order.unit_nano, units)
+        if worst > AMOUNT_MAX:
+            raise BadRequest("this would cost more than can be paid: ask for fewer tokens")
+        if worst:
+            self._check_caps(conn, order, open_now, worst, now)
+        row = OpenRow(
+            id=request_id,
+            volunteer_id=account.id,
+            key_id=asker.key_id,
+            run_id=order.run_id,
+            version=order.version,
+            model=order.model,
+            kind=order.kind,
+            free=free,
+            unit_nano=order.unit_nano,
+            tokens_in=order.tokens_in,
+            tokens_max=order.tokens_max,
+            held_micro=worst,
+            replica=self._replica,
+            at=now,
+        )
+        usage.begin(conn, row, f"{order.kind} of {order.model}")
+
+    def _check_caps(
+        self, conn: Connection, order: Order, open_now: UnderWay, worst: int, now: float
+    ) -> None:
+        """Raise InsufficientQuota where credit, the key's cap or the day's is too small."""
+        asker = order.asker
+        have = payments.balances(conn, asker.volunteer_id).earned_micro
+        if have < worst:
+            raise InsufficientQuota(
+                f"this may cost {credit(worst, 6)} credits, and {credit(worst - have, 6)} are "
+                f"missing: ask for fewer tokens, or {EARN}"
+            )
+        since, most = now - now % DAY_S, self._day_micro
+        day = usage.spent_since(conn, asker.volunteer_id, since) if most else 0
+        if most and day + worst > most:
+            raise InsufficientQuota(
+                f"this account may spend {credit(most)} credits a day, and has spent "
+                f"or held {credit(day, 6)} of them: ask again tomorrow (UTC)"
+            )
+        if asker.key_id is None:
+            return
+        key = keys.locked(conn, asker.key_id)
+        if not key.works(now):
+            raise Unauthorized("this key was revoked or has expired")
+        used = key.spent_micro + open_now.key_micro
+        if key.cap_micro is not None and used + worst > key.cap_micro:
+            raise InsufficientQuota(
+                f"this key may spend {credit(key.cap_micro, 6)} credits, and has spent or held "
+                f"{credit(used, 6)}: this may cost {credit(worst, 6)}; use or make another key"
+            )
+
+    # --- crash safety ---
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Beat for what is under way and settle what is left behind, until `stop` is set."""
+        await self.recover(everything=self._db.dialect == "sqlite")  # there is one server only
+        checked = self._clock.monotonic()
+        while not stop.is_set():
+            await self.tick()
+            if self._clock.monotonic() - checked > BEAT_S:
+                checked = self._clock.monotonic()
+                await self.recover()
+                old = self._clock.now() - KEPT_S
+                await self._db.write(partial(usage.prune, before=old))
+            try:
+                await asyncio.wait_for(stop.wait(), TICK_S)
+            except TimeoutError:
+                pass
+
+    async def tick(self) -> None:
+        """Write the tokens streamed so far down, and settle what could not be settled before."""
+        for metered in [each for each in self._live.values() if each.ended]:
+            try:
+                await self.end(metered)
+            except NotFound:  # it was never begun
+                self._live.pop(metered.id, None)
+            except VolunteerError as error:
+                log.warning("not settled yet", request=metered.id, error=error.message)
+        due = self._clock.monotonic() - self._beaten > BEAT_S
+        rows = [each for each in self._live.values() if due or each.tokens != each.written]
+        out = {each.id: each.tokens for each in rows}
+        if due:
+            self._beaten = self._clock.monotonic()
+        if out:
+            now = self._clock.now()
+            await self._db.write(lambda conn: usage.beat(conn, out, now))
+            for each in rows:
+                each.written = out[each.id]
+
+    async def recover(self, *, everything: bool = False) -> int:
+        """Settle requests of processes that are gone, for the tokens written down; how many.
+
+        `everything`: no other process answers, so whatever this one does not is left behind.
+        """
+        now = self._clock.now()
+        before, mine = now + 1 if everything else now - GONE_S, tuple(self._live)
+        found = await self._db.read(lambda conn: usage.abandoned(conn, before, mine))
+        for request_id, out in found:
+            await self._db.write(partial(usage.end, request_id=request_id, out=out, now=now))
+        if found:
+            log.info("settled after a crash", requests=len(found))
+        return len(found)
+
+
+def _check_waiting(order: Order, open_now: UnderWay) -> None:
+    waiting = open_now.tokens + (order.tokens_max if order.kind != "image" else 0)
+    if waiting > order.tier.tokens_waiting:
+        raise TooManyRequests(
+            f"{open_now.tokens} tokens of this account are under way, and at most "
+            f"{order.tier.tokens_waiting} may be: wait for an answer, or ask for fewer tokens",
+            retry_after_s=WAIT_S,
+        )

@@ -1,0 +1,42 @@
+"""Prices, tiers and conversations of answered prompts: pure.
+
+A token costs a forward pass, 2 FLOPs a parameter, at the price that the run pays for training:
+a second of a device costs what it earns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coordinator.rules.run_file import ChatSettings, ServeSettings, TierSettings
+
+MICRO = 1_000_000
+NANO = 1000  # in a micro-credit
+FORWARD_SHARE = 1 / 3  # of the FLOPs of a step: backward costs twice the forward pass
+TOKEN_FLOPS = 2.0  # a parameter
+
+
+def tier_of(serve: ServeSettings, earned_micro: int) -> TierSettings:
+    """Return the highest tier that an account has earned; the first where it reaches none."""
+    reached = [tier for tier in serve.tiers if tier.credits * MICRO <= earned_micro]
+    return max(reached, key=lambda tier: tier.credits, default=serve.tiers[0])
+
+
+def unit_nano(price_micro: int, step_flops: float, flops: float, factor: float) -> int:
+    """Return the price of `flops` in thousandths of a micro-credit, at `factor` times the price of
+    a training step of `step_flops`; 0 where the factor is 0.
+    """
+    nano = factor * price_micro * NANO * flops / max(1.0, step_flops)
+    return max(1, round(nano)) if factor > 0 else 0
+
+
+def cost_micro(nano: int, units: int) -> int:
+    """Return the price of `units` tokens (or images), rounded up."""
+    return -(-nano * units // NANO)
+
+
+def transcript(chat: ChatSettings, turns: Sequence[tuple[str, str]]) -> str:
+    """Write a conversation of (role, text) as the run's template has it, up to the answer."""
+    forms = {"system": chat.system, "developer": chat.system, "user": chat.user}
+    said = [forms.get(role, chat.assistant).replace("{content}", text) for role, text in turns]
+    return "".join(said) + chat.reply

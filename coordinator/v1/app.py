@@ -1,0 +1,202 @@
+"""The OpenAI-compatible interface as routes of the web application."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from starlette.routing import Route
+
+from coordinator.accounts.api_keys import PREFIX, Asker
+from coordinator.inference.answers import Answer, Servable, Wish
+from coordinator.inference.engine import Piece
+from coordinator.v1.replies import Form, chat_wish, completion_wish
+from coordinator.v1.wire import Gone, Out, Receive, Scope, Send, read, refusal
+from shared.errors import (
+    LOCAL,
+    Internal,
+    NotFound,
+    Unauthorized,
+    Unavailable,
+    VolunteerError,
+)
+from shared.protocol.inference import (
+    ChatRequest,
+    CompletionRequest,
+    ImageRequest,
+    ModelList,
+    StreamOptions,
+)
+from shared.protocol.v1_endpoints import V1
+
+if TYPE_CHECKING:
+    from coordinator.services import Coordinator
+
+SEED_BITS = 31
+NO_KEY = (
+    "send the header Authorization: Bearer KEY; `volunteer key create` makes one for who has helped"
+)
+Handle = Callable[[Asker, Scope, Receive, Out], Awaitable[None]]
+
+log = structlog.get_logger("v1")
+
+
+class V1Api:
+    """The handlers of /v1, on the services of one coordinator."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._answers = coordinator.answers
+
+    async def models(self, asker: Asker, scope: Scope, receive: Receive, out: Out) -> None:
+        await out.whole(ModelList(data=await self._answers.models(asker)))
+
+    async def model(self, asker: Asker, scope: Scope, receive: Receive, out: Out) -> None:
+        await out.whole(await self._answers.model(asker, scope["path_params"]["model"]))
+
+    async def completions(self, asker: Asker, scope: Scope, receive: Receive, out: Out) -> None:
+        ask = await read(scope, receive, CompletionRequest)
+        wish = completion_wish(ask, _seed(ask.seed))
+        model = await self._answers.find(asker, ask.model)
+        await self._text(model, wish, ask.stream_options if ask.stream else None, out, ask)
+
+    async def chat(self, asker: Asker, scope: Scope, receive: Receive, out: Out) -> None:
+        ask = await read(scope, receive, ChatRequest)
+        model = await self._answers.find(asker, ask.model)
+        wish = chat_wish(ask, _seed(ask.seed), model.serve.chat)
+        await self._text(model, wish, ask.stream_options if ask.stream else None, out, ask)
+
+    async def images(self, asker: Asker, scope: Scope, receive: Receive, out: Out) -> None:
+        ask = await read(scope, receive, ImageRequest)
+        model = await self._answers.find(asker, ask.model)
+        making = self._answers.images(model, ask.n or 1, _seed(ask.seed))
+        made, cost = await out.while_there(making)
+        data = [{"b64_json": base64.b64encode(png).decode()} for png in made]
+        created = int(self._coordinator.clock.now())
+        await out.whole({"created": created, "data": data, "usage": {"cost_micro": cost}})
+
+    async def _text(
+        self,
+        model: Servable,
+        wish: Wish,
+        options: StreamOptions | None,
+        out: Out,
+        ask: CompletionRequest | ChatRequest,
+    ) -> None:
+        async with self._answers.text(model, wish) as answer:
+            created = int(self._coordinator.clock.now())
+            form = Form(answer.id, model.name, created, wish)
+            if not ask.stream:
+                async for number, piece in self._pieces(answer, out):
+                    form.add(number, piece)
+                cost = await self._answers.close(answer)
+                await out.whole(form.whole(answer.prompt_tokens, cost))
+                return
+            async for number, piece in self._pieces(answer, out):
+                if not out.begun:
+                    await out.stream()
+                for chunk in form.chunks(number, piece):
+                    await out.event(chunk)
+            if not out.begun:
+                await out.stream()
+            cost = await self._answers.close(answer)
+            if options is not None and options.include_usage:
+                await out.event(form.last(answer.prompt_tokens, cost))
+            await out.done()
+
+    async def _pieces(self, answer: Answer, out: Out) -> AsyncIterator[tuple[int, Piece]]:
+        """Yield pieces as they come. Raises Gone as soon as the client leaves."""
+        async with aclosing(answer.pieces()) as pieces:
+            while True:
+                found = await out.while_there(anext(pieces, None))
+                if found is None:
+                    return
+                yield found
+
+
+class _Served:
+    """A handler as an ASGI application: sign-in, and every error in OpenAI's shape."""
+
+    def __init__(self, coordinator: Coordinator, path: str, handle: Handle) -> None:
+        self._coordinator = coordinator
+        self._path = path
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["endpoint_path"] = self._path
+        out = Out(scope, receive, send)
+        try:
+            asker = await self._sign_in(scope)
+            await self._handle(asker, scope, receive, out)
+        except Gone:
+            scope["status"] = 499
+        except LOCAL as error:
+            log.error("refused", path=self._path, error=error.message)
+            await self._refuse(out, Unavailable("the coordinator cannot answer now"))
+        except VolunteerError as error:
+            await self._refuse(out, error)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("request failed", path=self._path)
+            await self._refuse(out, Internal())
+        finally:
+            out.close()
+
+    async def _refuse(self, out: Out, error: VolunteerError) -> None:
+        """Send a refusal; in a stream that has begun, as its last event."""
+        status, headers, body = refusal(error)
+        try:
+            if out.begun:
+                await out.event(body)
+                await out.done()
+            else:
+                await out.reply(status, headers, body)
+        except Gone:
+            return
+
+    async def _sign_in(self, scope: Scope) -> Asker:
+        """Return who asks, by a key or by the token of a machine. Raises Unauthorized."""
+        found = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
+        kind, _, secret = found.decode("latin-1").partition(" ")
+        secret = secret.strip()
+        if kind.lower() != "bearer" or not secret:
+            raise Unauthorized(NO_KEY)
+        coordinator = self._coordinator
+        if secret.startswith(PREFIX):
+            return await coordinator.api_keys.sign_in(secret)
+        worker, dot, rest = secret.partition(".")
+        if not dot:
+            raise Unauthorized(NO_KEY)
+        principal = await coordinator.volunteers.authenticate(worker, rest)
+        return Asker(volunteer_id=principal.volunteer_id)
+
+
+def routes(coordinator: Coordinator) -> list[Route]:
+    """Return the routes of /v1, the refusal of every other path below it among them."""
+    api = V1Api(coordinator)
+    handles: dict[str, Handle] = {
+        "/v1/models": api.models,
+        "/v1/models/{model}": api.model,
+        "/v1/completions": api.completions,
+        "/v1/chat/completions": api.chat,
+        "/v1/images/generations": api.images,
+    }
+
+    async def nothing(asker: Asker, scope: Scope, receive: Receive, out: Out) -> None:
+        raise NotFound("there is no such path below /v1: " + ", ".join(handles))
+
+    found: list[Any] = [
+        Route(e.path, _Served(coordinator, e.path, handles[e.path]), methods=[e.method]) for e in V1
+    ]
+    rest = _Served(coordinator, "/v1", nothing)
+    return [*found, Route("/v1/{rest:path}", rest, methods=["GET", "POST", "PUT", "DELETE"])]
+
+
+def _seed(given: int | None) -> int:
+    return secrets.randbits(SEED_BITS) if given is None else given

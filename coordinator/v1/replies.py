@@ -1,0 +1,163 @@
+"""Answers in OpenAI's words: whole or in chunks, of a completion or of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from coordinator.inference.answers import Wish, Wrong
+from coordinator.inference.engine import Piece, TokenLogprob
+from coordinator.rules.run_file import ChatSettings
+from coordinator.rules.serving import transcript
+from shared.protocol.inference import (
+    STOPS_MAX,
+    ChatRequest,
+    CompletionRequest,
+    Stop,
+    Usage,
+)
+
+STOP_CHARS_MAX = 200
+
+
+def completion_wish(ask: CompletionRequest, seed: int) -> Wish:
+    """Return what a request for a completion wants. Raises Wrong."""
+    return Wish(
+        kind="completion",
+        text=ask.prompt,
+        max_tokens=ask.max_tokens,
+        seed=seed,
+        count=ask.n or 1,
+        temperature=1.0 if ask.temperature is None else ask.temperature,
+        top_p=ask.top_p or 1.0,
+        stop=_stops(ask.stop),
+        logprobs=ask.logprobs,
+    )
+
+
+def chat_wish(ask: ChatRequest, seed: int, chat: ChatSettings) -> Wish:
+    """Return what a request for an answer wants, written by the run's template. Raises Wrong."""
+    if ask.max_tokens and ask.max_completion_tokens:
+        raise Wrong("give max_completion_tokens or max_tokens, not both", "max_tokens")
+    if ask.top_logprobs is not None and not ask.logprobs:
+        raise Wrong("top_logprobs needs logprobs = true", "top_logprobs")
+    return Wish(
+        kind="chat",
+        text=transcript(chat, [(turn.role, turn.text) for turn in ask.messages]),
+        max_tokens=ask.max_completion_tokens or ask.max_tokens,
+        seed=seed,
+        count=ask.n or 1,
+        temperature=1.0 if ask.temperature is None else ask.temperature,
+        top_p=ask.top_p or 1.0,
+        stop=(*_stops(ask.stop), *chat.stop),
+        logprobs=(ask.top_logprobs or 0) if ask.logprobs else None,
+    )
+
+
+def _stops(stop: Stop) -> tuple[str, ...]:
+    given = (stop,) if isinstance(stop, str) else stop or ()
+    if len(given) > STOPS_MAX:
+        raise Wrong(f"at most {STOPS_MAX} stop strings, not {len(given)}", "stop")
+    if any(not 0 < len(text) <= STOP_CHARS_MAX for text in given):
+        raise Wrong(f"a stop string has 1 to {STOP_CHARS_MAX} characters", "stop")
+    return given
+
+
+class Form:
+    """One answer, gathered piece by piece."""
+
+    def __init__(self, answer_id: str, model: str, created: int, wish: Wish) -> None:
+        self._chat = wish.kind == "chat"
+        self._head = {
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{answer_id}",
+            "created": created,
+            "model": model,
+        }
+        self._logprobs = wish.logprobs is not None
+        self._text = [""] * wish.count
+        self._finish: list[str | None] = [None] * wish.count
+        self._said: list[list[TokenLogprob]] = [[] for _ in range(wish.count)]
+        self._tokens = 0
+        self._greeted: set[int] = set()
+
+    def add(self, number: int, piece: Piece) -> None:
+        """Add a piece of a sequence."""
+        self._text[number] += piece.text
+        self._tokens += len(piece.tokens)
+        self._said[number] += piece.logprobs
+        if piece.finish is not None:
+            self._finish[number] = _finish(piece)
+
+    def chunks(self, number: int, piece: Piece) -> Iterator[dict[str, Any]]:
+        """Yield the chunks of a stream that say a piece."""
+        before = len(self._text[number])
+        self.add(number, piece)
+        if self._chat and number not in self._greeted:
+            self._greeted.add(number)
+            first = {"role": "assistant", "content": ""}
+            yield self._chunk({"index": number, "delta": first, "finish_reason": None})
+        said = self._probabilities(list(piece.logprobs), before) if self._logprobs else None
+        if piece.text or piece.logprobs:
+            body: dict[str, Any] = {"index": number, "logprobs": said, "finish_reason": None}
+            body |= {"delta": {"content": piece.text}} if self._chat else {"text": piece.text}
+            yield self._chunk(body)
+        if piece.finish is not None:
+            end: dict[str, Any] = {"index": number, "finish_reason": _finish(piece)}
+            rest: dict[str, Any] = {"delta": {}} if self._chat else {"text": "", "logprobs": None}
+            end |= rest
+            yield self._chunk(end)
+
+    def last(self, prompt_tokens: int, cost_micro: int) -> dict[str, Any]:
+        """Return the chunk that says the usage."""
+        return {**self._chunk(None), "usage": self._usage(prompt_tokens, cost_micro)}
+
+    def whole(self, prompt_tokens: int, cost_micro: int) -> dict[str, Any]:
+        """Return the answer in one piece."""
+        kind = "chat.completion" if self._chat else "text_completion"
+        choices = [self._choice(number) for number in range(len(self._text))]
+        usage = self._usage(prompt_tokens, cost_micro)
+        return {**self._head, "object": kind, "choices": choices, "usage": usage}
+
+    def _choice(self, number: int) -> dict[str, Any]:
+        text = self._text[number]
+        choice: dict[str, Any] = {"index": number, "finish_reason": self._finish[number] or "stop"}
+        choice["logprobs"] = self._probabilities(self._said[number], 0) if self._logprobs else None
+        if self._chat:
+            return choice | {"message": {"role": "assistant", "content": text}}
+        return choice | {"text": text}
+
+    def _chunk(self, choice: dict[str, Any] | None) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return {**self._head, "object": kind, "choices": [] if choice is None else [choice]}
+
+    def _usage(self, prompt_tokens: int, cost_micro: int) -> Usage:
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=self._tokens,
+            total_tokens=prompt_tokens + self._tokens,
+            cost_micro=cost_micro,
+        )
+
+    def _probabilities(self, said: list[TokenLogprob], offset: int) -> dict[str, Any]:
+        if self._chat:
+            return {"content": [_chat_logprob(each) for each in said]}
+        offsets = []
+        for each in said:
+            offsets.append(offset)
+            offset += len(each.text)
+        return {
+            "tokens": [each.text for each in said],
+            "token_logprobs": [each.logprob for each in said],
+            "top_logprobs": [dict(each.top) for each in said],
+            "text_offset": offsets,
+        }
+
+
+def _chat_logprob(said: TokenLogprob) -> dict[str, Any]:
+    top = [{"token": t, "logprob": p, "bytes": list(t.encode())} for t, p in said.top]
+    own = {"token": said.text, "logprob": said.logprob, "bytes": list(said.text.encode())}
+    return own | {"top_logprobs": top}
+
+
+def _finish(piece: Piece) -> str:
+    return "length" if piece.finish == "length" else "stop"

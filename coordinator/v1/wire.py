@@ -1,0 +1,193 @@
+"""Requests and replies below /v1: strict reading, OpenAI's shape of a refusal, server-sent events
+that a slow or vanished client cannot hold up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from coordinator.inference.answers import UnknownModel, Wrong
+from shared.decoding import decode, in_words
+from shared.errors import (
+    BadRequest,
+    InsufficientQuota,
+    TooLarge,
+    VolunteerError,
+)
+from shared.protocol.inference import OpenAiError, OpenAiErrorBody
+from shared.protocol.limits import JSON_BYTES_MAX
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+T = TypeVar("T")
+
+BODY_BYTES_MAX = JSON_BYTES_MAX
+SEND_S = 20.0  # a client that takes longer for one piece is dropped
+
+_FIELD = re.compile(r"unknown field `([^`]*)`|missing required field `([^`]*)`")
+_PLACE = re.compile(r"(.*?)(?: - at `\$\.?([^`]*)`)?", re.DOTALL)
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+class Gone(Exception):
+    """The client left, or reads too slowly."""
+
+
+async def read(scope: Scope, receive: Receive, kind: type[T]) -> T:
+    """Read a JSON body strictly. Raises Wrong with the field, TooLarge, Gone."""
+    found = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        found += message.get("body", b"")
+        if len(found) > BODY_BYTES_MAX:
+            raise TooLarge(f"a request has at most {BODY_BYTES_MAX} bytes: shorten the prompt")
+        if not message.get("more_body", False):
+            scope["body_read"] = True
+            break
+    scope["traffic"].bytes_in += len(found)
+    return parse(bytes(found), kind)
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """Decode a request. Raises Wrong with the field that is not supported or not right."""
+    try:
+        if b"\\u0000" in body:
+            raise Wrong("the character NUL is in no text", "prompt")
+        return decode(body, kind)
+    except msgspec.ValidationError as error:
+        said = _PLACE.fullmatch(str(error))
+        what, place = (said[1], said[2] or "") if said else (str(error), "")
+        if named := _FIELD.search(what):
+            field = named[1] or named[2]
+            path = f"{place}.{field}" if place else field
+            if named[1]:
+                raise Wrong(f'the field "{path[:80]}" is not supported here', path[:80]) from error
+            raise Wrong(f'the field "{path[:80]}" is missing', path[:80]) from error
+        sentence = in_words(what).replace("`", "")
+        raise Wrong(f"{place or 'the body'}: {sentence}", place or "body") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest("the body is not JSON") from error
+
+
+def refusal(error: VolunteerError) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Return status, headers and body of a refusal in OpenAI's shape."""
+    status = 400 if error.status == 422 else error.status
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    code, param = None, None
+    headers = [(b"content-type", b"application/json")]
+    if isinstance(error, Wrong):
+        code, param = error.reason, error.param
+    elif isinstance(error, UnknownModel):
+        code, param = "model_not_found", "model"
+    elif isinstance(error, InsufficientQuota):
+        kind = code = "insufficient_quota"
+        headers.append((b"x-should-retry", b"false"))
+    elif status == 401:
+        code = "invalid_api_key"
+        headers.append((b"www-authenticate", b"Bearer"))
+    elif status == 429:
+        code = "rate_limit_exceeded"
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
+    body = OpenAiErrorBody(
+        error=OpenAiError(message=error.message, type=kind, param=param, code=code)
+    )
+    return status, headers, msgspec.json.encode(body)
+
+
+class Out:
+    """One reply: a whole one, or events that are sent as they come."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, send_s: float = SEND_S) -> None:
+        self._scope = scope
+        self._send = send
+        self._receive = receive
+        self._send_s = send_s
+        self._gone: asyncio.Future[None] | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Return True once the head of the reply is sent."""
+        return bool(self._scope.get("status"))
+
+    async def whole(self, value: Any, status: int = 200) -> None:
+        """Send a JSON reply."""
+        headers = [(b"content-type", b"application/json")]
+        await self.reply(status, headers, msgspec.json.encode(value))
+
+    async def reply(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """Send a reply whole."""
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(status, [*headers, length])
+        await self._put({"type": "http.response.body", "body": body})
+        self._scope["sent"] = len(body)
+
+    async def stream(self) -> None:
+        """Begin a stream of events."""
+        kind = (b"content-type", b"text/event-stream; charset=utf-8")
+        await self._start(200, [kind, (b"cache-control", b"no-cache")])
+        self._scope["sent"] = 0
+
+    async def event(self, value: Any) -> None:
+        """Send an event. Raises Gone where the client left or reads too slowly."""
+        data = b"data: " + (value if isinstance(value, bytes) else msgspec.json.encode(value))
+        await self._put({"type": "http.response.body", "body": data + b"\n\n", "more_body": True})
+        self._scope["sent"] += len(data) + 2
+
+    async def done(self) -> None:
+        """End a stream of events."""
+        await self.event(b"[DONE]")
+        await self._put({"type": "http.response.body", "body": b""})
+
+    async def while_there(self, work: Awaitable[T]) -> T:
+        """Return the result of `work`. Raises Gone as soon as the client leaves."""
+        if self._gone is None:
+            self._gone = asyncio.ensure_future(self._left())
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self._gone), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise Gone
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    def close(self) -> None:
+        if self._gone is not None:
+            self._gone.cancel()
+
+    async def _left(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        name = (b"x-request-id", str(self._scope.get("request_id", "")).encode())
+        if not self._scope.get("body_read") and self._scope["method"] == "POST":
+            headers = [*headers, (b"connection", b"close")]
+        self._scope["status"] = status
+        start = {"type": "http.response.start", "status": status, "headers": [*headers, name]}
+        await self._put(start)
+
+    async def _put(self, message: MutableMapping[str, Any]) -> None:
+        try:
+            await asyncio.wait_for(self._send(message), self._send_s)
+        except TimeoutError:
+            raise Gone from None

@@ -1,0 +1,216 @@
+"""Prompts: keys and their use as the coordinator says them, and OpenAI's requests as it reads them.
+
+A request is strict: a field that is not listed here is refused by its name, so that nobody believes
+in an option that does nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from shared.protocol.base import Message, Number, Word
+
+KEYS_MAX = 5  # of one account
+STOPS_MAX = 4
+CHOICES_MAX = 8
+IMAGES_MAX = 16
+DEFAULT_TOKENS = 128  # where a request names no maximum
+
+KeyState = Literal["active", "revoked", "expired"]
+Words: TypeAlias = Annotated[tuple[Word, ...], Meta(max_length=64)]
+
+
+class KeyRequest(Message):
+    """A new key: its name, most credits it may ever spend, its end, and the runs it may ask."""
+
+    name: Word = ""
+    cap_micro: Number | None = None
+    expires_at: float | None = None  # UTC epoch seconds
+    runs: Words = ()  # none: every run
+
+
+class KeyInfo(Message):
+    """A key without its secret."""
+
+    id: int
+    name: str
+    prefix: str  # the beginning of the key
+    state: KeyState
+    spent_micro: int
+    cap_micro: int | None
+    runs: tuple[str, ...]
+    created_at: float
+    expires_at: float | None
+
+
+class NewKey(Message):
+    """A key as it is handed out: the only time it is seen."""
+
+    key: str
+    info: KeyInfo
+
+
+class UsageRow(Message):
+    """One answered request. No prompt is kept."""
+
+    id: str
+    at: float
+    model: str
+    kind: str  # completion, chat, image
+    key: str  # prefix of the key; "" = a machine of the account
+    tokens_in: int
+    tokens_out: int  # of an image request: images
+    cost_micro: int
+    free: bool
+    latency_s: float | None  # None: not ended yet
+    first_token_s: float | None
+
+
+class GiveRequest(Message):
+    """Earned credits for another account; the same `id` again gives nothing more."""
+
+    id: Word
+    to: Annotated[str, Meta(max_length=256)]
+    amount_micro: Number
+
+
+class Given(Message):
+    """Confirmation of a gift."""
+
+    to: str
+    amount_micro: int
+    left_micro: int
+
+
+# --- OpenAI's requests ---
+
+Sequences: TypeAlias = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
+Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
+Seed: TypeAlias = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
+Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
+TopP: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+Stop: TypeAlias = str | tuple[str, ...] | None
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of OpenAI's requests."""
+
+
+class StreamOptions(_Strict, frozen=True, kw_only=True):
+    """Options of a streamed answer."""
+
+    include_usage: bool = False
+
+
+class CompletionRequest(_Strict, frozen=True, kw_only=True):
+    """A text to continue."""
+
+    model: str
+    prompt: str
+    max_tokens: Tokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    seed: Seed | None = None
+    stop: Stop = None
+    n: Sequences | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+class TextPart(_Strict, frozen=True, kw_only=True):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(_Strict, frozen=True, kw_only=True):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | tuple[TextPart, ...]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class ChatRequest(_Strict, frozen=True, kw_only=True):
+    """A conversation to continue."""
+
+    model: str
+    messages: Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=1000)]
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    seed: Seed | None = None
+    stop: Stop = None
+    n: Sequences | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+class ImageRequest(_Strict, frozen=True, kw_only=True):
+    """Pictures of an image run, which reads no prompt: any text is accepted."""
+
+    model: str
+    prompt: str = ""
+    n: Annotated[int, Meta(ge=1, le=IMAGES_MAX)] | None = None
+    seed: Seed | None = None
+    response_format: Literal["b64_json"] = "b64_json"
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a request, and its price in micro-credits (an addition to OpenAI's fields)."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    cost_micro: int = 0
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A version that answers: OpenAI's four fields, then ours."""
+
+    id: str
+    created: int
+    owned_by: str
+    object: str = "model"
+    description: str = ""
+    licence: str = ""
+    dataset: str = ""
+    loss: float | None = None
+    version: int = 0
+    parameters: int = 0
+    price_micro: int = 0  # of a thousand tokens, or of one image
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """Every model that may be asked."""
+
+    data: tuple[ModelCard, ...]
+    object: str = "list"
+
+
+class OpenAiError(msgspec.Struct, frozen=True, kw_only=True):
+    """A refusal as OpenAI's clients read it; `param` names the field that is wrong."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class OpenAiErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of every refusal below /v1."""
+
+    error: OpenAiError

@@ -1,0 +1,334 @@
+"""Metering on both databases: what is held is settled or released once, whatever is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Connection, func, select
+
+from coordinator.accounts.accounts import Volunteers
+from coordinator.accounts.api_keys import ApiKeys, Asker
+from coordinator.config import Settings
+from coordinator.database import volunteers as store
+from coordinator.database.engine.open import Database
+from coordinator.database.inference import usage
+from coordinator.database.ledger import gifts, payments
+from coordinator.database.tables.ledger import accounts, events
+from coordinator.inference.metering import GONE_S, Meter, Metered, Order
+from coordinator.rules.run_file import ServeSettings, TierSettings
+from coordinator.rules.serving import cost_micro
+from shared.errors import (
+    BadRequest,
+    Conflict,
+    Forbidden,
+    InsufficientQuota,
+    TooManyRequests,
+    Unauthorized,
+)
+from shared.protocol.inference import GiveRequest, KeyRequest
+from tests.support.account_rows import add_contribution, add_run, breaches, join
+from tests.support.virtual_clock import VirtualClock
+
+UNIT_NANO = 1500
+CREDITS = 1_000_000
+
+
+class Bench:
+    """An account with credits, a run, and meters as replicas."""
+
+    def __init__(self, db: Database, **more: float) -> None:
+        self.db = db
+        self.clock = VirtualClock()
+        self.settings = Settings(**more)  # type: ignore[arg-type]
+        self.people = Volunteers(db, self.clock, self.settings)
+        self.keys = ApiKeys(db, self.clock, self.settings)
+        self.run_id = 0
+
+    async def begin(self) -> None:
+        self.ann = await join(self.people, "Ann")
+        self.run_id = await self.db.write(add_run)
+        who = self.ann.volunteer_id
+        await self.db.write(lambda c: gifts.grant(c, who, "first", CREDITS, "", 1.0))
+
+    def meter(self) -> Meter:
+        return Meter(self.db, self.clock, self.settings)
+
+    def order(self, tokens: int = 10, *, prompt: int = 5, free: int = 0, **more: object) -> Order:
+        values: dict[str, object] = {
+            "asker": Asker(volunteer_id=self.ann.volunteer_id),
+            "run_id": self.run_id,
+            "version": 0,
+            "model": "alpha",
+            "kind": "completion",
+            "serve": ServeSettings(free_tokens_per_day=free),
+            "tier": TierSettings(tokens_waiting=100),
+            "unit_nano": UNIT_NANO,
+            "tokens_in": prompt,
+            "tokens_max": tokens,
+        }
+        return Order(**(values | more))  # type: ignore[arg-type]
+
+    async def has(self) -> tuple[int, int, int]:
+        who = self.ann.volunteer_id
+        b = await self.db.read(lambda c: payments.balances(c, who))
+        return b.earned_micro, b.held_micro, b.spent_micro
+
+    async def of_usage(self) -> list[tuple[int, int]]:
+        rows = await self.keys.usage(self.ann)
+        return [(row.tokens_out, row.cost_micro) for row in rows]
+
+
+@pytest.fixture
+async def bench(database: Database) -> Bench:
+    made = Bench(database)
+    await made.begin()
+    return made
+
+
+async def test_the_worst_case_is_held_and_what_was_generated_settled(bench: Bench) -> None:
+    meter = bench.meter()
+    one = await meter.begin(bench.order())
+    assert await bench.has() == (CREDITS - 23, 23, 0)  # 15 tokens at 1.5, rounded up
+    meter.count(one, 3, "alpha")
+    assert await meter.end(one) == 12
+    assert await meter.end(one) == 12
+    assert await bench.has() == (CREDITS - 12, 0, 12)
+    assert await breaches(bench.db) == []
+
+
+async def test_the_ledger_is_written_twice_a_request(bench: Bench) -> None:
+    def count(conn: Connection) -> int:
+        return int(conn.execute(select(func.count(events.c.id))).scalar_one())
+
+    before, meter = await bench.db.read(count), bench.meter()
+    one = await meter.begin(bench.order(50))
+    for _ in range(50):
+        meter.count(one, 1, "alpha")
+        await meter.tick()
+    await meter.end(one)
+    assert await bench.db.read(count) - before == 2
+
+
+async def test_nothing_generated_costs_nothing(bench: Bench) -> None:
+    meter = bench.meter()
+    await meter.end(await meter.begin(bench.order()))
+    assert await bench.has() == (CREDITS, 0, 0)
+
+
+async def test_after_a_kill_what_was_written_down_is_settled(bench: Bench) -> None:
+    killed = bench.meter()
+    one, two = await killed.begin(bench.order()), await killed.begin(bench.order())
+    killed.count(one, 4, "alpha")
+    await killed.tick()
+    killed.count(one, 2, "alpha")  # streamed in its last second
+    other = bench.meter()
+    assert await other.recover() == 0  # it may still live
+    await bench.clock.advance(GONE_S + 1)
+    assert await other.recover() == 2
+    assert await bench.of_usage() == [(0, 0), (4, 14)] or await bench.of_usage() == [
+        (4, 14),
+        (0, 0),
+    ]
+    assert await bench.has() == (CREDITS - 14, 0, 14)
+    assert await killed.end(two) == 0  # it was no corpse after all: settled once all the same
+    assert await breaches(bench.db) == []
+
+
+async def test_a_server_that_starts_alone_settles_everything_at_once(bench: Bench) -> None:
+    await bench.meter().begin(bench.order())
+    assert await bench.meter().recover(everything=True) == 1
+    assert (await bench.has())[1] == 0
+
+
+async def test_fifty_at_once_hold_no_more_than_there_is(bench: Bench) -> None:
+    meter = bench.meter()
+    worst = cost_micro(UNIT_NANO, 15)
+    await bench.keys.give(bench.ann, await gift(bench, CREDITS - 10 * worst))
+    tier = TierSettings(tokens_waiting=10_000)
+    begun = await asyncio.gather(
+        *(meter.begin(bench.order(tier=tier)) for _ in range(50)), return_exceptions=True
+    )
+    refused = [each for each in begun if isinstance(each, InsufficientQuota)]
+    assert len(refused) == 40
+    assert "missing" in refused[0].message
+    assert await bench.has() == (0, 10 * worst, 0)
+
+
+async def gift(bench: Bench, amount: int) -> GiveRequest:
+    await join(bench.people, "Bob")
+    return GiveRequest(id="g" * 16, to="Bob", amount_micro=amount)
+
+
+async def test_the_free_quota_is_counted_a_day(bench: Bench) -> None:
+    meter = bench.meter()
+    for _ in range(2):
+        one = await meter.begin(bench.order(free=30))
+        meter.count(one, 10, "alpha")
+        await meter.end(one)
+    assert await bench.has() == (CREDITS, 0, 0)
+    one = await meter.begin(bench.order(free=30))
+    assert (await bench.has())[1] == 23
+    await meter.end(one)
+    await bench.clock.advance(86_400)
+    await meter.begin(bench.order(free=30))
+    assert (await bench.has())[1] == 0
+
+
+async def test_a_stranger_on_probation_has_nothing_free(bench: Bench) -> None:
+    who = bench.ann.volunteer_id
+    await bench.db.write(lambda c: store.set_volunteer(c, who, standing="probation"))
+    await bench.meter().begin(bench.order(free=30))
+    assert (await bench.has())[1] == 23
+
+
+async def test_tokens_under_way_are_limited(bench: Bench) -> None:
+    meter = bench.meter()
+    await meter.begin(bench.order(90))
+    with pytest.raises(TooManyRequests, match="90 tokens of this account") as caught:
+        await meter.begin(bench.order(11))
+    assert caught.value.retry_after_s
+
+
+async def test_the_day_has_a_cap(database: Database) -> None:
+    bench = Bench(database, answer_credits_per_day=0.00004)
+    await bench.begin()
+    meter = bench.meter()
+    await meter.begin(bench.order())
+    with pytest.raises(InsufficientQuota, match="a day"):
+        await meter.begin(bench.order())
+
+
+async def test_a_key_needs_a_merged_contribution_and_there_are_five(bench: Bench) -> None:
+    with pytest.raises(Forbidden, match="when a contribution is merged"):
+        await bench.keys.create(bench.ann, KeyRequest(name="early"))
+    who = bench.ann.volunteer_id
+    await bench.db.write(lambda c: add_contribution(c, bench.run_id, who, "merged", price_micro=0))
+    made = [await bench.keys.create(bench.ann, KeyRequest(name=f"{n}")) for n in range(5)]
+    with pytest.raises(Conflict, match="at most 5"):
+        await bench.keys.create(bench.ann, KeyRequest())
+    await bench.keys.revoke(bench.ann, made[0].info.id)
+    await bench.keys.create(bench.ann, KeyRequest())
+    states = [each.state for each in await bench.keys.listing(bench.ann)]
+    assert states == ["revoked"] + ["active"] * 5
+    assert all(
+        each.prefix == m.key[:10]
+        for each, m in zip(await bench.keys.listing(bench.ann), made, strict=False)
+    )
+
+
+async def test_a_gift_is_made_once_within_a_daily_cap_and_both_see_it(database: Database) -> None:
+    bench = Bench(database, gift_credits_per_day=0.5)
+    await bench.begin()
+    bob = await join(bench.people, "Bob")
+    one = GiveRequest(id="a" * 16, to="bob", amount_micro=400_000)
+    for _ in range(2):
+        assert (await bench.keys.give(bench.ann, one)).left_micro == CREDITS - 400_000
+    with pytest.raises(Forbidden, match=r"0\.50 credits may be given"):
+        await bench.keys.give(bench.ann, GiveRequest(id="b" * 16, to="Bob", amount_micro=200_000))
+    with pytest.raises(BadRequest, match="somebody else"):
+        await bench.keys.give(bench.ann, GiveRequest(id="c" * 16, to="Ann", amount_micro=1))
+    for who, amount in ((bench.ann, -400_000), (bob, 400_000)):
+        mine = partial(payments.history, volunteer_id=who.volunteer_id, before=None, limit=9)
+        rows = await database.read(mine)
+        assert [r.amount_micro for r in rows if r.kind == "given"] == [amount]
+    assert await breaches(database) == []
+
+
+# --- any order of steps, with kills between ---
+
+
+STEP = st.sampled_from(["begin", "count", "tick", "end", "kill", "recover"])
+
+
+@settings(max_examples=25)
+@given(steps=st.lists(st.tuples(STEP, st.integers(0, 9)), max_size=40))
+def test_whatever_happens_every_hold_ends_and_the_ledger_sums_to_zero(
+    sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    path = tmp_path_factory.mktemp("ledger") / "volunteer.db"
+    shutil.copyfile(sqlite_template, path)
+    asyncio.run(_happens(path, steps))
+
+
+async def _happens(path: Path, steps: list[tuple[str, int]]) -> None:
+    db = await Database.open(f"sqlite:///{path}")
+    try:
+        bench = Bench(db)
+        await bench.begin()
+        await _steps(bench, steps)
+    finally:
+        await db.close()
+
+
+async def _steps(bench: Bench, steps: list[tuple[str, int]]) -> None:
+    meter, streamed = bench.meter(), 0
+    live: list[Metered] = []
+    for step, number in steps:
+        one = live[number % len(live)] if live else None
+        if step == "begin":
+            try:
+                live.append(await meter.begin(bench.order(10, prompt=number)))
+            except TooManyRequests:
+                continue
+        elif step == "count" and one is not None and one.tokens < 10:
+            meter.count(one, 1, "alpha")
+            streamed += 1
+        elif step == "tick":
+            await meter.tick()
+        elif step == "end" and one is not None:
+            live.remove(one)
+            await meter.end(one)
+        elif step == "kill":
+            meter, live = bench.meter(), []
+        elif step == "recover":
+            await bench.clock.advance(GONE_S + 1)
+            await meter.tick()
+            await meter.recover()
+    for one in live:
+        await meter.end(one)
+    await meter.recover(everything=True)
+    earned, held, spent = await bench.has()
+    rows = await bench.of_usage()
+    assert (held, earned + spent) == (0, CREDITS)
+    assert spent == sum(cost for _, cost in rows)
+    assert sum(out for out, _ in rows) <= streamed
+    assert await breaches(bench.db) == []
+
+    def total(conn: Connection) -> int:
+        return int(conn.execute(select(func.sum(accounts.c.balance_micro))).scalar_one())
+
+    assert await bench.db.read(total) == 0
+    assert await bench.db.read(lambda c: usage.abandoned(c, 1e18, ())) == []
+
+
+async def test_a_lost_secret_takes_the_keys_with_it_and_old_use_is_forgotten(bench: Bench) -> None:
+    who, meter = bench.ann.volunteer_id, bench.meter()
+    await bench.db.write(lambda c: add_contribution(c, bench.run_id, who, "merged", price_micro=0))
+    made = await bench.keys.create(bench.ann, KeyRequest(name="laptop"))
+    assert (await bench.keys.sign_in(made.key)).volunteer_id == who
+    await bench.people.reissue("Ann")
+    with pytest.raises(Unauthorized, match="revoked"):
+        await bench.keys.sign_in(made.key)
+    done, left = await meter.begin(bench.order()), await meter.begin(bench.order())
+    await meter.end(done)
+    assert await bench.db.write(lambda c: usage.prune(c, 1e18)) == 1
+    assert await meter.end(left) == 0
+
+
+async def test_a_key_never_spends_more_than_its_cap(bench: Bench) -> None:
+    who, meter = bench.ann.volunteer_id, bench.meter()
+    await bench.db.write(lambda c: add_contribution(c, bench.run_id, who, "merged", price_micro=0))
+    made = await bench.keys.create(bench.ann, KeyRequest(cap_micro=50))
+    asker = await bench.keys.sign_in(made.key)
+    one = await meter.begin(bench.order(asker=asker))
+    await meter.begin(bench.order(asker=asker))
+    with pytest.raises(InsufficientQuota, match="this key may spend"):
+        await meter.begin(bench.order(asker=asker))
+    await meter.end(one)  # nothing was generated: its hold counts no more
+    await meter.begin(bench.order(asker=asker))

@@ -1,0 +1,145 @@
+"""The volunteer's commands around prompts, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import openai
+import pytest
+
+from shared.protocol.accounts import ServerInfo
+from tests.support.answering import Answering, answering
+from tests.support.counting_engine import expected
+from tests.support.local_coordinator import RUN
+from volunteer.account.profile import Identity, Profile
+from volunteer.cli.main import run_command
+from volunteer.settings.settings import directories
+
+Run = Callable[..., Awaitable[tuple[int, str, str]]]
+SERVE = '[serve]\nfree_tokens_per_day = 20\n[serve.chat]\nuser = "Q: {content} "\nreply = "A:"\n'
+
+
+async def identity(house: Answering) -> Identity:
+    server: ServerInfo = await house.coordinator.server.info()
+    return Identity(
+        url=house.url,
+        tls_pin="",
+        public_key=server.public_key,
+        fingerprint=server.fingerprint,
+        server=server.name,
+        volunteer_id=house.ann.volunteer_id,
+        worker_id=house.ann.worker_id,
+        secret=house.ann.secret,
+        nickname="Ann",
+        registered=True,
+    )
+
+
+@pytest.fixture
+async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Answering]:
+    monkeypatch.setenv("VOLUNTEER_HOME", str(tmp_path / "home"))
+    async with answering(tmp_path / "house", RUN + SERVE) as made:
+        Profile(directories().profile).use(await identity(made))
+        yield made
+
+
+@pytest.fixture
+def run(house: Answering, capsys: pytest.CaptureFixture[str]) -> Run:
+    async def call(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = await asyncio.to_thread(run_command, list(words))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+async def test_generate_says_the_text_and_its_price(house: Answering, run: Run) -> None:
+    asked = ("generate", "tiny", "hello", "--seed", "2", "--max-tokens", "9")
+    text = expected("hello", 2, 9)
+    code, out, err = await run(*asked)
+    assert (code, out.strip()) == (0, text)
+    assert "5 tokens in, 9 out: 0.000000 credits" in err  # of the free quota
+    code, out, err = await run(*asked, "--stream")
+    assert out.strip() == text
+    assert "credits" in err
+    assert "0.000000" not in err
+    code, out, _ = await run(*asked, "--json")
+    said = json.loads(out)
+    assert (said["text"], said["usage"]["completion_tokens"]) == (text, 9)
+    code, out, _ = await run("usage")
+    assert sorted("free" in line for line in out.splitlines()) == [False, False, True]
+    await house.sound()
+
+
+async def test_generate_reads_standard_input(
+    house: Answering, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("käse".encode())))
+    code, out, _ = await run("generate", "tiny", "--seed", "1", "--max-tokens", "3")
+    assert (code, out.strip()) == (0, expected("käse", 1, 3))
+
+
+async def test_chat_uses_the_runs_template(
+    house: Answering, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Why?\n\n"))
+    code, out, _ = await run("chat", "tiny", "--seed", "1", "--max-tokens", "4")
+    assert (code, out.strip()) == (0, expected("Q: Why? A:", 1, 4))
+    async with house.client() as client:
+        card = (await client.models.retrieve("tiny")).model_dump()
+    assert "the run's own template" in card["description"]
+
+
+async def test_a_key_is_made_listed_used_and_revoked(house: Answering, run: Run) -> None:
+    code, out, err = await run("key", "create", "--name", "laptop", "--run", "tiny", "--days", "2")
+    made = out.strip()
+    assert (code, made[:3]) == (0, "vk-")
+    assert "not shown again" in err
+    async with house.client(made) as client:
+        await client.completions.create(model="tiny", prompt="x", max_tokens=1)
+    _, out, _ = await run("key", "list")
+    line = next(line for line in out.splitlines() if "laptop" in line)
+    assert made not in out
+    assert made[:10] in line
+    code, out, _ = await run("key", "revoke", line.split()[0])
+    assert (code, out.strip()) == (0, f"key {line.split()[0]} is revoked")
+    async with house.client(made) as client:
+        with pytest.raises(openai.AuthenticationError):
+            await client.models.list()
+
+
+async def test_credits_are_given(house: Answering, run: Run) -> None:
+    code, out, _ = await run("give", "Bob", "2.5")
+    assert code == 0
+    assert out.startswith("Bob got 2.50 credits; you have ")
+    code, _, err = await run("give", "Nobody", "1")
+    assert code == 1
+    assert 'there is no volunteer "Nobody"' in err
+    assert (await run("give", "Bob", "-1"))[0] == 2
+
+
+async def test_refusals_are_sentences(house: Answering, run: Run) -> None:
+    code, _, err = await run("generate", "tinny", "x")
+    assert (code, 'did you mean "tiny"' in err) == (1, True)
+    code, _, err = await run("generate", "tiny", "x", "--max-tokens", "9999")
+    assert (code, "at most" in err or "fit" in err) == (2, True)
+
+
+async def test_a_run_that_nobody_may_ask(tmp_path: Path) -> None:
+    nobody = RUN + '[serve]\nwho = "nobody"\n'
+    async with answering(tmp_path, nobody) as house, house.client() as client:
+        assert [card async for card in client.models.list()] == []
+        with pytest.raises(openai.PermissionDeniedError, match="nobody may ask"):
+            await client.completions.create(model="tiny", prompt="x", max_tokens=1)
+
+
+async def test_a_text_run_draws_no_pictures(house: Answering) -> None:
+    async with house.client() as client:
+        with pytest.raises(openai.BadRequestError, match="does not draw pictures"):
+            await client.images.generate(model="tiny", prompt="x")
+    assert (await house.balances()).held_micro == 0

@@ -1,0 +1,271 @@
+"""OpenAI's own client against a real server: completions, conversations, streams, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from shared.workloads.data.image_dataset import build_images
+from shared.workloads.data.image_sources import digit_pictures
+from tests.support.answering import Answering, answering
+from tests.support.counting_engine import PNG, CountingEngine, expected
+from tests.support.local_coordinator import RUN
+
+CHAT: list[Any] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
+]
+TRANSCRIPT = "System: Be brief.\nUser: Hello\nAssistant:"
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[Answering]:
+    async with answering(tmp_path) as made:
+        yield made
+
+
+async def test_a_completion_is_metered_on_either_database(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with answering(tmp_path, database=database_url) as house, house.client() as client:
+        before = await house.balances()
+        said = await client.completions.create(model="tiny", prompt="two", max_tokens=6, seed=3)
+        assert said.choices[0].text == expected("two", 3, 6)
+        assert said.choices[0].finish_reason == "length"
+        assert said.usage is not None
+        usage = (said.usage.prompt_tokens, said.usage.completion_tokens, said.usage.total_tokens)
+        assert usage == (3, 6, 9)
+        after = await house.balances()
+        price = said.usage.model_dump()["cost_micro"]
+        assert price > 0
+        assert before.earned_micro - after.earned_micro == after.spent_micro == price
+        await house.sound()
+
+
+async def test_the_synchronous_client_streams(house: Answering) -> None:
+    def ask() -> tuple[str, Any]:
+        with house.plain() as client:
+            chunks = list(
+                client.completions.create(
+                    model="tiny@best",
+                    prompt="x",
+                    max_tokens=5,
+                    seed=1,
+                    stream=True,
+                    stream_options={"include_usage": True},
+                )
+            )
+        text = "".join(c.choices[0].text for c in chunks if c.choices)
+        return text, chunks[-1].usage
+
+    text, usage = await asyncio.to_thread(ask)
+    assert text == expected("x", 1, 5)
+    assert usage.completion_tokens == 5
+    await house.sound()
+
+
+async def test_a_conversation_is_a_plain_transcript_whole_and_streamed(house: Answering) -> None:
+    wish: dict[str, Any] = {"model": "tiny@1", "messages": CHAT, "max_completion_tokens": 4}
+    wish |= {"seed": 5, "logprobs": True, "top_logprobs": 1}
+    async with house.client() as client:
+        whole = await client.chat.completions.create(**wish)
+        stream = await client.chat.completions.create(**wish, stream=True)
+        chunks = [chunk async for chunk in stream]
+    text = expected(TRANSCRIPT, 5, 4)
+    assert whole.choices[0].message.content == text
+    assert whole.choices[0].logprobs is not None
+    assert [each.token for each in whole.choices[0].logprobs.content or ()] == list(text)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == text
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+async def test_several_sequences_and_a_stop_string(house: Answering) -> None:
+    async with house.client() as client:
+        said = await client.completions.create(
+            model="tiny", prompt="x", max_tokens=9, seed=1, n=2, logprobs=1
+        )
+        assert [c.text for c in said.choices] == [expected("x", s, 9) for s in (1, 2)]
+        assert said.usage is not None
+        assert said.usage.completion_tokens == 18
+        stop = expected("x", 1, 3)[2]
+        said = await client.completions.create(
+            model="tiny", prompt="x", max_tokens=9, seed=1, stop=[stop]
+        )
+    assert (said.choices[0].text, said.choices[0].finish_reason) == (expected("x", 1, 2), "stop")
+    await house.sound()
+
+
+async def test_models_say_licence_dataset_loss_and_price(house: Answering) -> None:
+    async with house.client() as client:
+        cards = {card.id: card.model_dump() async for card in client.models.list()}
+        one = (await client.models.retrieve("tiny@0")).model_dump()
+    assert cards["tiny"]["licence"] == "CC0-1.0"
+    assert cards["tiny"]["dataset"] == "sums"
+    assert "plain transcript" in cards["tiny"]["description"]
+    assert cards["tiny"]["price_micro"] > 0
+    assert (one["id"], one["version"]) == ("tiny@0", 0)
+
+
+async def test_a_client_that_leaves_pays_for_what_was_generated(tmp_path: Path) -> None:
+    gate = asyncio.Semaphore(3)
+    engine = CountingEngine(gate=gate)
+    async with answering(tmp_path, engine=engine) as house, house.client() as client:
+        stream = await client.completions.create(
+            model="tiny", prompt="x", max_tokens=50, seed=1, stream=True
+        )
+        seen = 0
+        async for _ in stream:
+            seen += 1
+            if seen == 3:
+                break
+        await stream.close()
+        await house.sound()
+        assert engine.closed == 1
+        listed = await house.ann.get("/me/usage")
+        (row,) = listed.json()
+        assert (row["tokens_in"], row["tokens_out"]) == (1, 3)
+        assert row["cost_micro"] == (await house.balances()).spent_micro
+
+
+REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
+    ({"model": "tiny", "prompt": "x", "best_of": 3}, 400, "best_of", "not supported"),
+    ({"model": "tiny", "prompt": "x", "logit_bias": {}}, 400, "logit_bias", "not supported"),
+    ({"model": "tiny", "prompt": 5}, 400, "prompt", "expected"),
+    ({"prompt": "x"}, 400, "model", "missing"),
+    ({"model": "tiny", "prompt": "x", "temperature": 9}, 400, "temperature", "at most 2"),
+    ({"model": "tiny", "prompt": "x", "n": 100}, 400, "n", "at most 8"),
+    ({"model": "tiny", "prompt": "x", "stop": ["y"] * 1000}, 400, "stop", "at most 4"),
+    ({"model": "tiny", "prompt": "x" * 1001}, 400, "prompt", "1001 tokens, and 1000 fit"),
+    ({"model": "tiny", "prompt": "x", "max_tokens": 300}, 400, "max_tokens", "at most 256"),
+    ({"model": "tinny", "prompt": "x"}, 404, "model", 'did you mean "tiny"?'),
+    ({"model": "tiny@77", "prompt": "x"}, 404, "model", "tiny@0 to tiny@1"),
+    ({"model": "tiny", "prompt": "x" * (1 << 20)}, 413, "", "1048576 bytes"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param", "words"), REFUSED)
+async def test_bad_input_gets_a_sentence_in_openais_shape(
+    house: Answering, body: dict[str, Any], status: int, param: str, words: str
+) -> None:
+    headers = {"Authorization": f"Bearer {house.key}"}
+    async with httpx.AsyncClient(base_url=house.url, headers=headers) as http:
+        reply = await http.post("/v1/completions", json=body)
+    assert reply.status_code == status
+    error = reply.json()["error"]
+    assert (error["param"] or "") == param
+    assert words in error["message"]
+    assert (await house.balances()).held_micro == 0
+
+
+async def test_keys_that_do_not_work(house: Answering) -> None:
+    async with house.client("vk-wrong") as client:
+        with pytest.raises(openai.AuthenticationError):
+            await client.models.list()
+    capped = await house.new_key(cap_micro=1)
+    async with house.client(capped.key) as client:
+        with pytest.raises(openai.RateLimitError, match="this key may spend") as caught:
+            await client.completions.create(model="tiny", prompt="x" * 90, max_tokens=200)
+    assert caught.value.code == "insufficient_quota"
+    reply = await house.ann.post(f"/me/keys/{capped.info.id}/revoke")
+    assert reply.json()["state"] == "revoked"
+    async with house.client(capped.key) as client:
+        with pytest.raises(openai.AuthenticationError, match="revoked"):
+            await client.models.list()
+
+
+async def test_too_little_credit_says_how_much_is_missing(house: Answering) -> None:
+    token = f"{house.ann.worker_id}.{house.ann.secret}"
+    gift = {"id": "a" * 32, "to": "Bob", "amount_micro": (await house.balances()).earned_micro}
+    assert (await house.ann.post("/me/give", gift)).status_code == 200
+    async with house.client(token) as client:
+        with pytest.raises(openai.RateLimitError, match=r"missing.*train with") as caught:
+            await client.completions.create(model="tiny", prompt="x", max_tokens=200)
+    assert caught.value.code == "insufficient_quota"
+    await house.sound()
+
+
+async def test_without_an_engine_it_says_when_to_come_back(house: Answering) -> None:
+    house.coordinator.answers.connect(None)
+    async with house.client() as client:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.completions.create(model="tiny", prompt="x", max_tokens=2)
+    assert caught.value.status_code == 503
+    assert int(caught.value.response.headers["retry-after"]) > 0
+
+
+async def test_a_run_without_a_version_says_so(house: Answering) -> None:
+    await house.coordinator.runs.create(RUN.replace('"tiny"', '"second"'))
+    async with house.client() as client:
+        with pytest.raises(openai.NotFoundError, match="has no version yet"):
+            await client.completions.create(model="second", prompt="x", max_tokens=1)
+
+
+async def test_a_key_asks_the_runs_that_it_names(house: Answering) -> None:
+    await house.coordinator.runs.create(RUN.replace('"tiny"', '"second"'))
+    made = await house.new_key(runs=["second"])
+    async with house.client(made.key) as client:
+        with pytest.raises(openai.PermissionDeniedError, match="second only"):
+            await client.completions.create(model="tiny", prompt="x", max_tokens=1)
+
+
+async def test_metrics_count_requests_tokens_and_time_to_the_first(house: Answering) -> None:
+    async with house.client() as client:
+        await client.completions.create(model="tiny", prompt="x", max_tokens=7)
+    async with httpx.AsyncClient(base_url=house.url) as http:
+        said = (await http.get("/metrics")).text
+    assert 'answers_requests{run="tiny"} 1.0' in said
+    assert 'answers_tokens{run="tiny"} 7.0' in said
+    assert 'answers_first_token_seconds{run="tiny"}' in said
+    assert 'answers_waiting{run=""} 0.0' in said
+
+
+async def test_the_interface_describes_itself(house: Answering) -> None:
+    async with httpx.AsyncClient(base_url=house.url) as http:
+        paths = (await http.get("/api/v1/openapi.json")).json()["paths"]
+        nothing = await http.get("/v1/nothing", headers={"Authorization": f"Bearer {house.key}"})
+    assert {"/v1/models", "/v1/completions", "/v1/chat/completions"} <= set(paths)
+    assert paths["/v1/completions"]["post"]["security"] == [{"key": []}]
+    assert (nothing.status_code, "/v1/models" in nothing.json()["error"]["message"]) == (404, True)
+
+
+IMAGES = """
+name = "digits"
+workload = "dcgan"
+dataset = "digits"
+[model]
+generator_width = 8
+discriminator_width = 8
+latent = 16
+[task]
+batch_size = 32
+"""
+
+
+async def test_pictures_of_an_image_run_are_paid_by_the_piece(house: Answering) -> None:
+    await house.coordinator.datasets.add(
+        lambda put: build_images("digits", digit_pictures(), put, size=8, channels=1)
+    )
+    await house.coordinator.runs.create(IMAGES)
+    await house.coordinator.runs.start("digits")
+    async with house.client() as client:
+        card = (await client.models.retrieve("digits")).model_dump()
+        made = await client.images.generate(model="digits", prompt="", n=3)
+        with pytest.raises(openai.BadRequestError, match="does not write text"):
+            await client.completions.create(model="digits", prompt="x", max_tokens=1)
+    assert made.data is not None
+    pictures = [base64.b64decode(each.b64_json or "") for each in made.data]
+    assert len(pictures) == 3
+    assert all(picture.startswith(PNG) for picture in pictures)
+    (row,) = (await house.ann.get("/me/usage")).json()
+    assert (row["kind"], row["tokens_out"]) == ("image", 3)
+    assert 0 < row["cost_micro"] <= 3 * card["price_micro"]
+    assert "transcript" not in card["description"]
+    await house.sound()

@@ -1,0 +1,72 @@
+"""A small engine behind the interface of inference engines: one token a character of a text that
+follows from prompt and seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from coordinator.inference.engine import (
+    Generation,
+    ModelVersion,
+    Piece,
+    PreparedPrompt,
+    TokenLogprob,
+)
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def expected(prompt: str, seed: int, count: int) -> str:
+    """The text that the engine writes."""
+    start = sum(prompt.encode()) + seed
+    return "".join(LETTERS[(start + 7 * n) % 26] for n in range(count))
+
+
+class CountingEngine:
+    """Writes letters; `gate`, where given, lets one token through each time it is released."""
+
+    def __init__(self, context: int = 1000, gate: asyncio.Semaphore | None = None) -> None:
+        self.context = context
+        self.gate = gate
+        self.open = 0
+        self.closed = 0
+        self.generated = 0
+
+    async def prepare(self, model: ModelVersion, prompt: str) -> PreparedPrompt:
+        return PreparedPrompt(tokens=tuple(prompt.encode()), context=self.context)
+
+    async def generate(self, request: Generation) -> AsyncIterator[Piece]:
+        self.open += 1
+        written = ""
+        try:
+            text = expected(bytes(request.prompt).decode(), request.seed, request.max_tokens)
+            for number, letter in enumerate(text):
+                if self.gate is not None:
+                    await self.gate.acquire()
+                else:
+                    await asyncio.sleep(0)
+                self.generated += 1
+                written += letter
+                said = (TokenLogprob(text=letter, logprob=-0.5, top=((letter, -0.5),)),)
+                stopped = any(stop in written for stop in request.stop)
+                last = number == len(text) - 1
+                yield Piece(
+                    text="" if stopped else letter,
+                    tokens=(ord(letter),),
+                    logprobs=() if request.logprobs is None else said,
+                    finish="stop" if stopped else "length" if last else None,
+                )
+                if stopped:
+                    return
+        finally:
+            self.open -= 1
+            self.closed += 1
+
+    async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
+        return [PNG + bytes([seed % 256, number]) for number in range(count)]
+
+    async def close(self) -> None:
+        return None

@@ -1,0 +1,58 @@
+"""Prices, tiers and conversations."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.rules import run_file
+from coordinator.rules.run_file import ChatSettings, ServeSettings
+from coordinator.rules.serving import cost_micro, tier_of, transcript, unit_nano
+from shared.errors import InvalidRunFile
+
+MICRO = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("credits", "a_minute", "tokens"),
+    [(0, 30, 256), (9_999, 30, 256), (10_000, 60, 512), (100_000, 120, 1024), (9e9, 300, 2048)],
+)
+def test_a_tier_is_earned(credits: float, a_minute: int, tokens: int) -> None:
+    tier = tier_of(ServeSettings(), int(credits * MICRO))
+    assert (tier.requests_per_minute, tier.tokens) == (a_minute, tokens)
+
+
+def test_a_second_of_a_device_costs_what_it_earns() -> None:
+    """A step of 3e9 FLOPs pays 300,000 micro-credits; 2e7 FLOPs of a token cost 2,000."""
+    nano = unit_nano(300_000, 3e9, 2e7, 1.0)
+    assert cost_micro(nano, 1) == 2000
+    assert cost_micro(unit_nano(300_000, 3e9, 2e7, 2.0), 5) == 20_000
+
+
+def test_a_price_is_rounded_up_and_nothing_only_where_it_is_free() -> None:
+    assert cost_micro(1, 1) == 1
+    assert cost_micro(1, 1001) == 2
+    assert unit_nano(1, 1e12, 1.0, 1.0) == 1
+    assert unit_nano(300_000, 3e9, 2e7, 0.0) == 0
+
+
+def test_a_conversation_is_a_transcript_and_braces_in_it_mean_nothing() -> None:
+    turns = [("developer", "Be kind."), ("user", "{content} {0}"), ("assistant", "Yes")]
+    assert transcript(ChatSettings(), turns) == (
+        "System: Be kind.\nUser: {content} {0}\nAssistant: Yes\nAssistant:"
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"who": "everybody"}, "none of its values"),
+        ({"price": -1}, "at least 0"),
+        ({"free_token_per_day": 5}, 'did you mean "free_tokens_per_day"'),
+        ({"tiers": []}, "at least 1"),
+        ({"tiers": [{"credit": 1}]}, "credit"),
+        ({"stop": ["x"] * 17}, "at most 16"),
+    ],
+)
+def test_a_wrong_table_gets_a_sentence(table: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidRunFile, match=words):
+        run_file.from_table({"name": "a", "workload": "gpt", "serve": table})

@@ -1,0 +1,285 @@
+"""key, usage, generate, chat and give: what a volunteer does with its credits."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import unicodedata
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from volunteer.cli.exit_codes import at_terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from shared.protocol.inference import KeyInfo, Usage
+    from volunteer.net.api import Api
+
+DAY_S = 86_400.0
+PROMPT_BYTES_MAX = 1 << 20
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+Profile = Annotated[str, Parameter(help="Profile on this host.")]
+Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
+Model = Annotated[str, Parameter(help="A run, or one of its versions: RUN, RUN@best, RUN@40.")]
+MaxTokens = Annotated[
+    int | None, Parameter(help="Most tokens of the answer (default: what the coordinator allows).")
+]
+Temperature = Annotated[float, Parameter(help="0 takes the likeliest token; up to 2.")]
+Seed = Annotated[int | None, Parameter(help="The same seed gives the same answer.")]
+
+key = App(name="key", help="Keys for programs that speak OpenAI's interface.")
+
+
+@key.command
+def create(
+    *,
+    name: Annotated[str, Parameter(help="For you to tell keys apart.")] = "",
+    cap: Annotated[float | None, Parameter(help="Most credits it may ever spend.")] = None,
+    days: Annotated[float | None, Parameter(help="Valid this long (default: always).")] = None,
+    run: Annotated[
+        tuple[str, ...], Parameter(help="A run it may ask; may be repeated.", negative="")
+    ] = (),
+    json: Json = False,
+    profile: Profile = "",
+) -> int:
+    """Make a key. It is shown once: the coordinator keeps only its hash."""
+    import time
+
+    from shared.protocol.inference import KeyRequest
+    from shared.text import MICRO
+
+    request = KeyRequest(
+        name=name,
+        cap_micro=None if cap is None else _micro(cap, MICRO),
+        expires_at=None if days is None else time.time() + days * DAY_S,
+        runs=run,
+    )
+    made = _ask(profile, lambda api: api.create_key(request))
+    if json:
+        return _print_json(made)
+    print(made.key)
+    print("keep it: it is not shown again", file=sys.stderr)
+    return 0
+
+
+@key.command(name="list")
+def key_list(*, json: Json = False, profile: Profile = "") -> int:
+    """Every key of your account, without its secret."""
+    found = _ask(profile, lambda api: api.keys())
+    if json:
+        return _print_json(found)
+    for each in found:
+        print(_key_line(each))
+    if not found:
+        print("no key yet: `volunteer key create`")
+    return 0
+
+
+@key.command
+def revoke(
+    id: Annotated[int, Parameter(help="Number of the key, as `volunteer key list` shows it.")],
+    *,
+    json: Json = False,
+    profile: Profile = "",
+) -> int:
+    """Make a key worthless from its next request on."""
+    done = _ask(profile, lambda api: api.revoke_key(id))
+    if json:
+        return _print_json(done)
+    print(f"key {done.id} is {done.state}")
+    return 0
+
+
+def usage(
+    *,
+    key: Annotated[int, Parameter(help="Only of this key, by its number.")] = 0,
+    json: Json = False,
+    profile: Profile = "",
+) -> int:
+    """Your newest 500 requests: model, tokens, credits, time. No prompt is kept."""
+    from datetime import UTC, datetime
+
+    from shared.text import credit
+
+    rows = _ask(profile, lambda api: api.usage(key))
+    if json:
+        return _print_json(rows)
+    for row in rows:
+        at = datetime.fromtimestamp(row.at, UTC).strftime("%Y-%m-%d %H:%M")
+        took = "under way" if row.latency_s is None else f"{row.latency_s:.1f} s"
+        paid = "free" if row.free else f"{credit(row.cost_micro, 6)} credits"
+        unit = "images" if row.kind == "image" else "tokens"
+        print(
+            f"{at}  {row.model}  {row.tokens_in} in, {row.tokens_out} {unit} out  {paid}  {took}"
+            f"  {row.key or 'this account'}"
+        )
+    if not rows:
+        print("nothing was asked yet: `volunteer generate RUN PROMPT`")
+    return 0
+
+
+def generate(
+    model: Model,
+    prompt: Annotated[str, Parameter(help="Text to continue; none or -: standard input.")] = "-",
+    *,
+    stream: Annotated[bool, Parameter(help="Print the words as they come.", negative="")] = False,
+    json: Json = False,
+    seed: Seed = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 1.0,
+    profile: Profile = "",
+) -> int:
+    """Let the model continue a text; its price is printed at the end."""
+    text = _standard_input() if prompt == "-" else prompt
+    given = {"seed": seed, "max_tokens": max_tokens}
+    body = {"model": model, "prompt": text, "temperature": temperature}
+    body |= {name: value for name, value in given.items() if value is not None}
+    said, used = _ask(profile, lambda api: _said(api, COMPLETIONS, body, show=stream and not json))
+    if json:
+        return _print_json({"model": model, "text": said, "usage": used})
+    print("" if stream else _safe(said))
+    print(_price(used), file=sys.stderr)
+    return 0
+
+
+def chat(
+    model: Model,
+    *,
+    seed: Seed = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 1.0,
+    profile: Profile = "",
+) -> int:
+    """Talk with the model, one line at a time; an empty line ends it. Nothing is kept."""
+    given = {"seed": seed, "max_tokens": max_tokens}
+    options = {"model": model, "temperature": temperature}
+    options |= {name: value for name, value in given.items() if value is not None}
+
+    async def talk(api: Api) -> int:
+        turns: list[dict[str, str]] = []
+        while words := await asyncio.to_thread(_line):
+            turns.append({"role": "user", "content": words})
+            said, used = await _said(api, CHAT, {**options, "messages": turns}, show=True)
+            turns.append({"role": "assistant", "content": said})
+            print()
+            print(_price(used), file=sys.stderr)
+        return 0
+
+    return int(_ask(profile, talk))
+
+
+def give(
+    name: Annotated[str, Parameter(help="Nickname or id of who gets them.")],
+    amount: Annotated[float, Parameter(help="Credits.")],
+    *,
+    json: Json = False,
+    profile: Profile = "",
+) -> int:
+    """Give earned credits to another volunteer."""
+    import secrets
+
+    from shared.protocol.inference import GiveRequest
+    from shared.text import MICRO, credit
+
+    request = GiveRequest(id=secrets.token_hex(16), to=name, amount_micro=_micro(amount, MICRO))
+    done = _ask(profile, lambda api: api.give(request))
+    if json:
+        return _print_json(done)
+    print(f"{done.to} got {credit(done.amount_micro)} credits; you have {credit(done.left_micro)}")
+    return 0
+
+
+def add_to(parent: App) -> None:
+    parent.command(key)
+    for command in (usage, generate, chat, give):
+        parent.command(command)
+
+
+def _ask(profile: str, question: Callable[[Api], Awaitable[Any]]) -> Any:
+    from volunteer.cli.start import ask_coordinator
+    from volunteer.settings.settings import directories
+
+    return asyncio.run(ask_coordinator(directories(profile=profile), question))
+
+
+async def _said(
+    api: Api, path: str, body: dict[str, Any], *, show: bool
+) -> tuple[str, Usage | None]:
+    """Return an answer and its use; with `show` its words are printed as they come."""
+    from volunteer.net.prompts import streamed
+
+    parts: list[str] = []
+    used = None
+    async for chunk in streamed(api.client, path, body):
+        used = chunk.usage or used
+        for choice in chunk.choices:
+            parts.append(choice.words)
+            if show:
+                print(_safe(choice.words), end="", flush=True)
+    return "".join(parts), used
+
+
+def _line() -> str:
+    """Return the next line of a person or a file; "" at the end."""
+    try:
+        return input("> " if at_terminal() else "").strip()
+    except EOFError:
+        return ""
+
+
+def _standard_input() -> str:
+    from shared.errors import BadRequest
+
+    data = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1)
+    if len(data) > PROMPT_BYTES_MAX:
+        raise BadRequest(f"a prompt has at most {PROMPT_BYTES_MAX} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise BadRequest("the prompt on standard input is not UTF-8 text") from None
+
+
+def _safe(text: str) -> str:
+    """Return a model's words without what moves a terminal's cursor."""
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c)[0] != "C")
+
+
+def _price(used: Usage | None) -> str:
+    from shared.text import credit
+
+    if used is None:
+        return ""
+    return (
+        f"{used.prompt_tokens} tokens in, {used.completion_tokens} out: "
+        f"{credit(used.cost_micro, 6)} credits"
+    )
+
+
+def _key_line(found: KeyInfo) -> str:
+    from shared.text import credit
+
+    cap = "" if found.cap_micro is None else f" of {credit(found.cap_micro)}"
+    runs = f"  only {', '.join(found.runs)}" if found.runs else ""
+    spent = f"{credit(found.spent_micro)}{cap} credits spent"
+    return f"{found.id}  {found.prefix}...  {found.state}  {spent}  {found.name}{runs}"
+
+
+def _micro(credits: float, micro: int) -> int:
+    """Return credits in micro-credits. Raises BadRequest for what is no amount."""
+    from shared.errors import BadRequest
+
+    if not 0 < credits <= 1e9:
+        raise BadRequest("an amount is more than 0 and at most 1,000,000,000 credits")
+    return round(credits * micro)
+
+
+def _print_json(value: Any) -> int:
+    import msgspec
+
+    from shared.text import ascii_json
+
+    print(ascii_json(msgspec.json.encode(value).decode()))
+    return 0

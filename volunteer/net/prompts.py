@@ -1,0 +1,69 @@
+"""Prompts to the model of a run: the OpenAI-compatible interface as our own commands use it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shared.errors import Internal
+from shared.protocol.inference import OpenAiError, Usage
+from volunteer.net.errors import decoded, openai_error
+
+if TYPE_CHECKING:
+    from volunteer.net.client import Client
+
+EVENT_BYTES_MAX = 1 << 20
+DATA, DONE = b"data: ", b"[DONE]"
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """Next words of a conversation."""
+
+    content: str | None = None
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """Next words of one sequence."""
+
+    text: str = ""
+    delta: Delta = Delta()
+    finish_reason: str | None = None
+
+    @property
+    def words(self) -> str:
+        return self.text or self.delta.content or ""
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a stream."""
+
+    model: str = ""
+    choices: tuple[Choice, ...] = ()
+    usage: Usage | None = None
+    error: OpenAiError | None = None
+
+
+async def streamed(client: Client, path: str, body: dict[str, Any]) -> AsyncIterator[Chunk]:
+    """Yield the events of an answer; the last one has its `usage`.
+
+    Raises what the coordinator said, also in the middle.
+    """
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    async with client.events(path, msgspec.json.encode(asked)) as pieces:
+        rest = b""
+        async for piece in pieces:
+            *lines, rest = (rest + bytes(piece)).split(b"\n")
+            if len(rest) > EVENT_BYTES_MAX:
+                raise Internal("the coordinator's reply is invalid: an event without an end")
+            for line in lines:
+                if not line.startswith(DATA):
+                    continue
+                if line == DATA + DONE:
+                    return
+                chunk = decoded(line.removeprefix(DATA), Chunk)
+                if chunk.error is not None:
+                    raise openai_error(0, chunk.error)
+                yield chunk
+    raise Internal("the answer broke off before its end")
