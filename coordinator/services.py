@@ -30,6 +30,7 @@ from coordinator.compute import Compute
 from coordinator.config import Settings
 from coordinator.database.engine.open import Database, file_of, is_new, migrate
 from coordinator.inference.answers import Answers
+from coordinator.inference.builtin import BuiltinEngine
 from coordinator.intake.intake import Examiners, Intake
 from coordinator.intake.similarity import Sketches
 from coordinator.intake.uploads import Uploads
@@ -241,10 +242,13 @@ class Coordinator:
             asyncio.create_task(self._keep_running(*job), name=job[0])
             for job in self.jobs().items()
         ]
+        engine = BuiltinEngine(self.db, self.clock, self.blobs, self.settings.eval_threads)
+        self.answers.connect(engine)
         try:
             yield
         finally:
             self.stopping.set()
+            await engine.close()
             for topic in ("queue", "contributions", "versions", "runs", "recomputes"):
                 self.signals.deliver(topic)
             _, late = await asyncio.wait(tasks, timeout=STOP_S)
