@@ -41,7 +41,7 @@ async def _some(
     client: openai.AsyncOpenAI, count: int
 ) -> openai.AsyncStream[openai.types.Completion]:
     stream = await client.completions.create(
-        model="tiny", prompt="1", max_tokens=1000, stream=True, temperature=1.5
+        model="tiny", prompt="1", max_tokens=1000, stream=True, temperature=0
     )
     for _ in range(count):
         await anext(stream)
@@ -72,7 +72,7 @@ async def test_a_killed_inference_process_is_paid_for_what_came(tmp_path: Path) 
     key = await _prepared(tmp_path)
     with Process(tmp_path, "--port", "0") as server:
         async with _client(server, key) as client:
-            stream = await _some(client, 5)
+            stream = await _some(client, 2)
             _inference(server).send_signal(signal.SIGKILL)
             with contextlib.suppress(openai.APIError):
                 async for _ in stream:
@@ -90,7 +90,7 @@ async def test_a_killed_server_settles_at_its_next_start(tmp_path: Path) -> None
     key = await _prepared(tmp_path)
     with Process(tmp_path, "--port", "0") as server:
         async with _client(server, key) as client:
-            await _some(client, 5)
+            await _some(client, 2)
             worker = _inference(server)
             os.kill(server.child.pid, signal.SIGKILL)
             worker.wait(30)  # it ends with its server
