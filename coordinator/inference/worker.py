@@ -42,6 +42,7 @@ from shared.workloads.generation.batch import Batch, Made
 SLOTS = 16
 LOADED_MAX = 4  # versions at once; those in use are never dropped
 MEMORY_SHARE = 0.5  # of the machine's; beyond that a version is too large
+CHARACTERS_MAX = 64  # of a prompt for each token that fits
 NICENESS = 10  # sockets go first, then checks and evaluation
 EXPENDABLE = "900"  # short of memory, the kernel ends this process first
 
@@ -124,8 +125,13 @@ class Worker:
             return
         loaded = self._of(order.model)
         if isinstance(order, Prepare):
-            tokens = tuple(loaded.decoder.encode(order.prompt))
             context = loaded.decoder.context
+            if len(order.prompt) > context * CHARACTERS_MAX:  # others wait while it is read
+                raise BadRequest(
+                    f"the prompt has {len(order.prompt):,} characters, and {context} tokens fit, "
+                    "answer included: shorten it"
+                )
+            tokens = tuple(loaded.decoder.encode(order.prompt))
             self._tell(Prepared(id=order.id, tokens=tokens, context=context))
         else:
             loaded.batch.add(order.sequence)

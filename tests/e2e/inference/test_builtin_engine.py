@@ -112,4 +112,6 @@ async def test_what_cannot_be_answered_is_said(
         await engine.prepare(ModelVersion(run_id=1, run="tiny", version=9), "1")
     with pytest.raises(BadRequest, match="draw no pictures"):
         await engine.images(TINY, 1, 0)
+    with pytest.raises(BadRequest, match="1,000,000 characters, and 64 tokens fit"):
+        await engine.prepare(TINY, "x" * 1_000_000)
     assert await ask(engine, "still there")
