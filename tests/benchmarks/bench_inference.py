@@ -103,20 +103,20 @@ async def measure(name: str, folder: Path, options: argparse.Namespace) -> dict[
     about, files, model = written(name, folder)
     layers, tokens = SIZES[name][0]["n_layer"], SIZES[name][1]
     engine = FixedEngine(files, options.threads)
-    turns: list[dict[str, tuple[float, float]]] = []
+
+    async def turn() -> dict[str, tuple[float, float]]:
+        return {
+            "one": await engine.timed(1, tokens),
+            "bare_one": bare(model, layers, 1, tokens),
+            "many": await engine.timed(STREAMS, tokens),
+            "bare_many": bare(model, layers, STREAMS, tokens),
+        }
+
     try:
-        for _ in range(options.repeats + 1):  # the first turn loads the version
-            turns.append(
-                {
-                    "one": await engine.timed(1, tokens),
-                    "bare_one": bare(model, layers, 1, tokens),
-                    "many": await engine.timed(STREAMS, tokens),
-                    "bare_many": bare(model, layers, STREAMS, tokens),
-                }
-            )
+        await turn()  # which loads the version
+        turns = [await turn() for _ in range(options.repeats)]
     finally:
         await engine.close()
-    del turns[0]
 
     def rate(turn: dict[str, tuple[float, float]], side: str) -> float:
         return tokens * (STREAMS if side.endswith("many") else 1) / turn[side][0]
