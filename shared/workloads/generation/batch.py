@@ -1,6 +1,6 @@
 """Continuous batching: sequences join and leave at every token.
 
-A step reads one chunk of a new prompt, then makes one token of each sequence that runs, so that a
+A step reads a chunk of the new prompts, then makes one token of each sequence that runs, so that a
 long prompt holds nobody up for long. One thread drives it.
 """
 
@@ -19,7 +19,7 @@ from shared.workloads.base import Decoder
 from shared.workloads.generation.sampling import Chosen, choose, uniform
 from shared.workloads.generation.text_stream import TextStream
 
-CHUNK = 256  # tokens of a prompt that are read at once
+CHUNK = 256  # tokens of prompts that are read before the next token of all
 WAITING_MAX = 256  # sequences that wait for a slot
 
 Finish = Literal["stop", "length"]
@@ -92,8 +92,12 @@ class Batch:
     def step(self) -> Iterator[Made]:
         """Advance by a token; yield what was made."""
         self._admit()
-        if self._reading:
-            yield from self._read(self._reading[0])
+        room = CHUNK
+        while self._reading and room:
+            one = self._reading[0]
+            part = one.sequence.prompt[one.read : one.read + room]
+            room -= len(part)
+            yield from self._read(one, part)
         if self._running:
             yield from self._decode()
 
@@ -104,12 +108,10 @@ class Batch:
             stream = TextStream(self._decoder.decode, sequence.stop)
             self._reading.append(_Running(sequence, self._free.pop(0), stream))
 
-    def _read(self, one: _Running) -> Iterator[Made]:
-        prompt = one.sequence.prompt
-        part = prompt[one.read : one.read + CHUNK]
+    def _read(self, one: _Running, part: tuple[int, ...]) -> Iterator[Made]:
         logits = self._decoder.prefill(one.slot, part, one.read)
         one.read += len(part)
-        if one.read == len(prompt):
+        if one.read == len(one.sequence.prompt):
             self._reading.popleft()
             self._running[one.sequence.id] = one
             yield self._next(one, logits)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from shared.workloads.generation import batch as generation_batch
 from shared.workloads.generation.batch import Batch, Made, Sequence
 from shared.workloads.generation.sampling import choose, uniform
 from shared.workloads.generation.text_stream import TextStream
@@ -93,6 +94,19 @@ def test_a_cancelled_sequence_leaves_its_slot(given: Any) -> None:
     made = drain(batch)
     assert {each.id for each in made} == {"1"}
     assert batch.slots_used == 0
+
+
+def test_short_prompts_begin_together_and_a_long_one_holds_nobody_up(
+    given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation_batch, "CHUNK", 12)
+    batch = Batch(decoder(given))
+    for name, length in (("a", 4), ("b", 4), ("long", 28)):
+        batch.add(sequence(name, [5] * length, temperature=0.0))
+    first, second = list(batch.step()), list(batch.step())
+    assert {each.id for each in first} == {"a", "b"}
+    assert {each.id for each in second} == {"a", "b"}
+    assert len(tokens_of(drain(batch), "long")) == 20
 
 
 def test_a_text_ends_where_the_context_does(given: Any) -> None:

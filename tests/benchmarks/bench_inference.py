@@ -1,0 +1,167 @@
+"""Answers of the built-in engine beside bare PyTorch loops that keep keys and values.
+
+    make bench BENCH=inference
+    python -m tests.benchmarks.bench_inference --json inference.json --threads 1
+
+The engine is the server's: its own process, frames over a socket, sampling in float64, a piece for
+each token on this side's event loop. The bare loops are the same model in this process, one text,
+or as many as there are streams in step, sampled with `torch.multinomial`. All take turns and do the
+same number of tokens on the same number of threads; a ratio is the median of those of the turns.
+There is no HTTP here and no tokenizer: prompts are numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from coordinator.inference.builtin import BuiltinEngine
+from coordinator.inference.engine import Generation, ModelVersion
+from coordinator.inference.messages import ModelFiles
+from coordinator.runs.definition import Definition, of_file
+from coordinator.runs.version_files import write_weights
+from shared.clock import SystemClock
+from shared.workloads.gpt.config import GptConfig
+from shared.workloads.gpt.model import Gpt, Kept, build
+
+STREAMS = 16
+PROMPT = 64
+SIZES: dict[str, tuple[dict[str, int], int]] = {  # the model, and tokens a text
+    "10 M": ({"n_layer": 6, "n_head": 6, "n_embd": 384, "vocab_size": 512}, 96),
+    "124 M": ({"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257}, 24),
+}
+MODEL = ModelVersion(run_id=1, run="bench", version=0)
+GOALS = {"one_beside_bare": 0.9, "many_beside_bare": 0.8, "many_beside_one": 4.0}
+
+
+class FixedEngine(BuiltinEngine):
+    """The built-in engine with one version, whose files need no database."""
+
+    def __init__(self, files: ModelFiles, threads: int) -> None:
+        super().__init__(cast(Any, None), SystemClock(), cast(Any, None), threads)
+        self._fixed = files
+
+    async def _files(self, model: ModelVersion) -> ModelFiles:
+        return self._fixed
+
+    async def answer(self, seed: int, tokens: int) -> float:
+        """Generate one text; when its first token came, by the clock."""
+        prompt = tuple(range(seed, seed + PROMPT))
+        request = Generation(id="bench", model=MODEL, prompt=prompt, max_tokens=tokens, seed=seed)
+        first, made = 0.0, 0
+        async for piece in self.generate(request):
+            first = first or time.perf_counter()
+            made += len(piece.tokens)
+        assert made == tokens
+        return first
+
+    async def timed(self, streams: int, tokens: int) -> tuple[float, float]:
+        """Return the seconds that many texts at once take, and until the first token."""
+        began = time.perf_counter()
+        firsts = await asyncio.gather(*(self.answer(seed, tokens) for seed in range(streams)))
+        return time.perf_counter() - began, min(firsts) - began
+
+
+@torch.inference_mode()
+def bare(model: Gpt, layers: int, streams: int, tokens: int) -> tuple[float, float]:
+    """Return the same of a loop that does nothing but the model and a draw."""
+    began = time.perf_counter()
+    kept = [Kept() for _ in range(layers)]
+    given = torch.stack([torch.arange(seed, seed + PROMPT) for seed in range(streams)])
+    first, start = 0.0, 0
+    for _ in range(tokens):
+        hidden = model.hidden(given, kept, start)[:, -1]
+        start += given.shape[1]
+        given = torch.multinomial(torch.softmax(model.logits(hidden), -1), 1)
+        given.tolist()
+        first = first or time.perf_counter()
+    return time.perf_counter() - began, first - began
+
+
+def written(name: str, folder: Path) -> tuple[Definition, ModelFiles, Gpt]:
+    """Return a run of this size, its files, and the model itself."""
+    model = {"block_size": 256, "dropout": 0.0} | SIZES[name][0]
+    text = json.dumps({"name": "bench", "workload": "gpt", "model": model})
+    about = of_file(text)
+    weights = about.workload.init(about.file.model, 0)
+    path = folder / name
+    write_weights(path, about, weights, {})
+    files = ModelFiles(key=name, file=text, weights=str(path))
+    config = GptConfig.from_dict(about.file.model)
+    return about, files, build(config, weights, "cpu").train(False)
+
+
+async def measure(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    about, files, model = written(name, folder)
+    layers, tokens = SIZES[name][0]["n_layer"], SIZES[name][1]
+    engine = FixedEngine(files, options.threads)
+
+    async def turn() -> dict[str, tuple[float, float]]:
+        return {
+            "one": await engine.timed(1, tokens),
+            "bare_one": bare(model, layers, 1, tokens),
+            "many": await engine.timed(STREAMS, tokens),
+            "bare_many": bare(model, layers, STREAMS, tokens),
+        }
+
+    try:
+        await turn()  # which loads the version
+        turns = [await turn() for _ in range(options.repeats)]
+    finally:
+        await engine.close()
+
+    def rate(turn: dict[str, tuple[float, float]], side: str) -> float:
+        return tokens * (STREAMS if side.endswith("many") else 1) / turn[side][0]
+
+    def ratio(over: str, under: str) -> float:
+        return round(statistics.median(rate(t, over) / rate(t, under) for t in turns), 2)
+
+    row: dict[str, Any] = {"model": name, "parameters": about.parameters}
+    for side in ("one", "bare_one", "many", "bare_many"):
+        row[f"{side}_tokens_per_s"] = round(statistics.median(rate(t, side) for t in turns), 1)
+    row["one_beside_bare"] = ratio("one", "bare_one")
+    row["many_beside_bare"] = ratio("many", "bare_many")
+    row["many_beside_one"] = ratio("many", "one")
+    for side in ("one", "bare_one"):
+        row[f"{side}_first_ms"] = round(1e3 * statistics.median(t[side][1] for t in turns), 1)
+    return row
+
+
+async def run(options: argparse.Namespace) -> list[dict[str, Any]]:
+    torch.set_num_threads(options.threads)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.sizes:
+            rows.append(await measure(name, Path(folder), options))
+            for key, value in rows[-1].items():
+                goal = GOALS.get(key)
+                said = (
+                    "" if goal is None else f"  (goal {goal}{'' if value >= goal else ', missed'})"
+                )
+                print(f"{key:24} {value}{said}")
+            print()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=list(SIZES))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = asyncio.run(run(options))
+    if options.json:
+        options.json.write_text(json.dumps({"rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
