@@ -1,0 +1,66 @@
+"""The serving process computes nothing: PyTorch stays in the processes beside it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SERVER = """
+import asyncio, json, sys
+from pathlib import Path
+from coordinator.config import Settings
+from coordinator.inference.builtin import BuiltinEngine
+from coordinator.inference.engine import Generation, ModelVersion
+from coordinator.services import Coordinator
+from shared.clock import SystemClock
+from shared.errors import BadRequest
+from tests.support.local_coordinator import LocalCoordinator, RUN
+
+MODEL = ModelVersion(run_id=1, run="tiny", version=0)
+
+async def main(path):
+    settings = Settings(data_dir=path, space_floor_bytes=0)
+    clock = SystemClock()
+    inside = await Coordinator.build(settings, clock, separate=True)
+    engine = BuiltinEngine(inside.db, clock, inside.blobs, threads=1)
+    done = []
+    try:
+        await LocalCoordinator(inside, clock).start_run(RUN)
+        done.append("start")
+        while await inside.evaluation.evaluate_next():
+            done.append("evaluate")
+        prompt = await engine.prepare(MODEL, "1 plus")
+        wanted = Generation(id="a", model=MODEL, prompt=prompt.tokens, max_tokens=3, seed=1)
+        if [piece async for piece in engine.generate(wanted)][-1].finish:
+            done.append("generate")
+        try:
+            await engine.images(MODEL, 1, 0)
+        except BadRequest:
+            done.append("draw")
+    finally:
+        await engine.close()
+        await inside.close()
+    print(json.dumps([done, "torch" in sys.modules]))
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_a_server_that_evaluated_and_answered_has_no_torch(tmp_path: Path) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(SERVER)
+    said = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "data")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": ""},
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+    done, torch = json.loads(said.stdout.splitlines()[-1])
+    assert set(done) == {"start", "evaluate", "generate", "draw"}
+    assert not torch
