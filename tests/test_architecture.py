@@ -41,7 +41,7 @@ GATES = {
     "rich": ("volunteer.tui",),
     "sqlalchemy": ("coordinator.database",),
     "alembic": ("coordinator.database",),
-    "starlette": ("coordinator.http", "coordinator.pages", "coordinator.v1"),
+    "starlette": ("coordinator.http", "coordinator.v1"),
     "uvicorn": ("coordinator.http",),
     "httpx": ("volunteer.net",),
     "h11": ("volunteer.net", "coordinator.http"),

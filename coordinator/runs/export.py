@@ -205,16 +205,51 @@ def _card(source: _Source, about: Definition) -> str:
         f"- {traits.items}: {source.version.tokens:,}",
         f"- licence: {about.file.licence}; contact: {about.file.contact or 'none given'}",
         "",
-        "```python",
-        "import json",
-        "from safetensors.torch import load_file",
+        "In this folder, with the package that the run's volunteers have installed:",
         "",
-        'config = json.load(open("config.json"))',
-        'weights = load_file("model.safetensors")',
+        "```python",
+        *_code(about.file.workload, writes=data is not None and "tokenizer" in data.assets),
         "```",
         "",
     ]
     return "\n".join(lines)
+
+
+def _code(workload: str, *, writes: bool) -> list[str]:
+    """Return lines that let the exported model make something."""
+    lines = [
+        "import json",
+        "from pathlib import Path",
+        "",
+        "from safetensors.torch import load_file",
+        "",
+        "from shared.workloads.base import load",
+        "",
+        'config = json.loads(Path("config.json").read_text())',
+        'for key in ("workload", "workload_version"):',
+        "    del config[key]",
+        'weights = load_file("model.safetensors")',
+        f'workload = load("{workload}")',
+    ]
+    if not writes:
+        return [
+            *lines,
+            'sample = workload.sample(config, weights, None, "", seed=1)',
+            "if sample.data:",
+            '    Path("sample.png").write_bytes(sample.data)',
+            "print(sample.title, sample.text)",
+        ]
+    return [
+        *lines,
+        'tokenizer = Path("tokenizer.json").read_bytes()',
+        'decoder = workload.decoder(config, weights, tokenizer, slots=1, device="cpu")',
+        'tokens = decoder.encode("")',
+        "logits = decoder.prefill(0, tokens, 0)",
+        "while len(tokens) < min(100, decoder.context):",
+        "    tokens.append(int(logits.argmax()))",
+        "    logits = decoder.decode_step([0], tokens[-1:], [len(tokens) - 1])[0]",
+        "print(decoder.decode(tokens))",
+    ]
 
 
 def imported(folder: Path, about: Definition) -> Mapping[str, torch.Tensor]:

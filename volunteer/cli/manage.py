@@ -100,7 +100,7 @@ def card(
     me, info, versions = asyncio.run(ask_coordinator(places, ask))
     who = ProfileDirectory(places.profile).current()
     assert who is not None  # ask_coordinator has used it
-    svg = draw(card_facts(me, info, versions, server=who.server, link=f"{who.url}/"))
+    svg = draw(card_facts(me, info, versions, server=who.server))
     try:
         write_whole(to, svg.encode())
     except OSError as error:

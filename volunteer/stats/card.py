@@ -41,12 +41,9 @@ class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[tuple[int, float], ...]  # version, loss
     before: tuple[int, str] | None = None  # version and sample
     after: tuple[int, str] | None = None
-    link: str = ""
 
 
-def card_facts(
-    me: Me, info: RunInfo, versions: Sequence[VersionInfo], *, server: str, link: str
-) -> CardFacts:
+def card_facts(me: Me, info: RunInfo, versions: Sequence[VersionInfo], *, server: str) -> CardFacts:
     """The facts out of what the coordinator answers."""
     ordered = sorted(versions, key=lambda v: v.version)
     points = tuple((v.version, v.loss) for v in ordered if _finite(v.loss))
@@ -63,7 +60,6 @@ def card_facts(
         points=tuple((v, loss) for v, loss in points if loss is not None),
         before=samples[0] if samples else None,
         after=samples[-1] if len(samples) > 1 else None,
-        link=link,
     )
 
 
@@ -80,7 +76,7 @@ def card(facts: CardFacts) -> str:
         *_numbers(facts),
         *_curve(facts),
         *_samples(facts),
-        *_foot(facts),
+        *_foot(),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -186,13 +182,8 @@ def _samples(facts: CardFacts) -> list[str]:
     return parts
 
 
-def _foot(facts: CardFacts) -> list[str]:
-    if not facts.link:
-        return [_text(60, 600, "trained together on volunteers' machines", 18, DIM)]
-    return [
-        _text(60, 600, "Lend your machine too:", 18, DIM),
-        _text(290, 600, _clean(facts.link, 84), 18, BLUE, mono=True),
-    ]
+def _foot() -> list[str]:
+    return [_text(60, 600, "trained together on volunteers' machines", 18, DIM)]
 
 
 def _box(x: float, y: float, width: float, height: float) -> str:

@@ -168,9 +168,7 @@ class Leaderboard(QueryPage):
         path = exports() / CARD
         try:
             info, versions = await deeds(control)
-            facts = card_facts(
-                status.me, info, versions, server=status.server, link=f"{status.coordinator}/"
-            )
+            facts = card_facts(status.me, info, versions, server=status.server)
             export(path, card(facts).encode())
         except VolunteerError as error:
             self.volunteer.tell(error.message, "error")

@@ -32,7 +32,6 @@ FACTS = CardFacts(
     points=tuple((v, 3.1 + 5.2 * math.exp(-v / 11)) for v in range(42)),
     before=(0, BEFORE),
     after=(41, AFTER),
-    link="https://train.example.org:8765/",
 )
 
 
@@ -57,7 +56,7 @@ def version(number: int, loss: float | None, mine: int = 0, sample: str = "") ->
     )
 
 
-def test_it_says_what_was_given_and_how_to_join() -> None:
+def test_it_says_what_was_given() -> None:
     text = words(card(FACTS))
     for part in (
         "ada",
@@ -67,7 +66,6 @@ def test_it_says_what_was_given_and_how_to_join() -> None:
         "8.30 → 3.23 loss of the model",
         "before, version 0",
         "now, version 41",
-        "https://train.example.org:8765/",
     ):
         assert part in text
 
@@ -79,11 +77,11 @@ def test_the_facts_come_from_what_the_coordinator_says() -> None:
         version(1, None, mine=2),
         version(3, float("nan")),
     ]
-    found = card_facts(ME, RUN, rows, server="Lab", link="l")
+    found = card_facts(ME, RUN, rows, server="Lab")
     assert found.points == ((0, 4.0), (2, 2.0))
     assert found.mine == (1, 2)
     assert (found.before, found.after) == ((0, "first"), (2, "second"))
-    assert card_facts(ME, RUN, [], server="Lab", link="").before is None
+    assert card_facts(ME, RUN, [], server="Lab").before is None
 
 
 @pytest.mark.parametrize(
@@ -125,7 +123,7 @@ async def test_without_a_name_it_is_the_run_with_most_of_my_work() -> None:
 
 
 def test_a_volunteer_who_just_began_gets_a_card_too() -> None:
-    bare = replace(FACTS, mine=(), points=(), before=None, after=None, link="", device_s=0.0)
+    bare = replace(FACTS, mine=(), points=(), before=None, after=None, device_s=0.0)
     text = words(card(bare))
     assert "helps to train stdlib-gpt" in text
     assert "the curve begins with the next versions" in text
@@ -145,7 +143,6 @@ def test_no_text_or_number_of_others_breaks_it(
         run=text,
         description=text,
         server=text,
-        link=text,
         before=(0, sample),
         points=tuple(sorted(points)),
     )

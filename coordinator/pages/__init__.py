@@ -1,1 +1,0 @@
-"""Public web pages of the runs: rendered here, readable without JavaScript."""

@@ -1,0 +1,54 @@
+"""The card of an exported model: its own measure, and code that makes something of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.workloads.test_dcgan import PRESETS, copied
+from tests.e2e.workloads.test_dcgan import RUN as PICTURES
+from tests.support.local_coordinator import RUN as TEXT
+from tests.support.local_coordinator import LocalCoordinator, local_coordinator
+from tests.support.selfplay_run import RUN as GAMES
+
+RUNS = {
+    "gpt": (TEXT, "held-out loss"),
+    "dcgan": (PICTURES + PRESETS["fedavg"], "Fréchet distance"),
+    "gomoku": (GAMES, "tactical loss"),
+}
+
+
+async def _exported(home: LocalCoordinator, run: str, to: Path) -> str:
+    if 'workload = "dcgan"' in run:
+        await home.coordinator.datasets.add(copied)
+    name = await home.start_run(run)
+    while await home.coordinator.evaluation.evaluate_next():
+        pass
+    await home.coordinator.export.export(name, to)
+    return (to / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("workload", RUNS)
+async def test_the_code_of_a_card_runs(tmp_path: Path, workload: str) -> None:
+    text, measure = RUNS[workload]
+    to = tmp_path / "model"
+    async with local_coordinator(tmp_path / "house") as home:
+        card = await _exported(home, text, to)
+    assert f"- {measure}: " in card
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    root = str(Path(__file__).parents[3])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=to,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": root},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() or (to / "sample.png").read_bytes().startswith(b"\x89PNG")
