@@ -35,8 +35,8 @@ key = App(name="key", help="Keys for programs that speak OpenAI's interface.")
 
 @key.command
 def create(
-    *,
     name: Annotated[str, Parameter(help="For you to tell keys apart.")] = "",
+    *,
     cap: Annotated[float | None, Parameter(help="Most credits it may ever spend.")] = None,
     days: Annotated[float | None, Parameter(help="Valid this long (default: always).")] = None,
     run: Annotated[

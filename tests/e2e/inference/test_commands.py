@@ -96,7 +96,7 @@ async def test_chat_uses_the_runs_template(
 
 
 async def test_a_key_is_made_listed_used_and_revoked(house: Answering, run: Run) -> None:
-    code, out, err = await run("key", "create", "--name", "laptop", "--run", "tiny", "--days", "2")
+    code, out, err = await run("key", "create", "laptop", "--run", "tiny", "--days", "2")
     made = out.strip()
     assert (code, made[:3]) == (0, "vk-")
     assert "not shown again" in err
