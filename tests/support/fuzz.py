@@ -32,6 +32,7 @@ from coordinator.config import Settings
 from coordinator.http.deadlines import Guard, protocol
 from shared.protocol import endpoints
 from shared.protocol.endpoints import ENDPOINTS, Endpoint
+from shared.protocol.v1_endpoints import V1
 from shared.protocol.limits import API, HEADER_BYTES_MAX
 from tests.support.local_coordinator import local_coordinator
 from tests.support.lying_coordinator import EXTREMES, extreme
@@ -106,10 +107,15 @@ async def routes(
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_S, limits=limits) as client:
 
         async def once(endpoint: Endpoint[Any]) -> int:
-            token = "" if endpoint is endpoints.LEAVE else tokens.get(endpoint.auth, "")
+            auth = "worker" if endpoint.auth == "key" else endpoint.auth  # a machine may ask too
+            token = "" if endpoint is endpoints.LEAVE else tokens.get(auth, "")
             headers = {"Authorization": f"Bearer {token or 'a.b'}"}
             headers |= {name: rng.choice(HEADERS) for name in endpoint.headers}
             where, sent = address(endpoint, rng, known), body(endpoint, rng)
+            if rng.random() < 0.7:
+                sent = sent.replace(
+                    b'"model": ""', b'"model": "%b"' % known.get("run", "").encode()
+                )
             try:
                 reply = await client.request(endpoint.method, where, content=sent, headers=headers)
             except httpx.InvalidURL:
@@ -121,7 +127,7 @@ async def routes(
             return status
 
         for done in range(0, count, TOGETHER):
-            for endpoint in ENDPOINTS:
+            for endpoint in (*ENDPOINTS, *V1):
                 if endpoint.auth == "admin":
                     continue
                 statuses = await asyncio.gather(
