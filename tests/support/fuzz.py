@@ -32,8 +32,8 @@ from coordinator.config import Settings
 from coordinator.http.deadlines import Guard, protocol
 from shared.protocol import endpoints
 from shared.protocol.endpoints import ENDPOINTS, Endpoint
-from shared.protocol.v1_endpoints import V1
 from shared.protocol.limits import API, HEADER_BYTES_MAX
+from shared.protocol.v1_endpoints import V1
 from tests.support.local_coordinator import local_coordinator
 from tests.support.lying_coordinator import EXTREMES, extreme
 from tests.support.server_process import Process
