@@ -122,6 +122,7 @@ def effort() -> Iterator[Effort]:
 
     def connected(connection: Any, record: object) -> None:
         if hasattr(connection, "set_progress_handler"):
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchall()  # reads the schema
             connection.set_progress_handler(step, STEPS)
 
     def ends(conn: Connection) -> None:
