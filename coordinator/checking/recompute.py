@@ -6,7 +6,8 @@ and only what this proves has consequences for an account.
     revealed   they are here: the task is done again in a process of its own
     done       passed, failed (suspended, and what it was paid is taken back), unclear, unproven
 
-Nothing of this holds up a verdict. A task that is too large for this server is not drawn.
+Nothing of this holds up a verdict. A task that is too large for this server is not
+done again, and counts like one that this server cannot compare.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from coordinator.accounts.suspension import suspend
 from coordinator.checking.case import Case, Draws
 from coordinator.compute import Compute, Stop
 from coordinator.database import contributions, recomputes, runs
+from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow
 from coordinator.database.ledger.payments import Payment
@@ -184,7 +186,10 @@ class Recomputes:
         if not recomputes.has_room(conn, row):
             return False
         case = Case.of(conn, row, runs.by_id(conn, row.run_id))
-        if case is None or case.flops > rules.RECOMPUTE_FLOPS_MAX:
+        if case is None:
+            return False
+        if case.flops > rules.RECOMPUTE_FLOPS_MAX:
+            accounts.count_uncompared(conn, row.volunteer_id)
             return False
         said = recomputes.commitment_of(row)
         keeps = row.kind == "delta" and not case.job.reset_inner

@@ -5,7 +5,7 @@ updates, those of old versions dropped.
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from coordinator.database import volunteers as store
 from coordinator.database.contributions import ContributionRow
@@ -28,7 +28,6 @@ _NEWEST = (
     .where(its(_C.run_id), _C.result == "passed", volunteers.c.standing == "vetted")
     .order_by(_C.id.desc())
 )
-_SET = update(volunteers).where(its(volunteers.c.id))
 
 
 def result_of(conn: Connection, contribution_id: int) -> Result | None:
@@ -66,11 +65,18 @@ def add(
         return result_of(conn, row.id) or result
     account = store.locked(conn, row.volunteer_id)
     before = standing.Account(
-        state=account.standing, invited=account.invited, passed=account.passed, trust=account.trust
+        state=account.standing,
+        invited=account.invited,
+        passed=account.passed,
+        trust=account.trust,
+        unproven=account.unproven,
     )
     after = standing.after_check(before, result, "forward")
     streak = account.forward_streak + 1 if result == "passed" else 0
-    conn.execute(_SET, {"its_id": account.id, "passed": after.passed, "forward_streak": streak})
+    counters = {"passed": after.passed, "forward_streak": streak}
+    if result == "passed":
+        counters["uncompared"] = 0
+    store.set_volunteer(conn, account.id, **counters)
     if after.state == "vetted" != before.state:
         store.vet(conn, account.id)
     return result

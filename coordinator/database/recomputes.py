@@ -200,6 +200,8 @@ def end(
 ) -> bool:
     """Record a result and what it moves of the account, but a suspension; False if there was one
     before.
+
+    One that is unclear though there are figures was computed by what this server cannot compare.
     """
     given = {"its_contribution_id": row.contribution_id}
     values = {"result": result, "message": message, "measured": measured, "ended_at": now}
@@ -208,12 +210,19 @@ def end(
     conn.execute(_FORGET, {"number": row.contribution_id})
     account = store.locked(conn, row.volunteer_id)
     before = standing.Account(
-        state=account.standing, invited=account.invited, passed=account.passed, trust=account.trust
+        state=account.standing,
+        invited=account.invited,
+        passed=account.passed,
+        trust=account.trust,
+        unproven=0 if result == "passed" else account.unproven,
     )
     after = standing.after_check(before, result, "recompute")
     counters = {"passed": after.passed}
     if result == "passed":
-        counters |= {"recompute_streak": account.recompute_streak + 1, "unproven": 0}
+        streak = account.recompute_streak + 1
+        counters |= {"recompute_streak": streak, "unproven": 0, "uncompared": 0}
+    elif result == "unclear" and measured != "{}":
+        counters |= {"uncompared": account.uncompared + 1}
     elif result == "unproven":
         counters |= {"recompute_streak": 0, "unproven": account.unproven + 1}
     store.set_volunteer(conn, account.id, **counters)

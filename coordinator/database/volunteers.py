@@ -43,6 +43,7 @@ class VolunteerRow(msgspec.Struct, frozen=True, kw_only=True):
     forward_streak: int = 0
     recompute_streak: int = 0
     unproven: int = 0
+    uncompared: int = 0
     suspended_reason: str = ""
 
 
@@ -310,6 +311,16 @@ _ACCEPTED = (
 def count_accepted(conn: Connection, volunteer_id: str) -> None:
     """Count an accepted contribution: what is in escrow is vested by later ones."""
     conn.execute(_ACCEPTED, {"its_id": volunteer_id})
+
+
+_UNCOMPARED = (
+    update(volunteers).where(its(volunteers.c.id)).values(uncompared=volunteers.c.uncompared + 1)
+)
+
+
+def count_uncompared(conn: Connection, volunteer_id: str) -> None:
+    """Count a recompute that could not be compared: what is in escrow waits for a passed check."""
+    conn.execute(_UNCOMPARED, {"its_id": volunteer_id})
 
 
 _STANDING = select(volunteers.c.standing).where(its(volunteers.c.id))

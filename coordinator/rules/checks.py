@@ -6,7 +6,8 @@
 
     passed    it is the work that was leased
     failed    it is not
-    unclear   nobody's fault: too small, too young, other arithmetic, a base that is pruned
+    unclear   nobody's fault: too small, too young, other arithmetic, a base that is pruned; other
+              arithmetic earns nothing, for the class of a device is what its owner says
     unproven  what it was committed to was not revealed, or does not follow from earlier work
 
 Which are drawn is a keyed hash of the contribution with a secret of the server: no client can know

@@ -24,7 +24,7 @@ from shared.protocol import limits
 State = Literal["probation", "vetted", "suspended"]
 
 PASSED_MIN = 10  # checks passed until an account is vetted
-UNPROVEN_MAX = 3  # recomputes in a row that it could not prove: paid into escrow only
+UNPROVEN_MAX = 3  # recomputes in a row that it could not prove: not vetted, paid into escrow only
 TRUST_MIN = 0.3  # below it: no leases and no pay
 PROBATION_LEASES = 2  # at once, over all machines
 PROBATION_MACHINES = 3
@@ -42,16 +42,20 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     invited: bool
     passed: int  # checks, in all
     trust: float
+    unproven: int = 0  # recomputes in a row that it could not prove
 
 
 def after_check(account: Account, result: str, kind: str) -> Account:
-    """Return the account after a check. Only a failed recompute suspends."""
+    """Return the account after a check. Only a failed recompute suspends, and who proves nothing
+    stays on probation.
+    """
     if result == "failed" and kind == "recompute":
         return msgspec.structs.replace(account, state="suspended", trust=0.0)
     if result != "passed" or account.state == "suspended":
         return account
     passed = account.passed + 1
-    vetted = account.state == "vetted" or passed >= PASSED_MIN
+    enough = passed >= PASSED_MIN and account.unproven < UNPROVEN_MAX
+    vetted = account.state == "vetted" or enough
     return msgspec.structs.replace(
         account, passed=passed, state="vetted" if vetted else "probation"
     )

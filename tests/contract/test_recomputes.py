@@ -6,15 +6,16 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, insert, update
 
-from coordinator.database import contributions, recomputes, volunteers
+from coordinator.database import checks, contributions, recomputes, volunteers
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.open import Database
 from coordinator.database.ledger import escrow
 from coordinator.database.tables.contributions import contributions as rows
 from coordinator.database.tables.contributions import uploads
-from coordinator.rules.checks import ACCOUNT_OPEN_MAX, NEWCOMERS_OPEN_MAX
-from coordinator.rules.standing import UNPROVEN_MAX, VEST_AFTER
+from coordinator.rules.checks import ACCOUNT_OPEN_MAX, NEWCOMERS_OPEN_MAX, Result
+from coordinator.rules.standing import DAY_S, PASSED_MIN, UNPROVEN_MAX, VEST_AFTER, VEST_DAYS
 from shared.protocol.contributions import Commitment, SubmitRequest
+from shared.workloads.base import ForwardFigures
 from tests.contract.test_escrow import FRIEND, NEW, have, merged, setting
 
 INNER, LEFT = "a" * 64, "b" * 64
@@ -117,6 +118,95 @@ async def test_what_is_never_proved_is_paid_into_escrow_until_one_passes(
 
     await database.write(proved)
     assert (await have(database))[2] > 0
+
+
+def redone(conn: Connection, run: int, result: Result, now: float = 2.0) -> None:
+    """A contribution whose task was done again, with figures."""
+    row = committed(conn, run, "", LEFT)
+    order(conn, row, [])
+    found = recomputes.first(conn)
+    assert found is not None
+    assert recomputes.end(conn, found, result, "", '{"cosine": 0.5}', now)
+
+
+def looked_at(conn: Connection, run: int) -> None:
+    """A contribution that passed its forward check."""
+    row = committed(conn, run, "", LEFT)
+    checks.add(conn, row, ForwardFigures(drop=1.0, gap=1.0, noise=0.1), "passed", 2.0)
+
+
+@pytest.mark.parametrize("proof", ["recompute", "forward"])
+async def test_what_cannot_be_compared_is_earned_when_a_check_passed_and_never_suspends(
+    database: Database, proof: str
+) -> None:
+    run = await setting(database)
+
+    def named_another_class(conn: Connection) -> None:
+        for _ in range(VEST_AFTER + 1):
+            redone(conn, run, "unclear")
+        later = (VEST_DAYS + 1) * DAY_S
+        assert escrow.vest_aged(conn, later) == 0
+        account = volunteers.existing(conn, NEW)
+        assert (account.standing, account.trust) == ("probation", 1.0)
+
+    await database.write(named_another_class)
+    _, held, earned = await have(database)
+    assert held > 0
+    assert earned == 0
+
+    def compared(conn: Connection) -> None:
+        if proof == "recompute":
+            redone(conn, run, "passed", 3.0)
+        else:
+            looked_at(conn, run)
+        assert escrow.vest_due(conn, NEW, 3.0) > 0
+
+    await database.write(compared)
+    assert (await have(database))[2] > 0
+
+
+async def test_trouble_of_the_servers_own_holds_no_pay(database: Database) -> None:
+    run = await setting(database)
+
+    def play(conn: Connection) -> None:
+        row = committed(conn, run, "", LEFT)
+        order(conn, row, [])
+        found = recomputes.first(conn)
+        assert found is not None
+        recomputes.end(conn, found, "unclear", "its base is pruned", "{}", 2.0)
+        for _ in range(VEST_AFTER):
+            merged(conn, run, NEW, 3.0)
+
+    await database.write(play)
+    assert (await have(database))[2] > 0
+
+
+async def test_a_newcomer_that_commits_to_nothing_stays_on_probation_and_earns_nothing(
+    database: Database,
+) -> None:
+    run = await setting(database)
+
+    def silent(conn: Connection) -> None:
+        for _ in range(UNPROVEN_MAX):
+            row = committed(conn, run, "", "")
+            order(conn, row, [])
+            found = recomputes.first(conn)
+            assert found is not None
+            recomputes.end(conn, found, "unproven", "not committed", "{}", 2.0)
+        for _ in range(max(VEST_AFTER, PASSED_MIN) + 1):
+            looked_at(conn, run)  # the cheap check passes all of it
+        assert escrow.vest_aged(conn, (VEST_DAYS + 1) * DAY_S) == 0
+        account = volunteers.existing(conn, NEW)
+        assert (account.standing, account.trust) == ("probation", 1.0)
+
+    await database.write(silent)
+    assert (await have(database))[2] == 0
+
+    def proves(conn: Connection) -> str:
+        redone(conn, run, "passed", 3.0)
+        return volunteers.existing(conn, NEW).standing
+
+    assert await database.write(proves) == "vetted"
 
 
 async def test_an_account_cannot_reveal_for_another(database: Database) -> None:

@@ -56,7 +56,7 @@ class LocalCoordinator:
     def __init__(self, coordinator: Coordinator, clock: VirtualClock) -> None:
         self.coordinator = coordinator
         self.clock = clock
-        self.transport = httpx.ASGITransport(
+        self.transport: httpx.AsyncBaseTransport = httpx.ASGITransport(
             app=create_app(coordinator), raise_app_exceptions=False
         )
 

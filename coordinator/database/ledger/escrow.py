@@ -3,6 +3,7 @@
     invited, vouched for   pending -> earned
     everybody else         pending -> escrow; after so much later work, or time: escrow -> earned
     unproven by recomputes pending -> escrow, until one proves again
+    not comparable here    pending -> escrow, until a check passes
     suspended, distrusted, or of no weight in a merge: pending -> mint
 
 A row of `escrow` stands for what is not earned yet, beside the ledger's events, which stay. What
@@ -62,7 +63,7 @@ _BASE = select(
     (_V.passed - _E.passed).label("passed_since"),
     _V.invited,
 ).join(volunteers, _V.id == _E.volunteer_id)
-_FREE = _BASE.where(_V.standing != "suspended", _V.unproven < UNPROVEN_MAX)
+_FREE = _BASE.where(_V.standing != "suspended", _V.unproven < UNPROVEN_MAX, _V.uncompared == 0)
 _OF_ONE = _BASE.where(its(_E.volunteer_id)).order_by(_E.contribution_id)
 _DUE = _FREE.where(its(_E.volunteer_id), _E.accepted <= _V.accepted - VEST_AFTER)
 _REMOVE = delete(escrow).where(among(_E.contribution_id, "ids"))

@@ -40,6 +40,8 @@ volunteers = Table(
     Column("recompute_streak", Integer, nullable=False, server_default="0"),
     # recomputes in a row that it could not prove
     Column("unproven", Integer, nullable=False, server_default="0"),
+    # recomputes that could not be compared, since a check passed
+    Column("uncompared", Integer, nullable=False, server_default="0"),
     Column("suspended_reason", Text, nullable=False, server_default=""),
 )
 

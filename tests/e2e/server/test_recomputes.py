@@ -5,10 +5,12 @@ account that sent it.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from sqlalchemy import Connection, select
@@ -17,10 +19,12 @@ from coordinator.database import volunteers
 from coordinator.database.ledger import payments
 from coordinator.database.recomputes import open_count
 from coordinator.database.tables.trust import recomputes
+from coordinator.rules.standing import VEST_AFTER
 from shared.workloads.base import Result, Work, Workload, load
 from tests.e2e.workloads.test_dcgan import PRESETS, RUN, copied
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine
+from volunteer.storage.evidence import Evidence
 
 TASKS = 4
 LEARNING = """
@@ -151,6 +155,65 @@ async def test_other_work_ends_its_account_and_earns_nothing(tmp_path: Path) -> 
         assert found[0][0] == "failed", found
         assert await balances(home, "Eve") == ("suspended", 0, 0)
         assert await home.coordinator.ledger.check() == ()
+
+
+class NamesAnotherDevice(httpx.AsyncBaseTransport):
+    """The way to the coordinator of a volunteer that says its work was done by a GPU."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self._inner = inner
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/submit"):
+            said = json.loads(await request.aread()) | {"device": "cuda:0"}
+            headers = {k: v for k, v in request.headers.items() if k != "content-length"}
+            request = httpx.Request(
+                request.method, request.url, headers=headers, content=json.dumps(said).encode()
+            )
+        return await self._inner.handle_async_request(request)
+
+
+@pytest.mark.slow
+async def test_who_names_another_class_of_device_earns_nothing_by_other_work(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path / "coordinator", open=True, proof_of_work_bits=0) as home:
+        await home.start_run(run_file(preset="sync-sgd"))  # no forward check
+        home.transport = NamesAnotherDevice(home.transport)
+        async with home.coordinator.working():
+            machine = LocalMachine(tmp_path / "machine", home)
+            await machine.join("Eve")
+            async with machine.working(lazy, max_tasks=VEST_AFTER + TASKS) as process:
+                await process.ended(240)
+                found = await results(home, TASKS)
+        assert {result for result, _ in found} == {"unclear"}, found
+        standing, promised, earned = await balances(home, "Eve")
+        assert (standing, earned) == ("probation", 0)
+        assert promised > 0
+
+
+async def test_garbage_as_evidence_proves_nothing_and_earns_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = Evidence.add
+
+    def garbage(evidence: Evidence, path: Path, owner: str) -> str:
+        other = path.with_suffix(".garbage")
+        other.write_bytes(b"no file of tensors" * 8)
+        return keep(evidence, other, owner)
+
+    monkeypatch.setattr(Evidence, "add", garbage)
+    async with local_coordinator(tmp_path / "coordinator", open=True, proof_of_work_bits=0) as home:
+        await home.start_run(run_file())
+        async with home.coordinator.working():
+            machine = LocalMachine(tmp_path / "machine", home)
+            await machine.join("Eve")
+            async with machine.working(max_tasks=TASKS) as process:
+                await process.ended(120)
+                found = await results(home, TASKS)
+        assert {result for result, _ in found} == {"unproven"}, found
+        standing, _, earned = await balances(home, "Eve")
+        assert (standing, earned) == ("probation", 0)
 
 
 @pytest.mark.parametrize("preset", ["fedavg", "gradient-average"])
