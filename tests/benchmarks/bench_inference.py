@@ -39,7 +39,8 @@ SIZES: dict[str, tuple[dict[str, int], int]] = {  # the model, and tokens a text
     "124 M": ({"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257}, 24),
 }
 MODEL = ModelVersion(run_id=1, run="bench", version=0)
-GOALS = {"one_beside_bare": 0.9, "many_beside_bare": 0.8, "many_beside_one": 4.0}
+GOALS = {"one_beside_bare": 0.9, "many_beside_bare": 0.8}
+MANY_BESIDE_ONE = {"10 M": 4.0}  # there is none for 124 M
 
 
 class FixedEngine(BuiltinEngine):
@@ -143,6 +144,8 @@ async def run(options: argparse.Namespace) -> list[dict[str, Any]]:
             rows.append(await measure(name, Path(folder), options))
             for key, value in rows[-1].items():
                 goal = GOALS.get(key)
+                if key == "many_beside_one":
+                    goal = MANY_BESIDE_ONE.get(name)
                 said = (
                     "" if goal is None else f"  (goal {goal}{'' if value >= goal else ', missed'})"
                 )
