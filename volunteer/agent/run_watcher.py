@@ -70,12 +70,13 @@ class RunWatcher:
 
     def heard(self, reply: HeartbeatReply) -> None:
         """Announce what a heartbeat brought: verdicts, runs, the balance."""
-        self.verdicts.apply(reply.news, until=reply.news_until)
+        self.verdicts.apply(reply.news, me=reply.me, until=reply.news_until)
         self._heard_of_runs(reply.runs)
         balance = (reply.earned_micro, reply.pending_micro)
         if balance != (None, None) and balance != self._balance:
             self._balance = balance
-            self.request_balance()
+            if reply.me is None:  # a coordinator of before
+                self.request_balance()
 
     def _heard_of_runs(self, beats: tuple[RunBeat, ...]) -> None:
         for beat in beats[:FOLLOWED_MAX]:

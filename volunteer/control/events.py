@@ -186,7 +186,10 @@ class LossMeasured(Event):
 
 
 class Credits(Event):
+    """The account, and the verdicts that it counts and that were not told before."""
+
     me: Me
+    verdicts: tuple[Verdict, ...] = ()
 
 
 class Paused(Event):

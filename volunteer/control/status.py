@@ -22,6 +22,20 @@ PLAIN = msgspec.structs.replace
 Phase: TypeAlias = Literal["claimed", "fetch", "train", "upload", "checking"]
 
 
+_STATES = ("received", "checking", "accepted", "merged", "superseded", "rejected")
+
+
+def is_news(verdict: Verdict, known: Verdict | None) -> bool:
+    """Return True if a verdict says more than the one that is known of the same contribution.
+
+    The coordinator repeats what is young, so an "accepted" may arrive once more behind the "merged"
+    that followed it.
+    """
+    if known is None:
+        return True
+    return (verdict.at, _STATES.index(verdict.state)) > (known.at, _STATES.index(known.state))
+
+
 class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A task on this machine."""
 
@@ -153,6 +167,11 @@ def fold(status: Status, event: AnyEvent) -> Status:
         case events.Notice():
             return PLAIN(status, notices=(*status.notices, event)[-NOTICES_MAX:])
         case events.Credits():
+            for verdict in event.verdicts:
+                status = _judged(status, verdict)
+            known = status.me  # replies may overtake each other
+            if known is not None and known.volunteer_id == event.me.volunteer_id:
+                return PLAIN(status, me=max(event.me, known, key=_asked_at))
             return PLAIN(status, me=event.me)
         case events.RunsListed():
             return PLAIN(status, runs=event.runs)
@@ -171,10 +190,7 @@ def _fold_work(status: Status, event: AnyEvent) -> Status:
             beats = tuple(b for b in status.beats if b.run != new_beat.run)
             return PLAIN(status, beats=(*beats, new_beat))
         case events.Judged(verdict=verdict):
-            older = tuple(v for v in status.verdicts if v.contribution != verdict.contribution)
-            judged = PLAIN(status, verdicts=(*older, verdict)[-VERDICTS_MAX:])
-            final = verdict.state not in ("received", "checking")
-            return _without(judged, verdict.task) if final else judged
+            return _judged(status, verdict)
         case events.TaskEnded(task=task):
             return _without(status, task)
         case events.Claimed():
@@ -187,6 +203,20 @@ def _fold_work(status: Status, event: AnyEvent) -> Status:
             return _progress(status, event)
         case _:
             return status
+
+
+def _asked_at(me: Me) -> float:
+    return me.at
+
+
+def _judged(status: Status, verdict: Verdict) -> Status:
+    known = next((v for v in status.verdicts if v.contribution == verdict.contribution), None)
+    if known is not None and is_news(known, verdict):
+        return status  # a later word was heard with the credits
+    older = tuple(v for v in status.verdicts if v.contribution != verdict.contribution)
+    judged = PLAIN(status, verdicts=(*older, verdict)[-VERDICTS_MAX:])
+    final = verdict.state not in ("received", "checking")
+    return _without(judged, verdict.task) if final else judged
 
 
 def _pauses(status: Status, event: events.Paused | events.Resumed) -> Status:

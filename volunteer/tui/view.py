@@ -183,6 +183,10 @@ def _grown(view: AgentView, event: AnyEvent) -> AgentView:
             return _measured(view, event)
         case events.Judged():
             return _judged(view, event.verdict)
+        case events.Credits():
+            for verdict in event.verdicts:
+                view = _judged(view, verdict)
+            return view
         case events.RunsListed():
             return _listed(view, event)
         case events.RunProgress(beat=beat):

@@ -53,7 +53,7 @@ async def listings(replies: list[HeartbeatReply]) -> list[float]:
     api: Any = StubApi(clock)
     nobody: Any = SimpleNamespace(memory=SimpleNamespace(show_name=None))
     hub: Any = SimpleNamespace(emit=lambda event: None, status=SimpleNamespace(runs=()))
-    judge: Any = SimpleNamespace(apply=lambda news, until: None)
+    judge: Any = SimpleNamespace(apply=lambda news, me, until: None)
     unused: Any = None
     watcher = RunWatcher(
         api=api,

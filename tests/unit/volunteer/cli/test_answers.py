@@ -1,4 +1,4 @@
-"""What commands print of foreign text and for machines."""
+"""Foreign text and JSON in the answers of commands."""
 
 from __future__ import annotations
 
