@@ -22,6 +22,7 @@ from tests.tui.pages import (
     settle,
 )
 from volunteer.control import commands
+from volunteer.control.status import Status
 from volunteer.tui.look import Look
 from volunteer.tui.run_estimate import duration_words, estimate
 
@@ -156,21 +157,21 @@ async def test_the_link_is_shown_and_closed(engine: FakeEngine) -> None:
 
 
 def test_a_prospect_in_words() -> None:
-    speeds = (scenes.BENCHMARK,)
-    good = estimate(RUNS[0], CPU_ONLY, speeds, ("gpt",))
+    here = Status(devices=CPU_ONLY, benchmarks=(scenes.BENCHMARK,))
+    good = estimate(RUNS[0], here, ("gpt",))
     assert good.fits
     assert good.sentence == "fits cpu, 18 ms per step"
     assert good.credits_per_hour == pytest.approx(3600 / good.step_s) if good.step_s else False
     slow = replace(RUNS[0], step_flops=118e9 * 300)
-    assert "tasks will be short" in estimate(slow, CPU_ONLY, speeds, ("gpt",)).sentence
-    assert "not measured yet" in estimate(RUNS[0], CPU_ONLY, (), ("gpt",)).sentence
-    assert "needs 150 GB" in estimate(RUNS[3], CPU_ONLY, speeds, ("gpt",)).sentence
-    assert "not installed" in estimate(RUNS[1], CPU_ONLY, speeds, ("gpt",)).sentence
+    assert "tasks will be short" in estimate(slow, here, ("gpt",)).sentence
+    assert "not measured yet" in estimate(RUNS[0], replace(here, benchmarks=()), ("gpt",)).sentence
+    assert "needs 150 GB" in estimate(RUNS[3], here, ("gpt",)).sentence
+    assert "not installed" in estimate(RUNS[1], here, ("gpt",)).sentence
     prepared = replace(RUNS[2], state="draft")
-    assert estimate(prepared, CPU_ONLY, speeds, ("gpt",)).sentence == "the run is being prepared"
-    assert "paused" in estimate(RUNS[2], CPU_ONLY, speeds, ("gpt",)).sentence
+    assert estimate(prepared, here, ("gpt",)).sentence == "the run is being prepared"
+    assert "paused" in estimate(RUNS[2], here, ("gpt",)).sentence
     broken = replace(scenes.CPU, usable=False)
-    assert not estimate(RUNS[0], (broken,), speeds, ("gpt",)).fits
+    assert not estimate(RUNS[0], replace(here, devices=(broken,)), ("gpt",)).fits
 
 
 @pytest.mark.parametrize(

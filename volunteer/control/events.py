@@ -46,7 +46,10 @@ class Connection(Event):
 
 
 class DevicesFound(Event):
+    """Devices of this machine, and by id the bytes that a task may use there (0: unknown)."""
+
     devices: tuple[Device, ...]
+    lent_bytes: dict[str, int] = {}
 
 
 class Benchmarked(Event):
