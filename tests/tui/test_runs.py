@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from shared.links import parse_link
 from shared.protocol import endpoints
 from shared.protocol.listings import LossPoint
 from tests.tui import scenes
@@ -40,8 +41,24 @@ def test_picture_of_a_small_terminal(engine: FakeEngine, snap_compare: Snapshot)
     assert picture(engine, snap_compare, "runs", size=SMALL)
 
 
-def test_picture_of_the_link_to_share(engine: FakeEngine, snap_compare: Snapshot) -> None:
-    assert picture(engine, snap_compare, "runs", "s")
+@pytest.mark.parametrize("size", ["80x24", "120x36", "60x16"])
+def test_picture_of_the_link_to_share(
+    engine: FakeEngine, snap_compare: Snapshot, size: str
+) -> None:
+    terminal = {**SIZES, "60x16": SMALL}[size]
+    assert picture(engine, snap_compare, "runs", "s", size=terminal)
+
+
+async def test_a_link_stands_alone_on_its_rows(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("s")
+        await settle(app, pilot)
+        rows = screen_text(app).splitlines()
+        at = next(y for y, row in enumerate(rows) if row.startswith("https://"))
+        link = engine.answers[commands.GetInvitation]
+        selected = "\n".join(rows[at : at + 1 + len(link) // app.size.width])
+        assert parse_link(selected) == parse_link(link)
 
 
 async def test_a_run_is_chosen_and_left_again(engine: FakeEngine) -> None:

@@ -112,7 +112,12 @@ def join(
 
 
 @app.command
-def link(*, json: Json = False, profile: Profile = "") -> int:
+def link(
+    *,
+    qr: Annotated[bool, Parameter(help="Show it as a QR code too.", negative="")] = False,
+    json: Json = False,
+    profile: Profile = "",
+) -> int:
     """A ten-minute code that adds another machine to your account."""
     from volunteer.cli.start import ask_coordinator
 
@@ -120,6 +125,10 @@ def link(*, json: Json = False, profile: Profile = "") -> int:
     if json:
         return _print_json(code)
     print(f"on the other machine, within ten minutes:\n\n    volunteer join '{code.link}'\n")
+    if qr:
+        from shared.qr import qr_coloured
+
+        print(qr_coloured(code.link, "    "))
     return 0
 
 
