@@ -34,10 +34,10 @@ def merging_words(beat: RunBeat) -> str:
         return f"the run is {beat.state}"
     count = f"{beat.needs} more contribution{'s' if beat.needs != 1 else ''}"
     if beat.merge_in_s is None:
-        return f"merging after {count}" if beat.needs else "merging now"
+        return f"next version after {count}" if beat.needs else "merging now"
     seconds = max(0, round(beat.merge_in_s))
     wait = f"{seconds // 60}:{seconds % 60:02}"
-    return f"merging after {count} or {wait}" if beat.needs else "merging now"
+    return f"next version after {count} or {wait}" if beat.needs else "merging now"
 
 
 @dataclass(eq=False, kw_only=True)

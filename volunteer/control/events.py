@@ -167,7 +167,7 @@ class RunProgress(Event):
     """A new version, or how far the next merge is."""
 
     beat: RunBeat
-    message: str  # "merging after 2 more contributions or 3:12"
+    message: str  # "next version after 2 more contributions or 3:12"
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):

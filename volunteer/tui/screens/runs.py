@@ -68,7 +68,7 @@ class Runs(QueryPage):
             key="n",
             action="no_new_tasks",
             short="no new tasks",
-            help="Complete the task in hand and take no more; again: take tasks.",
+            help="Complete the task in hand and take no more; again: keep going.",
             place="footer",
             rank=37,
         ),
