@@ -347,6 +347,11 @@ def _check(settings: Settings) -> None:
             "open and invite_only contradict each other: open admits strangers, invite_only "
             "refuses them; set only one"
         )
+    for setting in ("name", "contact"):
+        if not getattr(settings, setting).isprintable():
+            raise Configuration(
+                f"{setting} must be one line of printable characters: it is shown in terminals"
+            )
     if settings.url:
         parts = urlsplit(settings.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -20,6 +20,12 @@ import msgspec
 from shared.errors import BadRequest
 
 LINK_CHARS_MAX = 2048
+_QUOTES = "'\"`<>()‘’“”„‚«»‹›"  # around a link in a sentence or a command
+_COMMAND = re.compile(r"^\s*(?:\$\s*)?volunteer\s+join\s+")
+_QUOTED_LINE = re.compile(r"[\r\n]+[ \t]*(?:[>|]+[ \t]*)+")  # a line of a mail that was replied to
+# The line break that a mail adds ("=" at the end of a line); after a name "=" is the link's own.
+_SOFT_BREAK = re.compile(r"(?<!key)(?<!pin)(?<!code)=\r?\n")
+_UNSEEN = re.compile(r"[\s\u00ad\u200b-\u200d\u2060\ufeff]+")
 _SEPARATORS = re.compile(r"[+&;/]")
 _PIN = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"[A-Za-z0-9_:.~-]{1,256}")
@@ -79,18 +85,23 @@ def _fields(fragment: str) -> dict[str, str]:
     return found
 
 
+def tidy_link(text: str) -> str:
+    """Return a pasted link in one piece: without white space, line breaks, the marks of a mail that
+    wraps or quotes lines, quotes around it, and the command before it. No link holds any of these.
+    """
+    text = _COMMAND.sub("", text[: 2 * LINK_CHARS_MAX])
+    text = _SOFT_BREAK.sub("", _QUOTED_LINE.sub("\n", text))
+    return _UNSEEN.sub("", text).lstrip(_QUOTES).rstrip(_QUOTES + ".,!?")
+
+
 def parse_link(text: str) -> JoinLink:
-    """Read a join link, or the bare address of a coordinator.
+    """Read a join link, or the bare address of a coordinator, however it was pasted.
 
     Raises BadRequest with what to do instead.
     """
-    text = text.strip().strip("'\"<>")
-    if (
-        not text
-        or len(text) > LINK_CHARS_MAX
-        or any(c.isspace() or not c.isprintable() for c in text)
-    ):
-        raise BadRequest("this is not a join link; copy it whole, in one line, from your organiser")
+    text = tidy_link(text)
+    if not text or len(text) > LINK_CHARS_MAX or not text.isprintable():
+        raise BadRequest("this is not a join link; copy it whole from your organiser")
     if "://" not in text:
         bare = urlsplit(f"//{text}")
         local = is_loopback(bare.hostname or "")

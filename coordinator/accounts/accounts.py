@@ -205,6 +205,12 @@ class Volunteers:
 
     async def me(self, principal: Principal) -> Me:
         """Return what a volunteer sees of itself."""
+        return (await self.me_with(principal, lambda conn: None))[0]
+
+    async def me_with(self, principal: Principal, also: Callable[[Connection], T]) -> tuple[Me, T]:
+        """Return what a volunteer sees of itself, and what `also` reads at the same instant: their
+        sums agree.
+        """
         now, who = self._clock.now(), principal.volunteer_id
         rank = await self._board.rank(who)
 
@@ -213,10 +219,10 @@ class Volunteers:
 
         done = await self._work.get(who, lambda: self._db.read(count))
 
-        def read(conn: Connection) -> Me:
+        def read(conn: Connection) -> tuple[Me, T]:
             row = _account(store.by_id(conn, who))
             has = payments.balances(conn, who)
-            return Me(
+            me = Me(
                 volunteer_id=who,
                 nickname=row.nickname,
                 public=row.public,
@@ -236,7 +242,9 @@ class Volunteers:
                 debt_micro=has.debt_micro,
                 standing=row.standing,
                 standing_reason=self._explained(row),
+                at=now,
             )
+            return me, also(conn)
 
         return await self._db.read(read)
 

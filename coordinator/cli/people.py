@@ -15,6 +15,7 @@ from coordinator.cli.listing import as_json, facts, table, when, write_csv
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, Where, call
 from shared.errors import BadRequest, why
+from shared.qr import qr_coloured
 from shared.text import MICRO, credit
 
 DAY_S = 86_400.0
@@ -41,6 +42,9 @@ def create(
     days: Annotated[
         float | None, Parameter(help="Valid this long (default: until revoked).")
     ] = None,
+    qr: Annotated[
+        bool, Parameter(help="Show each link as a QR code too; without --names.", negative="")
+    ] = False,
     where: Where = HERE,
     json: Json = False,
 ) -> None:
@@ -53,6 +57,8 @@ def create(
     elif names is None:
         for invite in made:
             print(invite.link)
+            if qr:
+                print(qr_coloured(invite.link))
     else:
         write_csv([{"name": i.label, "link": i.link} for i in made], ["name", "link"])
 

@@ -46,6 +46,8 @@ def create(
     if (file is None) != example:
         raise BadRequest("give a run file, or --example")
     if example:
+        if not json:
+            print("Building the example's dataset and tokenizer: about ten seconds.", flush=True)
         done = call(where, "run.create", example=True)
     else:
         done = call(where, "run.create", text=_read(file or Path()))
@@ -53,8 +55,8 @@ def create(
         as_json(_plain(done))
         return
     print(
-        f'The run "{done.name}" is stored: {done.parameters:,} parameters on '
-        f"{done.dataset or 'no dataset'}."
+        f'The run "{done.name}" is stored: {done.parameters:,} parameters, '
+        f"{f'on {done.dataset}' if done.dataset else 'no dataset needed'}."
     )
     print(where.hint(f"Next: `coordinator run start {done.name}`"))
 
@@ -70,6 +72,12 @@ def _read(file: Path) -> str:
 def start(name: Run, *, where: Where = HERE, json: Json = False) -> None:
     """Make version 0 and hand out tasks."""
     _moved(call(where, "run.start", name=name), json)
+    if not json:
+        print(
+            where.hint(
+                f"Next: `volunteer join LINK` on each machine; `coordinator run show {name}`"
+            )
+        )
 
 
 @app.command
@@ -184,6 +192,9 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
     }
     print()
     table(shown.versions, columns, "No version yet.")
+    best = next((v.loss for v in shown.versions if v.best and v.loss is not None), None)
+    if best is not None and any(v.loss is not None and v.loss < best for v in shown.versions):
+        print("* the best: another replaces it once it is better beyond doubt, not by its loss")
 
 
 def _healed(proposed: Proposal, where: Where) -> str:

@@ -65,6 +65,9 @@ def serve(
     *,
     options: ServeOptions = _DEFAULTS,
     config: Annotated[Path | None, Parameter(group=TARGET, help="Settings file.")] = None,
+    qr: Annotated[
+        bool, Parameter(group=SERVER, help="Show the join link as a QR code too.", negative="")
+    ] = False,
 ) -> int:
     """Serve volunteers until a stop signal. No option is needed.
 
@@ -75,11 +78,20 @@ def serve(
     from coordinator.config import load
     from coordinator.http.server import serve as run
 
-    return run(load(asdict(options), config=config), say=_say)
+    return run(load(asdict(options), config=config), say=_say_with_code if qr else _say)
 
 
 def _say(line: str) -> None:
     print(line, flush=True)
+
+
+def _say_with_code(line: str) -> None:
+    from coordinator.http.server import JOIN
+    from shared.qr import qr_coloured
+
+    _say(line)
+    if line.startswith(JOIN):
+        _say(qr_coloured(line.removeprefix(JOIN).strip("'"), "  "))
 
 
 def demo(

@@ -54,6 +54,9 @@ OPEN = "open to strangers: on probation until their work passed checks"
 log = structlog.get_logger("server")
 
 
+JOIN = "  join    volunteer join "  # begins the line with the join link
+
+
 def serve(settings: Settings, say: Callable[[str], None] = print) -> int:
     """Serve until a signal; returns the exit code. Raises Configuration when it cannot begin."""
     configure(settings.log_level, as_json=settings.json_logs)
@@ -292,7 +295,7 @@ async def welcome(coordinator: Coordinator) -> list[str]:
     if settings.invite_only:
         lines.append(f"  join    by invitation only: coordinator invite create{here}")
     else:
-        lines.append(f"  join    volunteer join '{link}'")
+        lines.append(f"{JOIN}'{link}'")
     if invite is not None:
         lines.append(f"  who     {_invited(invite)}: coordinator invite create{here} makes more")
     elif not settings.invite_only:

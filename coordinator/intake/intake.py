@@ -392,23 +392,22 @@ class Intake:
 
     async def verdict(self, principal: Principal, contribution_id: int) -> Verdict:
         """Return where a contribution of this volunteer stands. Raises NotFound."""
+        return await self._db.read(lambda conn: self.stands(conn, principal, contribution_id))
 
-        def read(conn: Connection) -> Verdict:
-            row = contributions.by_id(conn, contribution_id, principal.volunteer_id)
-            verdict = verdicts.latest_verdict(conn, row.id)
-            if verdict is not None:
-                redo = verdict.reason == Reason.STALE and submissions.goes_on(conn, row)
-                return msgspec.structs.replace(verdict, redo=redo)
-            run = runs.by_id(conn, row.run_id)
-            return Verdict(
-                contribution=row.id,
-                task=row.task_id,
-                run=run.name,
-                state=row.state,
-                at=row.received_at,
-            )
-
-        return await self._db.read(read)
+    def stands(self, conn: Connection, principal: Principal, contribution_id: int) -> Verdict:
+        """Read where a contribution of this volunteer stands. Raises NotFound."""
+        row = contributions.by_id(conn, contribution_id, principal.volunteer_id)
+        verdict = verdicts.latest_verdict(conn, row.id)
+        if verdict is not None:
+            redo = verdict.reason == Reason.STALE and submissions.goes_on(conn, row)
+            return msgspec.structs.replace(verdict, redo=redo)
+        return Verdict(
+            contribution=row.id,
+            task=row.task_id,
+            run=runs.by_id(conn, row.run_id).name,
+            state=row.state,
+            at=row.received_at,
+        )
 
     async def history(
         self, principal: Principal, before: int | None, limit: int = 50

@@ -31,7 +31,9 @@ SHARED_S = 1.0
 RECENT_S = 60.0
 
 
-class _News(msgspec.Struct, frozen=True, kw_only=True):
+class News(msgspec.Struct, frozen=True, kw_only=True):
+    """Verdicts not seen yet, their last number, and the balance with them."""
+
     verdicts: tuple[Verdict, ...]
     until: int
     earned_micro: int
@@ -60,7 +62,7 @@ class Heartbeats:
         found = None
         if newest > request.news_since or newest_at > now - RECENT_S:
             since = request.news_since
-            found = await self._db.read(lambda conn: self._news(conn, principal, since))
+            found = await self._db.read(lambda conn: self.news(conn, principal, since))
         return HeartbeatReply(
             now=now,
             next_s=HEARTBEAT_S,
@@ -72,13 +74,14 @@ class Heartbeats:
             pending_micro=found.pending_micro if found else None,
         )
 
-    def _news(self, conn: Connection, principal: Principal, since: int) -> _News:
+    def news(self, conn: Connection, principal: Principal, since: int) -> News:
+        """Read the verdicts that a worker has not seen, and the balance."""
         recent_at = self._clock.now() - RECENT_S
         found, until = verdicts.news(conn, principal.worker_id, since, recent_at, NEWS_MAX)
         if len(found) < NEWS_MAX:  # complete: verdicts of other workers in between are skipped
             until = max(until, verdicts.newest(conn)[0])
         held = payments.balances(conn, principal.volunteer_id)
-        return _News(
+        return News(
             verdicts=tuple(found),
             until=until,
             earned_micro=held.earned_micro,

@@ -31,6 +31,7 @@ from coordinator.scheduling.lease_message import own_data
 from shared.clock import Clock
 from shared.errors import InvalidRunFile, NotFound
 from shared.protocol.base import Reason
+from shared.text import counted
 from shared.workloads.base import Job
 from shared.workloads.games import Games, Inspection, KnownVersion
 
@@ -219,9 +220,9 @@ def judge(case: Case, found: Inspection, run_state: str) -> Judgement:
         return Judgement(state="rejected", reason=Reason.STALE.value, message=found.complaint[:500])
     if run_state not in runs.OPEN:
         return TOO_LATE
-    message = f"{found.games} games in order"
+    message = f"{counted(found.games, 'game')}, all valid"
     if left := case.asked - found.games:
-        message += f", {left} left out: {found.complaint}"[:400]
+        message = f"{counted(found.games, 'valid game')}, {left} left out: {found.complaint}"[:400]
     return Judgement(state="accepted", message=message)
 
 

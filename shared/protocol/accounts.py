@@ -155,6 +155,7 @@ class Me(Message):
     debt_micro: int = 0  # taken back after it was spent; later pay settles it first
     standing: Literal["probation", "vetted", "suspended"] = "vetted"
     standing_reason: str = ""  # of a suspension, with whom to write to
+    at: float = 0.0  # the coordinator's time of all this
 
 
 class LinkCode(Message):

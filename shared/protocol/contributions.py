@@ -7,7 +7,9 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from shared.protocol.accounts import Me
 from shared.protocol.base import ContributionState, Count, Message, Number, Size, Word
+from shared.protocol.limits import NEWS_MAX
 
 REVEAL_MAX = 3  # files
 METRICS_MAX = 64  # of one submission; they are stored for as long as the run
@@ -85,3 +87,17 @@ class Verdict(Message):
     redo: bool = False
     # Files of its commitment that the coordinator asks to see: upload them for this contribution.
     reveal: Annotated[tuple[Word, ...], Meta(max_length=REVEAL_MAX)] = ()
+
+
+class SubmitReply(Verdict):
+    """Verdict on what was submitted, and the account at the same instant.
+
+    None while it is undecided.
+    """
+
+    me: Me | None = None
+    news: Annotated[tuple[Verdict, ...], Meta(max_length=NEWS_MAX)] = ()  # that `me` counts too
+
+    def verdict(self) -> Verdict:
+        """Return the verdict alone, as it is stored."""
+        return Verdict(**{name: getattr(self, name) for name in Verdict.__struct_fields__})

@@ -29,7 +29,13 @@ from shared.protocol.accounts import (
     VisibilityRequest,
     WorkerInfo,
 )
-from shared.protocol.contributions import SubmitRequest, UploadInfo, UploadRequest, Verdict
+from shared.protocol.contributions import (
+    SubmitReply,
+    SubmitRequest,
+    UploadInfo,
+    UploadRequest,
+    Verdict,
+)
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 from shared.protocol.inference import (
     Given,
@@ -154,7 +160,6 @@ _TAGGED = ("If-None-Match",)
 HEARTBEAT = Endpoint(
     method="POST",
     path="/workers/heartbeat",
-    operation="heartbeats.answer",
     summary="Renew leases and report progress; the reply has orders, runs and new verdicts",
     request=HeartbeatRequest,
     reply=HeartbeatReply,
@@ -243,10 +248,9 @@ RELEASE = Endpoint(
 SUBMIT = Endpoint(
     method="POST",
     path="/tasks/{task}/submit",
-    operation="intake.submit",
     summary="Submit a result; the same one again gets the same verdict",
     request=SubmitRequest,
-    reply=Verdict,
+    reply=SubmitReply,
 )
 UPLOAD = Endpoint(
     method="POST",

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from shared.protocol.accounts import Me
 from shared.protocol.base import Count, Line, Message, Number, RunState
 from shared.protocol.contributions import Verdict
 from shared.protocol.limits import NEWS_MAX
@@ -62,3 +63,4 @@ class HeartbeatReply(Message):
     news_until: Number = 0
     earned_micro: int | None = None
     pending_micro: int | None = None
+    me: Me | None = None  # the account at the instant of `news`; None without news

@@ -58,7 +58,7 @@ async def test_a_rejection_says_which_check_failed(engine: FakeEngine) -> None:
 async def test_games_that_the_ledger_has_paid_wait_no_longer(engine: FakeEngine) -> None:
     prepared(engine)
     games = replace(
-        OLDER[0], contribution=904, state="accepted", version=None, message="16 games in order"
+        OLDER[0], contribution=904, state="accepted", version=None, message="16 games, all valid"
     )
     waits = replace(games, contribution=905, task=4901, message="")
     engine.answers[endpoints.CONTRIBUTIONS] = Paged((games, waits), "")
@@ -73,12 +73,12 @@ async def test_games_that_the_ledger_has_paid_wait_no_longer(engine: FakeEngine)
         await pilot.press("w")  # waiting
         await settle(app, pilot)
         text = screen_text(app)
-        assert "games in order" not in text
+        assert "games, all valid" not in text
         assert "waiting for the merge" in text
         await pilot.press("w")  # paid
         await settle(app, pilot)
         text = screen_text(app)
-        assert "games in order" in text
+        assert "games, all valid" in text
         assert "waiting for the merge" not in text
         assert "pending → checked → paid" in text
 

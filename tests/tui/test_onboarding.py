@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from textual.events import Paste
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -70,6 +71,14 @@ def test_picture_where_nothing_runs(engine: FakeEngine, snap_compare: Snapshot) 
         await walk(pilot.app, pilot, engine, "run", quiet)
 
     assert snap_compare(open_app(engine, PAGE), terminal_size=SIZES["80x24"], run_before=before)
+
+
+async def test_a_link_that_a_mail_wrapped_is_pasted_whole(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), look=PAGE) as (app, pilot):
+        half = len(LINK) // 2
+        app.post_message(Paste(f"\n> {LINK[:half]}\r\n> {LINK[half:]}\n"))
+        await settle(app, pilot)
+        assert app.screen.query_one("#link", Input).value == LINK
 
 
 async def test_from_a_link_to_work_in_six_steps(engine: FakeEngine) -> None:
@@ -141,7 +150,7 @@ async def test_nobody_is_asked_before_the_typing_rests(engine: FakeEngine) -> No
 @pytest.mark.parametrize(
     ("link", "refused", "says"),
     [
-        ("not a link", None, "this is not a join link"),
+        ("not a link", None, "is no address: a join link begins"),
         ("http://train.example.org", None, "would be reached without encryption"),
         ("https://h/join#pin=12", None, "the certificate pin of the join link is damaged"),
         (

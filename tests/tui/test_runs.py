@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from shared.links import parse_link
 from shared.protocol import endpoints
 from shared.protocol.listings import LossPoint
 from tests.tui import scenes
@@ -22,6 +23,7 @@ from tests.tui.pages import (
     settle,
 )
 from volunteer.control import commands
+from volunteer.control.status import Status
 from volunteer.tui.look import Look
 from volunteer.tui.run_estimate import duration_words, estimate
 
@@ -39,8 +41,24 @@ def test_picture_of_a_small_terminal(engine: FakeEngine, snap_compare: Snapshot)
     assert picture(engine, snap_compare, "runs", size=SMALL)
 
 
-def test_picture_of_the_link_to_share(engine: FakeEngine, snap_compare: Snapshot) -> None:
-    assert picture(engine, snap_compare, "runs", "s")
+@pytest.mark.parametrize("size", ["80x24", "120x36", "60x16"])
+def test_picture_of_the_link_to_share(
+    engine: FakeEngine, snap_compare: Snapshot, size: str
+) -> None:
+    terminal = {**SIZES, "60x16": SMALL}[size]
+    assert picture(engine, snap_compare, "runs", "s", size=terminal)
+
+
+async def test_a_link_stands_alone_on_its_rows(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("s")
+        await settle(app, pilot)
+        rows = screen_text(app).splitlines()
+        at = next(y for y, row in enumerate(rows) if row.startswith("https://"))
+        link = engine.answers[commands.GetInvitation]
+        selected = "\n".join(rows[at : at + 1 + len(link) // app.size.width])
+        assert parse_link(selected) == parse_link(link)
 
 
 async def test_a_run_is_chosen_and_left_again(engine: FakeEngine) -> None:
@@ -156,21 +174,21 @@ async def test_the_link_is_shown_and_closed(engine: FakeEngine) -> None:
 
 
 def test_a_prospect_in_words() -> None:
-    speeds = (scenes.BENCHMARK,)
-    good = estimate(RUNS[0], CPU_ONLY, speeds, ("gpt",))
+    here = Status(devices=CPU_ONLY, benchmarks=(scenes.BENCHMARK,))
+    good = estimate(RUNS[0], here, ("gpt",))
     assert good.fits
     assert good.sentence == "fits cpu, 18 ms per step"
     assert good.credits_per_hour == pytest.approx(3600 / good.step_s) if good.step_s else False
     slow = replace(RUNS[0], step_flops=118e9 * 300)
-    assert "tasks will be short" in estimate(slow, CPU_ONLY, speeds, ("gpt",)).sentence
-    assert "not measured yet" in estimate(RUNS[0], CPU_ONLY, (), ("gpt",)).sentence
-    assert "needs 150 GB" in estimate(RUNS[3], CPU_ONLY, speeds, ("gpt",)).sentence
-    assert "not installed" in estimate(RUNS[1], CPU_ONLY, speeds, ("gpt",)).sentence
+    assert "tasks will be short" in estimate(slow, here, ("gpt",)).sentence
+    assert "not measured yet" in estimate(RUNS[0], replace(here, benchmarks=()), ("gpt",)).sentence
+    assert "needs 150 GB" in estimate(RUNS[3], here, ("gpt",)).sentence
+    assert "not installed" in estimate(RUNS[1], here, ("gpt",)).sentence
     prepared = replace(RUNS[2], state="draft")
-    assert estimate(prepared, CPU_ONLY, speeds, ("gpt",)).sentence == "the run is being prepared"
-    assert "paused" in estimate(RUNS[2], CPU_ONLY, speeds, ("gpt",)).sentence
+    assert estimate(prepared, here, ("gpt",)).sentence == "the run is being prepared"
+    assert "paused" in estimate(RUNS[2], here, ("gpt",)).sentence
     broken = replace(scenes.CPU, usable=False)
-    assert not estimate(RUNS[0], (broken,), speeds, ("gpt",)).fits
+    assert not estimate(RUNS[0], replace(here, devices=(broken,)), ("gpt",)).fits
 
 
 @pytest.mark.parametrize(

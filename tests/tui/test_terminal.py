@@ -154,6 +154,14 @@ def test_where_no_key_can_come_in_there_is_a_sentence_instead_of_a_deaf_screen(
         assert terminal.ended() == 2
 
 
+def test_a_terminal_that_cannot_draw_gets_a_sentence(tmp_path: Path) -> None:
+    place = {"PYTHONPATH": str(ROOT), "VOLUNTEER_HOME": str(tmp_path), "TERM": "dumb"}
+    with Terminal(VOLUNTEER, **place) as terminal:
+        terminal.see("(TERM=dumb) cannot draw: use `volunteer --no-ui`")
+        assert terminal.ended() == 2
+        assert terminal.left_as_found()
+
+
 def test_a_second_start_shows_the_first_and_leaves_it_alone(tmp_path: Path) -> None:
     place = {"PYTHONPATH": str(ROOT), "VOLUNTEER_HOME": str(tmp_path)}
     with Terminal(VOLUNTEER, **place) as first:

@@ -34,20 +34,6 @@ VERDICTS_KEPT = 200
 log = logging.getLogger(__name__)
 
 
-_ORDER = ("received", "checking", "accepted", "merged", "superseded", "rejected")
-
-
-def is_news(verdict: Verdict, known: Verdict | None) -> bool:
-    """Return True if a verdict says more than the one that is known of the same contribution.
-
-    The coordinator repeats what is young, so an "accepted" may arrive once more behind the "merged"
-    that followed it.
-    """
-    if known is None:
-        return True
-    return (verdict.at, _ORDER.index(verdict.state)) > (known.at, _ORDER.index(known.state))
-
-
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """An account at one coordinator. Never shown or logged: it holds the secret."""
 

@@ -238,7 +238,9 @@ class Agent:
         _, devices = await asyncio.gather(
             self._hello(demanded), asyncio.wrap_future(first.call(self._machine.detect))
         )
-        self._hub.emit(events.DevicesFound(devices=devices))
+        share = self._settings.memory_gb
+        lent = {device.id: usable_bytes(device, share) for device in devices}
+        self._hub.emit(events.DevicesFound(devices=devices, lent_bytes=lent))
         chosen = choose(self._settings.device, devices)
         self._trainers = {chosen[0].id: first}
         pairs = [(d, self._trainers.get(d.id) or self._thread(d.id)) for d in chosen]

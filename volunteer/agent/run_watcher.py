@@ -34,10 +34,10 @@ def merging_words(beat: RunBeat) -> str:
         return f"the run is {beat.state}"
     count = f"{beat.needs} more contribution{'s' if beat.needs != 1 else ''}"
     if beat.merge_in_s is None:
-        return f"merging after {count}" if beat.needs else "merging now"
+        return f"next version after {count}" if beat.needs else "merging now"
     seconds = max(0, round(beat.merge_in_s))
     wait = f"{seconds // 60}:{seconds % 60:02}"
-    return f"merging after {count} or {wait}" if beat.needs else "merging now"
+    return f"next version after {count} or {wait}" if beat.needs else "merging now"
 
 
 @dataclass(eq=False, kw_only=True)
@@ -62,6 +62,7 @@ class RunWatcher:
     _due_me: bool = field(default=True, init=False)
     _due_listing: bool = field(default=False, init=False)
     _due: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _listed_at: float = field(default=float("-inf"), init=False)  # monotonic
 
     def notice(self, message: str, level: str = "info") -> None:
         """Show a sentence to the owner."""
@@ -69,12 +70,13 @@ class RunWatcher:
 
     def heard(self, reply: HeartbeatReply) -> None:
         """Announce what a heartbeat brought: verdicts, runs, the balance."""
-        self.verdicts.apply(reply.news, until=reply.news_until)
+        self.verdicts.apply(reply.news, me=reply.me, until=reply.news_until)
         self._heard_of_runs(reply.runs)
         balance = (reply.earned_micro, reply.pending_micro)
         if balance != (None, None) and balance != self._balance:
             self._balance = balance
-            self.request_balance()
+            if reply.me is None:  # a coordinator of before
+                self.request_balance()
 
     def _heard_of_runs(self, beats: tuple[RunBeat, ...]) -> None:
         for beat in beats[:FOLLOWED_MAX]:
@@ -87,8 +89,8 @@ class RunWatcher:
                 self.life.notify()
             if before is None or (before.version, before.loss) != (beat.version, beat.loss):
                 self._due_runs.add(beat.run)
-            if before is None or before.state != beat.state:
-                self._due_listing = True
+            if before is None or (before.version, before.state) != (beat.version, beat.state):
+                self._due_listing = True  # its progress has moved too
         if self._due_runs or self._due_listing:
             self._due.set()
 
@@ -104,8 +106,9 @@ class RunWatcher:
             if self._due_me:
                 self._due_me = False
                 await self._try(self._request_me())
-            if self._due_listing:
+            if self._due_listing or self._listing_age_s() >= LISTING_S:
                 self._due_listing = False
+                self._listed_at = self.life.clock.monotonic()
                 await self._try(self._request_runs())
             while self._due_runs:
                 await self._try(self._request_versions(self._due_runs.pop()))
@@ -113,15 +116,19 @@ class RunWatcher:
             await self.life.unless(self._due.is_set, self._rest())
 
     async def _rest(self) -> None:
-        timer = asyncio.ensure_future(self.life.clock.sleep(LISTING_S))
+        """Wait for news, or until the list of runs is too old, however often news came since."""
+        left_s = max(0.0, LISTING_S - self._listing_age_s())
+        timer = asyncio.ensure_future(self.life.clock.sleep(left_s))
         due = asyncio.ensure_future(self._due.wait())
         try:
             await asyncio.wait({timer, due}, return_when=asyncio.FIRST_COMPLETED)
-            self._due_listing = self._due_listing or timer.done()
         finally:
             timer.cancel()
             due.cancel()
             self._due_me = self._due_me or self.home.memory.show_name is not None
+
+    def _listing_age_s(self) -> float:
+        return self.life.clock.monotonic() - self._listed_at
 
     async def _try(self, request: Coroutine[Any, Any, None]) -> None:
         try:

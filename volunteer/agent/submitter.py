@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shared.errors import Cancelled, Gone, NotFound, VolunteerError
-from shared.protocol.contributions import UploadRequest, Verdict
+from shared.protocol.contributions import SubmitReply, UploadRequest
 from shared.text import printable
 from volunteer.account.profile import Home
 from volunteer.agent.base_versions import announce_base
@@ -60,7 +60,7 @@ class Submitter:
         patience = ONE_S if len(self.outbox) > 1 else ONE_S * 10
         missed = 0
 
-        async def once() -> Verdict:
+        async def once() -> SubmitReply:
             nonlocal missed
             try:
                 return await self._send(entry)
@@ -71,7 +71,7 @@ class Submitter:
                 return await self._send(entry)
 
         try:
-            verdict = await self.api.client.retrying(once, patience)
+            reply = await self.api.client.retrying(once, patience)
         except FATAL as error:
             self.life.give_up(error)
             await self.life.clock.sleep(ODD_S)
@@ -86,9 +86,9 @@ class Submitter:
                 return
             self._refused(entry, error)
         else:
-            self._answered(entry, verdict)
+            self._answered(entry, reply)
 
-    async def _send(self, entry: QueuedResult) -> Verdict:
+    async def _send(self, entry: QueuedResult) -> SubmitReply:
         submit = entry.submit
         if entry.early:
             base = submit.base_version
@@ -109,7 +109,8 @@ class Submitter:
             pass
         return await self.api.submit(entry.task, submit)
 
-    def _answered(self, entry: QueuedResult, verdict: Verdict) -> None:
+    def _answered(self, entry: QueuedResult, reply: SubmitReply) -> None:
+        verdict = reply.verdict()
         refused = verdict.state == "rejected" and not verdict.redo
         if entry.last and not (verdict.state == "rejected" and verdict.redo):
             self.home.remember(tasks=self.home.memory.tasks + 1)
@@ -119,7 +120,7 @@ class Submitter:
                 task=entry.task, contribution=verdict.contribution, bytes=entry.submit.size
             )
         )
-        self.verdicts.apply((verdict,), result=entry)
+        self.verdicts.apply((verdict,), me=reply.me, result=entry, news=reply.news)
         self._drop(entry)
         if refused:
             message = printable(verdict.message)

@@ -7,11 +7,13 @@ import asyncio
 import msgspec
 
 from shared.errors import VolunteerError
+from shared.protocol.accounts import Me
 from shared.protocol.contributions import Verdict
 from shared.text import printable
-from volunteer.account.profile import Home, is_news
+from volunteer.account.profile import Home
 from volunteer.control import events
 from volunteer.control.event_bus import Hub
+from volunteer.control.status import is_news
 from volunteer.storage.carried import Residuals
 from volunteer.storage.evidence import Evidence
 from volunteer.storage.outbox import QueuedResult
@@ -35,29 +37,51 @@ class Verdicts:
         return self._home.memory.news_until
 
     def apply(
-        self, verdicts: tuple[Verdict, ...], *, until: int = 0, result: QueuedResult | None = None
+        self,
+        verdicts: tuple[Verdict, ...],
+        *,
+        me: Me | None = None,
+        until: int = 0,
+        result: QueuedResult | None = None,
+        news: tuple[Verdict, ...] = (),
     ) -> None:
-        """Apply verdicts: those on `result`, the reply to its submission, or news of a heartbeat.
+        """Apply verdicts: those on `result`, the reply to its submission with the `news` beside it,
+        or news of a heartbeat.
 
         The coordinator may send the same news twice: only what is new counts. `until` is how far
-        the news go.
+        the news go, `me` the account at the instant of all of them: they are announced together, so
+        that no screen shows the one without the other.
         """
+        if result is None:
+            news, verdicts = verdicts, ()
+        judged = {verdict.contribution for verdict in verdicts}
         known = {verdict.contribution: verdict for verdict in self._home.memory.verdicts}
+        other = tuple(
+            verdict
+            for verdict in news
+            if verdict.contribution not in judged
+            and is_news(verdict, known.get(verdict.contribution))
+        )
         fresh = tuple(
             msgspec.structs.replace(verdict, message=printable(verdict.message))
-            for verdict in verdicts
-            if result is not None or is_news(verdict, known.get(verdict.contribution))
+            for verdict in (*verdicts, *other)
         )
         if fresh or until > self._home.memory.news_until:
             self._home.remember_verdicts(fresh, until)
-        devices, name = (
-            (result.device,) if result else self._devices(),
-            result.name if result else "",
-        )
+        if me is not None and (fresh or _moved(me, self._hub.status.me)):
+            self._hub.emit(events.Credits(me=me, verdicts=fresh))
         for verdict in fresh:
             self._hub.emit(events.Judged(verdict=verdict))
-            self._residuals.judged(verdict, devices, name)
-        for verdict in verdicts if result is not None else ():
+            if result is not None and verdict.contribution in judged:
+                self._residuals.judged(verdict, (result.device,), result.name)
+            else:
+                self._residuals.judged(verdict, self._devices(), "")
+        if result is not None:
+            self._reveal(verdicts, result.name)
+
+    def _reveal(self, verdicts: tuple[Verdict, ...], name: str) -> None:
+        """Upload the evidence that the verdicts on a result ask for; else drop it."""
+        for verdict in verdicts:
             if verdict.reveal:
                 self._evidence.ask(name, verdict.contribution, verdict.reveal)
             elif verdict.state not in UNDECIDED:
@@ -91,3 +115,9 @@ class Verdicts:
 
     def _devices(self) -> tuple[str, ...]:
         return tuple(device.id for device in self._hub.status.devices)
+
+
+def _moved(me: Me, known: Me | None) -> bool:
+    """Return True if an account differs in more than when its machines were seen last."""
+    same = known is not None and msgspec.structs.replace(known, workers=me.workers, at=me.at) == me
+    return not same

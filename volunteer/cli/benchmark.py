@@ -12,6 +12,7 @@ import msgspec
 from shared.clock import SystemClock
 from shared.errors import Unavailable
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
+from shared.text import ascii_json, printable
 from volunteer.account.join import connector
 from volunteer.account.profile import Profile
 from volunteer.machine.benchmark import benchmark
@@ -39,7 +40,7 @@ def measure(directories: Directories, device: str, *, quick: bool, json: bool) -
     ]
     trainer.close()
     if json:
-        print(msgspec.json.encode(results).decode())
+        print(ascii_json(msgspec.json.encode(results).decode()))
     else:
         print("\n".join(_lines(devices, results)))
     _remember(directories, tuple(results), devices)
@@ -71,7 +72,7 @@ def _one(
 
 
 def _lines(devices: tuple[Device, ...], results: list[Benchmark]) -> list[str]:
-    names = {device.id: device.name for device in devices}
+    names = {device.id: printable(device.name) for device in devices}
     lines = ["device     training   fp32       bf16       memory     disk       name"]
     for b in results:
         figures = (
@@ -83,7 +84,7 @@ def _lines(devices: tuple[Device, ...], results: list[Benchmark]) -> list[str]:
         )
         row = "".join(f"{figure:<11}" for figure in figures)
         lines.append(f"{b.device:<11}{row}{names.get(b.device, '')}")
-    lines += [f"{d.name} cannot be used: {d.problem}" for d in devices if not d.usable]
+    lines += [printable(f"{d.name} cannot be used: {d.problem}") for d in devices if not d.usable]
     return lines
 
 

@@ -86,26 +86,38 @@ def start(
 
 @app.command
 def join(
-    link: Annotated[str, Parameter(help="The link from your organiser; put it in quotes.")],
-    *,
+    *link: Annotated[str, Parameter(help="The link from your organiser; put it in quotes.")],
     name: Annotated[str, Parameter(help="Your nickname; empty = a generated one.")] = "",
     json: Json = False,
     profile: Profile = "",
 ) -> int:
     """Join a coordinator. May be repeated: the same machine keeps its account."""
+    from shared.text import printable
     from volunteer.cli.start import join_now
 
-    joined = _run(join_now(_directories(profile), link, name))
+    if not link:
+        return say("name the link: `volunteer join 'LINK'`, from your organiser", EXIT_USAGE)
+    # A link that was wrapped and came without quotes arrives in pieces.
+    joined = _run(join_now(_directories(profile), " ".join(link), name))
     if json:
         return _print_json(joined)
     met = "welcome" if joined.created else "already joined"
-    print(f'{met}, "{joined.nickname}": {joined.server} at {joined.url}, key {joined.fingerprint}')
+    print(
+        printable(
+            f'{met}, "{joined.nickname}": {joined.server} at {joined.url}, key {joined.fingerprint}'
+        )
+    )
     print(hinted("next: `volunteer`, or `volunteer --no-ui`", profile))
     return 0
 
 
 @app.command
-def link(*, json: Json = False, profile: Profile = "") -> int:
+def link(
+    *,
+    qr: Annotated[bool, Parameter(help="Show it as a QR code too.", negative="")] = False,
+    json: Json = False,
+    profile: Profile = "",
+) -> int:
     """A ten-minute code that adds another machine to your account."""
     from volunteer.cli.start import ask_coordinator
 
@@ -113,6 +125,10 @@ def link(*, json: Json = False, profile: Profile = "") -> int:
     if json:
         return _print_json(code)
     print(f"on the other machine, within ten minutes:\n\n    volunteer join '{code.link}'\n")
+    if qr:
+        from shared.qr import qr_coloured
+
+        print(qr_coloured(code.link, "    "))
     return 0
 
 
@@ -158,17 +174,21 @@ def settings(*, json: Json = False, profile: Profile = "") -> int:
 
 
 @app.command
-def pause(device: Device = "", *, profile: Profile = "") -> int:
+def pause(device: Device = "", *, json: Json = False, profile: Profile = "") -> int:
     """Free the device and keep its task."""
     _run(_with_control(profile, lambda control: control.pause(device)))
+    if json:
+        return _print_json({"ordered": "pause", "device": device})
     print(hinted(f"{device or ''} paused; continue with `volunteer resume`".strip(), profile))
     return 0
 
 
 @app.command
-def resume(device: Device = "", *, profile: Profile = "") -> int:
+def resume(device: Device = "", *, json: Json = False, profile: Profile = "") -> int:
     """Resume after pause or finish."""
     _run(_with_control(profile, lambda control: control.resume(device)))
+    if json:
+        return _print_json({"ordered": "resume", "device": device})
     print(hinted("resumed; `volunteer status` shows what it does", profile))
     return 0
 
@@ -179,6 +199,7 @@ def finish(
     then_stop: Annotated[
         bool, Parameter(help="Exit when the task is submitted.", negative="")
     ] = False,
+    json: Json = False,
     profile: Profile = "",
 ) -> int:
     """Complete the current task, then take no more work."""
@@ -187,6 +208,8 @@ def finish(
         await (control.stop("finish") if then_stop else control.finish())
 
     _run(_with_control(profile, act))
+    if json:
+        return _print_json({"ordered": "finish", "then_stop": then_stop})
     more = "then volunteer exits" if then_stop else "no new task is taken until `volunteer resume`"
     print(hinted(f"the current task is completed; {more}", profile))
     return 0
@@ -198,11 +221,14 @@ def stop(
     save: Annotated[
         bool, Parameter(help="Keep the task for the next start instead.", negative="")
     ] = False,
+    json: Json = False,
     profile: Profile = "",
 ) -> int:
     """End the running volunteer; its task is given back unless it needs only seconds more."""
     how = "save" if save else "release"
     _run(_with_control(profile, lambda control: control.stop(how)))
+    if json:
+        return _print_json({"ordered": "stop", "how": how})
     print(
         "exiting; a current task is",
         "kept for the next start" if save else "given back, or done within seconds",

@@ -121,9 +121,13 @@ def name(
             help="Show it to others on the leaderboard, or hide it.",
         ),
     ] = None,
+    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
     profile: Profile = "",
 ) -> int:
     """Your nickname and its visibility to others."""
+    import msgspec
+
+    from shared.text import ascii_json
     from volunteer.cli.start import ask_coordinator
     from volunteer.settings import settings
 
@@ -137,6 +141,11 @@ def name(
     me = asyncio.run(ask_coordinator(places, ask))
     if public is not None:  # the same for the next coordinator
         settings.save(places.config / "config.toml", {"public": public})
+    if json:
+        print(
+            ascii_json(msgspec.json.encode({"nickname": me.nickname, "public": me.public}).decode())
+        )
+        return 0
     seen = "others see it on the leaderboard" if me.public else "it is hidden from others"
     print(f'your nickname is "{me.nickname}"; {seen}')
     return 0

@@ -203,4 +203,6 @@ def _summary(receipts: int, wrong: int, *, online: bool) -> str:
 def _print_json(value: Any) -> None:
     import msgspec
 
-    print(msgspec.json.encode(value).decode())
+    from shared.text import ascii_json
+
+    print(ascii_json(msgspec.json.encode(value).decode()))

@@ -79,6 +79,8 @@ def work(options: Options) -> int:
     """
     if options.screen and not at_terminal():
         raise BadRequest("the screen needs a terminal: use `volunteer --no-ui`")
+    if options.screen and os.environ.get("TERM") == "dumb":
+        raise BadRequest("this terminal (TERM=dumb) cannot draw: use `volunteer --no-ui`")
     directories = config.directories(profile=options.profile)
     settings = _settings(options, directories)
     logging.basicConfig(stream=sys.stderr, level=settings.log_level.upper())

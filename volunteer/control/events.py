@@ -46,7 +46,10 @@ class Connection(Event):
 
 
 class DevicesFound(Event):
+    """Devices of this machine, and by id the bytes that a task may use there (0: unknown)."""
+
     devices: tuple[Device, ...]
+    lent_bytes: dict[str, int] = {}
 
 
 class Benchmarked(Event):
@@ -164,7 +167,7 @@ class RunProgress(Event):
     """A new version, or how far the next merge is."""
 
     beat: RunBeat
-    message: str  # "merging after 2 more contributions or 3:12"
+    message: str  # "next version after 2 more contributions or 3:12"
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +189,10 @@ class LossMeasured(Event):
 
 
 class Credits(Event):
+    """The account, and the verdicts that it counts and that were not told before."""
+
     me: Me
+    verdicts: tuple[Verdict, ...] = ()
 
 
 class Paused(Event):

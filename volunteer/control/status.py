@@ -16,10 +16,25 @@ from volunteer.control.events import AnyEvent
 
 VERDICTS_MAX = 50
 NOTICES_MAX = 50
+WORK_MAX = 100
 PRACTICE = "Practice run"  # name of a private coordinator
 PLAIN = msgspec.structs.replace
 
 Phase: TypeAlias = Literal["claimed", "fetch", "train", "upload", "checking"]
+
+
+_STATES = ("received", "checking", "accepted", "merged", "superseded", "rejected")
+
+
+def is_news(verdict: Verdict, known: Verdict | None) -> bool:
+    """Return True if a verdict says more than the one that is known of the same contribution.
+
+    The coordinator repeats what is young, so an "accepted" may arrive once more behind the "merged"
+    that followed it.
+    """
+    if known is None:
+        return True
+    return (verdict.at, _STATES.index(verdict.state)) > (known.at, _STATES.index(known.state))
 
 
 class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +62,18 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     items: str = "tokens"  # what `tokens_per_s` counts
     counted: str = ""  # what steps and samples are where nothing is learnt: "games"
+
+
+class WorkDone(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that was trained here, as far as forecasts need it."""
+
+    run: str
+    device: str
+    steps: int
+    price_micro: int
+    train_s: float
+    seconds: float  # since the end of the task before on this device, waits included
+    at: float
 
 
 class PauseStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +108,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     idle_until: float | None = None
     pauses: tuple[PauseStatus, ...] = ()
     devices: tuple[Device, ...] = ()
+    lent_bytes: dict[str, int] = {}  # that a task may use, by device; 0 = unknown
     benchmarks: tuple[Benchmark, ...] = ()
     tasks: tuple[TaskStatus, ...] = ()
     runs: tuple[RunInfo, ...] = ()
@@ -88,6 +116,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     me: Me | None = None
     verdicts: tuple[Verdict, ...] = ()  # newest last
     notices: tuple[events.Notice, ...] = ()
+    work: tuple[WorkDone, ...] = ()  # newest last
+    broken_at: float = 0.0  # last begin or end of a pause: no time of a task reaches over it
     done: int = 0  # tasks submitted since the start
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -153,11 +183,16 @@ def fold(status: Status, event: AnyEvent) -> Status:
         case events.Notice():
             return PLAIN(status, notices=(*status.notices, event)[-NOTICES_MAX:])
         case events.Credits():
+            for verdict in event.verdicts:
+                status = _judged(status, verdict)
+            known = status.me  # replies may overtake each other
+            if known is not None and known.volunteer_id == event.me.volunteer_id:
+                return PLAIN(status, me=max(event.me, known, key=_asked_at))
             return PLAIN(status, me=event.me)
         case events.RunsListed():
             return PLAIN(status, runs=event.runs)
         case events.DevicesFound():
-            return PLAIN(status, devices=event.devices)
+            return PLAIN(status, devices=event.devices, lent_bytes=event.lent_bytes)
         case _:
             return _fold_work(status, event)
 
@@ -171,10 +206,7 @@ def _fold_work(status: Status, event: AnyEvent) -> Status:
             beats = tuple(b for b in status.beats if b.run != new_beat.run)
             return PLAIN(status, beats=(*beats, new_beat))
         case events.Judged(verdict=verdict):
-            older = tuple(v for v in status.verdicts if v.contribution != verdict.contribution)
-            judged = PLAIN(status, verdicts=(*older, verdict)[-VERDICTS_MAX:])
-            final = verdict.state not in ("received", "checking")
-            return _without(judged, verdict.task) if final else judged
+            return _judged(status, verdict)
         case events.TaskEnded(task=task):
             return _without(status, task)
         case events.Claimed():
@@ -183,13 +215,49 @@ def _fold_work(status: Status, event: AnyEvent) -> Status:
             queued = max(0, status.queued - 1)
             checking = _change(status, task, phase="checking")
             return PLAIN(checking, done=status.done + 1, queued=queued)
-        case events.Fetching() | events.Training() | events.Uploading() | events.Trained():
+        case events.Trained():
+            return _progress(_worked(status, event), event)
+        case events.Fetching() | events.Training() | events.Uploading():
             return _progress(status, event)
         case _:
             return status
 
 
+def _worked(status: Status, event: events.Trained) -> Status:
+    task = next((task for task in status.tasks if task.task == event.task), None)
+    if task is None:
+        return status
+    before = next((w for w in reversed(status.work) if w.device == task.device), None)
+    whole = before is not None and before.at >= status.broken_at
+    since_s = event.at - before.at if before is not None and whole else 0.0
+    work = WorkDone(
+        run=task.run,
+        device=task.device,
+        steps=event.steps,
+        price_micro=task.price_micro,
+        train_s=event.train_s,
+        seconds=max(event.train_s, since_s),
+        at=event.at,
+    )
+    return PLAIN(status, work=(*status.work, work)[-WORK_MAX:])
+
+
+def _asked_at(me: Me) -> float:
+    return me.at
+
+
+def _judged(status: Status, verdict: Verdict) -> Status:
+    known = next((v for v in status.verdicts if v.contribution == verdict.contribution), None)
+    if known is not None and is_news(known, verdict):
+        return status  # a later word was heard with the credits
+    older = tuple(v for v in status.verdicts if v.contribution != verdict.contribution)
+    judged = PLAIN(status, verdicts=(*older, verdict)[-VERDICTS_MAX:])
+    final = verdict.state not in ("received", "checking")
+    return _without(judged, verdict.task) if final else judged
+
+
 def _pauses(status: Status, event: events.Paused | events.Resumed) -> Status:
+    status = PLAIN(status, broken_at=event.at)
     if isinstance(event, events.Resumed):
         kept = tuple(
             p

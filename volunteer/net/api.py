@@ -21,7 +21,7 @@ from shared.protocol.accounts import (
     ServerInfo,
     VisibilityRequest,
 )
-from shared.protocol.contributions import SubmitRequest, UploadInfo, UploadRequest, Verdict
+from shared.protocol.contributions import SubmitReply, SubmitRequest, UploadInfo, UploadRequest
 from shared.protocol.endpoints import Endpoint
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 from shared.protocol.inference import (
@@ -175,7 +175,7 @@ class Api:
         """
         return await self._call(endpoints.UPLOAD, {}, request, patience_s=0)
 
-    async def submit(self, task: int, request: SubmitRequest) -> Verdict:
+    async def submit(self, task: int, request: SubmitRequest) -> SubmitReply:
         """Submit a result; not retried here: the outbox keeps it and schedules the next try."""
         return await self._call(endpoints.SUBMIT, {"task": task}, request, patience_s=0)
 

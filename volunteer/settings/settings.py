@@ -73,7 +73,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 10.0
     runs: Annotated[
         tuple[str, ...],
-        Meta(description="Help only these runs; empty = any that fits.", max_length=64),
+        Meta(description="Help only these runs; empty = any run.", max_length=64),
     ] = ()
     workloads: Annotated[
         tuple[str, ...],

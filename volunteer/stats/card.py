@@ -16,12 +16,14 @@ import msgspec
 from shared.protocol.accounts import Me, RunInfo
 from shared.protocol.versions import VersionInfo
 from shared.text import printable
+from volunteer.text import loss, measured
 
 WIDTH, HEIGHT = 1200, 630
 SANS = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 GROUND, PANEL, LINE = "#0f141a", "#161d26", "#2c3644"
 TEXT, DIM, BLUE, AMBER, GREEN = "#e6edf5", "#8b96a5", "#7cc4ff", "#f0b26b", "#8fd694"
+FIGURE_ROOM = 360  # of a box: the size of a letter times the letters that fit
 CURVE_POINTS_MAX = 400
 MARKS_MAX = 60
 SAMPLE_CHARS, SAMPLE_LINES = 47, 6
@@ -39,6 +41,7 @@ class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
     merged: int
     device_s: float
     points: tuple[tuple[int, float], ...]  # version, loss
+    measure: str = ""  # of the points; empty: a loss on held-out data
     before: tuple[int, str] | None = None  # version and sample
     after: tuple[int, str] | None = None
 
@@ -58,6 +61,7 @@ def card_facts(me: Me, info: RunInfo, versions: Sequence[VersionInfo], *, server
         merged=me.merged,
         device_s=me.device_s,
         points=tuple((v, loss) for v, loss in points if loss is not None),
+        measure=info.measure,
         before=samples[0] if samples else None,
         after=samples[-1] if len(samples) > 1 else None,
     )
@@ -110,20 +114,23 @@ def _head(facts: CardFacts) -> list[str]:
 def _numbers(facts: CardFacts) -> list[str]:
     hours = facts.device_s / 3600
     figures = [
-        (f"{hours:,.0f}" if hours >= 10 else f"{hours:.1f}", "device-hours"),
-        (f"{facts.merged:,}", "contributions merged"),
+        (f"{hours:,.0f}" if hours >= 10 else f"{hours:.1f}", "device-hours, all runs"),
+        (f"{facts.merged:,}", "merged, all runs"),
         (f"{len(facts.mine):,}", "versions with my work"),
     ]
     if len(facts.points) > 1:
         figures.append(
-            (f"{facts.points[0][1]:.2f} → {facts.points[-1][1]:.2f}", "loss of the model")
+            (
+                f"{loss(facts.points[0][1])} → {loss(facts.points[-1][1])}",
+                f"{measured(facts.measure)} of the model",
+            )
         )
     parts = []
     for number, (value, name) in enumerate(figures):
         x = 60 + number * 274
         parts += [
             _box(x, 252, 258, 92),
-            _text(x + 20, 297, value, 30, TEXT, weight=700),
+            _text(x + 20, 297, value, min(30, FIGURE_ROOM // len(value)), TEXT, weight=700),
             _text(x + 20, 326, name, 16, DIM),
         ]
     return parts
@@ -131,7 +138,10 @@ def _numbers(facts: CardFacts) -> list[str]:
 
 def _curve(facts: CardFacts) -> list[str]:
     x, y, width, height = 60, 360, 532, 196
-    parts = [_box(x, y, width, height), _text(x + 20, y + 30, "Loss of the model", 16, DIM)]
+    parts = [
+        _box(x, y, width, height),
+        _text(x + 20, y + 30, f"{measured(facts.measure)} of the model", 16, DIM),
+    ]
     points = _thinned(facts.points)
     if len(points) < 2:
         return [*parts, _text(x + 20, y + 110, "the curve begins with the next versions", 17, DIM)]

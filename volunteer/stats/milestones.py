@@ -16,6 +16,7 @@ from shared.protocol.accounts import Me
 from shared.protocol.listings import LedgerRow
 
 DAYS = 7
+CREDITS = "credits earned"
 _STEPS = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 1_000_000)
 
 
@@ -82,7 +83,7 @@ def milestones(me: Me) -> tuple[Milestone, ...]:
     return (
         _milestone("contributions merged", me.merged),
         _milestone("hours of work given", me.device_s / 3600),
-        _milestone("credits earned", me.earned_micro / 1e6),
+        _milestone(CREDITS, me.earned_micro / 1e6),
     )
 
 

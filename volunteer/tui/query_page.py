@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 import msgspec
 
 from shared.errors import VolunteerError
+from shared.protocol.accounts import Me
 from volunteer.control.control import Control
 from volunteer.tui.page import Page
 from volunteer.tui.text import Line, as_of, wrap
@@ -19,6 +20,7 @@ from volunteer.tui.widgets.panel import Scene
 T = TypeVar("T")
 PageQuery: TypeAlias = Callable[[Control], Awaitable[Any]]
 
+NEWS_S = 2.0  # at least between two queries that follow a change of the account
 AGED_S = 90.0  # an answer older than this is drawn with its age
 
 
@@ -67,6 +69,7 @@ class QueryPage(Page):
     def __init__(self) -> None:
         super().__init__()
         self._answers: dict[str, Answer[Any]] = {}
+        self._asked_for: dict[str, Me | None] = {}  # the account when each query was sent
 
     @abstractmethod
     def queries(self) -> dict[str, PageQuery]:
@@ -80,7 +83,9 @@ class QueryPage(Page):
             return
         for name, question in self.queries().items():
             known = self.answer(name)
-            if not known.asking and scene.now - known.tried_at >= self.EVERY_S:
+            moved = self._asked_for.get(name) != scene.view.status.me
+            wait_s = NEWS_S if moved else self.EVERY_S
+            if not known.asking and scene.now - known.tried_at >= wait_s:
                 self.query_now(name, question)
 
     def query_now(self, name: str, question: PageQuery) -> None:
@@ -89,6 +94,7 @@ class QueryPage(Page):
         if control is None:
             return
         now = self.volunteer.clock.now()
+        self._asked_for[name] = self.volunteer.view.status.me
         self._answers[name] = msgspec.structs.replace(self.answer(name), asking=True, tried_at=now)
         self.run_worker(self._ask(name, question(control)), group=name, exclusive=True)
 

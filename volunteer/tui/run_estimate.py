@@ -8,7 +8,8 @@ import msgspec
 
 from shared.protocol.accounts import Benchmark, Device, RunInfo
 from shared.protocol.limits import memory_on
-from shared.text import size
+from shared.text import MICRO, duration, size
+from volunteer.control.status import Status, WorkDone
 
 STATES = {
     "draft": "being prepared",
@@ -20,6 +21,10 @@ STATES = {
 SLOW_STEP_S = 60.0  # a longer step hardly helps
 
 
+TASKS_MIN = 3  # trained here, before they are believed more than the benchmark
+TASKS_MAX = 20  # newest, that a forecast looks at
+
+
 class RunEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Estimate for a run: if it fits or why not; figures that were not measured are None."""
 
@@ -27,15 +32,56 @@ class RunEstimate(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
     step_s: float | None = None
     credits_per_hour: float | None = None
+    tasks: int = 0  # trained here that it was measured in; 0: computed from the benchmark
+
+    @property
+    def basis(self) -> str:
+        """Return the source of the figures in words."""
+        return f"your last {self.tasks} tasks" if self.tasks else "estimate"
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """Speed of this machine in the last tasks that it trained."""
+
+    device: str
+    tasks: int
+    step_s: float
+    credits_per_hour: float  # waits included
+
+
+def pace(work: Sequence[WorkDone], run: str = "") -> Pace | None:
+    """Return the pace of the last tasks (of a run) on the device that earns most in them; None
+    before there are three.
+    """
+    paces = []
+    for device in dict.fromkeys(done.device for done in work):
+        last = [w for w in work if w.device == device and run in ("", w.run)][-TASKS_MAX:]
+        steps, seconds = sum(w.steps for w in last), sum(w.seconds for w in last)
+        if len(last) >= TASKS_MIN and steps > 0 and seconds > 0:
+            paces.append(
+                Pace(
+                    device=device,
+                    tasks=len(last),
+                    step_s=sum(w.train_s for w in last) / steps,
+                    credits_per_hour=sum(w.price_micro for w in last) / MICRO * 3600 / seconds,
+                )
+            )
+    return max(paces, key=lambda found: found.credits_per_hour, default=None)
+
+
+def time_to(micro: int, status: Status) -> str:
+    """Return the time in which this machine earns an amount at its pace; "" where unknown."""
+    found = pace(status.work)
+    if found is None or found.credits_per_hour <= 0 or micro <= 0:
+        return ""
+    return f"about {duration(micro / MICRO / found.credits_per_hour * 3600)}"
 
 
 def estimate(
-    info: RunInfo,
-    devices: Sequence[Device],
-    benchmarks: Sequence[Benchmark],
-    workloads: Collection[str],
+    info: RunInfo, status: Status, workloads: Collection[str], device: str = ""
 ) -> RunEstimate:
-    """Return the estimate of a run for the best device here."""
+    """Return the estimate of a run for the best device here, or for one device."""
+    devices = [found for found in status.devices if device in ("", found.id)]
     if info.state != "running":
         return RunEstimate(fits=False, sentence=f"the run is {STATES[info.state]}")
     if info.workload not in workloads:
@@ -49,12 +95,25 @@ def estimate(
             return RunEstimate(fits=False, sentence="torch cannot use any device here")
         return RunEstimate(fits=True, sentence="your devices are not known yet")
     needs = {device.id: memory_on(device.id, info.memory_bytes) for device in usable}
-    able = [d for d in usable if not d.memory_bytes or d.memory_bytes >= needs[d.id]]
+    lent = {found.id: status.lent_bytes.get(found.id) or found.memory_bytes for found in usable}
+    able = [found for found in usable if not lent[found.id] or lent[found.id] >= needs[found.id]]
     if not able:
-        most = max(usable, key=lambda device: device.memory_bytes)
-        need, have = size(needs[most.id]), size(most.memory_bytes)
-        return RunEstimate(fits=False, sentence=f"needs {need} of memory, your devices have {have}")
-    return _measured(info, able, benchmarks)
+        most = max(usable, key=lambda found: lent[found.id])
+        need, have = size(needs[most.id]), size(lent[most.id])
+        whole = lent[most.id] >= most.memory_bytes
+        said = f"your devices have {have}" if whole else f"a task may use {have} here"
+        return RunEstimate(fits=False, sentence=f"needs {need} of memory, {said}")
+    ids = {found.id for found in able}
+    if seen := pace([done for done in status.work if done.device in ids], info.name):
+        words = f"{duration_words(seen.step_s)} per step on {seen.device}"
+        return RunEstimate(
+            fits=True,
+            sentence=f"{words}, in your last {seen.tasks} tasks",
+            step_s=seen.step_s,
+            credits_per_hour=seen.credits_per_hour,
+            tasks=seen.tasks,
+        )
+    return _measured(info, able, status.benchmarks)
 
 
 def _measured(

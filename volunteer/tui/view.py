@@ -76,7 +76,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     registering: float | None = None  # proof of work under way, 0..1
     sensors: dict[str, events.Sensed] = {}  # by device
     speeds: dict[str, tuple[float, ...]] = {}  # steps a second by device, oldest first
-    merging: dict[str, str] = {}  # run -> "merging after 2 more contributions or 3:12"
+    merging: dict[str, str] = {}  # run -> "next version after 2 more contributions or 3:12"
     ended: events.Stopped | None = None
     seen: int = 0  # events so far
 
@@ -183,6 +183,10 @@ def _grown(view: AgentView, event: AnyEvent) -> AgentView:
             return _measured(view, event)
         case events.Judged():
             return _judged(view, event.verdict)
+        case events.Credits():
+            for verdict in event.verdicts:
+                view = _judged(view, verdict)
+            return view
         case events.RunsListed():
             return _listed(view, event)
         case events.RunProgress(beat=beat):

@@ -21,6 +21,8 @@ HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {
     endpoints.LINK: workers.link,
     endpoints.CLAIM: workers.claim,
     endpoints.BEGIN: workers.begin,
+    endpoints.SUBMIT: workers.submit,
+    endpoints.HEARTBEAT: workers.heartbeat,
     endpoints.UPLOAD_BYTES: workers.upload,
     endpoints.BLOB: blobs.blob,
     endpoints.VERSIONS: runs.versions,

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
+import msgspec
+
 from coordinator.http.request import INTEGER_DIGITS_MAX, ClientGone, Receive, body_stream
 from coordinator.http.routes.endpoint import Call
 from coordinator.storage.disk_space import RETRY_S
@@ -13,16 +15,20 @@ from shared.errors import BadRequest, Unavailable
 from shared.links import format_link
 from shared.protocol.accounts import (
     LinkCode,
+    Me,
     RegisterReply,
     RegisterRequest,
     VisibilityRequest,
 )
 from shared.protocol.base import Reason
-from shared.protocol.contributions import UploadInfo
+from shared.protocol.contributions import SubmitReply, SubmitRequest, UploadInfo, Verdict
+from shared.protocol.endpoints import KEY_MAX
+from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 from shared.protocol.leases import BeginReply, BeginRequest, ClaimReply, ClaimRequest, Idle
 
 T = TypeVar("T")
 
+UNDECIDED = ("received", "checking")
 STOPPING_S = 3.0  # a restart takes about this long
 
 
@@ -102,6 +108,45 @@ async def begin(call: Call[BeginRequest]) -> BeginReply:
         else await coordinator.runs.queries.manifest(begun.run, begun.version),
         part=begun.part,
         tries=begun.tries,
+    )
+
+
+async def submit(call: Call[SubmitRequest]) -> SubmitReply:
+    """Return the verdict and, once there is one, the account at the same instant."""
+    coordinator, principal = call.coordinator, call.principal
+    verdict = await coordinator.intake.submit(principal, call.number("task"), call.body)
+    me: Me | None = None
+    news: tuple[Verdict, ...] = ()
+    if verdict.state not in UNDECIDED:
+        number = verdict.contribution
+        me, (verdict, recent) = await coordinator.volunteers.me_with(
+            principal,
+            lambda conn: (
+                coordinator.intake.stands(conn, principal, number),
+                coordinator.heartbeats.news(conn, principal, KEY_MAX),
+            ),
+        )
+        news = recent.verdicts
+    said = {name: getattr(verdict, name) for name in Verdict.__struct_fields__}
+    return SubmitReply(**said, me=me, news=news)
+
+
+async def heartbeat(call: Call[HeartbeatRequest]) -> HeartbeatReply:
+    """Return orders and news and, with verdicts among them, the account at the same instant."""
+    coordinator, principal, since = call.coordinator, call.principal, call.body.news_since
+    reply = await coordinator.heartbeats.answer(principal, call.body)
+    if not reply.news:
+        return reply
+    me, found = await coordinator.volunteers.me_with(
+        principal, lambda conn: coordinator.heartbeats.news(conn, principal, since)
+    )
+    return msgspec.structs.replace(
+        reply,
+        news=found.verdicts,
+        news_until=found.until,
+        earned_micro=found.earned_micro,
+        pending_micro=found.pending_micro,
+        me=me,
     )
 
 

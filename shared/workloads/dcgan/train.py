@@ -125,14 +125,17 @@ class DcganWork:
     def result(self) -> tuple[Result, dict[str, Tensor]]:
         figures = self._figures.tolist()
         self._refuse_nan(figures)
-        tail = figures[-max(1, len(figures) // 10) :]
-        means = [sum(column) / len(tail) for column in zip(*tail, strict=True)]
+        tenth = max(1, len(figures) // 10)  # at both ends, so that the two can be compared
+        head, means = (
+            [sum(column) / tenth for column in zip(*part, strict=True)]
+            for part in (figures[:tenth], figures[-tenth:])
+        )
         metrics = dict(zip(_FIGURES, means, strict=True))
         rate = self._learners[0].rate(self._step - 1)
         report = Result(
             steps=self._step,
             samples=len(self._images),
-            loss_first=figures[0][0] + figures[0][1],
+            loss_first=head[0] + head[1],
             loss_last=means[0] + means[1],
             metrics=metrics | {"micro_batch": float(self._pace.micro), "lr": rate},
         )

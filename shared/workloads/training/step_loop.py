@@ -110,11 +110,12 @@ class StepWork(ABC):
     def result(self) -> tuple[Result, dict[str, Tensor]]:
         figures = self._figures.cpu()
         self._refuse_nan(figures.flatten().tolist())
-        tail = figures[-max(1, len(figures) // 10) :].mean(0).tolist()
+        tenth = max(1, len(figures) // 10)  # at both ends, so that the two can be compared
+        tail = figures[-tenth:].mean(0).tolist()
         report = Result(
             steps=self._step,
             samples=self._samples,
-            loss_first=float(figures[0, 0]),
+            loss_first=float(figures[:tenth, 0].mean()),
             loss_last=tail[0],
             metrics={
                 **dict(zip(self.FIGURES, tail[1:], strict=True)),

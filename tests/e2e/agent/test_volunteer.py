@@ -224,7 +224,7 @@ def test_training_goes_on_while_the_coordinator_is_away(server: Process, tmp_pat
         (["status"], 75, "no volunteer is running"),
         (["pause"], 75, "no volunteer is running"),
         (["link"], 78, "joined no coordinator yet"),
-        (["join", "not a link"], 2, "not a join link"),
+        (["join", "not a link"], 2, "is no address: a join link begins"),
         (["join", "http://203.0.113.9:1/join"], 2, "without encryption"),
         (["join", "nonsense"], 2, '"nonsense" is no address'),
         (["--no-ui", "--set", "thread=1"], 2, 'did you mean "threads"'),

@@ -92,6 +92,9 @@ def test_invites_are_links_shown_once(here: Run, tmp_path: Path) -> None:
     assert "withdrawn" in here("invite", "revoke", "1").out
     single = here("invite", "create", "--count", "3", "--days", "7").out.splitlines()
     assert len(single) == 3
+    code = here("invite", "create", "--qr").out.splitlines()
+    assert "█▀▀▀▀▀█" in code[2] or "▄▄▄▄▄" in code[2]
+    assert parse_link(code[0]).code
 
 
 def test_volunteers_can_be_looked_after(here: Run, busy: Path, run: Run) -> None:

@@ -90,7 +90,7 @@ async def learn(home: LocalCoordinator, who: Player) -> Verdict:
 async def test_games_become_chunks_and_chunks_a_version(home: LocalCoordinator) -> None:
     ann = await player(home, "Ann")
     played = await ann.do(await ann.claim("selfplay"))
-    assert (played.state, played.message) == ("accepted", "4 games in order")
+    assert (played.state, played.message) == ("accepted", "4 games, all valid")
     assert played.credits_micro > 0
     assert await home.coordinator.replay.tend(1)
     lease = await ann.claim("learn")
@@ -131,7 +131,7 @@ async def test_one_odd_game_is_left_out_and_the_others_count(home: LocalCoordina
         await ann.claim("selfplay"), lambda records: [*flipped(records[:1]), *records[1:]]
     )
     assert verdict.state == "accepted"
-    assert verdict.message.startswith("3 games in order, 1 left out: game 0")
+    assert verdict.message.startswith("3 valid games, 1 left out: game 0")
     found = await home.coordinator.db.read(lambda conn: games.unsealed(conn, 1, 10))
     assert [row.games for row in found] == [3]
     assert await sound(home)
@@ -178,7 +178,7 @@ async def test_games_are_judged_by_when_they_began(home: LocalCoordinator) -> No
     data = await slow.result(lease, begun)
     await home.clock.advance(400)
     verdict = await slow.hand_in(lease, begun, data)
-    assert (verdict.state, verdict.message) == ("accepted", "4 games in order")
+    assert (verdict.state, verdict.message) == ("accepted", "4 games, all valid")
     # The same machine went on with version 0 long after version 5 was out.
     stale = await slow.worker.begin(other)
     assert stale.version == 5

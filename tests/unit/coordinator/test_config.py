@@ -66,6 +66,8 @@ def test_the_default_settings_file_and_the_named_one_are_read(tmp_path: Path) ->
         ("", {}, {"url": "train.example.org"}, "https://train.example.org"),
         ("", {}, {"database": "mysql://x/y"}, "postgresql+asyncpg"),
         ("", {}, {"host": ""}, "127.0.0.1"),
+        ("", {}, {"name": "Evil\x1b]0;pwn\x07"}, "name must be one line of printable characters"),
+        ("", {"COORDINATOR_CONTACT": "a\nb"}, {}, "contact must be one line of printable"),
     ],
 )
 def test_a_mistake_is_named(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import BadRequest
-from shared.links import JoinLink, format_link, is_loopback, parse_link
+from shared.links import JoinLink, format_link, is_loopback, parse_link, tidy_link
 
 PIN = "ab" * 32
 KEY = "MFRG-GZDF-MZTW"
@@ -51,6 +51,7 @@ def test_every_separator_is_read(separator: str) -> None:
         ("127.0.0.1:8765", "http://127.0.0.1:8765"),
         ("localhost:8765", "http://localhost:8765"),
         ("volunteer://[::1]:8765/", "http://[::1]:8765"),
+        ("[::1]:8765", "http://[::1]:8765"),
         ("train.example.org", "https://train.example.org"),
         ("http://127.0.0.1:1/join#code=A", "http://127.0.0.1:1"),
     ],
@@ -71,8 +72,8 @@ def test_a_bare_address_is_enough(text: str, url: str) -> None:
         "https://host:99999/",
         "https://host/join#pin=123",
         "https://host/join#code=%00",
-        "https://ho st/",
-        "https://host/\nX-Header: 1",
+        "https://host/\x1b[31m",
+        "' \n '",
         "https://host/join#code=" + "A" * 3000,
     ],
 )
@@ -80,6 +81,38 @@ def test_a_damaged_link_gets_a_sentence(text: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parse_link(text)
     assert len(caught.value.message) > 20
+
+
+LINK = JoinLink(url="http://127.0.0.1:8765", fingerprint=KEY, tls_pin=PIN, code="VW4T-JH3Q")
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        "{}",
+        "  {}\r\n",
+        "'{}'",
+        "“{}”.",
+        "<{}>",
+        "`{}`",
+        "volunteer join '{}'",
+        "$ volunteer join {}",
+    ],
+)
+@pytest.mark.parametrize("wrap", ["\n", "\r\n", " ", "\n> ", "\n >> ", "=\n", "\u200b", "\n\t"])
+def test_a_link_survives_how_it_was_pasted(around: str, wrap: str) -> None:
+    printed = format_link(LINK)
+    if wrap == "=\n":  # after a name the "=" is the link's own
+        printed = printed.replace("=", "= ")
+    pieces = [printed[at : at + 31] for at in range(0, len(printed), 31)]
+    assert parse_link(around.format(wrap.join(pieces))) == LINK
+
+
+@given(text=st.text(max_size=300))
+def test_a_tidy_link_has_no_white_space_and_stays_as_it_is(text: str) -> None:
+    once = tidy_link(text)
+    assert not any(letter.isspace() for letter in once)
+    assert tidy_link(once) == once
 
 
 def test_loopback_is_only_this_machine() -> None:

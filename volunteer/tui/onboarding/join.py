@@ -7,10 +7,11 @@ from urllib.parse import urlsplit
 from rich.cells import cell_len
 from textual import on
 from textual.app import ComposeResult
+from textual.events import Paste
 from textual.widgets import Input
 
 from shared.errors import BadRequest, Unreachable, VolunteerError
-from shared.links import is_loopback, parse_link
+from shared.links import is_loopback, parse_link, tidy_link
 from shared.proof_of_work import work_words
 from shared.protocol.accounts import ServerInfo
 from shared.text import printable
@@ -34,6 +35,17 @@ HOW = (
 COLUMNS = (Column(title="", cells=26), Column(title="", least=50))
 
 
+class LinkField(Field):
+    """Text input that takes a pasted link whole, also one that a mail wrapped into lines."""
+
+    def _on_paste(self, event: Paste) -> None:
+        event.stop()
+        event.prevent_default()  # Input would keep the first line only
+        if pasted := tidy_link(event.text):
+            start, end = self.selection
+            self.replace(pasted, min(start, end), max(start, end))
+
+
 class JoinStep(Step):
     """Step that joins a coordinator."""
 
@@ -47,7 +59,9 @@ class JoinStep(Step):
         self._public: tuple[PublicRun, ...] = ()
 
     def compose(self) -> ComposeResult:
-        yield Field(placeholder="paste your join link, or the address of a coordinator", id="link")
+        yield LinkField(
+            placeholder="paste your join link, or the address of a coordinator", id="link"
+        )
         yield FunctionPanel(self._verdict, id="answer")
         yield Listing(COLUMNS, self._others, id="others", classes="card")
         yield FunctionPanel(self._how, title="How it works", id="how", classes="card")

@@ -73,7 +73,7 @@ class RunStep(Step):
     def _estimate(self, scene: Scene, name: str) -> RunEstimate:
         status = scene.view.status
         info = next(run for run in status.runs if run.name == name)
-        return estimate(info, status.devices, status.benchmarks, tuple(installed()))
+        return estimate(info, status, tuple(installed()))
 
     def _about(self, scene: Scene, width: int, height: int) -> list[Line]:
         key = self.query_one("#choices", Listing).key

@@ -1,4 +1,6 @@
-"""Dialog with a text to pass on, such as a link; one key copies it."""
+"""Screen with a link to pass on: alone on its rows from the first column on, so that a mouse
+selects nothing else, as a QR code where there is room, and one key copies it.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +8,29 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
+from textual.events import Resize
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from shared.qr import qr_rows
+
+TITLE_ROWS = 5  # title and margins
+
 
 class CopyText(ModalScreen[None]):
-    """Dialog with a text; escape closes it."""
+    """Screen with a link and its code; escape closes it."""
 
     CSS = """
-    CopyText { align: center middle; }
-    CopyText > Vertical {
-        width: 76;
-        max-width: 96%;
-        height: auto;
-        max-height: 90%;
-        background: $surface;
-        padding: 1 2;
-    }
-    CopyText #what { color: $foreground; margin-bottom: 1; }
-    CopyText #text { color: $accent; text-style: bold; }
-    CopyText #keys { color: $dim; margin-top: 1; height: 1; background: $surface; }
+    CopyText { background: $background; }
+    CopyText Static { width: 100%; height: auto; background: $background; }
+    CopyText #title { color: $foreground; text-style: bold; }
+    CopyText #what { color: $foreground; margin: 1 0; }
+    CopyText #text { color: $accent; }
+    CopyText #code { width: auto; margin: 1 0 0 2; color: #ffffff; background: #000000; }
+    CopyText #hint { color: $dim; margin-top: 1; }
+    CopyText.-tight #title { display: none; }
+    CopyText.-tight #what, CopyText.-tight #hint { margin: 0; }
+    CopyText.-tight #code { margin: 0 0 0 2; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,enter", "dismiss", "close", show=False),
@@ -38,13 +42,25 @@ class CopyText(ModalScreen[None]):
         self._title = title
         self._what = what
         self._text = text
+        self._code = qr_rows(text)
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="card") as box:
-            box.border_title = self._title
-            yield Static(self._what, id="what", markup=False)
-            yield Static(self._text, id="text", markup=False)
-            yield Static("c copy   esc close", id="keys", markup=False)
+        yield Static(self._title, id="title", markup=False)
+        yield Static(self._what, id="what", markup=False)
+        yield Static(self._text, id="text", markup=False)
+        yield Static("c copy   esc close", id="hint", markup=False)
+        yield Static("\n".join(self._code), id="code", markup=False)
+
+    def on_resize(self, event: Resize) -> None:
+        """Show the code where all of it has room, without the title and margins if need be: a part
+        of it is of no use.
+        """
+        width, height = event.size
+        said = 2 + sum(len(text) // max(1, width) + 1 for text in (self._what, self._text))
+        tall = len(self._code) + said
+        wide = len(self._code[0]) + 2 <= width and not self.app.has_class("-ascii")
+        self.query_one("#code").display = wide and tall <= height
+        self.set_class(tall + TITLE_ROWS > height, "-tight")
 
     def action_copy(self) -> None:
         self.app.copy_to_clipboard(self._text)

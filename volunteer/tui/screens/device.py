@@ -309,8 +309,7 @@ def given_lines(device: Device | None, scene: Scene, cells: int, height: int) ->
 
 
 def _given(info: RunInfo, device: Device, scene: Scene, cells: int) -> list[Line]:
-    speeds = scene.view.status.benchmarks
-    able = estimate(info, [device], speeds, (info.workload,))
+    able = estimate(info, scene.view.status, (info.workload,), device.id)
     lines: list[Line] = [((printable(info.name, cells), "title"),)]
     if not able.fits or able.step_s is None:
         return [*lines, *(((text, "text"),) for text in wrap(able.sentence, cells, 2))]
@@ -320,7 +319,7 @@ def _given(info: RunInfo, device: Device, scene: Scene, cells: int) -> list[Line
         whole = duration_words(able.step_s * task.steps)
         said += f" The task in hand has {task.steps} steps, about {whole}."
     if able.credits_per_hour is not None:
-        said += f" It earns about {count(able.credits_per_hour)} credits an hour (estimate)."
+        said += f" It earns about {count(able.credits_per_hour)} credits an hour ({able.basis})."
     said += (
         f" It needs {size(info.memory_bytes)} of memory; {fit(device.id, 12)} has "
         f"{size(device.memory_bytes)}."

@@ -12,15 +12,16 @@ from textual.containers import Horizontal, Vertical
 from shared.errors import VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.listings import LeaderRow, LedgerRow
-from shared.text import counted, credit, duration, printable
+from shared.text import MICRO, counted, credit, duration, printable
 from volunteer.control.control import Control
 from volunteer.files import export, exports
 from volunteer.stats.card import card, card_facts
 from volunteer.stats.card_data import deeds
 from volunteer.stats.ledger_pages import ledger
-from volunteer.stats.milestones import Milestone, Week, milestones, recap_since, week
+from volunteer.stats.milestones import CREDITS, Milestone, Week, milestones, recap_since, week
 from volunteer.tui import keys
 from volunteer.tui.query_page import Answer, PageQuery, QueryPage
+from volunteer.tui.run_estimate import time_to
 from volunteer.tui.text import Line, bar, count, fit, left, ordinal, spark, spread, wrap
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
@@ -262,7 +263,9 @@ def place_line(leaders: Sequence[LeaderRow], scene: Scene, cells: int) -> Line:
     text = f"{ordinal(mine.rank)} of {len(leaders)}, {credit(mine.earned_micro)} credits"
     if me is not None and not me.public:
         text = f"hidden from others (h shows it); {text}"
-    more = f", {credit(gap)} to the next place" if gap > 0 else " - you lead"
+    when = time_to(gap, scene.view.status)
+    pace = f" ({when})" if when else ""
+    more = f", {credit(gap)} to the next place{pace}" if gap > 0 else " - you lead"
     room = cells - 2
     return (
         (f"{scene.glyphs.mark} ", "mark"),
@@ -326,6 +329,10 @@ def goal_lines(found: Sequence[Milestone], scene: Scene, cells: int, height: int
     roomy = height >= 3 * len(found) - 1
     for goal in found:
         ahead = "all marks passed" if goal.next is None else f"{goal.have:,.0f} of {goal.next:,}"
+        if goal.next is not None and goal.name == CREDITS:
+            when = time_to(round((goal.next - goal.have) * MICRO), scene.view.status)
+            fits = MARK_CELLS + len(goal.name) + len(ahead) + len(when) + 3 <= cells
+            ahead += f", {when}" if when and fits else ""
         passed = goal.last > 0
         mark = f"{scene.glyphs.check} {count(goal.last)}" if passed else scene.glyphs.wait
         name: Line = ((left(mark, MARK_CELLS), "good" if passed else "dim"), (goal.name, "text"))

@@ -68,7 +68,7 @@ class Runs(QueryPage):
             key="n",
             action="no_new_tasks",
             short="no new tasks",
-            help="Complete the task in hand and take no more; again: take tasks.",
+            help="Complete the task in hand and take no more; again: keep going.",
             place="footer",
             rank=37,
         ),
@@ -144,7 +144,7 @@ class Runs(QueryPage):
         status = self.volunteer.view.status
         allowed = self._setting("workloads") or tuple(installed())
         here = [name for name in installed() if name in allowed]
-        return estimate(info, status.devices, status.benchmarks, here)
+        return estimate(info, status, here)
 
     def _under_cursor(self) -> RunInfo | None:
         key = self.query_one("#list", Listing).key
@@ -304,7 +304,8 @@ def run_row(info: RunInfo, able: RunEstimate, scene: Scene, *, helped: bool, old
     if done is not None and info.state == "running":
         progress = (*bar(done, BAR_CELLS, glyphs), (f" {percent(done)}", "text"))
     if able.credits_per_hour is not None:
-        yours = f"{count(able.credits_per_hour)} credits/h"
+        about = "" if able.tasks else "~"
+        yours = f"{about}{count(able.credits_per_hour)} credits/h"
     else:
         yours = "fits" if able.fits else "does not fit"
     return Row(
@@ -344,7 +345,7 @@ def run_detail(
     if not info.dataset:
         data = "none: it makes its own"
     facts = (
-        ("earns", f"{count(earns)} credits/h (estimate)" if earns is not None else ""),
+        ("earns", f"{count(earns)} credits/h ({able.basis})" if earns is not None else ""),
         ("helped", helping),
         ("licence", f"{info.licence} (model)"),
         ("data", data),

@@ -214,7 +214,8 @@ def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
         return blank("the run that you help appears here", cells, height)
     told = (beat.version if beat else 0, info.version if info else 0)
     begun = [task.version for task in view.status.tasks if task.run == run]
-    version = max(*told, *begun)  # the newest of all sources
+    mine = model.mine if model else ()  # by the verdicts, which may come before the rest
+    version = max(*told, *begun, *mine)  # the newest of all sources
     lines: list[Line] = [fact("version", (str(version), "value"))]
     newest = model.points[-1][1] if model and model.points else (info.loss if info else None)
     first = model.points[0][1] if model and model.points else (info.loss_first if info else None)
@@ -231,6 +232,7 @@ def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     for row, text in enumerate(wrap(said, cells - NAME_CELLS, 2 if said else 0, glyphs.ellipsis)):
         lines.append(fact("next" if row == 0 else "", (text, "text")))
     workers = beat.workers if beat else (info.workers if info else 0)
+    workers = max(workers, 1 if begun else 0)  # a machine that has just begun is not counted yet
     lines.append(fact("helpers", (str(workers), "text"), (" online", "dim")))
     if model is not None and model.mine:
         lines.append(fact("my part", (f"{glyphs.mark} ", "mark"), (_mine(len(model.mine)), "text")))

@@ -13,7 +13,7 @@ from volunteer.cli.main import run_command
         (["benchmrk"], 'there is no command "benchmrk": did you mean "benchmark"?'),
         (["xyz", "run"], 'there is no command "xyz": there are benchmark, '),
         (["--no-iu"], "Unknown option"),
-        (["join"], "requires an argument"),
+        (["join"], "name the link: `volunteer join 'LINK'`"),
         (["--max-tasks", "x"], 'unable to convert "x" into int'),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, ClassVar
 from xml.etree import ElementTree
 
@@ -61,13 +62,21 @@ def test_it_says_what_was_given() -> None:
     for part in (
         "ada",
         "contributed to 14 % of the 41 versions of stdlib-gpt",
-        "24 device-hours",
-        "24 contributions merged",
-        "8.30 → 3.23 loss of the model",
+        "24 device-hours, all runs",
+        "24 merged, all runs",
+        "8.300 → 3.225 Loss of the model",
         "before, version 0",
         "now, version 41",
     ):
         assert part in text
+
+
+def test_another_measure_has_its_name_and_stays_in_its_box() -> None:
+    drawn = card(replace(FACTS, points=((0, 311.79), (40, 14.02)), measure="Fréchet distance"))
+    assert "311.8 → 14.020 Fréchet distance of the model" in words(drawn)
+    assert "Loss" not in words(drawn)
+    (size,) = re.findall(r'font-size="(\d+)"[^>]*>311\.8 → 14\.020<', drawn)
+    assert int(size) * 0.6 * len("311.8 → 14.020") <= 218  # the box less its margins
 
 
 def test_the_facts_come_from_what_the_coordinator_says() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from shared.protocol.base import ContributionState
 from shared.protocol.contributions import Verdict
-from volunteer.account.profile import is_news
+from volunteer.control.status import is_news
 
 
 def verdict(state: ContributionState, at: float) -> Verdict:

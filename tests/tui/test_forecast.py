@@ -1,0 +1,102 @@
+"""Forecasts come from the work of this machine as soon as there are three tasks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from msgspec.structs import replace
+
+from shared.protocol.listings import LeaderRow
+from tests.tui import scenes
+from volunteer.control import events
+from volunteer.control.events import AnyEvent
+from volunteer.control.status import Status, fold
+from volunteer.stats.milestones import milestones
+from volunteer.tui.run_estimate import estimate
+from volunteer.tui.screens.leaderboard import goal_lines, place_line
+from volunteer.tui.view import AgentView
+from volunteer.tui.widgets.panel import Scene
+
+GUESS = 3600 / (scenes.RUN.step_flops / scenes.BENCHMARK.step_flops)  # credits an hour
+PERIOD_S, TRAIN_S = 300.0, 250.0  # from the end of a task to the end of the next; of it training
+
+
+def folded(told: Iterable[AnyEvent], status: Status | None = None) -> Status:
+    status = status or Status()
+    for event in told:
+        status = fold(status, event)
+    return status
+
+
+def worked(tasks: int, *, pause_after: int = 0) -> Status:
+    """Return the status after some tasks of 50 steps, each paid 50 credits."""
+    status, now = folded(scenes.started()), scenes.NOW
+    for number in range(1, tasks + 1):
+        now += PERIOD_S
+        trained = events.Trained(
+            at=now,
+            task=number,
+            run=scenes.RUN.name,
+            steps=50,
+            samples=800,
+            loss_first=None,
+            loss_last=None,
+            train_s=TRAIN_S,
+        )
+        status = folded((*scenes.claimed(number), trained), status)
+        if number == pause_after:
+            now += 7200.0
+            stop = events.Paused(at=now - 7100, device="", by="you", message="by you")
+            status = folded((stop, events.Resumed(at=now, device="")), status)
+    return status
+
+
+def test_the_benchmark_counts_until_three_tasks_were_trained() -> None:
+    for tasks in range(3):
+        able = estimate(scenes.RUN, worked(tasks), ("gpt",))
+        assert able.credits_per_hour == pytest.approx(GUESS)
+        assert able.basis == "estimate"
+
+
+@pytest.mark.parametrize("tasks", [4, 12, 40])
+def test_then_the_last_tasks_of_this_machine_do(tasks: int) -> None:
+    able = estimate(scenes.RUN, worked(tasks), ("gpt",))
+    assert able.credits_per_hour == pytest.approx(50 * 3600 / PERIOD_S, rel=0.2)
+    assert able.step_s == pytest.approx(TRAIN_S / 50)
+    assert able.basis == f"your last {min(tasks, 20)} tasks"
+
+
+def test_a_pause_is_no_time_of_a_task() -> None:
+    able = estimate(scenes.RUN, worked(8, pause_after=4), ("gpt",))
+    assert able.credits_per_hour == pytest.approx(50 * 3600 / PERIOD_S, rel=0.2)
+
+
+def test_another_run_keeps_its_guess() -> None:
+    other = replace(scenes.RUN, name="other")
+    assert estimate(other, worked(8), ("gpt",)).basis == "estimate"
+
+
+def test_the_share_of_memory_that_the_owner_lends_is_the_limit() -> None:
+    lent = events.DevicesFound(devices=(scenes.CPU,), lent_bytes={"cpu": 500_000_000})
+    able = estimate(scenes.RUN, folded((*scenes.started(), lent)), ("gpt",))
+    assert not able.fits
+    assert "a task may use 500 MB here" in able.sentence
+
+
+def test_marks_and_places_say_when_they_are_reached() -> None:
+    status = replace(worked(8), me=scenes.ME)  # 1,240.50 earned; the next mark is 2,500
+    scene = Scene(view=AgentView(status=status), now=scenes.NOW)
+    goals = [
+        "".join(t for t, _ in line) for line in goal_lines(milestones(scenes.ME), scene, 70, 9)
+    ]
+    assert any("1,240 of 2,500, about 2:0" in line for line in goals), goals
+    mine = leader("ada", 2, 1_240_500_000, me=True)
+    line = place_line((leader("bob", 1, 1_840_500_000), mine), scene, 90)
+    assert "600.00 to the next place (about " in "".join(text for text, _ in line)
+
+
+def leader(name: str, rank: int, micro: int, *, me: bool = False) -> LeaderRow:
+    return LeaderRow(
+        rank=rank, nickname=name, earned_micro=micro, accepted=1, device_s=1.0, workers=1, me=me
+    )

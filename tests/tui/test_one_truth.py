@@ -1,0 +1,178 @@
+"""No two widgets contradict each other, whatever has arrived so far of a recorded stream."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from shared.protocol.accounts import Me
+from shared.protocol.base import ContributionState
+from shared.protocol.contributions import Verdict
+from shared.protocol.heartbeat import RunBeat
+from shared.text import credit
+from tests.tui import scenes
+from volunteer.agent.run_watcher import merging_words
+from volunteer.control import events
+from volunteer.control.events import AnyEvent
+from volunteer.control.status import Status, fold
+from volunteer.stats.milestones import milestones
+from volunteer.tui.screens.history import total_lines
+from volunteer.tui.screens.leaderboard import goal_lines, told_lines
+from volunteer.tui.text import Line
+from volunteer.tui.view import AgentView, reduce
+from volunteer.tui.widgets.cards import CreditsCard, run_lines
+from volunteer.tui.widgets.panel import Scene
+
+PRICE = 88_580_000
+NOBODY = replace(
+    scenes.ME,
+    earned_micro=0,
+    pending_micro=0,
+    today_micro=0,
+    accepted=0,
+    rejected=0,
+    merged=0,
+    device_s=0.0,
+)
+GOOD = ("accepted", "merged", "superseded")
+
+
+class Server:
+    """A coordinator as a volunteer hears it: submissions, merges, and the account that follows."""
+
+    def __init__(self) -> None:
+        self.now = scenes.NOW
+        self.version = 1
+        self.verdicts: dict[int, Verdict] = {}
+        self.unheard: list[Verdict] = []
+
+    def judge(self, number: int, state: ContributionState) -> None:
+        verdict = Verdict(
+            contribution=number,
+            task=number,
+            run=scenes.RUN.name,
+            state=state,
+            version=self.version if state == "merged" else None,
+            credits_micro=PRICE if state in GOOD else 0,
+            at=self.now,
+        )
+        self.verdicts[number] = verdict
+        self.unheard.append(verdict)
+
+    def me(self) -> Me:
+        states = [verdict.state for verdict in self.verdicts.values()]
+        earned = sum(PRICE for state in states if state in ("merged", "superseded"))
+        return replace(
+            NOBODY,
+            earned_micro=earned,
+            pending_micro=PRICE * states.count("accepted"),
+            today_micro=earned,
+            accepted=sum(state in GOOD for state in states),
+            rejected=states.count("rejected"),
+            merged=states.count("merged"),
+            at=self.now,
+        )
+
+    def news(self) -> Iterable[AnyEvent]:
+        told, self.unheard = tuple(self.unheard), []
+        if told:
+            yield events.Credits(at=self.now, me=self.me(), verdicts=told)
+        yield from (events.Judged(at=self.now, verdict=verdict) for verdict in told)
+
+    def beat(self) -> Iterable[AnyEvent]:
+        beat = RunBeat(
+            run=scenes.RUN.name,
+            state="running",
+            version=self.version,
+            loss=None,
+            needs=1,
+            merge_in_s=None,
+            workers=0,  # a machine that has just begun is not counted yet
+        )
+        yield events.RunProgress(at=self.now, beat=beat, message=merging_words(beat))
+
+    def listing(self) -> Iterable[AnyEvent]:
+        run = replace(scenes.RUN, version=self.version, workers=0, progress=self.version / 500)
+        yield events.RunsListed(at=self.now, runs=(run,))
+
+
+def recorded(steps: list[str]) -> Iterable[AnyEvent]:
+    """Return the events of a volunteer while these things happen at its coordinator."""
+    server = Server()
+    yield from scenes.started()
+    yield events.Credits(me=server.me())
+    yield from scenes.claimed()
+    for number, step in enumerate(steps):
+        server.now += 1.0
+        if step in ("accepted", "rejected", "superseded"):
+            server.judge(number, step)  # type: ignore[arg-type]
+        elif step == "merge":
+            server.version += 1
+            waiting = [v.contribution for v in server.verdicts.values() if v.state == "accepted"]
+            for contribution in waiting:
+                server.judge(contribution, "merged")
+        else:
+            yield from {"news": server.news, "beat": server.beat, "list": server.listing}[step]()
+
+
+def said(lines: Iterable[Line], name: str) -> str:
+    """Return the words beside a name, or "" where it is not drawn."""
+    for line in lines:
+        text = "".join(part for part, _ in line)
+        if text.strip().startswith(name):
+            return text.strip().removeprefix(name).strip()
+    return ""
+
+
+def agreed(view: AgentView) -> None:
+    """Check that what is drawn of this view says one thing."""
+    scene = Scene(view=view, now=view.status.at)
+    me = view.status.me
+    if me is None:
+        return
+    card = CreditsCard().lines(scene, 60, 20)
+    totals = total_lines((), scene, 60, 20)
+    for name in ("balance", "pending", "today"):
+        drawn = {words.split()[0] for words in (said(totals, name), said(card, name)) if words}
+        assert len(drawn) <= 1, name
+    own = view.status.verdicts
+    paid = sum(v.credits_micro for v in own if v.state in GOOD)
+    assert me.earned_micro + me.pending_micro == paid
+    assert said(totals, "balance") == credit(me.earned_micro - me.spent_micro)
+    merged = sum(v.state == "merged" for v in own)
+    goals = ["".join(part for part, _ in line) for line in goal_lines(milestones(me), scene, 60, 9)]
+    assert any(re.search(rf"contributions merged +{merged} of ", line) for line in goals), goals
+    told = " ".join("".join(part for part, _ in line) for line in told_lines(scene, 300, 20))
+    assert f"{merged} contribution" in told or merged == 0
+    run = run_lines(scene, 60, 30)
+    versions = {v.version for v in own if v.version is not None}
+    assert int(said(run, "version")) >= max(versions, default=0)
+    if view.task() is not None:
+        assert said(run, "helpers") != "0 online"
+
+
+STEPS = st.lists(
+    st.sampled_from(["accepted", "rejected", "superseded", "merge", "news", "beat", "list"]),
+    max_size=40,
+)
+
+
+@given(steps=STEPS)
+@settings(max_examples=60, deadline=None)
+def test_no_two_widgets_disagree_at_any_moment(steps: list[str]) -> None:
+    status, view = Status(), AgentView()
+    for event in recorded(steps):
+        status = fold(status, event)
+        view = reduce(view, event, status)
+        agreed(view)
+
+
+def test_a_reply_that_was_overtaken_does_not_set_the_account_back() -> None:
+    newer = replace(scenes.ME, at=scenes.NOW + 2)
+    older = replace(scenes.ME, at=scenes.NOW, earned_micro=0)
+    status = fold(fold(Status(), events.Credits(me=newer)), events.Credits(me=older))
+    assert status.me == newer

@@ -1,0 +1,88 @@
+"""The run card keeps pace with the run, also while every heartbeat brings news."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+from shared.protocol.heartbeat import HeartbeatReply, RunBeat
+from tests.support.virtual_clock import VirtualClock
+from volunteer.agent.collaborators import ServerClock
+from volunteer.agent.lifecycle import Lifecycle
+from volunteer.agent.run_watcher import GAP_S, LISTING_S, RunWatcher
+
+HEARTBEAT_S = 30.0
+
+
+class StubApi:
+    """Counts the listings that are asked for."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.listed: list[float] = []
+
+    async def runs(self) -> tuple[()]:
+        self.listed.append(self.clock.now())
+        return ()
+
+    async def me(self) -> None:
+        return None
+
+    async def versions(self, run: str, cursor: str) -> tuple[()]:
+        return ()
+
+
+def beat(version: int, needs: int = 1) -> HeartbeatReply:
+    run = RunBeat(
+        run="tiny",
+        state="running",
+        version=version,
+        loss=float(needs),
+        needs=needs,
+        merge_in_s=None,
+        workers=1,
+    )
+    return HeartbeatReply(now=0.0, next_s=HEARTBEAT_S, runs=(run,))
+
+
+async def listings(replies: list[HeartbeatReply]) -> list[float]:
+    """Return the seconds at which the watcher asked for the runs, one heartbeat each 30 s."""
+    clock = VirtualClock()
+    api: Any = StubApi(clock)
+    nobody: Any = SimpleNamespace(memory=SimpleNamespace(show_name=None))
+    hub: Any = SimpleNamespace(emit=lambda event: None, status=SimpleNamespace(runs=()))
+    judge: Any = SimpleNamespace(apply=lambda news, me, until: None)
+    unused: Any = None
+    watcher = RunWatcher(
+        api=api,
+        transfers=unused,
+        home=nobody,
+        hub=hub,
+        life=Lifecycle(clock),
+        verdicts=judge,
+        server_clock=ServerClock(clock),
+    )
+    start = clock.now()
+    polling = asyncio.ensure_future(watcher.run())
+    for reply in replies:
+        watcher.heard(reply)
+        for _ in range(int(HEARTBEAT_S)):
+            await clock.advance(1.0)
+    polling.cancel()
+    await asyncio.gather(polling, return_exceptions=True)
+    return [at - start for at in api.listed]
+
+
+async def test_a_new_version_asks_for_the_runs_within_seconds() -> None:
+    at = await listings([beat(version) for version in range(1, 6)])
+    assert {later // HEARTBEAT_S for later in at} == {0, 1, 2, 3, 4}
+    assert all(later % HEARTBEAT_S <= 2 * GAP_S for later in at)
+
+
+async def test_news_of_every_heartbeat_does_not_put_the_listing_off_for_ever() -> None:
+    count = int(3 * LISTING_S / HEARTBEAT_S)
+    at = await listings([beat(1, needs=1 + turn % 2) for turn in range(count)])
+    assert len(at) >= 3
+    assert max(b - a for a, b in itertools.pairwise(at)) <= LISTING_S + HEARTBEAT_S
