@@ -162,6 +162,29 @@ def pictures(conn: Connection, run_id: int, most: int) -> list[str]:
     return list(conn.execute(query).scalars())
 
 
+def story(conn: Connection, run_id: int, most: int) -> list[Sampled]:
+    """Samples of a run, oldest first: of more than `most` so many, evenly spread, the first and the
+    last among them.
+    """
+    numbers = list(
+        conn.execute(select(_E.version).where(_shown(run_id)).order_by(_E.version)).scalars()
+    )
+    if len(numbers) > most:
+        last = len(numbers) - 1
+        numbers = [numbers[n * last // (most - 1)] for n in range(most)]
+    query = select(_E.version, _E.sample, _E.sample_sha256).where(
+        _E.run_id == run_id, _E.version.in_(numbers)
+    )
+    return [Sampled(*row) for row in conn.execute(query.order_by(_E.version))]
+
+
+def neighbours(conn: Connection, run_id: int, version: int) -> tuple[int | None, int | None]:
+    """Return the nearest versions before and after this one that made a sample."""
+    older = select(func.max(_E.version)).where(_shown(run_id), _E.version < version)
+    newer = select(func.min(_E.version)).where(_shown(run_id), _E.version > version)
+    return conn.execute(older).scalar(), conn.execute(newer).scalar()
+
+
 def newest_loss(conn: Connection, run_id: int) -> float | None:
     return conn.execute(_NEWEST_LOSS, {"its_run_id": run_id}).scalar()
 
