@@ -65,6 +65,9 @@ class Site:
     async def feed(self, scope: Scope) -> Made:
         return await self.views.feed(_run(scope))
 
+    async def card(self, scope: Scope) -> Made:
+        return await self.views.card(_run(scope))
+
     async def version(self, scope: Scope) -> Made:
         return await self.views.version(_run(scope), _version(scope))
 
@@ -87,7 +90,7 @@ class Site:
         row = await self.public.find(_run(scope))
 
         async def state() -> Live:
-            return (await self.views.model(await self.public.find(row.name))).live
+            return (await self.views.model(row.name)).live
 
         await self.broadcast.serve(row.name, state, scope, receive, send)
 
@@ -140,6 +143,7 @@ def routes(coordinator: Coordinator) -> list[Route]:
         "/runs/{run}": site.run,
         "/runs/{run}/embed": site.embed,
         "/runs/{run}/badge.svg": site.badge,
+        "/runs/{run}/card.png": site.card,
         "/runs/{run}/feed.atom": site.feed,
         "/runs/{run}/events": None,
         "/runs/{run}/versions/{version}": site.version,

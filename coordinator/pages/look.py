@@ -10,7 +10,8 @@ from typing import Any
 import jinja2
 
 from coordinator.pages import words
-from shared.text import counted, credit, printable
+from coordinator.pages.board import board
+from shared.text import counted, credit, printable, size
 
 KINDS = {
     "css": "text/css; charset=utf-8",
@@ -60,9 +61,11 @@ def environment() -> jinja2.Environment:
         "iso": words.iso,
         "day": words.day,
         "sample": words.plain,
+        "board": board,
         "text": printable,
         "credits": credit,
         "counted": counted,
+        "size": size,
     }
     found.globals["static"] = static_url
     return found

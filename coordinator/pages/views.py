@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,6 +13,7 @@ from coordinator.pages import chart, words
 from coordinator.pages.chart import Column, Line, Point
 from coordinator.pages.look import render
 from coordinator.pages.replies import HTML, Made, made
+from coordinator.runs.card import card
 from coordinator.runs.public import STRETCHES, PublicRuns
 from coordinator.ttl_cache import Kept
 from shared.errors import NotFound, VolunteerError
@@ -28,9 +31,12 @@ if TYPE_CHECKING:
     from shared.protocol.versions import VersionInfo
 
 FRESH_S = 1.0
+CARD_S = 60.0  # a shared picture may be this old
+MINUTE = "max-age=60"
 PAGES_MAX = 256  # finished pages in memory
 VERSIONS = 10  # newest that a run's page lists
 LEADERS = 10
+RUNS = 20  # newest that the first page lists
 QUIET = 4  # modules of light around a QR code
 WINDOWS = {"day": 1, "week": 7, "month": 30, "ever": None}
 
@@ -74,6 +80,7 @@ class Views:
         self._queries = coordinator.run_queries
         self._public = public
         self._kept: Kept[str, Made] = Kept(FRESH_S, coordinator.clock, most=PAGES_MAX)
+        self._cards: Kept[str, Made] = Kept(CARD_S, coordinator.clock)
         self._models: Kept[str, RunPage] = Kept(FRESH_S, coordinator.clock, most=PAGES_MAX)
 
     async def _once(self, key: str, make: Callable[[], Awaitable[Made]]) -> Made:
@@ -99,7 +106,7 @@ class Views:
 
         async def make() -> Made:
             rows = await self._public.listing()
-            runs = [await self.model(row) for row in rows[:20]]
+            runs = [await self.model(row.name) for row in rows[:RUNS]]
             body = self._page("home.html", runs=runs, invited=self._invited)
             return made(HTML, body)
 
@@ -169,51 +176,70 @@ class Views:
 
     async def run(self, name: str) -> Made:
         """The page of a run. Raises NotFound."""
-        row = await self._public.find(name)
+        await self._public.find(name)
 
         async def make() -> Made:
-            return made(HTML, self._page("run.html", run=await self.model(row), name=row.name))
+            return made(HTML, self._page("run.html", run=await self.model(name), name=name))
 
-        return await self._once(f"run {row.name}", make)
+        return await self._once(f"run {name}", make)
 
     async def embed(self, name: str) -> Made:
         """The card of a run for a frame on another page. Raises NotFound."""
-        row = await self._public.find(name)
+        await self._public.find(name)
 
         async def make() -> Made:
-            body = self._page("embed.html", run=await self.model(row), name=row.name)
+            body = self._page("embed.html", run=await self.model(name), name=name)
             return made(HTML, body, framed=True)
 
-        return await self._once(f"embed {row.name}", make)
+        return await self._once(f"embed {name}", make)
 
     async def badge(self, name: str) -> Made:
         """A small picture for a README: loss and volunteers. Raises NotFound."""
-        row = await self._public.find(name)
+        await self._public.find(name)
 
         async def make() -> Made:
-            live = (await self.model(row)).live
+            live = (await self.model(name)).live
             value = f"loss {live.loss} · {counted(int(live.workers), 'machine')}"
-            body = render("badge.svg", name=row.name, value=value)
-            return made("image/svg+xml", body, keep="max-age=60")
+            body = render("badge.svg", name=name, value=value)
+            return made("image/svg+xml", body, keep=MINUTE)
 
-        return await self._once(f"badge {row.name}", make)
+        return await self._once(f"badge {name}", make)
+
+    async def card(self, name: str) -> Made:
+        """The picture that stands beside a shared link. Raises NotFound."""
+        await self._public.find(name)
+
+        async def make() -> Made:
+            model = await self.model(name)
+            figures = [
+                f"{model.info.measure} {model.live.loss}",
+                f"version {model.live.version}",
+                counted(model.info.workers, "machine") + " at work",
+            ]
+            curve = [point.y for point in (model.curve.points if model.curve else ())]
+            drawing = partial(card, name, model.info.description, figures, curve)
+            loop, threads = asyncio.get_running_loop(), self._coordinator.threads
+            return made("image/png", await loop.run_in_executor(threads, drawing), keep=MINUTE)
+
+        return await self._cards.get(name, make)
 
     async def feed(self, name: str) -> Made:
         """Atom feed of versions and milestones. Raises NotFound."""
-        row = await self._public.find(name)
+        await self._public.find(name)
 
         async def make() -> Made:
-            model = await self.model(row)
-            body = self._page("feed.atom", run=model, name=row.name, stone=is_milestone)
-            return made("application/atom+xml; charset=utf-8", body, keep="max-age=60")
+            model = await self.model(name)
+            body = self._page("feed.atom", run=model, name=name, stone=is_milestone)
+            return made("application/atom+xml; charset=utf-8", body, keep=MINUTE)
 
-        return await self._once(f"feed {row.name}", make)
+        return await self._once(f"feed {name}", make)
 
     async def version(self, name: str, number: int) -> Made:
         """One version of a run. Raises NotFound."""
-        row = await self._public.find(name)
+        await self._public.find(name)
 
         async def make() -> Made:
+            row = await self._public.find(name)
             found = await self._public.version(row, number)
             story = await self._public.story(row)
             body = self._page(
@@ -228,13 +254,14 @@ class Views:
             )
             return made(HTML, body)
 
-        return await self._once(f"version {row.name} {number}", make)
+        return await self._once(f"version {name} {number}", make)
 
-    async def model(self, row: RunRow) -> RunPage:
-        """Contents of a run's page, at most a second old."""
-        return await self._models.get(row.name, lambda: self._read(row))
+    async def model(self, name: str) -> RunPage:
+        """Contents of a run's page, at most a second old. Raises NotFound."""
+        return await self._models.get(name, lambda: self._read(name))
 
-    async def _read(self, row: RunRow) -> RunPage:
+    async def _read(self, name: str) -> RunPage:
+        row = await self._public.find(name)
         info = await self._queries.describe(row)
         figures = await self._queries.summary(row.name)
         losses = await self._queries.loss_history(row.name)
@@ -250,7 +277,7 @@ class Views:
             curve=chart.line([Point(p.version, p.loss) for p in losses]),
             strength=chart.line([Point(*found) for found in rated]),
             columns=chart.columns([_column(s.place, s) for s in stretches], STRETCHES),
-            versions=newest[::-1],
+            versions=newest[::-1][:VERSIONS],
             leaders=leaders[:LEADERS],
             story=story,
             first=story[0] if story else None,

@@ -141,10 +141,11 @@ class PublicRuns:
         """Work of a run over time, in at most `STRETCHES` stretches of equal length."""
 
         def read(conn: Connection) -> tuple[Stretch, ...]:
-            if run.started_at is None:
+            row = runs.by_id(conn, run.id)
+            began, ended = row.started_at, row.ended_at
+            if began is None:
                 return ()
-            now = run.ended_at or self._clock.now()
-            width = max(STRETCH_S_MIN, (now - run.started_at) / (STRETCHES - 1))
-            return tuple(statistics.stretches(conn, run.id, run.started_at, width))
+            width = max(STRETCH_S_MIN, ((ended or self._clock.now()) - began) / (STRETCHES - 1))
+            return tuple(statistics.stretches(conn, run.id, began, width))
 
         return await self._stretches.get(run.id, lambda: self._db.read(read))

@@ -97,9 +97,10 @@ function chart(figure) {
     const [version, value, left] = points[at];
     line.setAttribute("x1", left);
     line.setAttribute("x2", left);
+    line.setAttribute("visibility", "visible");
     output.textContent = `version ${version}: ${value}`;
   };
-  const hide = () => { line.setAttribute("x1", -9); line.setAttribute("x2", -9); output.textContent = ""; };
+  const hide = () => { line.setAttribute("visibility", "hidden"); output.textContent = ""; };
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect(), x = (1000 * (event.clientX - box.left)) / box.width;
     let best = 0;
@@ -126,7 +127,6 @@ function game(board) {
   const mark = board.querySelector(".last"), said = document.createElement("output");
   const show = () => {
     const many = Number(input.value);
-    stones.forEach((stone, index) => stone.toggleAttribute("hidden", index >= many));
     stones.forEach((stone, index) => stone.setAttribute("visibility", index < many ? "visible" : "hidden"));
     const last = stones[many - 1];
     mark.setAttribute("visibility", last ? "visible" : "hidden");

@@ -17,6 +17,7 @@ from coordinator.admin.command import Named
 from coordinator.admin.runs import show
 from coordinator.database import evaluations, runs
 from coordinator.database.volunteers import set_volunteer
+from shared.workloads.data.image_files import open_image
 from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
 from tests.support.rounds import MergeRounds
 
@@ -97,7 +98,7 @@ async def test_a_private_run_is_told_from_none_by_nobody(tmp_path: Path) -> None
     async with local_coordinator(tmp_path) as home:
         await merged(home, file=hidden)
         async with home.client() as client:
-            for path in ("", "/versions/1", "/embed", "/badge.svg", "/feed.atom", "/events"):
+            for path in ("", "/versions/1", "/embed", "/badge.svg", "/card.png", "/events"):
                 there = await client.get(f"/runs/secret{path}")
                 missing = await client.get(f"/runs/secreX{path}")
                 assert there.status_code == missing.status_code == 404
@@ -212,6 +213,20 @@ async def test_a_page_is_made_once_a_second_for_everybody(tmp_path: Path) -> Non
                 assert "immutable" in kept
 
 
+async def test_a_page_follows_the_run(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run = await merged(home)
+        async with home.client() as client:
+            assert "Version 2 " in text(await client.get(f"/runs/{run}"))
+            workers = (await home.join("Ann"), await home.join("Joe"))
+            await MergeRounds(home, run, workers, lambda: 0.0).round(90)
+            await home.clock.advance(2.0)
+            said = text(await client.get(f"/runs/{run}"))
+            assert "Version 3 " in said
+            assert "Contributions 6" in said
+            assert "Ann" in said
+
+
 async def test_feed_and_badge_are_well_formed(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path) as home:
         run = await merged(home)
@@ -224,6 +239,10 @@ async def test_feed_and_badge_are_well_formed(tmp_path: Path) -> None:
                 "Milestone: version 1",
                 "version 0",
             ]
+            card = open_image(
+                (await client.get(f"/runs/{run}/card.png")).content, ("PNG",), 1 << 20
+            )
+            assert card.size == (1200, 630)
             badge = ET.fromstring((await client.get(f"/runs/{run}/badge.svg")).content)
             assert "loss" in badge.attrib["aria-label"]
 
