@@ -243,10 +243,15 @@ class Volunteers:
         return await self._db.read(read)
 
     async def leaderboard(
-        self, run: str | None = None, window_days: int | None = None, me: str | None = None
+        self,
+        run: str | None = None,
+        window_days: int | None = None,
+        me: str | None = None,
+        *,
+        seldom: bool = False,
     ) -> tuple[LeaderRow, ...]:
         """The first hundred by credits earned, and `me` (a volunteer's id); see leaderboard.py."""
-        return await self._board.rows(run, window_days, me)
+        return await self._board.rows(run, window_days, me, seldom=seldom)
 
     async def public(self, nickname: str) -> tuple[str, str]:
         """Return the id and the nickname of a volunteer who agreed to be shown. Raises NotFound,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -162,19 +163,29 @@ def pictures(conn: Connection, run_id: int, most: int) -> list[str]:
     return list(conn.execute(query).scalars())
 
 
-def story(conn: Connection, run_id: int, most: int) -> list[Sampled]:
-    """Samples of a run, oldest first: of more than `most` so many, evenly spread, the first and the
-    last among them.
-    """
-    numbers = list(
-        conn.execute(select(_E.version).where(_shown(run_id)).order_by(_E.version)).scalars()
+def some_measured(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[Measured]:
+    """Losses of those of these versions that have one, and of the newest that has, oldest first."""
+    found = select(_E.version, _E.loss, _E.at).where(
+        _E.run_id == run_id, _E.state == "done", _E.loss.is_not(None)
     )
-    if len(numbers) > most:
-        last = len(numbers) - 1
-        numbers = [numbers[n * last // (most - 1)] for n in range(most)]
-    query = select(_E.version, _E.sample, _E.sample_sha256).where(
-        _E.run_id == run_id, _E.version.in_(numbers)
-    )
+    rows = [*conn.execute(found.where(_E.version.in_(numbers)))]
+    rows += conn.execute(found.order_by(_E.version.desc()).limit(1))
+    return [Measured(row[0], row[1], row[2] or 0.0) for row in sorted(set(rows))]
+
+
+def some_sampled(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[int]:
+    """Return which of these versions made a sample, and the first and the newest that did."""
+    query = select(_E.version).where(_shown(run_id))
+    found = {*conn.execute(query.where(_E.version.in_(numbers))).scalars()}
+    for order in (_E.version, _E.version.desc()):
+        found.update(conn.execute(query.order_by(order).limit(1)).scalars())
+    return sorted(found)
+
+
+def samples(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[Sampled]:
+    """Samples of these versions, oldest first."""
+    query = select(_E.version, _E.sample, _E.sample_sha256)
+    query = query.where(_E.run_id == run_id, _E.version.in_(numbers))
     return [Sampled(*row) for row in conn.execute(query.order_by(_E.version))]
 
 

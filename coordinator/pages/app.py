@@ -39,7 +39,7 @@ class Site:
         self.public = PublicRuns(coordinator.db, coordinator.clock, coordinator.settings)
         self.views = Views(coordinator, self.public)
         most = max(1, coordinator.settings.connections_max // VIEWERS_SHARE)
-        self.broadcast = Broadcast(coordinator.clock, most)
+        self.broadcast = Broadcast(coordinator.clock, most, coordinator.stopping)
 
     async def home(self, scope: Scope) -> Made:
         return await self.views.home()

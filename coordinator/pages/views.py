@@ -14,7 +14,7 @@ from coordinator.pages.chart import Column, Line, Point
 from coordinator.pages.look import render
 from coordinator.pages.replies import HTML, Made, made
 from coordinator.runs.card import card
-from coordinator.runs.public import STRETCHES, PublicRuns
+from coordinator.runs.public import HISTORY_REST, PublicRuns
 from coordinator.ttl_cache import Kept
 from shared.errors import NotFound, VolunteerError
 from shared.links import format_link
@@ -36,6 +36,7 @@ MINUTE = "max-age=60"
 PAGES_MAX = 256  # finished pages in memory
 VERSIONS = 10  # newest that a run's page lists
 LEADERS = 10
+PLACES_MIN = 12  # of columns: a young run does not fill the whole width
 RUNS = 20  # newest that the first page lists
 QUIET = 4  # modules of light around a QR code
 WINDOWS = {"day": 1, "week": 7, "month": 30, "ever": None}
@@ -80,6 +81,8 @@ class Views:
         self._queries = coordinator.run_queries
         self._public = public
         self._kept: Kept[str, Made] = Kept(FRESH_S, coordinator.clock, most=PAGES_MAX)
+        clock = coordinator.clock
+        self._figures: Kept[str, RunFigures] = Kept(FRESH_S, clock, rest=HISTORY_REST)
         self._cards: Kept[str, Made] = Kept(CARD_S, coordinator.clock)
         self._models: Kept[str, RunPage] = Kept(FRESH_S, coordinator.clock, most=PAGES_MAX)
 
@@ -141,7 +144,7 @@ class Views:
 
         async def make() -> Made:
             board = self._coordinator.volunteers.leaderboard
-            leaders = await board(name or None, WINDOWS[window])
+            leaders = await board(name or None, WINDOWS[window], seldom=True)
             runs = [found.name for found in await self._public.listing()]
             body = self._page(
                 "leaderboard.html",
@@ -164,7 +167,7 @@ class Views:
         async def make() -> Made:
             found = []
             for row in await self._public.listing():
-                rows = await volunteers.leaderboard(row.name, None, who)
+                rows = await volunteers.leaderboard(row.name, None, who, seldom=True)
                 found += [(row.name, mine) for mine in rows if mine.me]
             if not found:
                 raise NotFound(f'there is no volunteer "{words.plain(name, 40)}" to show here')
@@ -263,12 +266,13 @@ class Views:
     async def _read(self, name: str) -> RunPage:
         row = await self._public.find(name)
         info = await self._queries.describe(row)
-        figures = await self._queries.summary(row.name)
-        losses = await self._queries.loss_history(row.name)
+        figures = await self._figures.get(name, lambda: self._queries.summary(name))
+        losses = await self._public.losses(row)
         newest = await self._queries.versions(row.name, after=max(-1, row.head - VERSIONS))
         stretches = await self._public.activity(row)
         story = await self._public.story(row)
-        leaders = await self._coordinator.volunteers.leaderboard(row.name)
+        board = self._coordinator.volunteers.leaderboard
+        leaders = await board(name, seldom=True)
         rated = await self._public.strength(row)
         return RunPage(
             info=info,
@@ -276,7 +280,7 @@ class Views:
             figures=figures,
             curve=chart.line([Point(p.version, p.loss) for p in losses]),
             strength=chart.line([Point(*found) for found in rated]),
-            columns=chart.columns([_column(s.place, s) for s in stretches], STRETCHES),
+            columns=_columns(stretches),
             versions=newest[::-1][:VERSIONS],
             leaders=leaders[:LEADERS],
             story=story,
@@ -288,6 +292,11 @@ class Views:
     def error(self, error: VolunteerError) -> Made:
         """A page that says what is wrong."""
         return made(HTML, self._page("error.html", error=error), status=error.status)
+
+
+def _columns(stretches: Sequence[Any]) -> list[Column]:
+    places = max((stretch.place + 1 for stretch in stretches), default=0)
+    return chart.columns([_column(s.place, s) for s in stretches], max(PLACES_MIN, places))
 
 
 def _column(place: int, stretch: Any) -> tuple[int, float, str]:

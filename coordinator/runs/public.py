@@ -24,15 +24,19 @@ if TYPE_CHECKING:
 
     from coordinator.config import Settings
     from coordinator.database.engine.open import Database
-    from coordinator.database.evaluations import EvaluationRow, Sampled
+    from coordinator.database.evaluations import EvaluationRow, Measured, Sampled
     from coordinator.database.runs import RunRow
     from coordinator.database.versions import VersionRow
     from shared.clock import Clock
 
 FRESH_S = 1.0
+# What is summed over all history is read anew at most a five-hundredth of the time.
+HISTORY_REST = 500.0
+CURVE = 120  # points of a curve, at most twice as many
 STRETCHES = 48  # columns of a run's activity
 STRETCH_S_MIN = 60.0
 STORY = 25  # samples that the story of a run goes through, evenly spread
+LOOKED_FOR = 50  # versions among which those are looked for
 
 
 @lru_cache(maxsize=256)
@@ -59,6 +63,16 @@ async def check_shown(db: Database, settings: Settings, name: str) -> None:
         raise NotFound(f'there is no run called "{escaped(name)}" here')
 
 
+def spread(head: int, every: int, count: int) -> range:
+    """Versions up to the head that are evenly spread, `count` of them to twice as many; of fewer,
+    all that `every` allows. As a run grows, points stay where they were and every other one goes.
+    """
+    step = every
+    while head // step > 2 * count:
+        step *= 2
+    return range(0, head + 1, step)
+
+
 class PublicVersion(msgspec.Struct, frozen=True, kw_only=True):
     """One version as the page shows it."""
 
@@ -76,10 +90,12 @@ class PublicRuns:
         self._clock = clock
         self._settings = settings
         self._listing = Fresh(self._read, FRESH_S, clock)
-        self._stretches: Kept[int, tuple[Stretch, ...]] = Kept(FRESH_S, clock, rest=REST)
+        rest = HISTORY_REST
+        self._stretches: Kept[int, tuple[Stretch, ...]] = Kept(FRESH_S, clock, rest=rest)
         self._strength: Kept[int, tuple[tuple[int, float, float], ...]] = Kept(
-            FRESH_S, clock, rest=REST
+            FRESH_S, clock, rest=rest
         )
+        self._losses: Kept[int, tuple[Measured, ...]] = Kept(FRESH_S, clock, rest=REST)
         self._story: Kept[int, tuple[Sampled, ...]] = Kept(FRESH_S, clock, rest=REST)
 
     async def _read(self) -> tuple[tuple[RunRow, ...], bool]:
@@ -120,9 +136,26 @@ class PublicRuns:
         """Samples evenly spread over a run, the first and the newest among them."""
 
         def read(conn: Connection) -> tuple[Sampled, ...]:
-            return tuple(evaluations.story(conn, run.id, STORY))
+            file = run_file.decode(run.file).evaluation
+            every = max(1, file.every * file.sample_every)
+            numbers = spread(runs.by_id(conn, run.id).head, every, LOOKED_FOR)
+            found = evaluations.some_sampled(conn, run.id, numbers)
+            last = len(found) - 1
+            if last >= STORY:
+                found = [found[n * last // (STORY - 1)] for n in range(STORY)]
+            return tuple(evaluations.samples(conn, run.id, found))
 
         return await self._story.get(run.id, lambda: self._db.read(read))
+
+    async def losses(self, run: RunRow) -> tuple[Measured, ...]:
+        """Measured losses evenly spread over a run, oldest first, the newest among them."""
+
+        def read(conn: Connection) -> tuple[Measured, ...]:
+            every = max(1, run_file.decode(run.file).evaluation.every)
+            numbers = spread(runs.by_id(conn, run.id).head, every, CURVE)
+            return tuple(evaluations.some_measured(conn, run.id, numbers))
+
+        return await self._losses.get(run.id, lambda: self._db.read(read))
 
     async def strength(self, run: RunRow) -> tuple[tuple[int, float, float], ...]:
         """Elo of the versions that played matches, with its error; oldest first."""

@@ -9,10 +9,15 @@ const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 const PARTS = ["now", "story", "curves", "activity", "versions"];
 let shown = null;
 
-async function renew() {
+async function renew(tries = 4) {
   const answer = await fetch(location.pathname, { headers: { accept: "text/html" } });
   if (!answer.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const version = fresh.querySelector('[data-live="version"]');
+  if (tries && version && Number(version.textContent) < Number(shown)) {
+    setTimeout(renew, 1000, tries - 1); // that page was made a moment before the version
+    return;
+  }
   for (const id of PARTS) {
     const old = document.getElementById(id), now = fresh.getElementById(id);
     if (!now || (old && old.contains(document.activeElement))) continue;

@@ -79,7 +79,7 @@ async def settled() -> None:
 
 async def test_all_viewers_share_one_look_a_second_and_nothing_is_repeated() -> None:
     clock, source = VirtualClock(), Source()
-    broadcast = Broadcast(clock, 100)
+    broadcast = Broadcast(clock, 100, asyncio.Event())
     viewers = [Viewer(broadcast, source) for _ in range(50)]
     for viewer in viewers:
         await viewer.sees(0)
@@ -103,7 +103,7 @@ async def test_all_viewers_share_one_look_a_second_and_nothing_is_repeated() -> 
 
 
 async def test_a_viewer_too_many_is_told_to_come_back() -> None:
-    broadcast, source = Broadcast(VirtualClock(), 1), Source()
+    broadcast, source = Broadcast(VirtualClock(), 1, asyncio.Event()), Source()
     first = Viewer(broadcast, source)
     await first.sees(0)
     with pytest.raises(Unavailable, match="too many"):
@@ -116,10 +116,13 @@ async def test_a_viewer_too_many_is_told_to_come_back() -> None:
     await second.task
 
 
-async def test_who_never_reads_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "SEND_S", 0.01)
-    broadcast = Broadcast(VirtualClock(), 10)
+async def test_who_never_reads_is_dropped() -> None:
+    clock = VirtualClock()
+    broadcast = Broadcast(clock, 10, asyncio.Event())
     deaf = Viewer(broadcast, Source(), blocked=True)
+    await settled()
+    assert broadcast.viewers == 1
+    await clock.advance(events.SEND_S + 2 * events.TICK_S)
     async with asyncio.timeout(10):
         await deaf.task
     assert deaf.got == []
@@ -128,7 +131,7 @@ async def test_who_never_reads_is_dropped(monkeypatch: pytest.MonkeyPatch) -> No
 
 async def test_a_stream_is_not_for_ever() -> None:
     clock, source = VirtualClock(), Source()
-    viewer = Viewer(Broadcast(clock, 10), source)
+    viewer = Viewer(Broadcast(clock, 10, asyncio.Event()), source)
     await viewer.sees(0)
     await clock.advance(events.LIFE_S + 1)
     source.version = 1
@@ -136,3 +139,29 @@ async def test_a_stream_is_not_for_ever() -> None:
     async with asyncio.timeout(20):
         await viewer.task
     assert viewer.got[-1] == b""
+
+
+async def test_where_nothing_changes_the_stream_stays_open() -> None:
+    clock, source = VirtualClock(), Source()
+    viewer = Viewer(Broadcast(clock, 10, asyncio.Event()), source)
+    await viewer.sees(0)
+    for _ in range(int(events.BEAT_S) + 1):
+        await clock.advance(events.TICK_S)
+        await settled()
+    assert viewer.got.count(events.BEAT) == 1
+    viewer.left.set()
+    await viewer.task
+
+
+async def test_streams_end_with_the_server() -> None:
+    stopping, source = asyncio.Event(), Source()
+    broadcast = Broadcast(VirtualClock(), 10, stopping)
+    viewers = [Viewer(broadcast, source) for _ in range(3)]
+    for viewer in viewers:
+        await viewer.sees(0)
+    stopping.set()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(viewer.task for viewer in viewers))
+    assert broadcast.viewers == 0
+    with pytest.raises(Unavailable):
+        await Viewer(broadcast, source).task
