@@ -165,12 +165,15 @@ def pictures(conn: Connection, run_id: int, most: int) -> list[str]:
 
 def some_measured(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[Measured]:
     """Losses of those of these versions that have one, and of the newest that has, oldest first."""
-    found = select(_E.version, _E.loss, _E.at).where(
-        _E.run_id == run_id, _E.state == "done", _E.loss.is_not(None)
-    )
-    rows = [*conn.execute(found.where(_E.version.in_(numbers)))]
-    rows += conn.execute(found.order_by(_E.version.desc()).limit(1))
-    return [Measured(row[0], row[1], row[2] or 0.0) for row in sorted(set(rows))]
+    columns = select(_E.version, _E.loss, _E.at, _E.state).where(_E.run_id == run_id)
+    newest = columns.where(_E.state == "done", _E.loss.is_not(None)).order_by(_E.version.desc())
+    # What was measured is picked out here: SQLite would read an index of all losses for it.
+    rows = {*conn.execute(columns.where(_E.version.in_(numbers))), *conn.execute(newest.limit(1))}
+    return [
+        Measured(version, loss, at or 0.0)
+        for version, loss, at, state in sorted(rows, key=lambda row: row[0])
+        if state == "done" and loss is not None
+    ]
 
 
 def some_sampled(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[int]:
