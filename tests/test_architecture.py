@@ -28,8 +28,8 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(enco
 HOUSE = {
     "shared": "protocol tensors workloads.gpt workloads.dcgan workloads.gomoku workloads.data"
     " workloads.training",
-    "coordinator": "cli demo http.routes admin services intake upkeep selfplay merging scheduling"
-    " accounts runs database.engine database.tables database.ledger database.migrations rules"
+    "coordinator": "cli demo http.routes pages admin services intake upkeep selfplay merging"
+    " scheduling accounts runs database.engine database.tables database.ledger database.migrations rules"
     " aggregation plan storage simulate",
     "volunteer": "cli engine agent headless service tui.screens tui.widgets tui.onboarding tui.play"
     " tui.terminal account training machine net control settings storage stats",
@@ -41,7 +41,7 @@ GATES = {
     "rich": ("volunteer.tui",),
     "sqlalchemy": ("coordinator.database",),
     "alembic": ("coordinator.database",),
-    "starlette": ("coordinator.http", "coordinator.v1"),
+    "starlette": ("coordinator.http", "coordinator.v1", "coordinator.pages"),
     "uvicorn": ("coordinator.http",),
     "httpx": ("volunteer.net",),
     "h11": ("volunteer.net", "coordinator.http"),
@@ -58,7 +58,7 @@ TOO_BIG: dict[str, int] = {}
 
 # Counts over the three packages, the tests and packaging that may only shrink, never grow.
 ONLY_SHRINKS = {
-    "lines over 100 columns": 71,  # diagrams, tables and markup
+    "lines over 100 columns": 70,  # diagrams, tables and markup
     "docstrings that begin with a noun clause": 73,  # all of them in tests
 }
 LINE_COLUMNS_MAX = 100

@@ -37,7 +37,9 @@ from shared.protocol.accounts import (
     RegisterRequest,
     WorkerInfo,
 )
+from shared.protocol.limits import NICKNAME_MAX
 from shared.protocol.listings import LeaderRow
+from shared.text import escaped
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -249,10 +251,28 @@ class Volunteers:
         return await self._db.read(read)
 
     async def leaderboard(
-        self, run: str | None = None, window_days: int | None = None, me: str | None = None
+        self,
+        run: str | None = None,
+        window_days: int | None = None,
+        me: str | None = None,
+        *,
+        seldom: bool = False,
     ) -> tuple[LeaderRow, ...]:
         """The first hundred by credits earned, and `me` (a volunteer's id); see leaderboard.py."""
-        return await self._board.rows(run, window_days, me)
+        return await self._board.rows(run, window_days, me, seldom=seldom)
+
+    async def public(self, nickname: str) -> tuple[str, str]:
+        """Return the id and the nickname of a volunteer who agreed to be shown. Raises NotFound,
+        with the same words for one who did not.
+        """
+        key = nicknames.skeleton(nickname) if len(nickname) <= NICKNAME_MAX else ""
+        try:
+            row = await self._db.read(lambda conn: store.find(conn, "", key))
+        except NotFound:
+            row = None
+        if row is None or not row.public or row.state != "active":
+            raise NotFound(f'there is no volunteer "{escaped(nickname)}" to show here')
+        return row.id, row.nickname
 
     async def report(self, run: str) -> tuple[Person, ...]:
         """Everybody who has to do with a run, for the organiser of a class. Raises NotFound."""

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 FRESH_S = 5.0
 ROWS = 100
+SELDOM_REST = 200.0  # for whom it may be older: read anew at most a two-hundredth of the time
 DAYS_MAX = 3650
 WINDOWS = (1, 7, 30, 90, 365, DAYS_MAX)  # another number of days counts as the next longer one
-SHOWN_S, SHOWN_MAX = 300.0, 10_000  # how long a change of visibility is remembered, and how many
+SHOWN_S, SHOWN_MAX = 3600.0, 10_000  # how long a change of visibility is remembered, and how many
 DAY_S = 86_400.0
 
 
@@ -39,15 +40,20 @@ class Leaderboard:
         self._clock = clock
         self._shown: dict[str, tuple[bool, float]] = {}  # by volunteer, the newest change last
         self._kept: Kept[tuple[str, int], Sequence[Standing]] = Kept(FRESH_S, clock, rest=REST)
+        self._seldom: Kept[tuple[str, int], Sequence[Standing]] = Kept(
+            FRESH_S, clock, rest=SELDOM_REST
+        )
 
     async def rows(
-        self, run: str | None, window_days: int | None, me: str | None
+        self, run: str | None, window_days: int | None, me: str | None, *, seldom: bool = False
     ) -> tuple[LeaderRow, ...]:
         """The first hundred of a run (or all) in a window (or ever), and `me` wherever it stands.
 
-        Raises NotFound, BadRequest.
+        `seldom` takes sums that may be older, for pages that strangers ask for; who hides is gone
+        at once all the same. Raises NotFound, BadRequest.
         """
-        shown = self._places(await self._standings(run, window_days), me)
+        kept = self._seldom if seldom else self._kept
+        shown = self._places(await self._standings(run, window_days, kept), me)
         return tuple(
             LeaderRow(
                 rank=place,
@@ -64,12 +70,13 @@ class Leaderboard:
 
     async def rank(self, me: str) -> int | None:
         """The place of a volunteer of all runs and times; None before the first credit."""
-        shown = self._places(await self._standings(None, None), me)
+        shown = self._places(await self._standings(None, None, self._kept), me)
         return next((place for place, s in shown if s.volunteer_id == me), None)
 
     def clear(self) -> None:
         """Forget what was computed: a name or an account has changed."""
         self._kept.clear()
+        self._seldom.clear()
 
     def show(self, volunteer_id: str, public: bool) -> None:
         """Show or hide one volunteer at once, without computing the standings again."""
@@ -96,7 +103,9 @@ class Leaderboard:
             found.append((found[-1][0] if tied else index, standing))
         return found
 
-    async def _standings(self, run: str | None, days: int | None) -> Sequence[Standing]:
+    async def _standings(
+        self, run: str | None, days: int | None, kept: Kept[tuple[str, int], Sequence[Standing]]
+    ) -> Sequence[Standing]:
         if days is not None and not 1 <= days <= DAYS_MAX:
             raise BadRequest(f"a leaderboard looks back between 1 and {DAYS_MAX} days")
         if days is not None:
@@ -107,4 +116,4 @@ class Leaderboard:
             since = None if days is None else self._clock.now() - days * DAY_S
             return statistics.standings(conn, run_id, since)
 
-        return await self._kept.get((run or "", days or 0), lambda: self._db.read(read))
+        return await kept.get((run or "", days or 0), lambda: self._db.read(read))

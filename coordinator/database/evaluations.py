@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -160,6 +161,42 @@ def pictures(conn: Connection, run_id: int, most: int) -> list[str]:
         last = count - 1
         query = query.where(every.c.place.in_([n * last // (most - 1) for n in range(most)]))
     return list(conn.execute(query).scalars())
+
+
+def some_measured(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[Measured]:
+    """Losses of those of these versions that have one, and of the newest that has, oldest first."""
+    columns = select(_E.version, _E.loss, _E.at, _E.state).where(_E.run_id == run_id)
+    newest = columns.where(_E.state == "done", _E.loss.is_not(None)).order_by(_E.version.desc())
+    # What was measured is picked out here: SQLite would read an index of all losses for it.
+    rows = {*conn.execute(columns.where(_E.version.in_(numbers))), *conn.execute(newest.limit(1))}
+    return [
+        Measured(version, loss, at or 0.0)
+        for version, loss, at, state in sorted(rows, key=lambda row: row[0])
+        if state == "done" and loss is not None
+    ]
+
+
+def some_sampled(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[int]:
+    """Return which of these versions made a sample, and the first and the newest that did."""
+    query = select(_E.version).where(_shown(run_id))
+    found = {*conn.execute(query.where(_E.version.in_(numbers))).scalars()}
+    for order in (_E.version, _E.version.desc()):
+        found.update(conn.execute(query.order_by(order).limit(1)).scalars())
+    return sorted(found)
+
+
+def samples(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[Sampled]:
+    """Samples of these versions, oldest first."""
+    query = select(_E.version, _E.sample, _E.sample_sha256)
+    query = query.where(_E.run_id == run_id, _E.version.in_(numbers))
+    return [Sampled(*row) for row in conn.execute(query.order_by(_E.version))]
+
+
+def neighbours(conn: Connection, run_id: int, version: int) -> tuple[int | None, int | None]:
+    """Return the nearest versions before and after this one that made a sample."""
+    older = select(func.max(_E.version)).where(_shown(run_id), _E.version < version)
+    newer = select(func.min(_E.version)).where(_shown(run_id), _E.version > version)
+    return conn.execute(older).scalar(), conn.execute(newer).scalar()
 
 
 def newest_loss(conn: Connection, run_id: int) -> float | None:

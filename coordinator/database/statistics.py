@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Select, case, func, select
+from sqlalchemy import ColumnElement, Connection, Integer, Select, case, cast, func, select
 
 from coordinator.database.tables.accounts import codes, consents, volunteers, workers
 from coordinator.database.tables.contributions import contributions
@@ -46,6 +46,16 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int
     device_s: float
     workers: int
+
+
+class Stretch(msgspec.Struct, frozen=True, kw_only=True):
+    """Work that was decided within one stretch of time."""
+
+    place: int  # counted from the first
+    at: float  # its beginning
+    contributions: int
+    volunteers: int
+    device_s: float
 
 
 class Person(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +115,31 @@ def _with(work: Work, state: str, reason: str, count: int, seconds: float) -> Wo
         merged=work.merged + (count if state == "merged" else 0),
         device_s=work.device_s + seconds,
     )
+
+
+def stretches(conn: Connection, run_id: int, since: float, width_s: float) -> list[Stretch]:
+    """Work of a run in stretches of `width_s` seconds, the oldest first; those without any are
+    left out.
+    """
+    c = contributions.c
+    # Never negative, so that both databases round it the same way.
+    number = cast(func.floor((c.decided_at - since) / width_s), Integer).label("number")
+    query = (
+        select(number, func.count(), func.count(c.volunteer_id.distinct()), func.sum(c.train_s))
+        .where(c.run_id == run_id, c.state.in_(GOOD), c.decided_at >= since)
+        .group_by(number)
+        .order_by(number)
+    )
+    return [
+        Stretch(
+            place=int(index),
+            at=since + index * width_s,
+            contributions=int(count),
+            volunteers=int(people),
+            device_s=float(seconds or 0.0),
+        )
+        for index, count, people, seconds in conn.execute(query)
+    ]
 
 
 def _posted(kind: str, *also: ColumnElement[bool]) -> Select[str, int]:

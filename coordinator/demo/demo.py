@@ -81,6 +81,7 @@ async def _demo(options: Options, directory: Path, view: Any) -> tuple[Report, D
     async with contextlib.AsyncExitStack() as processes:
         with view.stage(f"starting the coordinator at {url}"):
             server = await processes.enter_async_context(_server(base, port, directory))
+        view.note(f"watch it in a browser: {url}/runs/{plan.name}")
         with view.stage(f"{options.volunteers} volunteers are joining"):
             volunteers = [
                 await processes.enter_async_context(_volunteer(directory, url, number))

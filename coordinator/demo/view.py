@@ -53,6 +53,10 @@ class View:
     def _say(self, text: str) -> None:
         print(text, file=self._out, flush=True)
 
+    def note(self, text: str) -> None:
+        """Something to know while it goes on."""
+        self._say(f"  {text}")
+
     @contextmanager
     def stage(self, text: str) -> Iterator[None]:
         """One step of the preparation, and how long it took."""

@@ -131,6 +131,7 @@ def create_app(coordinator: Coordinator) -> Starlette:
 
     from coordinator.http.routes.endpoint import Served
     from coordinator.http.routes.table import HANDLERS
+    from coordinator.pages.app import routes as page_routes
     from coordinator.v1.app import routes as v1_routes
     from shared.protocol.endpoints import ENDPOINTS
 
@@ -155,6 +156,7 @@ def create_app(coordinator: Coordinator) -> Starlette:
         for endpoint in ENDPOINTS
     ]
     routes += v1_routes(coordinator)
+    routes += page_routes(coordinator)
     app = Starlette(
         routes=routes,
         middleware=[Middleware(Door, coordinator=coordinator)],

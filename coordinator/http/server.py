@@ -300,6 +300,8 @@ async def welcome(coordinator: Coordinator) -> list[str]:
         lines.append(f"  who     {_invited(invite)}: coordinator invite create{here} makes more")
     elif not settings.invite_only:
         lines.append(f"  who     {OPEN if settings.open else HERE}")
+    if settings.public_dashboard:
+        lines.append(f"  page    {where.url}/")
     if is_loopback(_host(where.url)):
         lines.append(f"  other machines: coordinator serve --host 0.0.0.0{here}")
     lines.append(f"  next    {_next(await coordinator.db.read(runs.every))}{here}")

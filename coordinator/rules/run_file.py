@@ -168,6 +168,13 @@ class ServeSettings(Settings):
     chat: ChatSettings = ChatSettings()
 
 
+class PageSettings(Settings):
+    """`[page]`: the public web page of the run."""
+
+    # Not given: shown, except on a server that lets people in by invitation only.
+    visible: bool | None = None
+
+
 class RunFile(Settings):
     """A whole run file. `plan` stays a raw table here: `coordinator.plan.plan.plan` reads it."""
 
@@ -190,6 +197,7 @@ class RunFile(Settings):
     trust: TrustSettings = TrustSettings()
     retention: RetentionSettings = RetentionSettings()
     serve: ServeSettings = ServeSettings()
+    page: PageSettings = PageSettings()
 
 
 def fits_a_path(name: str) -> bool:

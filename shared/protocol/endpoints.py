@@ -543,15 +543,6 @@ METRICS = Endpoint(
     reply=NOTHING,
     gives="text/plain",
 )
-JOIN = Endpoint(
-    method="GET",
-    path="/join",
-    root=True,
-    summary="How to join, for a browser that opened a join link",
-    auth="none",
-    reply=NOTHING,
-    gives="text/html",
-)
 
 # For the organiser.
 

@@ -1,4 +1,4 @@
-"""Organiser's commands and files; health, metrics, and the page behind a join link."""
+"""Organiser's commands and files; health and metrics."""
 
 from __future__ import annotations
 
@@ -10,15 +10,6 @@ from shared.errors import NotFound, Unavailable
 from shared.protocol.endpoints import BYTES, Health, StoredFile
 
 ADMIN_BYTES_MAX = 16 << 20  # a run file, a class list
-
-_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Join</title><body style="font:1.1rem/1.6 system-ui;max-width:44rem;margin:3rem auto;padding:0 1rem">
-<h1>You are invited to lend your computer</h1>
-<p>Together we train one model. On the machine that should help, in a terminal:</p>
-<pre style="padding:1rem;background:#eee;overflow:auto">pipx install volunteer
-volunteer join '<b>the whole address of this page</b>'</pre>
-<p>Copy the address from your browser's address bar, with everything behind the #: it names this
-coordinator's key, so that nobody can pretend to be it.</p></body></html>"""
 
 
 async def run_command(call: Call[None]) -> Reply:
@@ -61,12 +52,3 @@ async def metrics(call: Call[None]) -> Reply:
         raise NotFound("metrics are switched off here")
     kind, body = exposition(coordinator.traffic, await gauges(coordinator))
     return Reply(headers=(("content-type", kind),), body=body)
-
-
-async def join(call: Call[None]) -> Reply:
-    headers = (
-        ("content-type", "text/html; charset=utf-8"),
-        ("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'"),
-        ("referrer-policy", "no-referrer"),
-    )
-    return Reply(headers=headers, body=_PAGE.encode())

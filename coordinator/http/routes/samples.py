@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from coordinator.http.routes.endpoint import Call, Reply
+from coordinator.runs.public import check_shown
 from coordinator.runs.samples import Kind
 from shared.errors import NotFound
 
 _SAFE = (("x-content-type-options", "nosniff"), ("cache-control", "no-cache"))
 
 
-def _check_public(call: Call[None]) -> None:
+async def _check_public(call: Call[None]) -> None:
     if not call.coordinator.settings.public_dashboard:
         raise NotFound("this coordinator shows nothing to the public")
+    await check_shown(call.coordinator.db, call.coordinator.settings, call.text("run"))
 
 
 async def sample(call: Call[None]) -> Reply:
-    _check_public(call)
+    await _check_public(call)
     samples = call.coordinator.samples
     drawn = await samples.of(call.text("run"), call.query_number("version"))
     if not drawn.sha256:
@@ -29,7 +31,7 @@ async def sample(call: Call[None]) -> Reply:
 
 
 async def _film(call: Call[None], kind: Kind) -> Reply:
-    _check_public(call)
+    await _check_public(call)
     body = await call.coordinator.samples.timelapse(call.text("run"), kind)
     return Reply(headers=(("content-type", f"image/{kind}"), *_SAFE), body=body)
 

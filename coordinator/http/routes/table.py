@@ -38,7 +38,6 @@ HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {
     endpoints.HEALTH: operations.health,
     endpoints.READY: operations.ready,
     endpoints.METRICS: operations.metrics,
-    endpoints.JOIN: operations.join,
     endpoints.ADMIN_COMMAND: operations.run_command,
     endpoints.ADMIN_PUT: operations.put_file,
     endpoints.ADMIN_GET: operations.get_file,

@@ -1,0 +1,176 @@
+"""Routes of the public page."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+import structlog
+from starlette.routing import Route
+
+from coordinator.pages.events import Broadcast
+from coordinator.pages.look import KINDS, static_files
+from coordinator.pages.replies import Made, Receive, Scope, Send, made, reply
+from coordinator.pages.views import Live, Views
+from coordinator.runs.public import PublicRuns
+from shared.errors import LOCAL, Internal, NotFound, Unavailable, VolunteerError
+
+if TYPE_CHECKING:
+    from coordinator.services import Coordinator
+
+YEAR = "public, max-age=31536000, immutable"
+VIEWERS_SHARE = 4  # of all connections one in so many may be a viewer's
+
+Handle = Callable[[Scope], Awaitable[Made]]
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+log = structlog.get_logger("page")
+
+
+class Site:
+    """Answers requests for pages."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+        self.public = PublicRuns(coordinator.db, coordinator.clock, coordinator.settings)
+        self.views = Views(coordinator, self.public)
+        most = max(1, coordinator.settings.connections_max // VIEWERS_SHARE)
+        self.broadcast = Broadcast(coordinator.clock, most, coordinator.stopping)
+
+    async def home(self, scope: Scope) -> Made:
+        return await self.views.home()
+
+    async def join(self, scope: Scope) -> Made:
+        return await self.views.join()
+
+    async def leaderboard(self, scope: Scope) -> Made:
+        return await self.views.leaderboard(_query(scope, "run"), _query(scope, "window"))
+
+    async def volunteer(self, scope: Scope) -> Made:
+        return await self.views.volunteer(scope["path_params"]["name"])
+
+    async def run(self, scope: Scope) -> Made:
+        return await self.views.run(_run(scope))
+
+    async def embed(self, scope: Scope) -> Made:
+        return await self.views.embed(_run(scope))
+
+    async def badge(self, scope: Scope) -> Made:
+        return await self.views.badge(_run(scope))
+
+    async def feed(self, scope: Scope) -> Made:
+        return await self.views.feed(_run(scope))
+
+    async def card(self, scope: Scope) -> Made:
+        return await self.views.card(_run(scope))
+
+    async def version(self, scope: Scope) -> Made:
+        return await self.views.version(_run(scope), _version(scope))
+
+    async def picture(self, scope: Scope) -> Made:
+        """The picture that a version drew."""
+        row = await self.public.find(_run(scope))
+        samples = self.coordinator.samples
+        drawn = await samples.of(row.name, _version(scope))
+        return made("image/png", await samples.picture(drawn), keep="max-age=300")
+
+    async def static(self, scope: Scope) -> Made:
+        name = scope["path_params"]["name"]
+        content = static_files().get(name)
+        if content is None:
+            raise NotFound("there is no such file")
+        return made(KINDS[name.rpartition(".")[2]], content, keep=YEAR)
+
+    async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream the state of a run while somebody looks."""
+        row = await self.public.find(_run(scope))
+
+        async def state() -> Live:
+            return (await self.views.model(row.name)).live
+
+        await self.broadcast.serve(row.name, state, scope, receive, send)
+
+
+class _Served:
+    """A page as an ASGI application: every refusal is a page too."""
+
+    def __init__(self, site: Site, path: str, handle: Handle | None) -> None:
+        self._site = site
+        self._path = path
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["endpoint_path"] = self._path
+        try:
+            if self._handle is None:
+                await self._site.events(scope, receive, send)
+                return
+            document = await self._handle(scope)
+        except asyncio.CancelledError:
+            raise
+        except VolunteerError as error:
+            document = self._site.views.error(_told(error))
+        except Exception:
+            log.exception("page failed", path=self._path)
+            document = self._site.views.error(Internal())
+        if not scope.get("status"):  # else a stream had begun: it just ends
+            await reply(scope, send, document)
+
+
+def _told(error: VolunteerError) -> VolunteerError:
+    """Return what the public is told of an error."""
+    if isinstance(error, LOCAL):
+        log.error("refused", error=error.message)
+        return Unavailable("the coordinator cannot show this now")
+    return error
+
+
+def routes(coordinator: Coordinator) -> list[Route]:
+    """Return the routes of the page; where it is switched off, of what a join link opens."""
+    site = Site(coordinator)
+    handles: dict[str, Handle | None] = {
+        "/join": site.join,
+        "/static/{name}": site.static,
+    }
+    public: dict[str, Handle | None] = {
+        "/": site.home,
+        "/leaderboard": site.leaderboard,
+        "/volunteers/{name}": site.volunteer,
+        "/runs/{run}": site.run,
+        "/runs/{run}/embed": site.embed,
+        "/runs/{run}/badge.svg": site.badge,
+        "/runs/{run}/card.png": site.card,
+        "/runs/{run}/feed.atom": site.feed,
+        "/runs/{run}/events": None,
+        "/runs/{run}/versions/{version}": site.version,
+        "/runs/{run}/versions/{version}/sample.png": site.picture,
+    }
+    if coordinator.settings.public_dashboard:
+        handles |= public
+    return [
+        Route(path, _Served(site, path, handle), methods=["GET"])
+        for path, handle in handles.items()
+    ]
+
+
+def _run(scope: Scope) -> str:
+    return str(scope["path_params"]["run"])
+
+
+def _version(scope: Scope) -> int:
+    text = str(scope["path_params"]["version"])
+    if not _NUMBER.fullmatch(text):
+        raise NotFound("there is no such version")
+    return int(text)
+
+
+def _query(scope: Scope, name: str) -> str:
+    try:
+        found = parse_qs(scope.get("query_string", b"").decode("latin-1"), max_num_fields=20)
+    except ValueError:
+        return ""
+    return str(found.get(name, [""])[0])

@@ -1,0 +1,126 @@
+"""Charts as plain SVG: a line over versions, columns over time.
+
+Only shapes are drawn. The words beside them are HTML, so that they keep their size on a phone; the
+picture stretches between them. Nothing carries a style of its own, which the page's policy forbids.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+WIDTH, HEIGHT = 1000.0, 300.0
+POINTS_MAX = 240
+STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+TICKS = 4
+
+
+class Point(msgspec.Struct, frozen=True):
+    """Value at a version, and how far off it may be."""
+
+    x: float
+    y: float
+    error: float = 0.0
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """A drawn line: a path, its scale, and the points for who reads numbers."""
+
+    path: str
+    area: str
+    bars: tuple[tuple[float, float, float], ...]  # error bars: x, top, bottom
+    dots: tuple[tuple[float, float], ...]  # where a line would have a single point
+    labels: tuple[str, ...]  # of the vertical scale, from above
+    grid: tuple[float, ...]  # their heights
+    first: float  # ends of the horizontal scale
+    last: float
+    points: tuple[Point, ...]
+
+    @property
+    def series(self) -> str:
+        """Points as `x:y:left:top` in thousandths of the picture, for the cursor of the script."""
+        low, high = float(self.labels[-1]), float(self.labels[0])
+        span = (self.last - self.first) or 1.0
+        return " ".join(
+            f"{p.x:g}:{p.y:.4g}:{1000 * (p.x - self.first) / span:.0f}:"
+            f"{1000 * (high - p.y) / (high - low):.0f}"
+            for p in self.points
+        )
+
+
+def thinned(points: Sequence[Point], most: int = POINTS_MAX) -> list[Point]:
+    """At most so many points, evenly spread, the first and the last among them."""
+    if len(points) <= most:
+        return list(points)
+    last = len(points) - 1
+    return [points[n * last // (most - 1)] for n in range(most)]
+
+
+def line(points: Sequence[Point]) -> Line | None:
+    """Draw values over versions; None where there is none."""
+    drawn = thinned([p for p in points if math.isfinite(p.y)])
+    if not drawn:
+        return None
+    ticks = _ticks(min(p.y - p.error for p in drawn), max(p.y + p.error for p in drawn))
+    low, high = ticks[0], ticks[-1]
+    first, last = drawn[0].x, drawn[-1].x
+    span = (last - first) or 1.0
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return WIDTH * (x - first) / span, HEIGHT * (high - y) / (high - low)
+
+    places = [at(p.x, p.y) for p in drawn]
+    path = "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    bars = [
+        (round(at(p.x, p.y)[0], 1), round(at(p.x, p.y + p.error)[1], 1), at(p.x, p.y - p.error)[1])
+        for p in drawn
+        if p.error
+    ]
+    return Line(
+        path=path,
+        area=f"{path}L{places[-1][0]:.1f},{HEIGHT:.0f}L{places[0][0]:.1f},{HEIGHT:.0f}Z",
+        bars=tuple((x, top, round(bottom, 1)) for x, top, bottom in bars),
+        dots=tuple(places) if len(places) == 1 else (),
+        labels=tuple(f"{tick:.6g}" for tick in reversed(ticks)),
+        grid=tuple(round(at(first, tick)[1], 1) for tick in reversed(ticks)),
+        first=first,
+        last=last,
+        points=tuple(drawn),
+    )
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round values, evenly spread, from below the lowest to above the highest."""
+    if high - low < 1e-9 * max(1.0, abs(high)):
+        low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
+    rough = (high - low) / TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(s * power for s in STEPS if s * power >= rough * 0.999)
+    bottom, top = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(n * step, 10) for n in range(bottom, top + 1)]
+
+
+class Column(msgspec.Struct, frozen=True, kw_only=True):
+    """One column of a picture that is 1,000 wide and 100 high."""
+
+    x: float
+    width: float
+    top: float
+    title: str
+
+
+def columns(values: Sequence[tuple[int, float, str]], places: int) -> list[Column]:
+    """Draw columns: (place, value, title) each, of so many places."""
+    most = max((value for _, value, _ in values), default=0.0) or 1.0
+    width = WIDTH / max(1, places)
+    return [
+        Column(
+            x=round(place * width, 1),
+            width=round(width * 0.8, 1),
+            top=round(100 - max(2.0, 100 * value / most), 1),
+            title=title,
+        )
+        for place, value, title in values
+    ]

@@ -1,0 +1,169 @@
+"""Server-sent events of a run: one look at the run a second for everybody who watches it.
+
+A viewer costs two tasks, and nothing while nothing changes. There is no queue: who is behind gets
+the newest state, once. Who does not read is dropped, every stream ends after a while, so that none
+is for ever, and all end when the server stops; a browser comes back by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from coordinator.pages.replies import Receive, Scope, Send, head
+from shared.clock import Clock
+from shared.errors import Unavailable
+
+TICK_S = 1.0
+SEND_S = 20.0  # a viewer that does not take one event within this time is dropped
+BEAT_S = 15.0  # a comment as often as that, where nothing changes: proxies keep the stream open
+LIFE_S = 1800.0
+BEAT = b": still here\n\n"
+HELLO = b"retry: 5000\n\n"  # milliseconds
+
+State = Callable[[], Awaitable[msgspec.Struct]]
+
+
+class Viewer:
+    """One stream: its task, and since when it waits for its reader."""
+
+    def __init__(self) -> None:
+        self.stream: asyncio.Task[None] | None = None
+        self.blocked_since: float | None = None
+
+
+class Channel:
+    """Newest state of one run, and those who watch it."""
+
+    def __init__(self, clock: Clock, state: State) -> None:
+        self._clock = clock
+        self._state = state
+        self._changed = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
+        self._told_at = clock.monotonic()
+        self.viewers: set[Viewer] = set()
+        self.newest = b""
+        self.closed = False
+
+    def enter(self, viewer: Viewer) -> None:
+        """Add a viewer; the first one starts the look once a second."""
+        self.viewers.add(viewer)
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+
+    def leave(self, viewer: Viewer) -> None:
+        """Remove a viewer; the last one ends it."""
+        self.viewers.discard(viewer)
+        if not self.viewers and self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+
+    async def _look(self) -> None:
+        while True:
+            now = self._clock.monotonic()
+            with contextlib.suppress(Exception):  # the database may be away for a moment
+                self._put(await self._state(), now)
+            for viewer in self.viewers:
+                since = viewer.blocked_since
+                if since is not None and now - since > SEND_S and viewer.stream is not None:
+                    viewer.stream.cancel()
+            await self._clock.sleep(TICK_S)
+
+    def _put(self, state: msgspec.Struct, now: float) -> None:
+        data = b"event: state\ndata: " + msgspec.json.encode(state) + b"\n\n"
+        if data != self.newest or now - self._told_at >= BEAT_S:
+            self.newest, self._told_at = data, now
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def close(self) -> None:
+        """End every stream."""
+        self.closed = True
+        self._wake()
+
+    async def next(self, known: bytes) -> bytes:
+        """Return the newest state once it is another than `known`, or a comment after a while."""
+        if self.newest in (b"", known) and not self.closed:
+            await self._changed.wait()
+        return BEAT if self.newest == known else self.newest
+
+
+class Broadcast:
+    """Streams of all runs; so many viewers and no more."""
+
+    def __init__(self, clock: Clock, viewers_max: int, stopping: asyncio.Event) -> None:
+        self._clock = clock
+        self._viewers_max = viewers_max
+        self._stopping = stopping
+        self._ending: asyncio.Task[None] | None = None
+        self._channels: dict[str, Channel] = {}
+
+    @property
+    def viewers(self) -> int:
+        """Return how many streams are open."""
+        return sum(len(channel.viewers) for channel in self._channels.values())
+
+    async def serve(
+        self, name: str, state: State, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Send the state of a run now and whenever it changes. Raises Unavailable when there are
+        too many viewers, or the server stops.
+        """
+        if self.viewers >= self._viewers_max or self._stopping.is_set():
+            raise Unavailable("too many are watching; look again in a minute", retry_after_s=60.0)
+        channel = self._channels.setdefault(name, Channel(self._clock, state))
+        viewer = Viewer()
+        stream = viewer.stream = asyncio.create_task(self._stream(viewer, channel, scope, send))
+        channel.enter(viewer)
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end())
+        gone = asyncio.create_task(_gone(receive, stream))
+        try:
+            await asyncio.wait((stream,))
+            if not stream.cancelled():
+                stream.result()
+        finally:
+            gone.cancel()
+            stream.cancel()
+            await asyncio.gather(gone, stream, return_exceptions=True)
+            self._leave(name, channel, viewer)
+
+    def _leave(self, name: str, channel: Channel, viewer: Viewer) -> None:
+        channel.leave(viewer)
+        if not channel.viewers and self._channels.get(name) is channel:
+            del self._channels[name]
+        if not self._channels and self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
+
+    async def _end(self) -> None:
+        await self._stopping.wait()
+        for channel in self._channels.values():
+            channel.close()
+
+    async def _stream(self, viewer: Viewer, channel: Channel, scope: Scope, send: Send) -> None:
+        until = self._clock.monotonic() + LIFE_S
+        scope["status"], scope["sent"] = 200, 0
+        headers = head(scope, "text/event-stream; charset=utf-8", "no-store")
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        known, data = b"", HELLO
+        while self._clock.monotonic() < until and not channel.closed:
+            viewer.blocked_since = self._clock.monotonic()
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            viewer.blocked_since = None
+            scope["sent"] += len(data)
+            data = await channel.next(known)
+            known = known if data is BEAT else data
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _gone(receive: Receive, stream: asyncio.Task[None]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    stream.cancel()

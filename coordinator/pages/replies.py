@@ -1,0 +1,95 @@
+"""Replies of the page: whole ones with a tag and gzip, and the headers that hold for all."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+HTML = "text/html; charset=utf-8"
+ZIPPED_BYTES_MIN = 600
+ZIPPED = ("text/", "image/svg", "application/atom")
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors "
+)
+_SAFE: Headers = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+]
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished document: made once, sent to many."""
+
+    kind: str
+    body: bytes
+    zipped: bytes  # b"" where it gains nothing
+    tag: bytes
+    status: int = 200
+    keep: str = "no-cache"  # asked again each time, by its tag
+    framed: bool = False  # other sites may show it in a frame
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+def made(kind: str, content: str | bytes, **fields: Any) -> Made:
+    """Finish a document: its bytes, their gzip and their tag."""
+    body = content.encode() if isinstance(content, str) else content
+    small = len(body) < ZIPPED_BYTES_MIN or not kind.startswith(ZIPPED)
+    return Made(
+        kind=kind,
+        body=body,
+        zipped=b"" if small else gzip.compress(body, 6, mtime=0),
+        tag=b'"' + hashlib.sha256(body).hexdigest()[:24].encode() + b'"',
+        **fields,
+    )
+
+
+def request_header(scope: Scope, name: bytes) -> bytes:
+    """The bytes of a request header by its lower-case name, or b""."""
+    return next((value for key, value in scope["headers"] if key == name), b"")
+
+
+def head(scope: Scope, kind: str, keep: str, *, framed: bool = False) -> Headers:
+    """Return the headers of every reply of the page."""
+    policy = _POLICY + ("*" if framed else "'none'")
+    return [
+        (b"content-type", kind.encode()),
+        (b"cache-control", keep.encode()),
+        (b"content-security-policy", policy.encode()),
+        *_SAFE,
+        (b"x-request-id", str(scope.get("request_id", "")).encode()),
+    ]
+
+
+async def reply(scope: Scope, send: Send, document: Made) -> None:
+    """Send a document, or 304 to who has it."""
+    headers = head(scope, document.kind, document.keep, framed=document.framed)
+    headers += [(b"vary", b"accept-encoding"), *document.headers]
+    status, body = document.status, document.body
+    zipped = document.zipped and b"gzip" in request_header(scope, b"accept-encoding")
+    if status == 200:
+        # The same tag with and without gzip: a weak one, for what is compared is the content.
+        headers.append((b"etag", b"W/" + document.tag))
+        if document.tag in request_header(scope, b"if-none-match"):
+            status, body, zipped = 304, b"", b""
+    if zipped:
+        body = document.zipped
+        headers.append((b"content-encoding", b"gzip"))
+    if status != 304:
+        headers.append((b"content-length", str(len(body)).encode()))
+    if scope["method"] == "HEAD":
+        body = b""
+    scope["status"], scope["sent"] = status, len(body)
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

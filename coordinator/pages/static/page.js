@@ -1,0 +1,183 @@
+"use strict";
+// The page is whole without this. It adds what moves: live figures, a slider over the samples, the
+// cursor of a chart, the steps of a game, and a button that copies.
+
+const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+
+// --- live figures: one stream; a new version brings the page's own parts anew ---
+
+const PARTS = ["now", "story", "curves", "activity", "versions"];
+let shown = null;
+
+async function renew(tries = 4) {
+  const answer = await fetch(location.pathname, { headers: { accept: "text/html" } });
+  if (!answer.ok) return;
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const version = fresh.querySelector('[data-live="version"]');
+  if (tries && version && Number(version.textContent) < Number(shown)) {
+    setTimeout(renew, 1000, tries - 1); // that page was made a moment before the version
+    return;
+  }
+  for (const id of PARTS) {
+    const old = document.getElementById(id), now = fresh.getElementById(id);
+    if (!now || (old && old.contains(document.activeElement))) continue;
+    if (old) old.replaceWith(document.adoptNode(now));
+    else document.querySelector("[data-run]").append(document.adoptNode(now));
+  }
+  dress();
+}
+
+function tell(state) {
+  for (const place of all("[data-live]")) {
+    const value = state[place.dataset.live];
+    if (value === undefined) continue;
+    if (place.tagName === "PROGRESS") place.value = Number(value);
+    else if (place.textContent !== value) place.textContent = value;
+  }
+  if (shown !== null && shown !== state.version) {
+    const said = document.querySelector("[data-said]");
+    if (said) {
+      said.textContent = `Version ${state.version} is here`;
+      setTimeout(renew, Math.random() * 1500); // everybody hears it at once
+    }
+  }
+  shown = state.version;
+}
+
+function listen() {
+  const run = document.querySelector("[data-run]");
+  if (!run || !window.EventSource) return;
+  shown = document.querySelector('[data-live="version"]').textContent;
+  let stream = null;
+  const open = () => {
+    stream = new EventSource(run.dataset.run);
+    stream.addEventListener("state", (event) => tell(JSON.parse(event.data)));
+  };
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden && stream) { stream.close(); stream = null; }
+    else if (!document.hidden && !stream) open();
+  });
+  if (!document.hidden) open();
+}
+
+// --- the slider over samples ---
+
+function story(section) {
+  const numbers = section.dataset.story.trim().split(" ");
+  const box = document.createElement("p"), label = document.createElement("label");
+  const input = document.createElement("input");
+  box.className = "slider";
+  label.textContent = "Version";
+  label.htmlFor = input.id = "stop";
+  Object.assign(input, { type: "range", min: 0, max: numbers.length - 1, value: numbers.length - 1 });
+  input.setAttribute("aria-valuetext", `version ${numbers[numbers.length - 1]}`);
+  let asked = 0;
+  input.addEventListener("input", async () => {
+    const number = numbers[input.value], mine = ++asked;
+    input.setAttribute("aria-valuetext", `version ${number}`);
+    const answer = await fetch(section.dataset.path + number);
+    if (!answer.ok || mine !== asked) return;
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const found = page.querySelector("[data-now]");
+    if (found && mine === asked) {
+      section.querySelector("[data-now]").replaceWith(document.adoptNode(found));
+      games(section);
+    }
+  });
+  box.append(label, input);
+  const stops = section.querySelector(".stops");
+  stops.before(box);
+  stops.hidden = true;
+}
+
+// --- the cursor of a chart: pointer, or arrow keys ---
+
+function chart(figure) {
+  const points = figure.dataset.series.split(" ").map((text) => text.split(":").map(Number));
+  const line = figure.querySelector(".cursor"), output = figure.querySelector("output");
+  const canvas = figure.querySelector(".canvas");
+  let at = points.length - 1;
+  const show = (place) => {
+    at = Math.max(0, Math.min(points.length - 1, place));
+    const [version, value, left] = points[at];
+    line.setAttribute("x1", left);
+    line.setAttribute("x2", left);
+    line.setAttribute("visibility", "visible");
+    output.textContent = `version ${version}: ${value}`;
+  };
+  const hide = () => { line.setAttribute("visibility", "hidden"); output.textContent = ""; };
+  canvas.addEventListener("pointermove", (event) => {
+    const box = canvas.getBoundingClientRect(), x = (1000 * (event.clientX - box.left)) / box.width;
+    let best = 0;
+    points.forEach((point, index) => { if (Math.abs(point[2] - x) < Math.abs(points[best][2] - x)) best = index; });
+    show(best);
+  });
+  canvas.addEventListener("pointerleave", hide);
+  figure.addEventListener("keydown", (event) => {
+    const steps = { ArrowLeft: -1, ArrowRight: 1, Home: -1e9, End: 1e9 };
+    if (event.key in steps) { event.preventDefault(); show(at + steps[event.key]); }
+  });
+  figure.addEventListener("blur", hide);
+}
+
+// --- the steps of a game ---
+
+function game(board) {
+  const stones = all("[data-ply]", board), box = document.createElement("p");
+  const input = document.createElement("input"), label = document.createElement("label");
+  box.className = "slider";
+  label.textContent = "Move";
+  label.htmlFor = input.id = `move-${board.dataset.game}`;
+  Object.assign(input, { type: "range", min: 0, max: stones.length, value: stones.length });
+  const mark = board.querySelector(".last"), said = document.createElement("output");
+  const show = () => {
+    const many = Number(input.value);
+    stones.forEach((stone, index) => stone.setAttribute("visibility", index < many ? "visible" : "hidden"));
+    const last = stones[many - 1];
+    mark.setAttribute("visibility", last ? "visible" : "hidden");
+    if (last) {
+      mark.setAttribute("cx", last.getAttribute("cx"));
+      mark.setAttribute("cy", last.getAttribute("cy"));
+    }
+    said.textContent = last ? `${many}: ${last.dataset.name}` : "the empty board";
+    input.setAttribute("aria-valuetext", said.textContent);
+  };
+  input.addEventListener("input", show);
+  box.append(label, input, said);
+  board.after(box);
+  show();
+}
+
+const games = (root) => all("svg[data-game]", root).filter((b) => !b.dataset.dressed).forEach((board) => {
+  board.dataset.dressed = "1";
+  game(board);
+});
+
+// --- joining ---
+
+function join() {
+  const code = document.querySelector("[data-join]"), button = document.querySelector("[data-copy]");
+  if (!code) return;
+  if (location.hash.length > 1) { // the link was opened: its code stays behind the "#"
+    const safe = location.href.replace(/[^A-Za-z0-9:/#=+&%.~_[\]-]/g, "");
+    code.textContent = `volunteer join '${safe}'`;
+    const qr = document.querySelector(".qr");
+    if (qr) qr.previousElementSibling.hidden = qr.hidden = false;
+  }
+  if (!navigator.clipboard) return;
+  button.hidden = false;
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(code.textContent);
+    button.textContent = "Copied";
+  });
+}
+
+function dress() {
+  all("[data-chart]").filter((f) => !f.dataset.dressed).forEach((figure) => { figure.dataset.dressed = "1"; chart(figure); });
+  all("[data-story]").filter((s) => !s.querySelector(".slider input#stop")).forEach(story);
+  games(document);
+}
+
+dress();
+join();
+listen();

@@ -1,0 +1,348 @@
+"""Models of the pages: read from the services, drawn once a second for everybody who looks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from coordinator.pages import chart, words
+from coordinator.pages.chart import Column, Line, Point
+from coordinator.pages.look import render
+from coordinator.pages.replies import HTML, Made, made
+from coordinator.runs.card import card
+from coordinator.runs.public import HISTORY_REST, PublicRuns
+from coordinator.ttl_cache import Kept
+from shared.errors import NotFound, VolunteerError
+from shared.links import format_link
+from shared.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from coordinator.database.runs import RunRow
+    from coordinator.runs.queries import RunFigures
+    from coordinator.services import Coordinator
+    from shared.protocol.accounts import RunInfo
+    from shared.protocol.listings import LeaderRow
+    from shared.protocol.versions import VersionInfo
+
+FRESH_S = 1.0
+CARD_S = 60.0  # a shared picture may be this old
+MINUTE = "max-age=60"
+PAGES_MAX = 256  # finished pages in memory
+VERSIONS = 10  # newest that a run's page lists
+LEADERS = 10
+PLACES_MIN = 12  # of columns: a young run does not fill the whole width
+RUNS = 20  # newest that the first page lists
+QUIET = 4  # modules of light around a QR code
+WINDOWS = {"day": 1, "week": 7, "month": 30, "ever": None}
+
+
+class Live(msgspec.Struct, frozen=True, kw_only=True):
+    """Words of a run's page that change while somebody looks, as the page writes them."""
+
+    state: str
+    version: str
+    loss: str
+    workers: str
+    accepted: str
+    items: str
+    device: str
+    merging: str
+    progress: str  # per cent, or ""
+
+
+class RunPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Contents of a run's page."""
+
+    info: RunInfo
+    live: Live
+    figures: RunFigures
+    curve: Line | None
+    strength: Line | None
+    columns: Sequence[Column]
+    versions: Sequence[VersionInfo]  # the newest first
+    leaders: Sequence[LeaderRow]
+    story: Sequence[Any]  # samples, the oldest first
+    first: Any
+    newest: Any
+    last_at: float | None  # when the newest version came
+
+
+class Views:
+    """Makes pages, each once a second at most."""
+
+    def __init__(self, coordinator: Coordinator, public: PublicRuns) -> None:
+        self._coordinator = coordinator
+        self._queries = coordinator.run_queries
+        self._public = public
+        self._kept: Kept[str, Made] = Kept(FRESH_S, coordinator.clock, most=PAGES_MAX)
+        clock = coordinator.clock
+        self._figures: Kept[str, RunFigures] = Kept(FRESH_S, clock, rest=HISTORY_REST)
+        self._cards: Kept[str, Made] = Kept(CARD_S, coordinator.clock)
+        self._models: Kept[str, RunPage] = Kept(FRESH_S, coordinator.clock, most=PAGES_MAX)
+
+    async def _once(self, key: str, make: Callable[[], Awaitable[Made]]) -> Made:
+        return await self._kept.get(key, make)
+
+    def _page(self, template: str, **values: Any) -> str:
+        server = self._coordinator.server
+        settings = self._coordinator.settings
+        return render(
+            template,
+            server=settings.name,
+            contact=settings.contact,
+            public=settings.public_dashboard,
+            base=server.address.url,
+            now=self._coordinator.clock.now(),
+            **values,
+        )
+
+    # --- the server ---
+
+    async def home(self) -> Made:
+        """Runs that are shown."""
+
+        async def make() -> Made:
+            rows = await self._public.listing()
+            runs = [await self.model(row.name) for row in rows[:RUNS]]
+            body = self._page("home.html", runs=runs, invited=self._invited)
+            return made(HTML, body)
+
+        return await self._once("/", make)
+
+    @property
+    def _invited(self) -> bool:
+        return self._coordinator.settings.by_invitation
+
+    async def join(self) -> Made:
+        """Ways to join: the link, its picture, and a line for each system."""
+
+        async def make() -> Made:
+            link = format_link(self._coordinator.server.link())
+            code = None if self._invited else square(link)
+            return made(HTML, self._page("join.html", link=link, code=code, invited=self._invited))
+
+        return await self._once("/join", make)
+
+    async def leaderboard(self, run: str, window: str) -> Made:
+        """Volunteers by what they gave. Raises NotFound."""
+        window = window if window in WINDOWS else "ever"
+        if run:
+            row: RunRow | None = await self._public.find(run)
+        else:
+            listing = await self._public.listing()
+            whole = await self._public.all_shown()
+            row = None if whole or not listing else listing[0]
+            if not whole and row is None:
+                raise NotFound("nothing is shown here")
+        name = row.name if row else ""
+
+        async def make() -> Made:
+            board = self._coordinator.volunteers.leaderboard
+            leaders = await board(name or None, WINDOWS[window], seldom=True)
+            runs = [found.name for found in await self._public.listing()]
+            body = self._page(
+                "leaderboard.html",
+                leaders=leaders,
+                run=name,
+                runs=runs,
+                window=window,
+                windows=list(WINDOWS),
+                whole=await self._public.all_shown(),
+            )
+            return made(HTML, body)
+
+        return await self._once(f"leaderboard {window} {name}", make)
+
+    async def volunteer(self, name: str) -> Made:
+        """One volunteer who agreed to be shown. Raises NotFound, also for one who did not."""
+        volunteers = self._coordinator.volunteers
+        who, nickname = await volunteers.public(name)
+
+        async def make() -> Made:
+            found = []
+            for row in await self._public.listing():
+                rows = await volunteers.leaderboard(row.name, None, who, seldom=True)
+                found += [(row.name, mine) for mine in rows if mine.me]
+            if not found:
+                raise NotFound(f'there is no volunteer "{words.plain(name, 40)}" to show here')
+            return made(HTML, self._page("volunteer.html", nickname=nickname, rows=found))
+
+        return await self._once(f"volunteer {who}", make)
+
+    # --- a run ---
+
+    async def run(self, name: str) -> Made:
+        """The page of a run. Raises NotFound."""
+        await self._public.find(name)
+
+        async def make() -> Made:
+            return made(HTML, self._page("run.html", run=await self.model(name), name=name))
+
+        return await self._once(f"run {name}", make)
+
+    async def embed(self, name: str) -> Made:
+        """The card of a run for a frame on another page. Raises NotFound."""
+        await self._public.find(name)
+
+        async def make() -> Made:
+            body = self._page("embed.html", run=await self.model(name), name=name)
+            return made(HTML, body, framed=True)
+
+        return await self._once(f"embed {name}", make)
+
+    async def badge(self, name: str) -> Made:
+        """A small picture for a README: loss and volunteers. Raises NotFound."""
+        await self._public.find(name)
+
+        async def make() -> Made:
+            live = (await self.model(name)).live
+            value = f"loss {live.loss} · {counted(int(live.workers), 'machine')}"
+            body = render("badge.svg", name=name, value=value)
+            return made("image/svg+xml", body, keep=MINUTE)
+
+        return await self._once(f"badge {name}", make)
+
+    async def card(self, name: str) -> Made:
+        """The picture that stands beside a shared link. Raises NotFound."""
+        await self._public.find(name)
+
+        async def make() -> Made:
+            model = await self.model(name)
+            figures = [
+                f"{model.info.measure} {model.live.loss}",
+                f"version {model.live.version}",
+                counted(model.info.workers, "machine") + " at work",
+            ]
+            curve = [point.y for point in (model.curve.points if model.curve else ())]
+            drawing = partial(card, name, model.info.description, figures, curve)
+            loop, threads = asyncio.get_running_loop(), self._coordinator.threads
+            return made("image/png", await loop.run_in_executor(threads, drawing), keep=MINUTE)
+
+        return await self._cards.get(name, make)
+
+    async def feed(self, name: str) -> Made:
+        """Atom feed of versions and milestones. Raises NotFound."""
+        await self._public.find(name)
+
+        async def make() -> Made:
+            model = await self.model(name)
+            body = self._page("feed.atom", run=model, name=name, stone=is_milestone)
+            return made("application/atom+xml; charset=utf-8", body, keep=MINUTE)
+
+        return await self._once(f"feed {name}", make)
+
+    async def version(self, name: str, number: int) -> Made:
+        """One version of a run. Raises NotFound."""
+        await self._public.find(name)
+
+        async def make() -> Made:
+            row = await self._public.find(name)
+            found = await self._public.version(row, number)
+            story = await self._public.story(row)
+            body = self._page(
+                "version.html",
+                name=row.name,
+                run=row,
+                version=found,
+                first=story[0] if story else None,
+                story=story,
+                best=row.best == number,
+                measure=(await self._queries.describe(row)).measure,
+            )
+            return made(HTML, body)
+
+        return await self._once(f"version {name} {number}", make)
+
+    async def model(self, name: str) -> RunPage:
+        """Contents of a run's page, at most a second old. Raises NotFound."""
+        return await self._models.get(name, lambda: self._read(name))
+
+    async def _read(self, name: str) -> RunPage:
+        row = await self._public.find(name)
+        info = await self._queries.describe(row)
+        figures = await self._figures.get(name, lambda: self._queries.summary(name))
+        losses = await self._public.losses(row)
+        newest = await self._queries.versions(row.name, after=max(-1, row.head - VERSIONS))
+        stretches = await self._public.activity(row)
+        story = await self._public.story(row)
+        board = self._coordinator.volunteers.leaderboard
+        leaders = await board(name, seldom=True)
+        rated = await self._public.strength(row)
+        return RunPage(
+            info=info,
+            live=live(info, figures, sum(s.device_s for s in stretches)),
+            figures=figures,
+            curve=chart.line([Point(p.version, p.loss) for p in losses]),
+            strength=chart.line([Point(*found) for found in rated]),
+            columns=_columns(stretches),
+            versions=newest[::-1][:VERSIONS],
+            leaders=leaders[:LEADERS],
+            story=story,
+            first=story[0] if story else None,
+            newest=story[-1] if story else None,
+            last_at=newest[-1].created_at if newest else None,
+        )
+
+    def error(self, error: VolunteerError) -> Made:
+        """A page that says what is wrong."""
+        return made(HTML, self._page("error.html", error=error), status=error.status)
+
+
+def _columns(stretches: Sequence[Any]) -> list[Column]:
+    places = max((stretch.place + 1 for stretch in stretches), default=0)
+    return chart.columns([_column(s.place, s) for s in stretches], max(PLACES_MIN, places))
+
+
+def _column(place: int, stretch: Any) -> tuple[int, float, str]:
+    people = counted(stretch.volunteers, "volunteer")
+    work = counted(stretch.contributions, "contribution")
+    title = f"{words.day(stretch.at)} UTC: {people}, {work}, {words.hours(stretch.device_s)}"
+    return place, float(stretch.volunteers), title
+
+
+def live(info: RunInfo, figures: RunFigures, device_s: float) -> Live:
+    """Return the words that change."""
+    return Live(
+        state=info.state,
+        version=str(info.version),
+        loss=words.loss(info.loss),
+        workers=str(info.workers),
+        accepted=f"{figures.accepted:,}",
+        items=words.amount(info.tokens),
+        device=words.hours(device_s),
+        merging=info.merging.partition(" or ")[0],
+        progress="" if info.progress is None else f"{100 * info.progress:.0f}",
+    )
+
+
+def is_milestone(version: int) -> bool:
+    """Return True for versions 1, 10, 100 ... and what is five times as many."""
+    text = str(version).rstrip("0")
+    return version > 0 and text in ("1", "5")
+
+
+class Square(msgspec.Struct, frozen=True):
+    """QR code as a path, a unit for each module, with its quiet zone."""
+
+    side: int
+    path: str
+
+
+def square(link: str) -> Square:
+    """Draw a text as a QR code (ISO/IEC 18004)."""
+    import segno
+
+    matrix = segno.make(link, error="m", micro=False).matrix
+    path = "".join(
+        f"M{x + QUIET},{y + QUIET}h1v1h-1z"
+        for y, row in enumerate(matrix)
+        for x, dark in enumerate(row)
+        if dark
+    )
+    return Square(len(matrix) + 2 * QUIET, path)

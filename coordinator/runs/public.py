@@ -1,0 +1,184 @@
+"""Runs that anybody may look at, and what the public page tells of them.
+
+A run file says `[page] visible`; where it is silent, a run is shown unless its server lets people
+in by invitation only. A run that is not shown is told from one that does not exist by nobody.
+"""
+
+from __future__ import annotations
+
+import difflib
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.database import evaluations, games, runs, statistics, versions
+from coordinator.database.statistics import Stretch
+from coordinator.rules import run_file
+from coordinator.ttl_cache import REST, Fresh, Kept
+from shared.errors import NotFound
+from shared.text import escaped
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.config import Settings
+    from coordinator.database.engine.open import Database
+    from coordinator.database.evaluations import EvaluationRow, Measured, Sampled
+    from coordinator.database.runs import RunRow
+    from coordinator.database.versions import VersionRow
+    from shared.clock import Clock
+
+FRESH_S = 1.0
+# What is summed over all history is read anew at most a five-hundredth of the time.
+HISTORY_REST = 500.0
+CURVE = 120  # points of a curve, at most twice as many
+STRETCHES = 48  # columns of a run's activity
+STRETCH_S_MIN = 60.0
+STORY = 25  # samples that the story of a run goes through, evenly spread
+LOOKED_FOR = 50  # versions among which those are looked for
+
+
+@lru_cache(maxsize=256)
+def _said(file: str) -> bool | None:
+    return run_file.decode(file).page.visible
+
+
+def shown(run: RunRow, settings: Settings) -> bool:
+    """Return True if anybody may look at a run."""
+    said = _said(run.file)
+    return settings.public_dashboard and (not settings.by_invitation if said is None else said)
+
+
+async def check_shown(db: Database, settings: Settings, name: str) -> None:
+    """Raise NotFound unless anybody may look at this run, with the same words in every case."""
+
+    def read(conn: Connection) -> bool:
+        try:
+            return shown(runs.by_name(conn, name), settings)
+        except NotFound:
+            return False
+
+    if not await db.read(read):
+        raise NotFound(f'there is no run called "{escaped(name)}" here')
+
+
+def spread(head: int, every: int, count: int) -> range:
+    """Versions up to the head that are evenly spread, `count` of them to twice as many; of fewer,
+    all that `every` allows. As a run grows, points stay where they were and every other one goes.
+    """
+    step = every
+    while head // step > 2 * count:
+        step *= 2
+    return range(0, head + 1, step)
+
+
+class PublicVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """One version as the page shows it."""
+
+    row: VersionRow
+    seen: EvaluationRow
+    before: int | None  # the nearest older version that made a sample
+    after: int | None  # and the nearest newer one
+
+
+class PublicRuns:
+    """Reads what everybody may know of the runs that are shown."""
+
+    def __init__(self, db: Database, clock: Clock, settings: Settings) -> None:
+        self._db = db
+        self._clock = clock
+        self._settings = settings
+        self._listing = Fresh(self._read, FRESH_S, clock)
+        rest = HISTORY_REST
+        self._stretches: Kept[int, tuple[Stretch, ...]] = Kept(FRESH_S, clock, rest=rest)
+        self._strength: Kept[int, tuple[tuple[int, float, float], ...]] = Kept(
+            FRESH_S, clock, rest=rest
+        )
+        self._losses: Kept[int, tuple[Measured, ...]] = Kept(FRESH_S, clock, rest=REST)
+        self._story: Kept[int, tuple[Sampled, ...]] = Kept(FRESH_S, clock, rest=REST)
+
+    async def _read(self) -> tuple[tuple[RunRow, ...], bool]:
+        rows = await self._db.read(runs.every)
+        found = tuple(row for row in rows if shown(row, self._settings))
+        return found, len(found) == len(rows)
+
+    async def listing(self) -> tuple[RunRow, ...]:
+        """Runs that are shown, the newest first; the listing may be a second old."""
+        return (await self._listing.get())[0][::-1]
+
+    async def all_shown(self) -> bool:
+        """Return True if this server hides no run."""
+        return (await self._listing.get())[1]
+
+    async def find(self, name: str) -> RunRow:
+        """One run that is shown. Raises NotFound, naming the nearest of those that are."""
+        rows = await self.listing()
+        for row in rows:
+            if row.name == name:
+                return row
+        near = difflib.get_close_matches(name[:64], [row.name for row in rows], n=1, cutoff=0.4)
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        raise NotFound(f'there is no run called "{escaped(name)}" here{hint}')
+
+    async def version(self, run: RunRow, number: int) -> PublicVersion:
+        """One version with its neighbours. Raises NotFound."""
+
+        def read(conn: Connection) -> PublicVersion:
+            row = versions.get(conn, run.id, number)
+            seen = evaluations.evaluation(conn, run.id, number)
+            before, after = evaluations.neighbours(conn, run.id, number)
+            return PublicVersion(row=row, seen=seen, before=before, after=after)
+
+        return await self._db.read(read)
+
+    async def story(self, run: RunRow) -> tuple[Sampled, ...]:
+        """Samples evenly spread over a run, the first and the newest among them."""
+
+        def read(conn: Connection) -> tuple[Sampled, ...]:
+            file = run_file.decode(run.file).evaluation
+            every = max(1, file.every * file.sample_every)
+            numbers = spread(runs.by_id(conn, run.id).head, every, LOOKED_FOR)
+            found = evaluations.some_sampled(conn, run.id, numbers)
+            last = len(found) - 1
+            if last >= STORY:
+                found = [found[n * last // (STORY - 1)] for n in range(STORY)]
+            return tuple(evaluations.samples(conn, run.id, found))
+
+        return await self._story.get(run.id, lambda: self._db.read(read))
+
+    async def losses(self, run: RunRow) -> tuple[Measured, ...]:
+        """Measured losses evenly spread over a run, oldest first, the newest among them."""
+
+        def read(conn: Connection) -> tuple[Measured, ...]:
+            every = max(1, run_file.decode(run.file).evaluation.every)
+            numbers = spread(runs.by_id(conn, run.id).head, every, CURVE)
+            return tuple(evaluations.some_measured(conn, run.id, numbers))
+
+        return await self._losses.get(run.id, lambda: self._db.read(read))
+
+    async def strength(self, run: RunRow) -> tuple[tuple[int, float, float], ...]:
+        """Elo of the versions that played matches, with its error; oldest first."""
+
+        def read(conn: Connection) -> tuple[tuple[int, float, float], ...]:
+            found = games.measured(conn, run.id)
+            return tuple(
+                (version, values["elo"], values.get("elo_error", 0.0))
+                for version, values in sorted(found.items())
+                if "elo" in values
+            )
+
+        return await self._strength.get(run.id, lambda: self._db.read(read))
+
+    async def activity(self, run: RunRow) -> tuple[Stretch, ...]:
+        """Work of a run over time, in at most `STRETCHES` stretches of equal length."""
+
+        def read(conn: Connection) -> tuple[Stretch, ...]:
+            row = runs.by_id(conn, run.id)
+            began, ended = row.started_at, row.ended_at
+            if began is None:
+                return ()
+            width = max(STRETCH_S_MIN, ((ended or self._clock.now()) - began) / (STRETCHES - 1))
+            return tuple(statistics.stretches(conn, run.id, began, width))
+
+        return await self._stretches.get(run.id, lambda: self._db.read(read))

@@ -1,0 +1,206 @@
+"""The page in a real browser: headless Chromium, where the system has one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import uvicorn
+from sqlalchemy import Connection
+
+from coordinator.database import evaluations, runs
+from coordinator.http.app import create_app
+from shared.workloads.gomoku.match import _told
+from shared.workloads.gomoku.rules import Rules
+from tests.e2e.pages.test_pages import merged
+from tests.support.local_coordinator import LocalCoordinator, Worker, local_coordinator
+from tests.support.rounds import MergeRounds
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+MOVES = (0, 6, 1, 7, 2, 8, 3)
+
+playwright = pytest.importorskip("playwright.async_api")
+expect = playwright.expect
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
+]
+
+
+async def tick(home: LocalCoordinator) -> None:
+    """Let its time pass, ten times as fast."""
+    while True:
+        await asyncio.sleep(0.05)
+        await home.clock.advance(0.5)
+
+
+@contextlib.asynccontextmanager
+async def served(home: LocalCoordinator) -> AsyncIterator[str]:
+    """Address of a real socket in front of a coordinator."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(create_app(home.coordinator), lifespan="off", log_config=None)
+        server = uvicorn.Server(config)
+        with contextlib.ExitStack() as signals:
+            signals.enter_context(pytest.MonkeyPatch.context()).setattr(
+                server, "capture_signals", contextlib.nullcontext
+            )
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            ticking = asyncio.create_task(tick(home))
+            try:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            finally:
+                ticking.cancel()
+                home.coordinator.stopping.set()
+                server.should_exit = server.force_exit = True
+                await serving
+
+
+@contextlib.asynccontextmanager
+async def browser() -> AsyncIterator[Browser]:
+    async with playwright.async_playwright() as api:
+        found = await api.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            yield found
+        finally:
+            await found.close()
+
+
+@contextlib.asynccontextmanager
+async def looking(found: Browser, address: str) -> AsyncIterator[Page]:
+    """A page in which nothing may go wrong: no error, no violation of the policy."""
+    wrong: list[str] = []
+    page = await found.new_page(viewport={"width": 390, "height": 844})
+    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    await page.goto(address)
+    yield page
+    assert not wrong
+    await page.close()
+
+
+async def drawn_game(home: LocalCoordinator, run: str, version: int) -> None:
+    """Give a version the sample of a workload that plays."""
+    told = _told(Rules(size=6, win=4), MOVES)
+
+    def draw(conn: Connection) -> None:
+        evaluations.set_evaluation(conn, runs.by_name(conn, run).id, version, sample=told)
+
+    await home.coordinator.db.write(draw)
+
+
+async def more(home: LocalCoordinator, run: str, workers: tuple[Worker, ...], seed: int) -> None:
+    await MergeRounds(home, run, workers, lambda: 0.0).round(seed)
+
+
+async def test_a_visitor_sees_a_version_arrive_and_goes_through_the_story(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home, browser() as chromium:
+        run = await merged(home)
+        workers = (await home.join("Ann"), await home.join("Joe"))
+        async with served(home) as url, looking(chromium, f"{url}/runs/{run}") as page:
+            version = page.locator('[data-live="version"]')
+            assert await version.text_content() == "2"
+            curve = page.locator("#curves .line")
+            before = await curve.get_attribute("d")
+            await more(home, run, workers, 50)
+            await expect(version).to_have_text("3")
+            await expect(curve).not_to_have_attribute("d", str(before))
+            slider = page.get_by_label("Version", exact=True)
+            await slider.focus()
+            await page.keyboard.press("Home")
+            await expect(page.locator("[data-now] figcaption")).to_have_text("Version 0")
+            assert await slider.get_attribute("aria-valuetext") == "version 0"
+            chart = page.locator("[data-chart]").first
+            await chart.focus()
+            await page.keyboard.press("Home")
+            said = await chart.locator("output").text_content()
+            assert said is not None
+            assert said.startswith("version 0: ")
+
+
+async def test_a_game_can_be_stepped_through(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home, browser() as chromium:
+        run = await merged(home)
+        await drawn_game(home, run, 2)
+        address = f"/runs/{run}/versions/2"
+        async with served(home) as url, looking(chromium, url + address) as page:
+            lying = page.locator("svg[data-game] [data-ply][visibility=visible]")
+            assert await lying.count() == len(MOVES)
+            slider = page.get_by_role("slider", name="Move")
+            await slider.focus()
+            for left in (6, 5):
+                await page.keyboard.press("ArrowLeft")
+                assert await lying.count() == left
+            assert await page.locator(".slider output").text_content() == "5: c6"
+
+
+async def test_an_opened_join_link_is_a_command_to_copy(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home, browser() as chromium, served(home) as url:
+        link = f"{url}/join#key=abcd-efgh+code=XYZ"
+        async with looking(chromium, link) as page:
+            await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+            command = f"volunteer join '{link}'"
+            assert await page.locator("[data-join]").text_content() == command
+            await page.get_by_role("button", name="Copy").click()
+            await page.get_by_role("button", name="Copied").wait_for()
+            assert await page.evaluate("navigator.clipboard.readText()") == command
+        async with looking(chromium, f"{url}/join#x=';rm -rf ~;$(id)`id`'") as page:
+            shown = await page.locator("[data-join]").text_content()
+            assert shown is not None
+            assert not set(shown.removeprefix("volunteer join '").removesuffix("'")) & set(
+                "';$()` "
+            )
+
+
+async def test_a_first_visit_is_small(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home, browser() as chromium:
+        run = await merged(home, rounds=6)
+        async with served(home) as url:
+            page = await chromium.new_page()
+            session = await page.context.new_cdp_session(page)
+            await session.send("Network.enable")
+            sizes: list[float] = []
+            session.on(
+                "Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"])
+            )
+            asked: list[str] = []
+            page.on("request", lambda request: asked.append(request.url))
+            await page.goto(f"{url}/runs/{run}")
+            await page.wait_for_load_state("load")
+            assert len(asked) <= 6, asked
+            assert all(address.startswith(url) for address in asked)
+            assert sum(sizes) <= 100_000
+            assert await page.context.cookies() == []
+            await page.close()
+
+
+async def test_everything_is_readable_without_a_script_and_fits_a_phone(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home, browser() as chromium:
+        run = await merged(home)
+        await drawn_game(home, run, 2)
+        async with served(home) as url:
+            context = await chromium.new_context(
+                java_script_enabled=False, viewport={"width": 390, "height": 844}
+            )
+            page = await context.new_page()
+            for path in ("/", f"/runs/{run}", f"/runs/{run}/versions/2", "/join", "/leaderboard"):
+                await page.goto(url + path)
+                wide = page.locator("html")
+                box = await wide.bounding_box()
+                assert box is not None
+                assert box["width"] <= 390, path
+            await page.goto(f"{url}/runs/{run}")
+            for words in ("At work", "What it makes", "Join with your computer", "It trains while"):
+                box = await page.get_by_text(words).first.bounding_box()
+                assert box is not None
+                assert box["y"] + box["height"] <= 844, words  # without scrolling
+            await context.close()

@@ -1,0 +1,259 @@
+"""The public page: all that it shows, and what it keeps to itself."""
+
+from __future__ import annotations
+
+import gzip
+import html
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from sqlalchemy import Connection
+
+from coordinator.admin.command import Named
+from coordinator.admin.runs import show
+from coordinator.database import evaluations, runs
+from coordinator.database.volunteers import set_volunteer
+from shared.workloads.data.image_files import open_image
+from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
+from tests.support.rounds import MergeRounds
+
+NASTY = "<script>alert(1)</script>\u202egnp.exe\x07"
+
+
+def text(answer: httpx.Response) -> str:
+    """Words of a page as a reader without scripts has them."""
+    body = re.sub(r"<(script|style)\b.*?</\1>", "", answer.text, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def hide(conn: Connection, who: str) -> None:
+    """As the volunteer's own program asks for it."""
+    set_volunteer(conn, who, public=False)
+
+
+async def merged(home: LocalCoordinator, rounds: int = 2, file: str = RUN) -> str:
+    """A run with versions; its name."""
+    run = await home.start_run(file)
+    assert await home.coordinator.evaluation.evaluate_next()
+    workers = (await home.join("Mia"), await home.join("Bob"))
+    history = MergeRounds(home, run, workers, lambda: 0.0)
+    for number in range(rounds):
+        await history.round(10 * number)
+    return run
+
+
+async def test_a_run_is_shown_as_its_organiser_sees_it(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path, name="Hillside school") as home:
+        run = await merged(home)
+        async with home.client() as client:
+            answer = await client.get(f"/runs/{run}")
+        assert answer.status_code == 200
+        said = text(answer)
+        shown = await show(home.coordinator, Named(name=run))  # what `run show --json` prints
+        info = msgspec.to_builtins(shown.run)
+        assert "Hillside school" in said
+        assert f"Version {info['version']} " in said
+        assert f"{info['loss']:.4g}" in said
+        assert f"from {info['loss_first']:.4g}" in said
+        assert f"At work {info['workers']} machines" in said
+        assert "Contributions 4" in said
+        assert "Mia" in said
+        assert "Bob" in said
+        for version in range(info["version"] + 1):
+            assert f'/runs/{run}/versions/{version}"' in answer.text
+
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors "
+)
+
+
+async def test_every_page_needs_no_script_no_cookie_and_nobody_else(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run = await merged(home)
+        paths = ["/", "/join", "/leaderboard", "/leaderboard?window=day", "/volunteers/Mia"]
+        paths += [f"/runs/{run}", f"/runs/{run}/versions/1", f"/runs/{run}/embed"]
+        async with home.client() as client:
+            for path in paths:
+                answer = await client.get(path)
+                assert answer.status_code == 200, path
+                policy = answer.headers["content-security-policy"]
+                assert policy == POLICY + ("*" if path.endswith("embed") else "'none'")
+                assert "set-cookie" not in answer.headers
+                assert not re.search(r"<script>|<style|\sstyle=|\son[a-z]+=", answer.text), path
+                for address in re.findall(r'(?:src|href)="([^"]*)"', answer.text):
+                    assert address.startswith(("/", "#")), (path, address)
+                    if address.startswith("/"):
+                        there = await client.get(html.unescape(address))
+                        assert there.status_code == 200, (path, address)
+
+
+async def test_a_private_run_is_told_from_none_by_nobody(tmp_path: Path) -> None:
+    hidden = RUN.replace('"tiny"', '"secret"') + "[page]\nvisible = false\n"
+    async with local_coordinator(tmp_path) as home:
+        await merged(home, file=hidden)
+        async with home.client() as client:
+            for path in ("", "/versions/1", "/embed", "/badge.svg", "/card.png", "/events"):
+                there = await client.get(f"/runs/secret{path}")
+                missing = await client.get(f"/runs/secreX{path}")
+                assert there.status_code == missing.status_code == 404
+                assert there.text.replace("secret", "secreX") == missing.text
+            for path in ("/api/v1/runs/{}/sample", "/api/v1/runs/{}/timelapse.gif"):
+                there = await client.get(path.format("secret"))
+                missing = await client.get(path.format("secreX"))
+                assert there.status_code == missing.status_code == 404
+                known = there.json()["message"].replace("secret", "secreX")
+                assert known == missing.json()["message"]
+            for path in ("/", "/runs/secrt", "/leaderboard", "/volunteers/Mia"):
+                answer = await client.get(path)
+                assert "secret" not in answer.text
+                assert "Mia" not in answer.text.replace('"Mia"', "").replace("&#34;Mia&#34;", "")
+
+
+@pytest.mark.parametrize(
+    ("said", "status"), [("", 404), ("[page]\nvisible = true\n", 200)], ids=["silent", "visible"]
+)
+async def test_a_server_by_invitation_shows_what_was_said_to_be_visible(
+    tmp_path: Path, said: str, status: int
+) -> None:
+    async with local_coordinator(tmp_path, invite_only=True) as home:
+        run = await home.start_run(RUN + said)
+        async with home.client() as client:
+            assert (await client.get(f"/runs/{run}")).status_code == status
+            join = text(await client.get("/join"))
+            assert "by invitation" in join
+            assert "volunteer join 'LINK'" in join
+
+
+async def test_an_open_server_says_how_to_join(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path, open=True) as home, home.client() as client:
+        answer = await client.get("/join")
+        link = home.coordinator.server.link()
+        assert f"volunteer join '{link.url}/join#key=" in text(answer)
+        assert 'aria-label="QR code of the join link"' in answer.text
+
+
+async def test_errors_are_pages(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run = await home.start_run()
+        async with home.client() as client:
+            for path, words in (
+                ("/runs/tinny", 'did you mean "tiny"?'),
+                (f"/runs/{run}/versions/77", "no version 77"),
+                (f"/runs/{run}/versions/x", "no such version"),
+                ("/volunteers/Nobody", 'no volunteer "Nobody"'),
+                ("/static/../app.py", ""),
+                ("/static/page.txt", "no such file"),
+            ):
+                answer = await client.get(path, headers={b"accept": b"\xff;q=9,*/*;q=x"})
+                assert answer.status_code == 404
+                assert words in text(answer)
+            assert (await client.get("/api/v1/nothing")).json()["code"] == "not_found"
+
+
+async def test_who_hides_is_gone_at_once(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run = await merged(home)
+        async with home.client() as client:
+            assert (await client.get("/volunteers/Mia")).status_code == 200
+            mia = await home.coordinator.volunteers.public("Mia")
+            await home.coordinator.db.write(lambda conn: hide(conn, mia[0]))
+            home.coordinator.volunteers._board.show(mia[0], False)
+            await home.clock.advance(1.0)
+            gone = await client.get("/volunteers/Mia")
+            never = await client.get("/volunteers/Mix")
+            assert gone.status_code == 404
+            assert text(gone).replace("Mia", "Mix") == text(never)
+            for path in (f"/runs/{run}", "/leaderboard"):
+                assert "Mia" not in text(await client.get(path))
+
+
+async def test_what_others_wrote_stays_text(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path, name="A <b>bold</b> name") as home:
+        quoted = msgspec.json.encode(NASTY).decode()
+        run = await merged(home, file=f"description = {quoted}\ncontact = {quoted}\n" + RUN)
+
+        def draw(conn: Connection) -> None:
+            row = runs.by_name(conn, run)
+            evaluations.set_evaluation(conn, row.id, 1, sample=f"def f():\n\tx{NASTY}")
+
+        await home.coordinator.db.write(draw)
+        await home.clock.advance(2.0)
+        async with home.client() as client:
+            for path in ("", "/versions/1", "/embed", "/badge.svg", "/feed.atom"):
+                answer = await client.get(f"/runs/{run}{path}")
+                assert "<script>alert" not in answer.text
+                assert "<b>bold" not in answer.text
+                assert "\u202e" not in answer.text
+                assert "\x07" not in answer.text
+            page = await client.get(f"/runs/{run}/versions/1")
+            assert "def f():\n    x&lt;script&gt;" in page.text
+
+
+async def test_a_page_is_made_once_a_second_for_everybody(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run = await merged(home)
+        async with home.client() as client:
+            plain = await client.get(f"/runs/{run}", headers={"accept-encoding": "identity"})
+            tag = plain.headers["etag"]
+            again = await client.get(f"/runs/{run}", headers={"if-none-match": tag})
+            assert (again.status_code, again.content) == (304, b"")
+            async with client.stream("GET", f"/runs/{run}") as zipped:
+                raw = b"".join([piece async for piece in zipped.aiter_raw()])
+            assert gzip.decompress(raw) == plain.content
+            head = await client.head(f"/runs/{run}")
+            assert (head.content, head.headers["etag"]) == (b"", tag)
+            for address in re.findall(r'"(/static/[^"]*)"', plain.text):
+                kept = (await client.get(address)).headers["cache-control"]
+                assert "immutable" in kept
+
+
+async def test_a_page_follows_the_run(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run = await merged(home)
+        async with home.client() as client:
+            assert "Version 2 " in text(await client.get(f"/runs/{run}"))
+            workers = (await home.join("Ann"), await home.join("Joe"))
+            await MergeRounds(home, run, workers, lambda: 0.0).round(90)
+            await home.clock.advance(2.0)
+            said = text(await client.get(f"/runs/{run}"))
+            assert "Version 3 " in said
+            assert "Contributions 6" in said
+            assert "Ann" in said
+
+
+async def test_feed_and_badge_are_well_formed(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run = await merged(home)
+        async with home.client() as client:
+            feed = ET.fromstring((await client.get(f"/runs/{run}/feed.atom")).content)
+            atom = "{http://www.w3.org/2005/Atom}"
+            titles = [entry.findtext(f"{atom}title") or "" for entry in feed.iter(f"{atom}entry")]
+            assert [title.partition(",")[0] for title in titles] == [
+                "version 2",
+                "Milestone: version 1",
+                "version 0",
+            ]
+            card = open_image(
+                (await client.get(f"/runs/{run}/card.png")).content, ("PNG",), 1 << 20
+            )
+            assert card.size == (1200, 630)
+            badge = ET.fromstring((await client.get(f"/runs/{run}/badge.svg")).content)
+            assert "loss" in badge.attrib["aria-label"]
+
+
+async def test_a_server_without_the_page_opens_join_links_only(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path, public_dashboard=False) as home:
+        await home.start_run()
+        async with home.client() as client:
+            for path in ("/", "/runs/tiny", "/leaderboard"):
+                assert (await client.get(path)).status_code == 404
+            answer = await client.get("/join")
+            assert "volunteer join 'http" in text(answer)
+            assert "/leaderboard" not in answer.text
+            assert 'href="/"' not in answer.text
