@@ -252,10 +252,7 @@ class FrameWriter:
 
     def _fail(self, error: OSError) -> NoReturn:
         self.abort()
-        if error.errno in _NO_SPACE:
-            raise StorageFull(
-                f"no space is left for {self._path}: free some and try again"
-            ) from error
+        refuse_full(error, self._path)
         raise error
 
     def __enter__(self) -> Self:
@@ -271,6 +268,12 @@ class FrameWriter:
             self.abort()
         elif self.written is None:
             self.close()
+
+
+def refuse_full(error: OSError, path: Path) -> None:
+    """Raise StorageFull if that is what the error says."""
+    if error.errno in _NO_SPACE:
+        raise StorageFull(f"no space is left for {path}: free some and try again") from error
 
 
 def sync_directory(directory: Path) -> None:

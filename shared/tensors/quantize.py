@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
 
@@ -26,10 +26,18 @@ from shared.tensors.blocks import (
     sum_squares,
 )
 from shared.tensors.frame import Frame, FrameWriter, open_frame
-from shared.tensors.packed import beside, pack, unpack
+from shared.tensors.packed import PackedFile, beside, pack
 from shared.tensors.slices import F32, Array, ArrayReader, SliceReader
 from shared.tensors.sparse import TopK
-from shared.tensors.spec import INTEGERS, WALK_ELEMENTS, Schema, TensorSpec, by_name, grid
+from shared.tensors.spec import (
+    CHUNK_ELEMENTS,
+    INTEGERS,
+    WALK_ELEMENTS,
+    Schema,
+    TensorSpec,
+    by_name,
+    grid,
+)
 
 Residual: TypeAlias = Mapping[str, Array]
 Tensors: TypeAlias = Mapping[str, Any]
@@ -81,31 +89,88 @@ class Codec(Protocol):
         """Open an update after checking its header. Raises InvalidFrame."""
 
 
+class Part(NamedTuple):
+    """Elements [first, stop) of a flat tensor, as they are on the wire."""
+
+    wire: Sequence[Array]
+    first: int
+    stop: int
+
+
+class Source(Protocol):
+    """The file of an update."""
+
+    def part(self, spec: TensorSpec, start: int) -> Part:
+        """The part that holds the element `start`, good until the same thread asks for another."""
+
+    def close(self) -> None: ...
+
+
+class _Tensors:
+    """A file in which every tensor lies as it is."""
+
+    def __init__(self, frame: Frame, kernel: Kernel) -> None:
+        self._frame = frame
+        self._kernel = kernel
+        self._parts: dict[str, Part] = {}  # a merge asks for many small slices
+
+    def part(self, spec: TensorSpec, start: int) -> Part:
+        return self._parts.get(spec.name) or self._open(spec)
+
+    def _open(self, spec: TensorSpec) -> Part:
+        wire = self._kernel.parts(spec) if spec.role == "parameter" else (spec,)
+        flat = [self._frame.array(part.name).reshape(-1) for part in wire]
+        self._parts[spec.name] = part = Part(flat, 0, spec.count)
+        return part
+
+    def close(self) -> None:
+        self._parts.clear()
+        self._frame.close()
+
+
+class _Chunks:
+    """A packed file of a kernel that keeps its numbers one by one."""
+
+    def __init__(self, file: PackedFile) -> None:
+        self._file = file
+
+    def part(self, spec: TensorSpec, start: int) -> Part:
+        index = start // CHUNK_ELEMENTS
+        found, first = self._file.chunk(spec.name, index), index * CHUNK_ELEMENTS
+        return Part([found], first, first + found.size)
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class DecodedUpdate(Mapping[str, Array]):
     """An update read back, decoded when it is asked for: float32, and int64 counters."""
 
-    def __init__(self, frame: Frame, schema: Schema, kernel: Kernel) -> None:
-        self.frame = frame
+    def __init__(self, source: Source, schema: Schema, kernel: Kernel) -> None:
         self.schema = schema
+        self._source = source
         self._kernel = kernel
         self._specs = by_name(schema)
-        self._parts: dict[str, list[Array]] = {}  # flat views: a merge asks for many small slices
 
     def read(self, name: str, start: int, stop: int, room: F32 | None = None) -> Array:
-        """Elements [start, stop) of the flat tensor; `room` has place for them, and may be used or
-        not.
+        """Elements [start, stop) of the flat tensor, good until the same thread reads outside the
+        chunk that they are of; `room` has place for them, and may be used or not.
 
-        Raises InvalidFrame where scales or positions make no sense.
+        Raises InvalidFrame where they cannot be read or scales or positions make no sense.
         """
-        parts = self._parts.get(name) or self._open(name)
         spec = self._specs[name]
+        part = self._source.part(spec, start)
+        if stop > part.stop:
+            here = self.read(name, start, part.stop).copy()
+            return np.concatenate([here, self.read(name, part.stop, stop)])
+        start, stop = start - part.first, stop - part.first
         if spec.role != "parameter":
-            return parts[0][start:stop]
+            return part.wire[0][start:stop]
         try:
             with np.errstate(
                 over="ignore"
             ):  # a hostile scale makes infinities, which `inspect` names
-                return self._kernel.decode(parts, spec.count, start, stop, room)
+                return self._kernel.decode(part.wire, part.stop - part.first, start, stop, room)
         except InvalidFrame as error:
             raise InvalidFrame(f"{name!r}: {error.message}") from error
 
@@ -117,19 +182,13 @@ class DecodedUpdate(Mapping[str, Array]):
         spec = self._specs[name]
         if spec.role != "parameter":
             return sum_squares(self.read(name, start, stop))
-        parts = self._parts.get(name) or self._open(name)
+        part = self._source.part(spec, start)
+        count, start, stop = part.stop - part.first, start - part.first, stop - part.first
         with telling(name), np.errstate(over="ignore"):
-            return self._kernel.square(parts, spec.count, start, stop)
+            return self._kernel.square(part.wire, count, start, stop)
 
     def close(self) -> None:
-        self._parts.clear()
-        self.frame.close()
-
-    def _open(self, name: str) -> list[Array]:
-        spec = self._specs[name]
-        wire = self._kernel.parts(spec) if spec.role == "parameter" else (spec,)
-        self._parts[name] = parts = [self.frame.array(part.name).reshape(-1) for part in wire]
-        return parts
+        self._source.close()
 
     def __getitem__(self, name: str) -> Array:
         spec = self._specs[name]
@@ -193,7 +252,8 @@ class FrameCodec:
         return EncodedUpdate(sha256=written.sha256, size=written.size, residual=left)
 
     def decode(self, path: Path, schema: Schema) -> DecodedUpdate:
-        return DecodedUpdate(open_frame(path, self.wire_schema(schema)), schema, self.kernel)
+        source = _Tensors(open_frame(path, self.wire_schema(schema)), self.kernel)
+        return DecodedUpdate(source, schema, self.kernel)
 
     def _encode(
         self,
@@ -227,8 +287,8 @@ class FrameCodec:
 
 @dataclass(frozen=True, slots=True)
 class PackedCodec:
-    """A codec whose file is packed after it was written, and unpacked beside itself for as long as
-    it is read.
+    """A codec whose file is packed after it was written, and unpacked chunk by chunk as it is
+    read.
     """
 
     name: str
@@ -257,28 +317,8 @@ class PackedCodec:
         return EncodedUpdate(sha256=written.sha256, size=written.size, residual=made.residual)
 
     def decode(self, path: Path, schema: Schema) -> DecodedUpdate:
-        raw = beside(path)
-        try:
-            unpack(path, self.wire_schema(schema), raw)
-            frame = open_frame(raw, self.wire_schema(schema))
-        except BaseException:
-            raw.unlink(missing_ok=True)
-            raise
-        with contextlib.suppress(PermissionError):  # Windows: only when it is closed
-            raw.unlink()
-        return _Unpacked(frame, schema, self.inner, raw)
-
-
-class _Unpacked(DecodedUpdate):
-    """An update whose file goes when it is closed."""
-
-    def __init__(self, frame: Frame, schema: Schema, inner: FrameCodec, raw: Path) -> None:
-        super().__init__(frame, schema, inner.kernel)
-        self._raw = raw
-
-    def close(self) -> None:
-        super().close()
-        self._raw.unlink(missing_ok=True)
+        source = _Chunks(PackedFile(path, self.wire_schema(schema)))
+        return DecodedUpdate(source, schema, self.inner.kernel)
 
 
 class _Feedback:

@@ -6,6 +6,7 @@ gain under 2 %.
 
 from __future__ import annotations
 
+import os
 import struct
 import sys
 from collections.abc import Sequence
@@ -90,16 +91,16 @@ def read_piece(file: BinaryIO, unpacked: int, what: str) -> bytes:
 
     Raises InvalidFrame; `what` names the file.
     """
-    head = file.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        raise InvalidFrame(f"{what} ends too early")
-    (length,) = LENGTH.unpack(head)
-    if length > unpacked + SLACK_BYTES:
-        raise InvalidFrame(f"{what} holds a piece that is longer than its tensor")
+    length = _piece_bytes(file, unpacked, what)
     data = file.read(length)
     if len(data) < length:
         raise InvalidFrame(f"{what} ends too early")
     return data
+
+
+def skip_piece(file: BinaryIO, unpacked: int, what: str) -> None:
+    """Go behind the next piece, which may reach behind the end. Raises InvalidFrame."""
+    file.seek(_piece_bytes(file, unpacked, what), os.SEEK_CUR)
 
 
 def read_array(file: BinaryIO, kind: np.dtype[Any], count: int, what: str) -> npt.NDArray[Any]:
@@ -110,3 +111,13 @@ def read_array(file: BinaryIO, kind: np.dtype[Any], count: int, what: str) -> np
     ranks = range(kind.itemsize)
     planes = [unpack_bytes(read_piece(file, count, what), count) for _ in ranks]
     return from_planes(planes, kind, count)
+
+
+def _piece_bytes(file: BinaryIO, unpacked: int, what: str) -> int:
+    head = file.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        raise InvalidFrame(f"{what} ends too early")
+    (length,) = LENGTH.unpack(head)
+    if length > unpacked + SLACK_BYTES:
+        raise InvalidFrame(f"{what} holds a piece that is longer than its tensor")
+    return int(length)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from shared.errors import InvalidFrame
 from shared.tensors.quantize import codec
 from shared.tensors.shuffle import pack_floats, unpack_floats
 from shared.tensors.slices import bf16_from_float
+from shared.tensors.spec import CHUNK_ELEMENTS, grid
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -45,8 +48,9 @@ def test_a_packed_update_holds_the_same_numbers_in_fewer_bytes_and_leaves_no_oth
 
 def bomb(count: int) -> bytes:
     """A packed vector whose first plane unpacks to a hundred times what it may."""
-    plane = zstd.compress(bytes(count * 100))
-    return b"VPACK\x00\x00\x01" + len(plane).to_bytes(4, "little") + plane
+    planes = [zstd.compress(bytes(size)) for size in (count * 100, count, count, count)]
+    pieces = (len(plane).to_bytes(4, "little") + plane for plane in planes)
+    return b"VPACK\x00\x00\x01" + b"".join(pieces)
 
 
 def whole(tmp_path: Path) -> bytes:
@@ -72,9 +76,62 @@ def test_a_damaged_packed_update_is_refused_with_a_sentence_and_leaves_nothing(
 ) -> None:
     path = tmp_path / "u"
     path.write_bytes(damage(whole(tmp_path)))
-    with pytest.raises(InvalidFrame, match=says):
-        codec("float32-zstd").decode(path, vector(5000))
+    with (
+        pytest.raises(InvalidFrame, match=says),
+        codec("float32-zstd").decode(path, vector(5000)) as update,
+    ):
+        update.read("w", 0, 5000)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["honest", "u"]
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file may grow beyond a chunk of float32."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (CHUNK_ELEMENTS * 4, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def large(tmp_path: Path) -> np.ndarray:
+    """A packed update of two chunks and a bit, written as "u"."""
+    numbers = np.arange(2 * CHUNK_ELEMENTS + 5, dtype="f4")
+    codec("float32-zstd").encode({"w": numbers}, vector(numbers.size), tmp_path / "u")
+    return numbers
+
+
+def test_what_is_unpacked_at_once_is_a_chunk_whatever_the_size(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    numbers = large(tmp_path)
+    request.getfixturevalue("small_files")
+    with codec("float32-zstd").decode(tmp_path / "u", vector(numbers.size)) as update:
+        for start, stop in grid(numbers.size):
+            assert np.array_equal(update.read("w", start, stop), numbers[start:stop])
+        assert update.square("w", 0, CHUNK_ELEMENTS) > 0
+
+
+def test_slices_across_chunks_are_whole(tmp_path: Path) -> None:
+    numbers = large(tmp_path)
+    with codec("float32-zstd").decode(tmp_path / "u", vector(numbers.size)) as update:
+        assert np.array_equal(update["w"], numbers)
+        across = update.read("w", CHUNK_ELEMENTS - 3, 2 * CHUNK_ELEMENTS + 2)
+        assert np.array_equal(across, numbers[CHUNK_ELEMENTS - 3 : 2 * CHUNK_ELEMENTS + 2])
+
+
+def test_threads_read_different_chunks_at_once(tmp_path: Path) -> None:
+    numbers = large(tmp_path)
+    together = threading.Barrier(2)
+    with codec("float32-zstd").decode(tmp_path / "u", vector(numbers.size)) as update:
+
+        def look(start: int) -> bool:
+            found = update.read("w", start, start + 100)
+            together.wait()
+            return np.array_equal(found, numbers[start : start + 100])
+
+        with ThreadPoolExecutor(2) as pool:
+            assert all(pool.map(look, [0, CHUNK_ELEMENTS]))
 
 
 @settings(deadline=None, max_examples=examples(100))
