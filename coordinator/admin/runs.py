@@ -13,7 +13,7 @@ from coordinator.database import runs
 from coordinator.database.statistics import Person
 from coordinator.merging.healing import Proposal, proposal
 from coordinator.runs.example import EXAMPLE, example_dataset
-from coordinator.runs.export import Exported
+from coordinator.runs.export import PLAIN, Exported
 from shared.errors import BadRequest
 from shared.protocol.accounts import RunInfo
 from shared.protocol.versions import VersionInfo
@@ -45,6 +45,7 @@ class ExportRun(Ask, frozen=True, kw_only=True):
     name: str
     version: int | None = None
     to: str = ""
+    format: str = PLAIN
 
 
 class ExportedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,11 +129,11 @@ async def report(coordinator: Coordinator, ask: Named) -> tuple[Person, ...]:
 
 async def export(coordinator: Coordinator, ask: ExportRun) -> ExportedRun:
     if ask.to:
-        exported = await coordinator.export.export(ask.name, Path(ask.to), ask.version)
+        exported = await coordinator.export.export(ask.name, Path(ask.to), ask.version, ask.format)
         return ExportedRun(exported=exported)
     box = secrets.token_hex(16)
     to = coordinator.boxes.folder(box)
-    exported = await coordinator.export.export(ask.name, to, ask.version)
+    exported = await coordinator.export.export(ask.name, to, ask.version, ask.format)
     return ExportedRun(exported=msgspec.structs.replace(exported, path=""), box=box)
 
 

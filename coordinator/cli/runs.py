@@ -264,18 +264,22 @@ def export(
     *,
     to: Annotated[str, Parameter(help="A new or empty folder, or hub:OWNER/NAME.")],
     version: Annotated[int | None, Parameter(help="Version to export (default: the best).")] = None,
+    format: Annotated[
+        str, Parameter(help="safetensors; transformers for text; onnx for pictures and games.")
+    ] = "safetensors",
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Write a version as files that load with torch and safetensors alone; or publish it on a model
-    hub, private at first.
+    """Write a version as files that load with torch and safetensors alone, or with another library;
+    or publish it on a model hub, private at first.
     """
     from coordinator.runs.model_hub import PREFIX
 
+    chosen = {"name": name, "version": version, "format": format}
     if to.startswith(PREFIX):
-        done = _published(where, name, version, to)
+        done = _published(where, chosen, to)
     else:
-        done = _exported(where, name, version, Path(to).expanduser().absolute())
+        done = _exported(where, chosen, Path(to).expanduser().absolute())
     if json:
         as_json(done)
         return
@@ -283,13 +287,13 @@ def export(
     print(f'Version {done.version} of "{done.run}" is in {done.path} ({size(done.bytes)}{loss}).')
 
 
-def _exported(where: Where, name: str, version: int | None, to: Path) -> Any:
+def _exported(where: Where, chosen: dict[str, Any], to: Path) -> Any:
     if where.remote:
-        return _fetched(where, name, version, to)
-    return call(where, "run.export", name=name, version=version, to=str(to)).exported
+        return _fetched(where, chosen, to)
+    return call(where, "run.export", to=str(to), **chosen).exported
 
 
-def _published(where: Where, name: str, version: int | None, to: str) -> Any:
+def _published(where: Where, chosen: dict[str, Any], to: str) -> Any:
     import tempfile
 
     import msgspec
@@ -298,18 +302,18 @@ def _published(where: Where, name: str, version: int | None, to: str) -> Any:
 
     hub = Hub.of(to)  # before anything is made
     with tempfile.TemporaryDirectory(prefix="export-") as folder:
-        done = _exported(where, name, version, Path(folder) / "model")
+        done = _exported(where, chosen, Path(folder) / "model")
         url = hub.publish(Path(done.path), f'Version {done.version} of "{done.run}"')
     return msgspec.structs.replace(done, path=url)
 
 
-def _fetched(where: Where, name: str, version: int | None, to: Path) -> Any:
+def _fetched(where: Where, chosen: dict[str, Any], to: Path) -> Any:
     import msgspec
 
     from coordinator.storage.folders import empty
 
     empty(to, "the export")
-    made = call(where, "run.export", name=name, version=version)
+    made = call(where, "run.export", **chosen)
     connection = where.connection()
     for file in made.exported.files:
         connection.get(made.box, file, to / Path(file).name)

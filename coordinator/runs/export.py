@@ -1,16 +1,18 @@
-"""A version as a folder that needs nothing of ours: torch and safetensors are enough to load it.
+"""A version as a folder that needs nothing of ours: torch and safetensors are enough to load it,
+or the library whose format was asked for.
 
 model.safetensors   the tensors, a tied head written out      config.json     the model's own settings
 tokenizer.json      where the workload has one                metrics.jsonl   one line a version
 README.md           what it is, licence, source, how to load  LICENSE.txt     the licence the volunteers agreed to
+
+A format of another library (`Workload.formats`) has its own files instead of the first three.
 """
 
 from __future__ import annotations
 
 import errno
 import re
-import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,8 @@ from coordinator.runs.definition import Definition, definition
 from coordinator.runs.version_files import read_weights
 from coordinator.storage import folders
 from shared.decoding import decode
-from shared.errors import InvalidRunFile, NotFound, StorageFull
+from shared.errors import BadRequest, InvalidRunFile, NotFound, StorageFull
+from shared.workloads.base import Converted, load
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open import Database
     from coordinator.storage.blobs import BlobStore
 
+PLAIN = "safetensors"  # the format of ours
 HISTORY_MAX = 1_000_000
 
 
@@ -57,6 +61,14 @@ class _Source(msgspec.Struct, frozen=True, kw_only=True):
     dataset: DatasetRow | None
 
 
+class _Files(msgspec.Struct, frozen=True, kw_only=True):
+    """Contents of an export, as they lie in the store, and the format they are to have."""
+
+    weights: Path
+    tokenizer: Path | None
+    format: str
+
+
 class Export:
     """Writes versions out."""
 
@@ -65,17 +77,23 @@ class Export:
         self._blobs = blobs
         self._compute = compute
 
-    async def export(self, name: str, to: Path, version: int | None = None) -> Exported:
+    async def export(
+        self, name: str, to: Path, version: int | None = None, format: str = PLAIN
+    ) -> Exported:
         """Write a version (the best one measured, unless named) into the new or empty folder `to`.
 
-        Raises NotFound when its files were pruned, Conflict when the folder holds something.
+        Raises NotFound when its files were pruned, Conflict when the folder holds something,
+        BadRequest for a format that the workload does not know, Configuration where its library is
+        not installed.
         """
         source = await self._db.read(lambda conn: _read(conn, name, version))
+        _check_format(source.run.workload, format)
         weights = await self._blobs.local(source.version.master_sha256)
         tokenizer = None
         if source.dataset and "tokenizer" in source.dataset.manifest.assets:
             tokenizer = await self._blobs.local(source.dataset.manifest.assets["tokenizer"].sha256)
-        return await self._compute.run(write, source, weights, tokenizer, to)
+        files = _Files(weights=weights, tokenizer=tokenizer, format=format)
+        return await self._compute.run(write, source, files, to)
 
 
 def _read(conn: Connection, name: str, version: int | None) -> _Source:
@@ -95,12 +113,20 @@ def _read(conn: Connection, name: str, version: int | None) -> _Source:
     return _Source(run=run, version=row, measured=measured, history=history, dataset=dataset)
 
 
-def write(stop: Stop, source: _Source, weights: Path, tokenizer: Path | None, to: Path) -> Exported:
+def _check_format(workload: str, format: str) -> None:
+    known = (PLAIN, *load(workload).formats)
+    if format not in known:
+        raise BadRequest(
+            f'a {workload} model has no format "{format}": choose {" or ".join(known)}'
+        )
+
+
+def write(stop: Stop, source: _Source, files: _Files, to: Path) -> Exported:
     """Write all files, or none of them. Raises StorageFull when there is no room."""
     there = to.exists()
     folders.empty(to, "the export")
     try:
-        return _fill(source, weights, tokenizer, to)
+        return _fill(source, files, to)
     except BaseException as error:
         for path in to.iterdir():
             path.unlink()
@@ -120,39 +146,50 @@ def _no_room(error: BaseException) -> bool:
     return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def _fill(source: _Source, weights: Path, tokenizer: Path | None, to: Path) -> Exported:
+def _fill(source: _Source, files: _Files, to: Path) -> Exported:
     from safetensors.torch import save_file
 
     about = definition(source.run)
-    tensors = about.workload.export(about.file.model, read_weights(weights, about))
-    save_file(
-        {key: value.contiguous() for key, value in tensors.items()},
-        to / "model.safetensors",
-        _metadata(source),
+    made = _converted(source, about, files)
+    if made.tensors:
+        tensors = {key: value.contiguous() for key, value in made.tensors.items()}
+        save_file(tensors, to / "model.safetensors", _metadata(source))
+    for name, content in made.files.items():
+        (to / name).write_bytes(content)
+    (to / "metrics.jsonl").write_text(
+        "".join(f"{line}\n" for line in _metrics(source)), encoding="utf-8"
     )
+    (to / "LICENSE.txt").write_text(_licence(source, about), encoding="utf-8")
+    (to / "README.md").write_text(_card(source, about, made.code), encoding="utf-8")
+    names = tuple(sorted(path.name for path in to.iterdir()))
+    return Exported(
+        run=source.run.name,
+        version=source.version.version,
+        path=str(to),
+        files=names,
+        bytes=sum((to / name).stat().st_size for name in names),
+        loss=source.measured.loss,
+    )
+
+
+def _converted(source: _Source, about: Definition, files: _Files) -> Converted:
+    """Return the tensors and files of the format."""
+    weights = read_weights(files.weights, about)
+    tokenizer = files.tokenizer.read_bytes() if files.tokenizer else None
+    if files.format != PLAIN:
+        return about.workload.convert(files.format, about.file.model, weights, tokenizer)
     config = {
         "workload": source.run.workload,
         "workload_version": source.run.workload_version,
         **about.file.model,
     }
-    (to / "config.json").write_bytes(
-        msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n"
-    )
-    if tokenizer is not None:
-        shutil.copyfile(tokenizer, to / "tokenizer.json")
-    (to / "metrics.jsonl").write_text(
-        "".join(f"{line}\n" for line in _metrics(source)), encoding="utf-8"
-    )
-    (to / "LICENSE.txt").write_text(_licence(source, about), encoding="utf-8")
-    (to / "README.md").write_text(_card(source, about), encoding="utf-8")
-    files = tuple(sorted(path.name for path in to.iterdir()))
-    return Exported(
-        run=source.run.name,
-        version=source.version.version,
-        path=str(to),
-        files=files,
-        bytes=sum((to / file).stat().st_size for file in files),
-        loss=source.measured.loss,
+    return Converted(
+        tensors=about.workload.export(about.file.model, weights),
+        files={
+            "config.json": msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n",
+            **({"tokenizer.json": tokenizer} if tokenizer is not None else {}),
+        },
+        code=_code(about.file.workload, writes=tokenizer is not None),
     )
 
 
@@ -188,7 +225,7 @@ def _licence(source: _Source, about: Definition) -> str:
     return text + (f"Data: {data.licence}, from {data.source}\n" if data else "")
 
 
-def _card(source: _Source, about: Definition) -> str:
+def _card(source: _Source, about: Definition, code: Sequence[str]) -> str:
     data = source.dataset.manifest if source.dataset else None
     traits = about.workload.traits
     loss = f"{source.measured.loss:.4f}" if source.measured.loss is not None else "not measured"
@@ -205,14 +242,19 @@ def _card(source: _Source, about: Definition) -> str:
         f"- {traits.items}: {source.version.tokens:,}",
         f"- licence: {about.file.licence}; contact: {about.file.contact or 'none given'}",
         "",
-        "In this folder, with the package that the run's volunteers have installed:",
+        f"In this folder{_needs(code)}:",
         "",
         "```python",
-        *_code(about.file.workload, writes=data is not None and "tokenizer" in data.assets),
+        *code,
         "```",
         "",
     ]
     return "\n".join(lines)
+
+
+def _needs(code: Sequence[str]) -> str:
+    ours = any("from shared." in line for line in code)
+    return ", with the package that the run's volunteers have installed" if ours else ""
 
 
 def _code(workload: str, *, writes: bool) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -253,6 +253,14 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     loss_is_measured: bool = True  # local work reports the same quantity as "loss" of `evaluate`
 
 
+class Converted(NamedTuple):
+    """A version in a format of another library."""
+
+    tensors: Mapping[str, torch.Tensor]  # for a model.safetensors; none: there is no such file
+    files: Mapping[str, bytes]
+    code: Sequence[str]  # lines that load it and make something, for the card
+
+
 class Workload(Protocol):
     """A kind of training. All methods are pure or own what they return; none touches the network.
 
@@ -264,6 +272,7 @@ class Workload(Protocol):
     dataset_kinds: tuple[str, ...]
     traits: Traits = Traits()
     games: Games | None = None  # of a workload that makes its own data by playing
+    formats: tuple[str, ...] = ()  # that `convert` knows
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Tables of a run file with this workload's own values for keys that it does not give,
@@ -363,6 +372,16 @@ class Workload(Protocol):
         self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """The tensors of a published file, e.g. with a tied head written out."""
+
+    def convert(
+        self,
+        format: str,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        tokenizer: bytes | None,
+    ) -> Converted:
+        """A version in one of the `formats`. Raises Configuration where a library is missing."""
+        raise NotImplementedError(f"{self.name} knows no format {format}")
 
 
 def check_keys(keys: Iterable[str], known: Sequence[str], table: str) -> None:

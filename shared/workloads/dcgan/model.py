@@ -88,6 +88,19 @@ def build(config: DcganConfig, weights: Mapping[str, Tensor], device: str) -> Dc
     return model
 
 
+class Generator(nn.Module):
+    """The half that draws, alone."""
+
+    def __init__(self, model: Dcgan) -> None:
+        super().__init__()
+        self.generator = model.generator
+
+    def forward(self, noise: Tensor) -> Tensor:
+        """Images (B, C, S, S) of noise (B, L)."""
+        out: Tensor = self.generator(noise[:, :, None, None])
+        return out
+
+
 @contextmanager
 def statistics_kept(network: nn.Module) -> Iterator[None]:
     """Meanwhile batches are normalised as ever, but the running averages do not see them."""

@@ -14,6 +14,7 @@ import numpy as np
 from shared.errors import BadRequest
 from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.base import (
+    Converted,
     Data,
     DatasetManifest,
     Job,
@@ -52,6 +53,7 @@ class DcganWorkload(Workload):
     name = "dcgan"
     version = 1
     dataset_kinds = ("images",)
+    formats = ("onnx",)
     traits = Traits(items="images", measure="Fréchet distance", loss_is_measured=False)
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -128,6 +130,29 @@ class DcganWorkload(Workload):
         self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         return dict(weights)
+
+    def convert(
+        self,
+        format: str,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        tokenizer: bytes | None,
+    ) -> Converted:
+        import torch
+
+        from shared.workloads.dcgan.model import Generator, build
+        from shared.workloads.training.onnx_file import CODE, NAME, onnx_file
+
+        checked = DcganConfig.from_dict(config)
+        network, noise = Generator(build(checked, weights, "cpu")), torch.zeros(2, checked.latent)
+        written = onnx_file(network, noise, ("noise", ["images"]))
+        code = [
+            *CODE,
+            f"noise = np.random.default_rng(1).standard_normal((16, {checked.latent}))",
+            '(images,) = session.run(None, {"noise": noise.astype(np.float32)})',
+            "print(images.shape, images.min(), images.max())  # -1 is black, 1 is white",
+        ]
+        return Converted(tensors={}, files={NAME: written}, code=code)
 
 
 def _initial(spec: TensorSpec, seed: int) -> np.ndarray:

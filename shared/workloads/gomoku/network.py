@@ -83,10 +83,14 @@ class GomokuNet(nn.Module):
         pooled = torch.cat([x.mean((2, 3)), x.amax((2, 3))], dim=1)  # (B, 2 C)
         return logits, torch.tanh(self.value(pooled)).squeeze(1)
 
+    def examples(self) -> Tensor:
+        """A batch (2, A) to trace the network with."""
+        return torch.zeros((2, self.side * self.side), dtype=torch.int8)
+
     def _planes(self, boards: Tensor) -> Tensor:
         own, other = boards == 1, boards == -1
         planes = torch.stack([own, other, torch.ones_like(own)], dim=2)  # (B, A, PLANES)
-        shape = (len(boards), self.side, self.side, PLANES)
+        shape = (boards.shape[0], self.side, self.side, PLANES)
         # Channels last: 1.1 to 2.4 times faster on a CPU than the other layout.
         return planes.to(self.stem.weight.dtype).view(shape).permute(0, 3, 1, 2)
 

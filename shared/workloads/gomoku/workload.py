@@ -15,7 +15,16 @@ import numpy as np
 
 from shared.errors import BadRequest
 from shared.tensors.spec import Schema
-from shared.workloads.base import Data, DatasetManifest, Job, Sample, Traits, Work, Workload
+from shared.workloads.base import (
+    Converted,
+    Data,
+    DatasetManifest,
+    Job,
+    Sample,
+    Traits,
+    Work,
+    Workload,
+)
 from shared.workloads.gomoku import config as gomoku_config
 from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
 from shared.workloads.gomoku.games_service import GomokuGames
@@ -31,6 +40,7 @@ class GomokuWorkload(Workload):
     name = "gomoku"
     version = 1
     dataset_kinds = ()
+    formats = ("onnx",)
     traits = Traits(items="positions", measure="tactical loss", loss_is_measured=False)
     games = GomokuGames()
 
@@ -128,3 +138,24 @@ class GomokuWorkload(Workload):
         self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         return dict(weights)
+
+    def convert(
+        self,
+        format: str,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        tokenizer: bytes | None,
+    ) -> Converted:
+        from shared.workloads.gomoku.network import build
+        from shared.workloads.training.onnx_file import CODE, NAME, onnx_file
+
+        checked = GomokuConfig.from_dict(config)
+        network = build(checked, weights, "cpu")
+        written = onnx_file(network, network.examples(), ("boards", ["logits", "value"]))
+        code = [
+            *CODE,
+            f"boards = np.zeros((1, {checked.cells}), np.int8)  # 1: own stones, -1: the other's",
+            'logits, value = session.run(None, {"boards": boards})',
+            f"print(divmod(int(logits[0].argmax()), {checked.size}), value[0])",
+        ]
+        return Converted(tensors={}, files={NAME: written}, code=code)

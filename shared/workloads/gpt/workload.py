@@ -13,6 +13,7 @@ import numpy as np
 from shared.errors import BadRequest, NotFound
 from shared.tensors.spec import Schema
 from shared.workloads.base import (
+    Converted,
     Data,
     DatasetManifest,
     Decoder,
@@ -41,6 +42,7 @@ class GptWorkload(Workload):
     name = "gpt"
     version = 1
     dataset_kinds = ("tokens",)
+    formats = ("transformers",)
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return gpt_config.config_for(raw, manifest).to_dict()
@@ -160,3 +162,14 @@ class GptWorkload(Workload):
         if GptConfig.from_dict(config).tie_head:
             found["head.weight"] = weights["tok_emb.weight"].clone()
         return found
+
+    def convert(
+        self,
+        format: str,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        tokenizer: bytes | None,
+    ) -> Converted:
+        from shared.workloads.gpt.gpt2 import converted
+
+        return converted(GptConfig.from_dict(config), weights, tokenizer)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.errors import BadRequest
 from tests.e2e.workloads.test_dcgan import PRESETS, copied
 from tests.e2e.workloads.test_dcgan import RUN as PICTURES
 from tests.support.local_coordinator import RUN as TEXT
@@ -21,34 +22,50 @@ RUNS = {
     "dcgan": (PICTURES + PRESETS["fedavg"], "Fréchet distance"),
     "gomoku": (GAMES, "tactical loss"),
 }
+FORMATS = (
+    ("gpt", "safetensors"),
+    ("gpt", "transformers"),
+    ("dcgan", "safetensors"),
+    ("dcgan", "onnx"),
+    ("gomoku", "safetensors"),
+    ("gomoku", "onnx"),
+)
 
 
-async def _exported(home: LocalCoordinator, run: str, to: Path) -> str:
+async def _exported(home: LocalCoordinator, run: str, to: Path, format: str) -> str:
     if 'workload = "dcgan"' in run:
         await home.coordinator.datasets.add(copied)
     name = await home.start_run(run)
     while await home.coordinator.evaluation.evaluate_next():
         pass
-    await home.coordinator.export.export(name, to)
+    await home.coordinator.export.export(name, to, format=format)
     return (to / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("workload", RUNS)
-async def test_the_code_of_a_card_runs(tmp_path: Path, workload: str) -> None:
+@pytest.mark.parametrize(("workload", "format"), FORMATS)
+async def test_the_code_of_a_card_runs(tmp_path: Path, workload: str, format: str) -> None:
     text, measure = RUNS[workload]
     to = tmp_path / "model"
     async with local_coordinator(tmp_path / "house") as home:
-        card = await _exported(home, text, to)
+        card = await _exported(home, text, to, format)
     assert f"- {measure}: " in card
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    root = str(Path(__file__).parents[3])
+    # Only our own format needs the package.
+    path = {"PYTHONPATH": str(Path(__file__).parents[3])} if format == "safetensors" else {}
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=to,
         capture_output=True,
         text=True,
         timeout=120,
-        env=os.environ | {"PYTHONPATH": root},
+        env=os.environ | path | {"HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() or (to / "sample.png").read_bytes().startswith(b"\x89PNG")
+
+
+async def test_a_format_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "house") as home:
+        with pytest.raises(BadRequest, match='no format "onnx": choose safetensors or transform'):
+            await _exported(home, TEXT, tmp_path / "model", "onnx")
+    assert not (tmp_path / "model").exists()

@@ -1,0 +1,48 @@
+"""A network as an ONNX file, which runs without torch. Needs the extra `onnx`."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import logging
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+
+import torch
+from torch import Tensor, nn
+
+from shared.errors import Configuration
+
+NAME = "model.onnx"
+CODE = (
+    "import numpy as np",
+    "import onnxruntime",
+    "",
+    f'session = onnxruntime.InferenceSession("{NAME}")',
+)
+_NEEDS = ("onnx", "onnxscript")
+
+
+def onnx_file(network: nn.Module, example: Tensor, names: tuple[str, Sequence[str]]) -> bytes:
+    """The network, for batches of any size.
+
+    `example` is one of its batches; `names` are those of the input and of the outputs. Raises
+    Configuration without the libraries.
+    """
+    if not all(map(importlib.util.find_spec, _NEEDS)):
+        raise Configuration("an ONNX file needs the extra `onnx`: pipx install 'volunteer[onnx]'")
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    entry, outputs = names
+    with redirect_stdout(io.StringIO()):  # it tells its steps
+        program = torch.onnx.export(
+            network.eval(),
+            (example,),
+            input_names=[entry],
+            output_names=list(outputs),
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    data: bytes = program.model_proto.SerializeToString()
+    return data
