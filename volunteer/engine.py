@@ -21,6 +21,7 @@ from shared.workloads.base import Workload, load
 from volunteer.account.join import Connect, Enrolment, connector, join, probe, register
 from volunteer.account.practice_server import Practice
 from volunteer.account.profile import Identity, Profile
+from volunteer.account.prompts import Prompts
 from volunteer.account.public_runs import public_runs
 from volunteer.agent.agent import Agent, Machine
 from volunteer.agent.collaborators import Remote, Store, Timing
@@ -49,6 +50,14 @@ from volunteer.storage.receipts import ReceiptBook
 from volunteer.training.trainer import Trainer
 
 GIB = 1 << 30
+PROMPTING = (
+    commands.GetModel,
+    commands.AskModel,
+    commands.ReadAnswer,
+    commands.StopAnswer,
+    commands.GetPrompts,
+    commands.ForgetPrompts,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +95,7 @@ class Engine:
         self._joined = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._agent: Agent | None = None
+        self._prompts: Prompts | None = None
         joined = self.profile.joined
         status = Status(
             profile=directories.profile.name,
@@ -142,12 +152,16 @@ class Engine:
         if identity is None:
             return 0
         self._agent = self._agent_of(identity, loaded)
+        self._prompts = Prompts(
+            self._agent.remote.api.client, self.profile.home(identity).path / "prompts.json"
+        )
         if self._start_paused:
             self._agent.pause(message="press space to start", until="you start")
         named = loaded.sources["runs"] == config.FLAG
         try:
             return await self._agent.run(loaded.settings.runs if named else ())
         finally:
+            await self._prompts.close()
             self.clean_end = self._agent.clean_end
 
     async def _known(self, identity: Identity, settings: Settings) -> Identity | None:
@@ -253,8 +267,10 @@ class Engine:
                 if self._agent is not None:
                     self._agent.choose_runs(runs)
                 return None
-        if self._agent is None:
+        if self._agent is None or self._prompts is None:
             raise Conflict("this needs a coordinator: join one first")
+        if isinstance(command, PROMPTING):
+            return await _prompting(self._prompts, self._agent.remote.api, command)
         return await self._act(self._agent, command)
 
     def stop(self, how: commands.How = "release") -> None:
@@ -346,3 +362,20 @@ def _stopped(error: VolunteerError) -> events.Stopped:
         received_bytes=0,
         seconds=0.0,
     )
+
+
+async def _prompting(prompts: Prompts, api: Api, command: Command) -> Any:
+    match command:
+        case commands.GetModel(model=name):
+            return await api.model(name)
+        case commands.AskModel():
+            return prompts.ask(command)
+        case commands.ReadAnswer(id=number, seen=seen):
+            return await prompts.read(number, seen)
+        case commands.StopAnswer(id=number):
+            await prompts.stop(number)
+        case commands.GetPrompts():
+            return prompts.past()
+        case commands.ForgetPrompts():
+            prompts.forget()
+    return None

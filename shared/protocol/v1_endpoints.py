@@ -15,6 +15,14 @@ from shared.protocol.inference import (
     ModelList,
 )
 
+MODEL = Endpoint(
+    method="GET",
+    path="/v1/models/{model}",
+    root=True,
+    summary="One of them: RUN, RUN@best or RUN@40",
+    auth="key",
+    reply=ModelCard,
+)
 V1: tuple[Endpoint[Any], ...] = (
     Endpoint(
         method="GET",
@@ -24,14 +32,7 @@ V1: tuple[Endpoint[Any], ...] = (
         auth="key",
         reply=ModelList,
     ),
-    Endpoint(
-        method="GET",
-        path="/v1/models/{model}",
-        root=True,
-        summary="One of them: RUN, RUN@best or RUN@40",
-        auth="key",
-        reply=ModelCard,
-    ),
+    MODEL,
     Endpoint(
         method="POST",
         path="/v1/completions",

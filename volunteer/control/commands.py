@@ -9,6 +9,7 @@ import msgspec
 from shared.errors import BadRequest
 from shared.protocol.accounts import Benchmark, LinkCode, ServerInfo
 from shared.protocol.endpoints import QUERIES, Endpoint
+from shared.protocol.inference import ModelCard, Usage
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status
 
@@ -162,6 +163,62 @@ class Query(Ask[tuple[Any, str]]):
     args: dict[str, str | int] = {}
 
 
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Words of an answer since it was last read."""
+
+    text: str = ""
+    done: bool = False
+    used: Usage | None = None  # at the end
+    error: str = ""  # the reason of an end before its time
+
+
+class PastPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt and its answer, as this machine remembers them."""
+
+    model: str
+    prompt: str
+    text: str
+    cost_micro: int | None = None  # None: it was stopped
+
+
+class GetModel(Ask[ModelCard]):
+    """A version that answers prompts: RUN, RUN@best or RUN@40."""
+
+    model: str
+
+
+class AskModel(Ask[int]):
+    """Let a model continue a text; answered with the number to read it by."""
+
+    model: str
+    prompt: str
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+
+
+class ReadAnswer(Ask[Answer]):
+    """Words of an answer behind the first `seen` characters, within ten seconds."""
+
+    id: int
+    seen: int = 0
+
+
+class StopAnswer(Command):
+    """End an answer; what was generated is paid."""
+
+    id: int
+
+
+class GetPrompts(Ask[tuple[PastPrompt, ...]]):
+    """The prompts that this machine remembers, the newest last."""
+
+
+class ForgetPrompts(Command):
+    """Erase the prompts that this machine remembers."""
+
+
 class MakeLink(Ask[LinkCode]):
     """A ten-minute code for another machine of the same account."""
 
@@ -187,6 +244,12 @@ AnyCommand = (
     | SetSettings
     | Query
     | MakeLink
+    | GetModel
+    | AskModel
+    | ReadAnswer
+    | StopAnswer
+    | GetPrompts
+    | ForgetPrompts
 )
 
 # Types of the answers, for the side that reads them from a socket.
@@ -201,6 +264,10 @@ REPLIES: dict[type[Command], Any] = {
     StartPractice: str,
     GetPublicRuns: tuple[PublicRun, ...],
     MakeLink: LinkCode,
+    GetModel: ModelCard,
+    AskModel: int,
+    ReadAnswer: Answer,
+    GetPrompts: tuple[PastPrompt, ...],
 }
 
 

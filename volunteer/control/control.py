@@ -16,8 +16,18 @@ from typing import Any, Protocol, TypeVar
 
 from shared.protocol.accounts import Benchmark, LinkCode, ServerInfo
 from shared.protocol.endpoints import Endpoint
+from shared.protocol.inference import ModelCard
 from volunteer.control import commands
-from volunteer.control.commands import Ask, Command, Joined, PublicRun, SettingRow
+from volunteer.control.commands import (
+    Answer,
+    Ask,
+    AskModel,
+    Command,
+    Joined,
+    PastPrompt,
+    PublicRun,
+    SettingRow,
+)
 from volunteer.control.commands import How as How  # part of this interface
 from volunteer.control.event_bus import Hub, Subscription
 from volunteer.control.status import Status
@@ -145,6 +155,29 @@ class Control:
     async def link(self) -> LinkCode:
         """Return a ten-minute code for another machine of the same account."""
         return await self._ask(commands.MakeLink())
+
+    async def model(self, name: str) -> ModelCard:
+        """Return a version that answers prompts: RUN, RUN@best or RUN@40. Raises NotFound."""
+        return await self._ask(commands.GetModel(model=name))
+
+    async def ask(self, prompt: AskModel) -> int:
+        """Let a model continue a text; returns the number to read the answer by."""
+        return await self._ask(prompt)
+
+    async def answer(self, id: int, seen: int = 0) -> Answer:
+        """Return what came after the first `seen` characters, within ten seconds."""
+        return await self._ask(commands.ReadAnswer(id=id, seen=seen))
+
+    async def stop_answer(self, id: int) -> None:
+        """End an answer; what was generated is paid."""
+        await self._execute(commands.StopAnswer(id=id))
+
+    async def prompts(self) -> tuple[PastPrompt, ...]:
+        """Return the prompts that this machine remembers, the newest last."""
+        return await self._ask(commands.GetPrompts())
+
+    async def forget_prompts(self) -> None:
+        await self._execute(commands.ForgetPrompts())
 
     async def _ask(self, command: Ask[T]) -> T:
         answer: T = await self._execute(command)

@@ -29,6 +29,7 @@ from shared.protocol.inference import (
     GiveRequest,
     KeyInfo,
     KeyRequest,
+    ModelCard,
     NewKey,
     UsageRow,
 )
@@ -41,6 +42,7 @@ from shared.protocol.leases import (
 )
 from shared.protocol.limits import LONG_POLL_S_MAX
 from shared.protocol.transparency import SignedHead, SignedReceipt, TreeProof
+from shared.protocol.v1_endpoints import MODEL
 from shared.protocol.versions import SignedManifest, VersionInfo
 from shared.workloads.base import DatasetManifest
 from volunteer.net.client import Call, Client
@@ -91,7 +93,7 @@ class Api:
         path, query = endpoint.address(args)
         call = Call(
             method=endpoint.method,
-            path=path,
+            path=self.client.address.url + path if endpoint.root else path,
             reply=endpoint.reply,
             body=body,
             query=query,
@@ -214,6 +216,10 @@ class Api:
 
     async def revoke_key(self, key: int) -> KeyInfo:
         return await self._call(endpoints.KEY_REVOKE, {"key": key}, patience_s=ASK_S)
+
+    async def model(self, name: str) -> ModelCard:
+        """Return a version that answers prompts. Raises NotFound with the nearest."""
+        return await self._call(MODEL, {"model": name}, patience_s=ASK_S)
 
     async def usage(self, key: int = 0) -> tuple[UsageRow, ...]:
         return await self.query(endpoints.USAGE, key=key)

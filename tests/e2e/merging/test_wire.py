@@ -47,7 +47,9 @@ def cut(data: bytes, schema: Schema, folder: Path) -> bytes:
 def bomb(data: bytes, schema: Schema, folder: Path) -> bytes:
     """Sixteen megabytes of zeros in the place of the first plane."""
     plane = pack_bytes(bytes(1 << 24))
-    return MAGIC + LENGTH.pack(len(plane)) + plane
+    start = len(MAGIC) + LENGTH.size
+    (length,) = LENGTH.unpack(data[len(MAGIC) : start])
+    return MAGIC + LENGTH.pack(len(plane)) + plane + data[start + length :]
 
 
 def nan_scale(data: bytes, schema: Schema, folder: Path) -> bytes:

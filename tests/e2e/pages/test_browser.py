@@ -30,6 +30,7 @@ MOVES = (0, 6, 1, 7, 2, 8, 3)
 
 playwright = pytest.importorskip("playwright.async_api")
 expect = playwright.expect
+expect.set_options(timeout=60_000)  # on a busy machine; what comes sooner is not waited for
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),

@@ -82,6 +82,15 @@ class Runs(QueryPage):
             rank=36,
         ),
         keys.Command(
+            id="ask",
+            key="p",
+            action="ask",
+            short="prompt",
+            help="Ask the model of the run under the cursor.",
+            place="footer",
+            rank=34,
+        ),
+        keys.Command(
             id="licence",
             key="y",
             action="licence",
@@ -258,6 +267,19 @@ class Runs(QueryPage):
         info, control = self._under_cursor(), self.volunteer.control
         if info is not None and control is not None:
             self._do(control.consent(info.name), f"you accepted {info.licence} for {info.name}")
+
+    def action_ask(self) -> None:
+        from volunteer.tui.screens.ask import Ask, answers
+
+        info = self._under_cursor()
+        if info is None or self.volunteer.control is None:
+            return
+        if answers(info):
+            self.app.push_screen(Ask(info))
+        else:
+            self.volunteer.tell(
+                f"{info.name} learns from {info.items} and answers no prompts", "warning"
+            )
 
     def action_share(self) -> None:
         control = self.volunteer.control

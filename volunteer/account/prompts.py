@@ -1,0 +1,151 @@
+"""Prompts of this machine's owner: sent, read as the answer comes, and remembered here only."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.errors import Conflict, NotFound, VolunteerError
+from shared.protocol.inference import Usage
+from volunteer.control.commands import Answer, AskModel, PastPrompt
+from volunteer.files import read_record, write_record
+from volunteer.net.client import Client
+from volunteer.net.prompts import streamed
+
+RUNNING_MAX = 4
+KEPT = 8  # ended answers that may still be read
+PAST_MAX = 50  # prompts that are remembered
+CHARS_MAX = 2_000  # of a remembered prompt or answer
+POLL_S = 10.0
+
+
+class PastPrompts(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of remembered prompts, the newest last."""
+
+    prompts: tuple[PastPrompt, ...] = ()
+
+
+class _Running:
+    """One answer on its way."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.used: Usage | None = None
+        self.error = ""
+        self.done = False
+        self.task: asyncio.Task[None] | None = None
+        self.changed = asyncio.Condition()
+
+
+class Prompts:
+    """Asks the coordinator's models, at most `RUNNING_MAX` at once."""
+
+    def __init__(self, client: Client, path: Path) -> None:
+        self._client = client
+        self._path = path
+        self._ids = itertools.count(1)
+        self._answers: dict[int, _Running] = {}
+
+    def ask(self, command: AskModel) -> int:
+        """Begin an answer and return its number. Raises Conflict while too many are on their way."""
+        if sum(not each.done for each in self._answers.values()) >= RUNNING_MAX:
+            raise Conflict(f"{RUNNING_MAX} answers are on their way: wait for one, or stop it")
+        ended = [number for number, each in self._answers.items() if each.done]
+        for number in ended[: max(0, len(ended) - KEPT)]:
+            del self._answers[number]
+        number, answer = next(self._ids), _Running()
+        self._answers[number] = answer
+        answer.task = asyncio.create_task(self._run(answer, command), name="ask-model")
+        return number
+
+    async def read(self, number: int, seen: int) -> Answer:
+        """Return what came after the first `seen` characters, as soon as there is something.
+
+        Raises NotFound.
+        """
+        answer = self._found(number)
+        async with answer.changed:
+            if not answer.done and len("".join(answer.parts)) <= seen:
+                try:
+                    async with asyncio.timeout(POLL_S):
+                        await answer.changed.wait()
+                except TimeoutError:
+                    pass
+        text = "".join(answer.parts)
+        return Answer(text=text[seen:], done=answer.done, used=answer.used, error=answer.error)
+
+    async def stop(self, number: int) -> None:
+        """End an answer; what was generated is paid. Raises NotFound."""
+        answer = self._found(number)
+        if answer.task is not None and not answer.task.done():
+            answer.task.cancel()
+            await asyncio.gather(answer.task, return_exceptions=True)
+
+    async def close(self) -> None:
+        """End every answer."""
+        for number in list(self._answers):
+            await self.stop(number)
+
+    def past(self) -> tuple[PastPrompt, ...]:
+        """Return the remembered prompts, the newest last."""
+        found = read_record(self._path, PastPrompts)
+        return found.prompts if found else ()
+
+    def forget(self) -> None:
+        """Erase the remembered prompts."""
+        self._path.unlink(missing_ok=True)
+
+    def _found(self, number: int) -> _Running:
+        answer = self._answers.get(number)
+        if answer is None:
+            raise NotFound("this answer is no longer kept: ask again")
+        return answer
+
+    async def _run(self, answer: _Running, command: AskModel) -> None:
+        try:
+            async for chunk in streamed(self._client, "/v1/completions", _body(command)):
+                answer.used = chunk.usage or answer.used
+                answer.parts += [choice.words for choice in chunk.choices]
+                await _tell(answer)
+        except VolunteerError as error:
+            answer.error = error.message
+        except asyncio.CancelledError:
+            answer.error = "stopped"
+        self._remember(command, answer)
+        answer.done = True
+        await _tell(answer)
+
+    def _remember(self, command: AskModel, answer: _Running) -> None:
+        text = "".join(answer.parts)
+        if not text:
+            return
+        new = PastPrompt(
+            model=command.model,
+            prompt=command.prompt[:CHARS_MAX],
+            text=text[:CHARS_MAX],
+            cost_micro=answer.used.cost_micro if answer.used else None,
+        )
+        try:
+            write_record(self._path, PastPrompts(prompts=(*self.past(), new)[-PAST_MAX:]))
+        except VolunteerError as error:  # a full disk: the answer is on the screen all the same
+            answer.error = answer.error or f"not remembered: {error.message}"
+
+
+async def _tell(answer: _Running) -> None:
+    async with answer.changed:
+        answer.changed.notify_all()
+
+
+def _body(command: AskModel) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": command.model,
+        "prompt": command.prompt,
+        "temperature": command.temperature,
+        "top_p": command.top_p,
+    }
+    given = {"max_tokens": command.max_tokens, "seed": command.seed}
+    return body | {name: value for name, value in given.items() if value is not None}
