@@ -51,7 +51,10 @@ class Prompts:
         self._answers: dict[int, _Running] = {}
 
     def ask(self, command: AskModel) -> int:
-        """Begin an answer and return its number. Raises Conflict while too many are on their way."""
+        """Begin an answer and return its number.
+
+        Raises Conflict while too many are on their way.
+        """
         if sum(not each.done for each in self._answers.values()) >= RUNNING_MAX:
             raise Conflict(f"{RUNNING_MAX} answers are on their way: wait for one, or stop it")
         ended = [number for number, each in self._answers.items() if each.done]
