@@ -294,6 +294,8 @@ class Engine:
                 agent.retry()
             case commands.Consent(run=run):
                 await agent.consent(run)
+            case commands.ReadAnnouncements():
+                agent.read_announcements()
             case commands.Measure():
                 await agent.measure(command.device, quick=command.quick)
             case commands.StopMeasuring():

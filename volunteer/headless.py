@@ -18,7 +18,7 @@ from shared.text import ascii_json, counted, duration, printable, size
 from volunteer.control import events
 from volunteer.control.control import Control
 from volunteer.control.events import AnyEvent
-from volunteer.control.sentences import YOU, credits_words, held_words, words
+from volunteer.control.sentences import YOU, announcement_words, credits_words, held_words, words
 from volunteer.control.status import PauseStatus, Status, TaskStatus
 from volunteer.text import loss
 from volunteer.training.background_thread import Aside
@@ -116,6 +116,7 @@ def status_lines(status: Status) -> list[str]:
     if status.queued:
         waits = "waits" if status.queued == 1 else "wait"
         lines.append(f"{counted(status.queued, 'result')} {waits} to be submitted")
+    lines += [announcement_words(found) for found in status.announcements]
     lines += [pause_line(pause) for pause in status.pauses]
     if status.finishing:
         lines.append("finishing: no new work is taken")

@@ -15,6 +15,7 @@ from coordinator.admin.command import Ask, Command, Named, Nothing
 from coordinator.database.standings import TrustReport
 from coordinator.database.statistics import Person
 from shared.links import format_link
+from shared.protocol.heartbeat import Announcement
 
 if TYPE_CHECKING:
     from coordinator.services import Coordinator
@@ -101,6 +102,30 @@ def _link(coordinator: Coordinator, code: NewCode) -> InviteLink:
     return InviteLink(id=code.id, label=code.label, link=link, expires_at=code.expires_at)
 
 
+class Announce(Ask, frozen=True, kw_only=True):
+    """A sentence to everybody, or to those who know a run, until UTC epoch seconds."""
+
+    text: str
+    run: str = ""
+    until: float | None = None
+
+
+class Withdraw(Ask, frozen=True, kw_only=True):
+    id: int
+
+
+async def announce(coordinator: Coordinator, ask: Announce) -> Announcement:
+    return await coordinator.heartbeats.announcements.add(ask.text, ask.run, ask.until)
+
+
+async def announce_list(coordinator: Coordinator, ask: Nothing) -> tuple[Announcement, ...]:
+    return await coordinator.heartbeats.announcements.standing()
+
+
+async def announce_withdraw(coordinator: Coordinator, ask: Withdraw) -> Announcement:
+    return await coordinator.heartbeats.announcements.withdraw(ask.id)
+
+
 async def invite_create(coordinator: Coordinator, ask: CreateInvites) -> tuple[InviteLink, ...]:
     made = await coordinator.volunteers.invites.create(
         ask.names, count=ask.count, uses=ask.uses, expires_s=ask.expires_s
@@ -184,6 +209,11 @@ async def forget(coordinator: Coordinator, ask: Named) -> Done:
 
 
 COMMANDS = (
+    Command(name="announce", request=Announce, reply=Announcement, run=announce),
+    Command(
+        name="announce.list", request=Nothing, reply=tuple[Announcement, ...], run=announce_list
+    ),
+    Command(name="announce.withdraw", request=Withdraw, reply=Announcement, run=announce_withdraw),
     Command(
         name="invite.create", request=CreateInvites, reply=tuple[InviteLink, ...], run=invite_create
     ),

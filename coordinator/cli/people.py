@@ -376,9 +376,50 @@ def forget(name: Who, *, where: Where = HERE, json: Json = False) -> None:
     _done(where, "volunteer.forget", json, name=name)
 
 
+def announce(
+    text: Annotated[str, Parameter(help="The sentence; none: those that stand.")] = "",
+    *,
+    run: Annotated[str, Parameter(help="The run that it is about.")] = "",
+    until: Annotated[
+        datetime | None, Parameter(help="Its end, UTC (default: until it is withdrawn).")
+    ] = None,
+    withdraw: Annotated[int | None, Parameter(help="Number of the one that ends now.")] = None,
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """Tell every volunteer a sentence, shown until it is read: in the program, in `volunteer
+    status` and by `volunteer --no-ui`.
+    """
+    if text:
+        at = None if until is None else (until if until.tzinfo else until.replace(tzinfo=UTC))
+        done = call(
+            where, "announce", text=text, run=run, until=None if at is None else at.timestamp()
+        )
+    elif withdraw is not None:
+        done = call(where, "announce.withdraw", id=withdraw)
+    else:
+        done = call(where, "announce.list")
+    if json:
+        as_json(done)
+    elif text:
+        print(f"Announcement {done.id}: volunteers see it within a minute.")
+    elif withdraw is not None:
+        print(f"Announcement {done.id} is withdrawn: {done.text}")
+    else:
+        columns = {
+            "id": lambda a: a.id,
+            "text": lambda a: a.text,
+            "run": lambda a: a.run or "all",
+            "made": lambda a: when(a.at),
+            "until": lambda a: when(a.until),
+        }
+        table(done, columns, where.hint('Nothing is announced: `coordinator announce "..."`'))
+
+
 def add_to(parent: App) -> None:
     parent.command(invites)
     parent.command(volunteers)
     parent.command(contributions)
     parent.command(trust)
     parent.command(grant)
+    parent.command(announce)

@@ -11,17 +11,27 @@ from coordinator.database.tables.record import meta
 ADDRESS = "address"  # where the server was last reached, for join links
 SETTINGS = "settings"  # of the last start of a server, JSON
 OPEN = "open"  # "yes" where the last server admitted strangers
+ANNOUNCEMENTS = "announcements"  # JSON
 ACCOUNTS = "accounts"  # another text whenever somebody was shut out, let in again or renamed
 
 
 _GET = select(meta.c.value).where(its(meta.c.key))
+_LOCKED = _GET.with_for_update()
 
 
-def get(conn: Connection, key: str) -> str | None:
-    return conn.execute(_GET, {"its_key": key}).scalar()
+def get(conn: Connection, key: str, *, lock: bool = False) -> str | None:
+    """Return a value; with `lock` nobody else changes one that is there before the transaction
+    ends.
+    """
+    return conn.execute(_LOCKED if lock else _GET, {"its_key": key}).scalar()
+
+
+def put_new(conn: Connection, key: str, value: str) -> bool:
+    """Write a value that is not there yet; False if it is."""
+    fresh = insert_new(conn, meta, "key").values(key=key, value=value).returning(meta.c.key)
+    return conn.execute(fresh).first() is not None
 
 
 def put(conn: Connection, key: str, value: str) -> None:
-    fresh = insert_new(conn, meta, "key").values(key=key, value=value).returning(meta.c.key)
-    if conn.execute(fresh).first() is None:
+    if not put_new(conn, key, value):
         conn.execute(update(meta).where(meta.c.key == key).values(value=value))

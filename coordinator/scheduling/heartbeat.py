@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from coordinator.accounts.announcements import Announcements
 from coordinator.database import verdicts
 from coordinator.database.ledger import payments
 from coordinator.ttl_cache import Fresh
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 SHARED_S = 1.0
+ANNOUNCED_S = 5.0
 # Verdicts younger than this are sent again: a transaction may show an older number late.
 RECENT_S = 60.0
 
@@ -49,6 +51,8 @@ class Heartbeats:
         self._renewals = renewals
         self._runs = Fresh(runs.queries.beats, SHARED_S, clock)
         self._newest = Fresh(self._newest_verdict, SHARED_S, clock)
+        self.announcements = Announcements(db, clock)
+        self._announced = Fresh(self.announcements.standing, ANNOUNCED_S, clock)
 
     async def _newest_verdict(self) -> tuple[int, float]:
         return await self._db.read(verdicts.newest)
@@ -57,6 +61,9 @@ class Heartbeats:
         """Renew the leases of a worker and return its orders, the runs and its new verdicts."""
         orders = await self._renewals.beat(principal, request)
         runs = self._runs.peek() or await self._runs.get()
+        announced = self._announced.peek()
+        if announced is None:
+            announced = await self._announced.get()
         newest, newest_at = self._newest.peek() or await self._newest.get()
         now = self._clock.now()
         found = None
@@ -72,6 +79,7 @@ class Heartbeats:
             news_until=found.until if found else request.news_since,
             earned_micro=found.earned_micro if found else None,
             pending_micro=found.pending_micro if found else None,
+            announcements=announced,
         )
 
     def news(self, conn: Connection, principal: Principal, since: int) -> News:

@@ -12,6 +12,7 @@ from shared.protocol.contributions import Verdict
 from shared.protocol.limits import NEWS_MAX
 
 TASKS_MAX = 1024  # held by one worker
+ANNOUNCEMENTS_MAX = 20  # that stand at once
 
 
 class TaskBeat(Message):
@@ -54,6 +55,16 @@ class TaskOrder(Message):
     finish_by: float = 0.0
 
 
+class Announcement(Message):
+    """A sentence of the organiser, until `until` (UTC epoch seconds) or for good."""
+
+    id: int
+    text: str
+    run: str = ""  # that it is about
+    at: float = 0.0
+    until: float | None = None
+
+
 class HeartbeatReply(Message):
     now: float
     next_s: float
@@ -64,3 +75,4 @@ class HeartbeatReply(Message):
     earned_micro: int | None = None
     pending_micro: int | None = None
     me: Me | None = None  # the account at the instant of `news`; None without news
+    announcements: Annotated[tuple[Announcement, ...], Meta(max_length=ANNOUNCEMENTS_MAX)] = ()

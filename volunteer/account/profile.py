@@ -64,6 +64,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     measured: tuple[Benchmark, ...] = ()  # all of them, oldest first
     torch: str = ""  # version the benchmarks were made with
     tasks: int = 0  # submitted, ever
+    read: tuple[int, ...] = ()  # announcements that were read and may still stand
     show_name: bool | None = None  # the value of `public` that the coordinator does not have yet
 
 

@@ -195,6 +195,10 @@ class Agent:
         """Help only these from the next task on; empty = any."""
         self._choice.choose(runs)
 
+    def read_announcements(self) -> None:
+        """Show the organiser's announcements of now no more."""
+        self._watcher.read_announcements()
+
     def show_name(self, public: bool) -> None:
         """Let others see the nickname, or not: sent as soon as the coordinator answers."""
         self.store.home.remember(show_name=public)

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from shared.clock import Clock
 from shared.errors import NotFound, VolunteerError
-from shared.protocol.heartbeat import HeartbeatReply, RunBeat
+from shared.protocol.heartbeat import Announcement, HeartbeatReply, RunBeat
 from shared.protocol.versions import VersionInfo
+from shared.text import printable
 from volunteer.account.profile import Home
 from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.lifecycle import FATAL, Lifecycle
@@ -26,6 +29,7 @@ from volunteer.net.transfers import Transfers
 GAP_S = 3.0  # between two rounds of requests
 LISTING_S = 300.0  # the list of runs is requested at least this often
 FOLLOWED_MAX = 8
+TEXT_CHARS = 400  # of an announcement
 
 
 def merging_words(beat: RunBeat) -> str:
@@ -38,6 +42,13 @@ def merging_words(beat: RunBeat) -> str:
     seconds = max(0, round(beat.merge_in_s))
     wait = f"{seconds // 60}:{seconds % 60:02}"
     return f"next version after {count} or {wait}" if beat.needs else "merging now"
+
+
+def _clean(found: Announcement) -> Announcement:
+    """Return an announcement as a terminal may show it."""
+    return msgspec.structs.replace(
+        found, text=printable(found.text, TEXT_CHARS), run=printable(found.run, 64)
+    )
 
 
 @dataclass(eq=False, kw_only=True)
@@ -58,6 +69,7 @@ class RunWatcher:
     # run -> newest version whose loss was announced
     _measured: dict[str, int] = field(default_factory=dict, init=False)
     _balance: tuple[int | None, int | None] = field(default=(None, None), init=False)
+    _announced: tuple[Announcement, ...] = field(default=(), init=False)
     _due_runs: set[str] = field(default_factory=set, init=False)
     _due_me: bool = field(default=True, init=False)
     _due_listing: bool = field(default=False, init=False)
@@ -72,11 +84,25 @@ class RunWatcher:
         """Announce what a heartbeat brought: verdicts, runs, the balance."""
         self.verdicts.apply(reply.news, me=reply.me, until=reply.news_until)
         self._heard_of_runs(reply.runs)
+        self._announced = reply.announcements
+        self._announce()
         balance = (reply.earned_micro, reply.pending_micro)
         if balance != (None, None) and balance != self._balance:
             self._balance = balance
             if reply.me is None:  # a coordinator of before
                 self.request_balance()
+
+    def read_announcements(self) -> None:
+        """Show the announcements of now no more, to whoever looks."""
+        self.home.remember(read=tuple(each.id for each in self._announced))
+        self._announce()
+
+    def _announce(self) -> None:
+        """Tell which announcements are not read, when that has changed."""
+        read = set(self.home.memory.read)
+        unread = tuple(_clean(each) for each in self._announced if each.id not in read)
+        if unread != self.hub.status.announcements:
+            self.hub.emit(events.Announced(announcements=unread))
 
     def _heard_of_runs(self, beats: tuple[RunBeat, ...]) -> None:
         for beat in beats[:FOLLOWED_MAX]:

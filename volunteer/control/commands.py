@@ -105,6 +105,10 @@ class Consent(Command):
     run: str
 
 
+class ReadAnnouncements(Command):
+    """The owner has read the organiser's announcements."""
+
+
 class Measure(Command):
     """Benchmark a device."""
 
@@ -233,6 +237,7 @@ AnyCommand = (
     | Stop
     | Retry
     | Consent
+    | ReadAnnouncements
     | Measure
     | StopMeasuring
     | GetMeasured

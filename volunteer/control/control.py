@@ -105,6 +105,10 @@ class Control:
         """Accept the licence of a run."""
         await self._execute(commands.Consent(run=run))
 
+    async def read_announcements(self) -> None:
+        """Show the organiser's announcements of now no more."""
+        await self._execute(commands.ReadAnnouncements())
+
     async def measure(self, device: str = "", *, quick: bool = False) -> None:
         """Benchmark a device; progress and result come as events."""
         await self._execute(commands.Measure(device=device, quick=quick))

@@ -12,7 +12,7 @@ import msgspec
 
 from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
 from shared.protocol.contributions import Verdict
-from shared.protocol.heartbeat import RunBeat
+from shared.protocol.heartbeat import Announcement, RunBeat
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
@@ -248,6 +248,12 @@ class Notice(Event):
     message: str
 
 
+class Announced(Event):
+    """All announcements of the organiser that the owner has not read."""
+
+    announcements: tuple[Announcement, ...]
+
+
 class Alerted(Event):
     """A failure that needs a person, as the owner is notified; `bell`: the terminal rings too."""
 
@@ -293,5 +299,6 @@ AnyEvent = (
     | Sensed
     | Notice
     | Alerted
+    | Announced
     | Stopped
 )

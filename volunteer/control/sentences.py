@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shared.protocol.accounts import Me
+from shared.protocol.heartbeat import Announcement
 from shared.protocol.limits import VEST_AFTER, VEST_DAYS
 from shared.text import credit, duration, size
 from volunteer.control import events
@@ -22,6 +23,16 @@ def words(event: AnyEvent) -> str | None:
 
 def _started(e: events.Started) -> str:
     return f'"{e.nickname}" helps {e.server} at {e.coordinator} (key {e.fingerprint})'
+
+
+def announcement_words(found: Announcement) -> str:
+    """Return an announcement with what it is about."""
+    about = f" about {found.run}" if found.run else ""
+    return f"announcement{about}: {found.text}"
+
+
+def _announced(e: events.Announced) -> str | None:
+    return "; ".join(map(announcement_words, e.announcements)) or None
 
 
 def _connection(e: events.Connection) -> str | None:
@@ -155,6 +166,7 @@ def _ended(e: events.Stopped) -> str:
 
 _WRITERS: dict[type, Callable[..., str | None]] = {
     events.Started: _started,
+    events.Announced: _announced,
     events.Connection: _connection,
     events.DevicesFound: _devices,
     events.Benchmarked: _benchmarked,

@@ -10,7 +10,7 @@ import msgspec
 
 from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
 from shared.protocol.contributions import Verdict
-from shared.protocol.heartbeat import RunBeat
+from shared.protocol.heartbeat import Announcement, RunBeat
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 
@@ -116,6 +116,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     me: Me | None = None
     verdicts: tuple[Verdict, ...] = ()  # newest last
     notices: tuple[events.Notice, ...] = ()
+    announcements: tuple[Announcement, ...] = ()  # of the organiser, not read yet
     work: tuple[WorkDone, ...] = ()  # newest last
     broken_at: float = 0.0  # last begin or end of a pause: no time of a task reaches over it
     done: int = 0  # tasks submitted since the start
@@ -189,6 +190,8 @@ def fold(status: Status, event: AnyEvent) -> Status:
             if known is not None and known.volunteer_id == event.me.volunteer_id:
                 return PLAIN(status, me=max(event.me, known, key=_asked_at))
             return PLAIN(status, me=event.me)
+        case events.Announced():
+            return PLAIN(status, announcements=event.announcements)
         case events.RunsListed():
             return PLAIN(status, runs=event.runs)
         case events.DevicesFound():

@@ -238,6 +238,11 @@ class VolunteerApp(App[int]):
             going = not self.latest.status.finishing
             self.command(self.control.finish() if going else self.control.resume())
 
+    def action_read(self) -> None:
+        """Hide the announcements: they are read."""
+        if self.control is not None and self.latest.status.announcements:
+            self.command(self.control.read_announcements())
+
     def action_retry(self) -> None:
         """Try to reach the coordinator now."""
         if self.control is not None:

@@ -17,6 +17,7 @@ from volunteer.tui.view import begin, measured, recalled, reduce
 
 # What a person waits for.
 URGENT = (
+    events.Announced,
     events.Paused,
     events.Resumed,
     events.Finishing,

@@ -104,7 +104,15 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 50  # the lower, the longer it stays in a footer that is too short
 
 
+READ = Command(
+    id="read",
+    key="x",
+    action="read",
+    short="read",
+    help="Hide the organiser's announcements: they are read.",
+)
 COMMANDS = (
+    READ,
     Command(
         id="pause",
         key="space",

@@ -14,7 +14,7 @@ from textual.containers import Container
 from textual.screen import Screen
 
 from volunteer.tui import keys
-from volunteer.tui.widgets.bars import KeyBar, StateBar, TabBar
+from volunteer.tui.widgets.bars import KeyBar, NewsBar, StateBar, TabBar
 from volunteer.tui.widgets.panel import Scene, panels
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Page(Screen[None]):
     def compose(self) -> ComposeResult:
         yield TabBar(self.NAME)
         yield StateBar(id="state")
+        yield NewsBar(id="news")
         with Container(id="body"):
             yield from self.body()
         yield KeyBar(id="keys")

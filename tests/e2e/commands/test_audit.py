@@ -21,6 +21,7 @@ from tests.support.server_process import Process
 READING = {
     "run.list", "run.show", "run.report", "run.export", "dataset.list", "task.list", "invite.list",
     "volunteer.list", "volunteer.show", "audit.list", "audit.verify", "trust", "check", "backup",
+    "announce.list",
 }  # fmt: skip
 WHY = ("--reason", "a test")
 # Words of the command line for each command that changes something, in an order that works, and the
@@ -38,6 +39,8 @@ CHANGING: dict[str, tuple[tuple[str, ...], str]] = {
     "contribution.reverse": (("contribution", "reverse", "1", *WHY), ""),
     "volunteer.reverse": (("volunteer", "reverse", "Bob", "--since", "2001-01-01", *WHY), ""),
     "volunteer.vouch": (("volunteer", "vouch", "Ann"), ""),
+    "announce": (("announce", "down tonight"), ""),
+    "announce.withdraw": (("announce", "--withdraw", "1"), ""),
     "grant": (("grant", "Ann", "5", *WHY), ""),
     "volunteer.suspend": (("volunteer", "suspend", "Ann", *WHY), ""),
     "volunteer.unsuspend": (("volunteer", "unsuspend", "Ann", *WHY), ""),

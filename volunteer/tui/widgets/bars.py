@@ -122,6 +122,25 @@ def state_line(scene: Scene, cells: int, *, background: bool = False) -> Line:
     return spread((*start, ("  ", "text"), (sentence, "text")), end, cells)
 
 
+class NewsBar(Bar):
+    """Announcement of the organiser, until it is read; there is no row without one."""
+
+    def show(self, scene: Scene, *, at_once: bool = False) -> None:
+        self.display = bool(scene.view.status.announcements)
+        super().show(scene, at_once=at_once)
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        found = scene.view.status.announcements
+        if not found:
+            return ()
+        key = keys.key_of(keys.READ, scene.keys)
+        more = f" (1 of {len(found)})" if len(found) > 1 else ""
+        end: Line = ((f" {key} ", "key"), (f"{keys.READ.short} ", "dim"))
+        said = f" {scene.view.status.server}: {found[0].text}{more}"
+        room = width - wide(end)
+        return (spread(((fit(said, room, scene.glyphs.ellipsis), "warn"),), end, width),)
+
+
 class KeyBar(Bar):
     """Footer: the keys that do something here and now."""
 

@@ -1,0 +1,100 @@
+"""Announcements: sentences of the organiser that every volunteer sees until it has read them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.database import audit, key_values, runs
+from coordinator.rules.reports import line
+from shared.decoding import decode
+from shared.errors import BadRequest, Conflict, NotFound
+from shared.protocol.heartbeat import ANNOUNCEMENTS_MAX, Announcement
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from shared.clock import Clock
+
+CHARS_MAX = 300
+
+
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """All that stand, the oldest first, and the number of the next."""
+
+    next_id: int = 1
+    standing: tuple[Announcement, ...] = ()
+
+
+class Announcements:
+    """Keeps what is announced."""
+
+    def __init__(self, db: Database, clock: Clock) -> None:
+        self._db = db
+        self._clock = clock
+
+    async def add(self, text: str, run: str = "", until: float | None = None) -> Announcement:
+        """Announce a sentence, to those who know a run or to everybody, until an instant (UTC epoch
+        seconds) or for good.
+
+        Raises BadRequest for a text that is empty, too long or holds control characters, and for an
+        end that has passed; NotFound for the run; Conflict while too many stand.
+        """
+        now = self._clock.now()
+        if not text.strip() or line(text, CHARS_MAX) != text.strip():
+            raise BadRequest(
+                f"an announcement is one line of 1 to {CHARS_MAX} characters, without control "
+                "characters"
+            )
+        if until is not None and until <= now:
+            raise BadRequest("an announcement ends in the future")
+
+        def announce(conn: Connection) -> Announcement:
+            if run:
+                runs.by_name(conn, run)
+            kept = self._standing(conn, lock=True)
+            if len(kept.standing) >= ANNOUNCEMENTS_MAX:
+                raise Conflict(
+                    f"{ANNOUNCEMENTS_MAX} announcements stand: withdraw one with `coordinator "
+                    "announce --withdraw ID`"
+                )
+            new = Announcement(id=kept.next_id, text=text.strip(), run=run, at=now, until=until)
+            self._put(conn, _Kept(next_id=kept.next_id + 1, standing=(*kept.standing, new)))
+            audit.append(conn, "organiser", "announce", run, text, now)
+            return new
+
+        return await self._db.write(announce)
+
+    async def withdraw(self, id: int) -> Announcement:
+        """End an announcement. Raises NotFound."""
+
+        def end(conn: Connection) -> Announcement:
+            kept = self._standing(conn, lock=True)
+            found = next((each for each in kept.standing if each.id == id), None)
+            if found is None:
+                raise NotFound(f"there is no announcement {id}: `coordinator announce` lists them")
+            left = tuple(each for each in kept.standing if each.id != id)
+            self._put(conn, msgspec.structs.replace(kept, standing=left))
+            now = self._clock.now()
+            audit.append(conn, "organiser", "announce.withdraw", str(id), found.text, now)
+            return found
+
+        return await self._db.write(end)
+
+    async def standing(self) -> tuple[Announcement, ...]:
+        """Return what is announced now, the oldest first."""
+        return (await self._db.read(self._standing)).standing
+
+    def _standing(self, conn: Connection, *, lock: bool = False) -> _Kept:
+        if lock:
+            key_values.put_new(conn, key_values.ANNOUNCEMENTS, "{}")
+        text = key_values.get(conn, key_values.ANNOUNCEMENTS, lock=lock)
+        kept = decode(text.encode(), _Kept) if text else _Kept()
+        now = self._clock.now()
+        current = (a for a in kept.standing if a.until is None or a.until > now)
+        return msgspec.structs.replace(kept, standing=tuple(current))
+
+    def _put(self, conn: Connection, kept: _Kept) -> None:
+        key_values.put(conn, key_values.ANNOUNCEMENTS, msgspec.json.encode(kept).decode())
