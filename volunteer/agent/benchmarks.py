@@ -12,7 +12,7 @@ from volunteer.account.profile import Home
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.control import events
 from volunteer.control.event_bus import Hub
-from volunteer.machine.benchmark import BenchmarkCancelled, benchmark
+from volunteer.machine.benchmark import FIRST_STAGE, BenchmarkCancelled, benchmark
 from volunteer.machine.devices import hardware
 from volunteer.net.api import Api
 from volunteer.settings.settings import Settings
@@ -48,6 +48,9 @@ class Benchmarks:
             if device.id in known:
                 self.hub.emit(events.Benchmarked(benchmark=known[device.id]))
             elif measure:
+                # From the moment it is known, it is shown as being measured.
+                first = events.BenchmarkProgress(stage=FIRST_STAGE, done=0.0, device=device.id)
+                self.hub.emit(first)
                 await self.measure(device, trainer, quick=True)
         await self.publish()
 
@@ -60,7 +63,7 @@ class Benchmarks:
         loop = asyncio.get_running_loop()
 
         def report(stage: str, done: float) -> None:
-            event = events.BenchmarkProgress(stage=stage, done=done)
+            event = events.BenchmarkProgress(stage=stage, done=done, device=device.id)
             loop.call_soon_threadsafe(self.hub.emit, event)
 
         def run() -> Benchmark:

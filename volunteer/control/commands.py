@@ -75,6 +75,10 @@ class Join(Ask[Joined]):
     name: str = ""
 
 
+class Begin(Command):
+    """Find and measure the devices: the owner has answered what they may use."""
+
+
 class Pause(Command):
     device: str = ""  # empty: all
     by: str = "you"
@@ -233,6 +237,7 @@ AnyCommand = (
     | Stop
     | Retry
     | Consent
+    | Begin
     | Measure
     | StopMeasuring
     | GetMeasured

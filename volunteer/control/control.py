@@ -71,6 +71,10 @@ class Control:
         """
         return await self._ask(commands.Join(link=link, name=name))
 
+    async def begin(self) -> None:
+        """Find and measure the devices; at a first start nothing is measured before this."""
+        await self._execute(commands.Begin())
+
     async def choose_runs(self, runs: tuple[str, ...]) -> None:
         """Help only these from the next task on; empty = any."""
         await self._execute(commands.ChooseRuns(runs=runs))

@@ -59,6 +59,7 @@ class Benchmarked(Event):
 class BenchmarkProgress(Event):
     stage: str
     done: float  # 0..1
+    device: str = ""
 
 
 class Registering(Event):

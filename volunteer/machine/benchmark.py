@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DISK_BYTES = 64 << 20
 VOCABULARY = 4096
 FULL_S = {"fp32": 3.0, "bf16": 3.0, "memory": 2.0, "step": 6.0, "disk": 1.0}
+FIRST_STAGE = "fp32"
 QUICK_SHARE = 0.15
 REPORT_S = 0.25  # progress is told at most this often: a bf16 product of a small matrix takes 20 us
 
