@@ -280,14 +280,16 @@ class Agent:
     async def _work(self, pairs: list[tuple[Device, Trainer]]) -> None:
         """Work until the loop of every device has come to its end."""
         life = self._life
-        speeds = {b.device: b for b in self.store.home.memory.benchmarks}
         submitter = self._submitter()
         loops = []
         for device, trainer in pairs:
             self._pauses.watch(device.id, trainer)
             memory = usable_bytes(device, self._settings.memory_gb)
             lent = LentDevice(
-                device=device, trainer=trainer, benchmark=speeds.get(device.id), memory_bytes=memory
+                device=device,
+                trainer=trainer,
+                speed=partial(self._benchmarks.speed, device.id),
+                memory_bytes=memory,
             )
             loops.append(self._device_loop(lent))
         self._lent = tuple(loop.device.id for loop in loops)
@@ -311,14 +313,17 @@ class Agent:
             hub=self._hub,
             quit_s=self._settings.quit_seconds,
         )
-        await supervisor.run(work, self._loops(submitter))
+        await supervisor.run(work, self._loops(submitter, pairs))
 
-    def _loops(self, submitter: Submitter) -> list[Loop]:
+    def _loops(self, submitter: Submitter, pairs: list[tuple[Device, Trainer]]) -> list[Loop]:
         """Return what goes on beside the work, until its end."""
         clock, hub, remote = self._timing.clock, self._hub, self.remote
         sensing = keep_telling(hub, clock, self._watched().devices, self._machine.sense)
         counting = keep_counting(remote.transfers, remote.api.client, hub, clock)
         keeper = ReceiptKeeper(remote, self.store, hub, clock)
+        again = self._benchmarks.measure_again(
+            pairs, may=lambda device: self._pauses.paused(device) is None
+        )
         return [
             Loop(name="the heartbeat", work=self._heartbeat.run()),
             Loop(name="submitting", work=submitter.run()),
@@ -328,6 +333,7 @@ class Agent:
             Loop(name="revealing", work=self._revealer().run(), vital=False),
             Loop(name="the count of bytes", work=counting, vital=False),
             Loop(name="the sensors", work=sensing, vital=False),
+            Loop(name="measuring again", work=again, vital=False),
         ]
 
     # Making the loops.

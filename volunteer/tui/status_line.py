@@ -62,7 +62,7 @@ def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> A
         return Activity(sign=sign, word="stopped", role=role, sentence=said)
     if pause := status.paused(device):
         return Activity(sign=glyphs.paused, word="paused", role="warn", sentence=why_paused(pause))
-    if view.benchmark is not None:
+    if view.benchmark is not None and device in ("", view.benchmark.device):
         return Activity(
             sign=glyphs.run, word="measuring", role="info", sentence=stage_words(view.benchmark)
         )
