@@ -165,7 +165,7 @@ class Engine:
             self._agent.remote.api.client, self.profile.home(identity).path / "prompts.json"
         )
         if self._start_paused:
-            self._agent.pause(message="press space to start", until="you start")
+            self._agent.pause(commands.Pause(message="press space to start", until="you start"))
         named = loaded.sources["runs"] == config.FLAG
         try:
             return await self._agent.run(loaded.settings.runs if named else ())
@@ -305,9 +305,7 @@ class Engine:
     async def _act(self, agent: Agent, command: Command) -> Any:
         match command:
             case commands.Pause():
-                agent.pause(
-                    command.device, by=command.by, message=command.message, until=command.until
-                )
+                agent.pause(command)
             case commands.Resume():
                 agent.resume(command.device, by=command.by)
             case commands.Finish():

@@ -48,7 +48,7 @@ from volunteer.agent.supervisor import Loop, Supervisor, broken
 from volunteer.agent.verdicts import Verdicts
 from volunteer.agent.work_news import WorkNews
 from volunteer.control import events
-from volunteer.control.commands import How
+from volunteer.control.commands import How, Pause
 from volunteer.control.event_bus import Hub
 from volunteer.machine.devices import choose, detect
 from volunteer.machine.policy_loop import Guard, Read, Watched
@@ -143,16 +143,15 @@ class Agent:
 
     # Commands.
 
-    def pause(
-        self,
-        device: str = "",
-        *,
-        by: str = YOU,
-        message: str = "paused",
-        until: str = "you resume",
-    ) -> None:
+    def pause(self, order: Pause) -> None:
         """Free a device (all, without a name) and keep its task; the heartbeats say so."""
-        self._pauses.pause(device, by=by, message=message, until=until)
+        self._pauses.pause(
+            order.device,
+            by=order.by,
+            message=order.message,
+            until=order.until,
+            ends_at=order.ends_at,
+        )
 
     def resume(self, device: str = "", *, by: str = YOU) -> None:
         """Remove one reason for a pause; work goes on when none is left. Also ends `finish`.
@@ -329,6 +328,7 @@ class Agent:
             Loop(name="submitting", work=submitter.run()),
             Loop(name="the news of runs", work=self._watcher.run()),
             Loop(name="your rules", work=self._guard.run()),
+            Loop(name="the end of pauses", work=self._pauses.keep_time()),
             Loop(name="the receipts", work=keeper.run(), vital=False),
             Loop(name="revealing", work=self._revealer().run(), vital=False),
             Loop(name="the count of bytes", work=counting, vital=False),

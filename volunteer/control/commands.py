@@ -84,6 +84,7 @@ class Pause(Command):
     by: str = "you"
     message: str = "paused"
     until: str = "you resume"
+    ends_at: float = 0.0  # local time at which it ends by itself; 0: not before it is resumed
 
 
 class Resume(Command):

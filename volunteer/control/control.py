@@ -86,9 +86,12 @@ class Control:
         by: str = "you",
         message: str = "paused",
         until: str = "you resume",
+        ends_at: float = 0.0,
     ) -> None:
-        """Free the device, keep the task."""
-        await self._execute(commands.Pause(device=device, by=by, message=message, until=until))
+        """Free the device, keep the task; with `ends_at`, a local time, until then."""
+        await self._execute(
+            commands.Pause(device=device, by=by, message=message, until=until, ends_at=ends_at)
+        )
 
     async def resume(self, device: str = "", *, by: str = "you") -> None:
         await self._execute(commands.Resume(device=device, by=by))

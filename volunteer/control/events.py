@@ -213,6 +213,7 @@ class Resumed(Event):
     device: str
     by: str = ""
     message: str = ""
+    by_time: bool = False  # the time of this one pause is over; all others stay
 
 
 class Finishing(Event):
