@@ -83,7 +83,11 @@ class Engine:
         *,
         world: World | None = None,
         start_paused: bool = False,
+        ask_first: bool = False,
     ) -> None:
+        """Read the profile; with `ask_first` its devices are left alone until the owner has said
+        what they may use (`commands.Begin`, or the first `commands.Resume`).
+        """
         self.world = world or World()
         self.profile = Profile(directories.profile)
         self.clean_end = True
@@ -94,6 +98,9 @@ class Engine:
         self._connect = self.world.connect or connector(self.world.clock)
         self._joined = asyncio.Event()
         self._stop_asked = asyncio.Event()
+        self._begun = asyncio.Event()
+        if not ask_first:
+            self._begun.set()
         self._agent: Agent | None = None
         self._prompts: Prompts | None = None
         joined = self.profile.joined
@@ -145,7 +152,9 @@ class Engine:
         while identity is None and not self._stop_asked.is_set():
             self._joined.clear()
             await self._joined.wait()
-            identity, loaded = self.profile.current(), self.loaded
+            identity = self.profile.current()
+        await self._begun.wait()
+        loaded = self.loaded  # with the limits that the owner has set meanwhile
         if identity is None or self._stop_asked.is_set():
             return 0
         identity = await self._known(identity, loaded.settings)
@@ -156,7 +165,7 @@ class Engine:
             self._agent.remote.api.client, self.profile.home(identity).path / "prompts.json"
         )
         if self._start_paused:
-            self._agent.pause(message="press space to start", until="you start")
+            self._agent.pause(commands.Pause(message="press space to start", until="you start"))
         named = loaded.sources["runs"] == config.FLAG
         try:
             return await self._agent.run(loaded.settings.runs if named else ())
@@ -257,6 +266,9 @@ class Engine:
             case commands.Stop(how=how):
                 self.stop(how)
                 return None
+            case commands.Begin():
+                self._begun.set()
+                return None
             case commands.StartPractice():
                 return f"{await self._practice.start()}/join"
             case commands.GetPublicRuns():
@@ -267,15 +279,25 @@ class Engine:
                 if self._agent is not None:
                     self._agent.choose_runs(runs)
                 return None
+        if not self._begun.is_set() and self.profile.joined:
+            return self._before_the_answers(command)
         if self._agent is None or self._prompts is None:
             raise Conflict("this needs a coordinator: join one first")
         if isinstance(command, PROMPTING):
             return await _prompting(self._prompts, self._agent.remote.api, command)
         return await self._act(self._agent, command)
 
+    def _before_the_answers(self, command: Command) -> None:
+        """Carry out a command to a first start that waits for its owner. Raises Conflict."""
+        if not isinstance(command, commands.Resume):
+            raise Conflict("the first start waits for your answers: finish them on its screen")
+        self._start_paused = False
+        self._begun.set()
+
     def stop(self, how: commands.How = "release") -> None:
         """End the volunteer, also one that has joined nothing yet."""
         self._stop_asked.set()
+        self._begun.set()
         self._joined.set()
         if self._agent is not None:
             self._agent.stop(how)
@@ -283,9 +305,7 @@ class Engine:
     async def _act(self, agent: Agent, command: Command) -> Any:
         match command:
             case commands.Pause():
-                agent.pause(
-                    command.device, by=command.by, message=command.message, until=command.until
-                )
+                agent.pause(command)
             case commands.Resume():
                 agent.resume(command.device, by=command.by)
             case commands.Finish():

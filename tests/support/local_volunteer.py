@@ -107,7 +107,14 @@ class LocalMachine:
         self.directories = Directories(config=path, profile=path / "profile", cache=path / "cache")
         path.mkdir(exist_ok=True)
 
-    def engine(self, network: Network | None = None, load: Any = None, **flags: Any) -> Engine:
+    def engine(
+        self,
+        network: Network | None = None,
+        load: Any = None,
+        *,
+        ask_first: bool = False,
+        **flags: Any,
+    ) -> Engine:
         """A new process on this machine's files."""
         clock = FastClock(self.speed)
         machine = Machine(
@@ -125,7 +132,7 @@ class LocalMachine:
             load=load,
             listen=False,
         )
-        return Engine(self.directories, flags, world=world)
+        return Engine(self.directories, flags, world=world, ask_first=ask_first)
 
     def connect(
         self, network: Network | None = None, clock: FastClock | None = None

@@ -42,7 +42,7 @@ def two_devices() -> Iterator[AnyEvent]:
 
 def measuring() -> Iterator[AnyEvent]:
     yield from two_devices()
-    yield events.BenchmarkProgress(stage="step", done=0.63)
+    yield events.BenchmarkProgress(stage="step", done=0.63, device="cpu")
 
 
 scenes.SCENES["two devices"] = two_devices
@@ -78,7 +78,7 @@ async def test_measuring_is_started_and_stopped(engine: FakeEngine) -> None:
         await pilot.press("b")
         await settle(app, pilot)
         assert [c.device for c in engine.asked if isinstance(c, commands.Measure)] == ["cpu"]
-        await engine.play([events.BenchmarkProgress(stage="step", done=0.5)])
+        await engine.play([events.BenchmarkProgress(stage="step", done=0.5, device="cpu")])
         await settle(app, pilot)
         assert "real training steps" in screen_text(app)
         await pilot.press("b")

@@ -370,10 +370,28 @@ async def test_who_joined_on_the_command_line_begins_with_the_limits(engine: Fak
     async with opened(engine, MET, look=PAGE) as (app, pilot):
         await settle(app, pilot)
         assert "What may volunteer use?" in screen_text(app)
-        await pilot.press("n")
+        assert commands.Begin() not in engine.asked  # nothing is measured before the answer
+        await pilot.press("enter")
         await settle(app, pilot)
         assert "welcome, ada" in screen_text(app)
+    assert commands.Begin() in engine.asked
     assert not [c for c in engine.asked if isinstance(c, commands.Join)]
+
+
+async def test_measuring_shows_what_is_done_and_what_comes(engine: FakeEngine) -> None:
+    async with at(engine, "measuring") as (app, _):
+        rows = [line.strip(" │") for line in screen_text(app).splitlines()]
+        stages = [
+            row for row in rows if "matrix" in row or row.endswith(("memory", "steps", "disk"))
+        ]
+        assert stages == [
+            "✓ matrix products in float32",
+            "✓ matrix products in bfloat16",
+            "✓ memory",
+            "● real training steps",
+            "○ disk",
+        ]
+        assert "enter: next" not in screen_text(app)
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,17 @@ def test_the_state_always_says_why() -> None:
     assert words(seen([measuring, events.Benchmarked(benchmark=scenes.BENCHMARK)]))[0] == "starting"
 
 
+def test_a_pause_for_a_time_names_its_end() -> None:
+    pause = events.Paused(device="", by="you", message="paused", until="22:00")
+    assert words(seen([pause])) == ("paused", "by you until 22:00; press space to resume")
+
+
+def test_only_the_device_that_is_measured_is_shown_as_measuring() -> None:
+    view = seen([events.BenchmarkProgress(stage="step", done=0.3, device="cpu")])
+    assert activity(view, NOW, UNICODE, "cpu").word == "measuring"
+    assert activity(view, NOW, UNICODE, "cuda:0").word == "starting"
+
+
 def test_a_result_that_cannot_be_sent_waits_and_no_address_takes_the_room_of_the_reason() -> None:
     away = events.Connection(
         online=False,

@@ -62,6 +62,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: tuple[Verdict, ...] = ()  # newest last
     benchmarks: tuple[Benchmark, ...] = ()
     measured: tuple[Benchmark, ...] = ()  # all of them, oldest first
+    disturbed: tuple[str, ...] = ()  # devices that were measured beside other programs
     torch: str = ""  # version the benchmarks were made with
     tasks: int = 0  # submitted, ever
     read: tuple[int, ...] = ()  # announcements that were read and may still stand

@@ -48,7 +48,7 @@ from volunteer.agent.supervisor import Loop, Supervisor, broken
 from volunteer.agent.verdicts import Verdicts
 from volunteer.agent.work_news import WorkNews
 from volunteer.control import events
-from volunteer.control.commands import How
+from volunteer.control.commands import How, Pause
 from volunteer.control.event_bus import Hub
 from volunteer.machine.devices import choose, detect
 from volunteer.machine.policy_loop import Guard, Read, Watched
@@ -143,16 +143,15 @@ class Agent:
 
     # Commands.
 
-    def pause(
-        self,
-        device: str = "",
-        *,
-        by: str = YOU,
-        message: str = "paused",
-        until: str = "you resume",
-    ) -> None:
+    def pause(self, order: Pause) -> None:
         """Free a device (all, without a name) and keep its task; the heartbeats say so."""
-        self._pauses.pause(device, by=by, message=message, until=until)
+        self._pauses.pause(
+            order.device,
+            by=order.by,
+            message=order.message,
+            until=order.until,
+            ends_at=order.ends_at,
+        )
 
     def resume(self, device: str = "", *, by: str = YOU) -> None:
         """Remove one reason for a pause; work goes on when none is left. Also ends `finish`.
@@ -284,14 +283,16 @@ class Agent:
     async def _work(self, pairs: list[tuple[Device, Trainer]]) -> None:
         """Work until the loop of every device has come to its end."""
         life = self._life
-        speeds = {b.device: b for b in self.store.home.memory.benchmarks}
         submitter = self._submitter()
         loops = []
         for device, trainer in pairs:
             self._pauses.watch(device.id, trainer)
             memory = usable_bytes(device, self._settings.memory_gb)
             lent = LentDevice(
-                device=device, trainer=trainer, benchmark=speeds.get(device.id), memory_bytes=memory
+                device=device,
+                trainer=trainer,
+                speed=partial(self._benchmarks.speed, device.id),
+                memory_bytes=memory,
             )
             loops.append(self._device_loop(lent))
         self._lent = tuple(loop.device.id for loop in loops)
@@ -315,23 +316,28 @@ class Agent:
             hub=self._hub,
             quit_s=self._settings.quit_seconds,
         )
-        await supervisor.run(work, self._loops(submitter))
+        await supervisor.run(work, self._loops(submitter, pairs))
 
-    def _loops(self, submitter: Submitter) -> list[Loop]:
+    def _loops(self, submitter: Submitter, pairs: list[tuple[Device, Trainer]]) -> list[Loop]:
         """Return what goes on beside the work, until its end."""
         clock, hub, remote = self._timing.clock, self._hub, self.remote
         sensing = keep_telling(hub, clock, self._watched().devices, self._machine.sense)
         counting = keep_counting(remote.transfers, remote.api.client, hub, clock)
         keeper = ReceiptKeeper(remote, self.store, hub, clock)
+        again = self._benchmarks.measure_again(
+            pairs, may=lambda device: self._pauses.paused(device) is None
+        )
         return [
             Loop(name="the heartbeat", work=self._heartbeat.run()),
             Loop(name="submitting", work=submitter.run()),
             Loop(name="the news of runs", work=self._watcher.run()),
             Loop(name="your rules", work=self._guard.run()),
+            Loop(name="the end of pauses", work=self._pauses.keep_time()),
             Loop(name="the receipts", work=keeper.run(), vital=False),
             Loop(name="revealing", work=self._revealer().run(), vital=False),
             Loop(name="the count of bytes", work=counting, vital=False),
             Loop(name="the sensors", work=sensing, vital=False),
+            Loop(name="measuring again", work=again, vital=False),
         ]
 
     # Making the loops.

@@ -99,11 +99,10 @@ class Claimer:
     async def _request(
         self, runs: tuple[str, ...], share: float, wait_s: float
     ) -> Lease | wire.Idle | None:
-        speed = self.device.benchmark
         request = ClaimRequest(
             claim_id=self.leases.claim_id(self.device.id),
             device=self.device.id,
-            step_flops=speed.step_flops * share if speed else 0.0,
+            step_flops=self.device.speed() * share,
             memory_bytes=self.device.memory_bytes,
             runs=runs,
             kinds=KINDS,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.clock import Clock
-from shared.protocol.accounts import Benchmark, Device
+from shared.protocol.accounts import Device
 from volunteer.account.profile import Home, Identity
 from volunteer.net.api import Api
 from volunteer.net.transfers import Transfers
@@ -59,7 +60,7 @@ class LentDevice:
 
     device: Device
     trainer: Trainer
-    benchmark: Benchmark | None
+    speed: Callable[[], float]  # operations a second in training by now; 0 is unknown
     memory_bytes: int
 
     @property

@@ -12,6 +12,7 @@ from volunteer.control.event_bus import Hub
 from volunteer.training.trainer import Trainer
 
 YOU = "you"
+TIME_S = 5.0  # between two looks at the clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class PauseReason:
     by: str
     message: str
     until: str = ""
+    ends_at: float = 0.0  # local time; 0: only when it is resumed
 
 
 class PauseBoard:
@@ -48,9 +50,13 @@ class PauseBoard:
         for trainer in self._trainers.values():
             trainer.share = share
 
-    def pause(self, device: str = "", *, by: str, message: str, until: str) -> None:
+    def pause(
+        self, device: str = "", *, by: str, message: str, until: str, ends_at: float = 0.0
+    ) -> None:
         """Free a device (all, without a name); its task stays."""
-        self._reasons.setdefault(device, {})[by] = PauseReason(by=by, message=message, until=until)
+        self._reasons.setdefault(device, {})[by] = PauseReason(
+            by=by, message=message, until=until, ends_at=ends_at
+        )
         self._apply()
         self._hub.emit(events.Paused(device=device, by=by, message=message, until=until))
 
@@ -69,6 +75,18 @@ class PauseBoard:
         if was or finishing or left is None:
             self._hub.emit(events.Resumed(device=device, by=by, message=message))
         return was
+
+    async def keep_time(self) -> None:
+        """End each pause at its time, also after the machine has slept beyond it."""
+        clock = self._life.clock
+        while True:
+            for device, found in list(self._reasons.items()):
+                for reason in list(found.values()):
+                    if 0.0 < reason.ends_at <= clock.now():
+                        del found[reason.by]
+                        self._apply()
+                        self._hub.emit(events.Resumed(device=device, by=reason.by, by_time=True))
+            await clock.sleep(TIME_S)
 
     def paused(self, device: str) -> PauseReason | None:
         """Return a reason why a device is paused, if there is one; "" is all of them at once."""

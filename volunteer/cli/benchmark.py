@@ -100,7 +100,8 @@ def _remember(
     others = home.memory.benchmarks if home.memory.torch == machine.torch else ()
     fresh = {b.device for b in results}
     benchmarks = (*(b for b in others if b.device not in fresh), *results)
-    home.remember(benchmarks=benchmarks, torch=machine.torch)
+    disturbed = tuple(d for d in home.memory.disturbed if d not in fresh)
+    home.remember(benchmarks=benchmarks, disturbed=disturbed, torch=machine.torch)
     if identity.registered:
         request = BenchmarkRequest(benchmarks=benchmarks, hardware=machine)
         address = Address(url=identity.url, tls_pin=identity.tls_pin)

@@ -174,12 +174,33 @@ def settings(*, json: Json = False, profile: Profile = "") -> int:
 
 
 @app.command
-def pause(device: Device = "", *, json: Json = False, profile: Profile = "") -> int:
+def pause(
+    device: Device = "",
+    *,
+    length: Annotated[
+        str, Parameter(name="--for", help="Only for so long: 45m, 2h, 1h30m, 1d.")
+    ] = "",
+    until: Annotated[str, Parameter(help="Only until this time of the day: 22:00.")] = "",
+    json: Json = False,
+    profile: Profile = "",
+) -> int:
     """Free the device and keep its task."""
-    _run(_with_control(profile, lambda control: control.pause(device)))
+    from datetime import datetime
+
+    from volunteer.settings.schedule import end_of_pause, moment_words
+
+    now = datetime.now().astimezone()
+    end = end_of_pause(length, until, now)
+    words = moment_words(end, now) if end else "you resume"
+    ends_at = end.timestamp() if end else 0.0
+    _run(
+        _with_control(profile, lambda control: control.pause(device, until=words, ends_at=ends_at))
+    )
     if json:
-        return _print_json({"ordered": "pause", "device": device})
-    print(hinted(f"{device or ''} paused; continue with `volunteer resume`".strip(), profile))
+        return _print_json({"ordered": "pause", "device": device, "ends_at": ends_at or None})
+    ending = f" until {words}" if end else ""
+    text = f"{device or ''} paused{ending}; continue with `volunteer resume`"
+    print(hinted(text.strip(), profile))
     return 0
 
 

@@ -167,13 +167,14 @@ async def _work(
             "this profile has joined no coordinator yet: `volunteer join LINK`, with the link of "
             "your organiser"
         )
-    # At the first start before the screen nothing begins until its owner says so.
+    # At a first start with a screen nothing is measured or trained until its owner says so.
     first = options.screen and not link and _new(profile)
 
     def engine() -> Engine:
         from volunteer.engine import Engine
 
-        return Engine(directories, options.flags, start_paused=options.paused or first)
+        paused = options.paused or first
+        return Engine(directories, options.flags, start_paused=paused, ask_first=first)
 
     if options.screen:
         return await _with_screen(engine, _look(settings, first=first))

@@ -75,11 +75,16 @@ class Join(Ask[Joined]):
     name: str = ""
 
 
+class Begin(Command):
+    """Find and measure the devices: the owner has answered what they may use."""
+
+
 class Pause(Command):
     device: str = ""  # empty: all
     by: str = "you"
     message: str = "paused"
     until: str = "you resume"
+    ends_at: float = 0.0  # local time at which it ends by itself; 0: not before it is resumed
 
 
 class Resume(Command):
@@ -238,6 +243,7 @@ AnyCommand = (
     | Retry
     | Consent
     | ReadAnnouncements
+    | Begin
     | Measure
     | StopMeasuring
     | GetMeasured

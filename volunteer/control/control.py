@@ -71,6 +71,10 @@ class Control:
         """
         return await self._ask(commands.Join(link=link, name=name))
 
+    async def begin(self) -> None:
+        """Find and measure the devices; at a first start nothing is measured before this."""
+        await self._execute(commands.Begin())
+
     async def choose_runs(self, runs: tuple[str, ...]) -> None:
         """Help only these from the next task on; empty = any."""
         await self._execute(commands.ChooseRuns(runs=runs))
@@ -82,9 +86,12 @@ class Control:
         by: str = "you",
         message: str = "paused",
         until: str = "you resume",
+        ends_at: float = 0.0,
     ) -> None:
-        """Free the device, keep the task."""
-        await self._execute(commands.Pause(device=device, by=by, message=message, until=until))
+        """Free the device, keep the task; with `ends_at`, a local time, until then."""
+        await self._execute(
+            commands.Pause(device=device, by=by, message=message, until=until, ends_at=ends_at)
+        )
 
     async def resume(self, device: str = "", *, by: str = "you") -> None:
         await self._execute(commands.Resume(device=device, by=by))

@@ -59,6 +59,7 @@ class Benchmarked(Event):
 class BenchmarkProgress(Event):
     stage: str
     done: float  # 0..1
+    device: str = ""
 
 
 class Registering(Event):
@@ -212,6 +213,7 @@ class Resumed(Event):
     device: str
     by: str = ""
     message: str = ""
+    by_time: bool = False  # the time of this one pause is over; all others stay
 
 
 class Finishing(Event):

@@ -13,6 +13,7 @@ from volunteer.control.events import AnyEvent
 from volunteer.text import loss
 
 YOU = "you"  # who pauses by hand
+OPEN_ENDED = ("", "you resume", "you start")  # ends of a pause that need no words
 
 
 def words(event: AnyEvent) -> str | None:
@@ -149,7 +150,9 @@ def credits_words(e: events.Credits) -> str:
 def _paused(e: events.Paused) -> str:
     if e.by == YOU:
         what = f"{e.device} paused" if e.device else "paused"
-        return f"{what} by you" if e.message in ("", "paused") else f"{what}: {e.message}"
+        end = "" if e.until in OPEN_ENDED else f" until {e.until}"
+        said = f"{what} by you" if e.message in ("", "paused") else f"{what}: {e.message}"
+        return f"{said}{end}"
     until = f"; until {e.until}" if e.until else ""
     return f"{e.device or 'everything'} paused by {e.by}: {e.message}{until}"
 

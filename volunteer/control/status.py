@@ -261,6 +261,9 @@ def _judged(status: Status, verdict: Verdict) -> Status:
 
 def _pauses(status: Status, event: events.Paused | events.Resumed) -> Status:
     status = PLAIN(status, broken_at=event.at)
+    if isinstance(event, events.Resumed) and event.by_time:
+        over = (event.device, event.by)
+        return PLAIN(status, pauses=tuple(p for p in status.pauses if (p.device, p.by) != over))
     if isinstance(event, events.Resumed):
         kept = tuple(
             p

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from shared.protocol.accounts import Benchmark
 
 if TYPE_CHECKING:
@@ -23,8 +25,43 @@ if TYPE_CHECKING:
 DISK_BYTES = 64 << 20
 VOCABULARY = 4096
 FULL_S = {"fp32": 3.0, "bf16": 3.0, "memory": 2.0, "step": 6.0, "disk": 1.0}
+FIRST_STAGE = "fp32"
 QUICK_SHARE = 0.15
+SLACK_CORES = 0.25  # what a quiet system uses by itself
 REPORT_S = 0.25  # progress is told at most this often: a bf16 product of a small matrix takes 20 us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorTime:
+    """Processor seconds of this machine so far: of all programs, and of this one."""
+
+    at: float  # monotonic
+    busy_s: float
+    own_s: float
+
+
+def processor_time() -> ProcessorTime:
+    """Return the processor seconds used by now; time taken by other virtual machines is used."""
+    spent = psutil.cpu_times()._asdict()
+    unused = ("idle", "iowait", "guest", "guest_nice")  # guests are in user and nice too
+    own = psutil.Process().cpu_times()
+    return ProcessorTime(
+        at=time.monotonic(),
+        busy_s=sum(seconds for kind, seconds in spent.items() if kind not in unused),
+        own_s=own.user + own.system,
+    )
+
+
+def disturbed(
+    before: ProcessorTime, after: ProcessorTime, *, threads: int, cores: int | None = None
+) -> bool:
+    """Return True if other programs kept more cores busy than `threads` leave them of the whole
+    machine, which has more than a container may use.
+    """
+    cores = cores or psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    seconds = max(after.at - before.at, 1e-9)
+    others = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
+    return others / seconds > max(0, cores - threads) + SLACK_CORES
 
 
 class BenchmarkCancelled(Exception):

@@ -13,12 +13,17 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from shared.errors import BadRequest
+
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _FULL = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 DAY_MIN = 24 * 60
 WEEK_MIN = 7 * DAY_MIN
 _EXAMPLE = 'write it like "mon-fri 18:00-08:00", "sat-sun" or "22:00-06:00"'
 _HOURS = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
+_CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2})")
+_LENGTH = re.compile(r"(?:([0-9]{1,3})d)?(?:([0-9]{1,3})h)?(?:([0-9]{1,4})m)?")
+LONGEST_PAUSE = timedelta(days=30)
 _SPAN = re.compile(r"([a-z]+)(?:-([a-z]+))?")
 
 
@@ -51,6 +56,37 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         starts = {start % WEEK_MIN for start, _ in self.spans}
         stops = {stop % WEEK_MIN for _, stop in self.spans}
         return starts ^ stops
+
+
+def end_of_pause(length: str, until: str, now: datetime) -> datetime | None:
+    """Return when a pause of a length ("2h", "1h30m", "45m", "1d"), or until a time of the day
+    ("22:00", today or tomorrow), ends; None without either.
+
+    Raises BadRequest.
+    """
+    if length and until:
+        raise BadRequest("give either --for or --until, not both")
+    if length:
+        found = _LENGTH.fullmatch(length.strip().lower())
+        days, hours, minutes = (int(part or 0) for part in found.groups()) if found else (0, 0, 0)
+        wait = timedelta(days=days, hours=hours, minutes=minutes)
+        if not timedelta() < wait <= LONGEST_PAUSE:
+            raise BadRequest(f'"{length}" is no length: write it like 45m, 2h, 1h30m or 1d')
+        return now + wait
+    if not until:
+        return None
+    clock = _CLOCK.fullmatch(until.strip())
+    if clock is None or int(clock[1]) > 23 or int(clock[2]) > 59:
+        raise BadRequest(f'"{until}" is no time of the day: write it like 22:00')
+    end = now.replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
+    return end if end > now else end + timedelta(days=1)
+
+
+def moment_words(moment: datetime, now: datetime) -> str:
+    """Return a coming moment in words: "22:00", "tomorrow 07:00", "2026-11-28 07:00"."""
+    days = (moment.date() - now.date()).days
+    day = {0: "", 1: "tomorrow "}.get(days, f"{moment:%Y-%m-%d} ")
+    return f"{day}{moment:%H:%M}"
 
 
 ALWAYS = Schedule(spans=((0, WEEK_MIN),))

@@ -11,11 +11,11 @@ from shared.protocol.heartbeat import RunBeat
 from shared.text import printable, size
 from volunteer.control.commands import How
 from volunteer.control.events import BenchmarkProgress
+from volunteer.control.sentences import OPEN_ENDED, YOU
 from volunteer.control.status import PauseStatus, TaskStatus
 from volunteer.tui.text import Glyphs, countdown, fit, soon
 from volunteer.tui.view import AgentView
 
-YOU = "you"  # who pauses by hand
 STAGES = {
     "fp32": "matrix products in float32",
     "bf16": "matrix products in bfloat16",
@@ -62,7 +62,7 @@ def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> A
         return Activity(sign=sign, word="stopped", role=role, sentence=said)
     if pause := status.paused(device):
         return Activity(sign=glyphs.paused, word="paused", role="warn", sentence=why_paused(pause))
-    if view.benchmark is not None:
+    if view.benchmark is not None and device in ("", view.benchmark.device):
         return Activity(
             sign=glyphs.run, word="measuring", role="info", sentence=stage_words(view.benchmark)
         )
@@ -106,6 +106,8 @@ def why_paused(pause: PauseStatus) -> str:
     """Return the reason of a pause and what ends it, as one sentence."""
     if pause.by == YOU:
         own = pause.message if pause.message not in ("", "paused") else "by you"
+        if pause.until not in OPEN_ENDED:
+            own = f"{own} until {pause.until}"
         return own if "space" in own else f"{own}; press space to resume"
     return f"{pause.message}, until {pause.until}" if pause.until else pause.message
 

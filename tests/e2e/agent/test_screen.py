@@ -4,7 +4,9 @@ terminal is left as it was.
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,3 +101,19 @@ def test_a_signal_while_it_trains_gives_the_task_back(tmp_path: Path, server: Pr
         screen.child.send_signal(signal.SIGTERM)
         assert screen.ended() == 0
         assert screen.left_as_found()
+
+
+@pytest.mark.slow
+def test_who_joined_before_is_asked_before_anything_is_measured(
+    tmp_path: Path, server: Process
+) -> None:
+    settings = {**os.environ, "VOLUNTEER_HOME": str(tmp_path)}
+    joined = [*VOLUNTEER, "join", server.link, "--name", "grace"]
+    subprocess.run(joined, env=settings, check=True, capture_output=True)
+    with volunteer(tmp_path) as screen:
+        screen.see("What may volunteer use?", "processor threads")
+        assert list(tmp_path.rglob("memory.json")) == []  # where figures would be kept
+        screen.press("\r")
+        screen.see("welcome, ", "s: skip")
+        screen.press("s")
+        screen.see("enter: next")

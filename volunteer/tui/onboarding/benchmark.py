@@ -29,7 +29,7 @@ class BenchmarkStep(Step):
 
     def begin(self, why: str = "") -> None:
         self.query_one("#machine").focus()
-        if not self.choice.joined and not self._joining:
+        if not self._joining:
             self._joining = True
             self.run_worker(self._join(), group="join")
 
@@ -37,6 +37,8 @@ class BenchmarkStep(Step):
         self._trouble = ""
         try:
             if self.engine is not None:
+                await self.engine.begin()
+            if self.engine is not None and not self.choice.joined:
                 joined = await self.engine.join(self.choice.link, self.choice.name)
                 self.choice.joined = True
                 self.choice.name = joined.nickname
@@ -90,7 +92,7 @@ class BenchmarkStep(Step):
             why = scene.view.ended.message if scene.view.ended else "the volunteer has ended"
             return [*lines, *said(why, width, height - 2, "bad", glyphs.cross)]
         if scene.view.benchmark is not None:
-            lines += progress_lines(scene, width, 5)
+            lines += progress_lines(scene, width, height - len(lines) - 1)
             return [*lines, (("s: skip", "dim"),)][:height]
         if not status.devices:
             waiting = (

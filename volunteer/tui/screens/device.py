@@ -127,7 +127,7 @@ class DevicePage(QueryPage):
     def _measured_title(self, scene: Scene) -> tuple[str, str]:
         device = self._device()
         if scene.view.benchmark is not None:
-            return "Measuring", "b stops it"
+            return f"Measuring {scene.view.benchmark.device}", "b stops it"
         return (f"Benchmark of {device.id}" if device else "Benchmark"), ""
 
     def _measured(self, scene: Scene, width: int, height: int) -> list[Line]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from volunteer.tui.status_line import stage_words
-from volunteer.tui.text import Line, bar, percent, wrap
+from volunteer.control.events import BenchmarkProgress
+from volunteer.tui.status_line import STAGES, stage_words
+from volunteer.tui.text import Glyphs, Line, bar, percent, wrap
 from volunteer.tui.widgets.panel import Scene
+
+ROOMY = len(STAGES) + 4  # rows: every stage, the bar, and what it is for
 
 
 def progress_lines(scene: Scene, cells: int, height: int) -> list[Line]:
@@ -14,9 +17,23 @@ def progress_lines(scene: Scene, cells: int, height: int) -> list[Line]:
         return []
     tail = f" {percent(now.done)}"
     lines: list[Line] = [
-        ((stage_words(now), "text"),),
+        *(_stages(now, scene.glyphs) if height >= ROOMY else [((stage_words(now), "text"),)]),
         (*bar(now.done, cells - len(tail), scene.glyphs), (tail, "value")),
         (),
     ]
     said = "Times the work that a task does; only the figures are sent."
     return [*lines, *(((text, "dim"),) for text in wrap(said, cells, 3))][:height]
+
+
+def _stages(now: BenchmarkProgress, glyphs: Glyphs) -> list[Line]:
+    """Return every stage in its order: those done, the present one, those to come."""
+    names = list(STAGES)
+    at = names.index(now.stage) if now.stage in names else len(names)
+    return [
+        ((f"{glyphs.check} ", "good"), (words, "dim"))
+        if number < at
+        else ((f"{glyphs.on} ", "info"), (words, "value"))
+        if number == at
+        else ((f"{glyphs.off} ", "dim"), (words, "dim"))
+        for number, words in enumerate(STAGES.values())
+    ]

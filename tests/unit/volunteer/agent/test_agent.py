@@ -219,6 +219,26 @@ async def test_going_on_with_one_device_lifts_no_rule_while_its_owner_pauses_all
             assert process.control.status.paused("cpu") is not None
 
 
+async def test_a_pause_for_a_time_ends_by_itself_and_no_other_with_it(tmp_path: Path) -> None:
+    async with local_machine(tmp_path) as machine, machine.working() as process:
+        await process.until(events.Training)
+        now = process.engine.world.clock.now
+        await process.control.pause(until="22:00", ends_at=now() + 60)
+        await process.control.pause("cpu")
+        paused = await process.until(events.Paused)
+        assert words(paused) == "paused by you until 22:00"
+        over = await process.until(events.Resumed)
+        assert (over.device, over.by, over.by_time) == ("", "you", True)
+        assert [pause.device for pause in process.control.status.pauses] == ["cpu"]
+        await process.control.resume()
+        process.told.clear()
+        await process.until(events.Training)
+        await process.control.pause(until="22:00", ends_at=now() + 60)
+        await process.until(events.Resumed)
+        process.told.clear()
+        await process.until(events.Training)  # it goes on without a word of its owner
+
+
 async def test_taking_a_finish_back_lifts_no_rule(tmp_path: Path) -> None:
     async with local_machine(tmp_path) as machine:
         machine.read = lambda rules, devices: Facts(on_battery=True)

@@ -72,7 +72,7 @@ async def test_what_is_late_is_handed_in_before_more_is_claimed(tmp_path: Path) 
         await process.control.retry()
         await process.heartbeats(2)  # of the first it has heard the answer by then
         await process.control.resume()
-        assert await process.ended() == 0
+        assert await process.ended(timeout_s=120) == 0  # two tasks of 400 steps
         assert process.all(events.Submitted)[0].task == doing.task
         claimed = process.all(events.Claimed)
         assert [event.attempt for event in claimed if event.task == doing.task] == [1]

@@ -54,7 +54,7 @@ def test_a_link_without_quotes_arrives_in_pieces(joined: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["pause", "cpu"], {"ordered": "pause", "device": "cpu"}),
+        (["pause", "cpu"], {"ordered": "pause", "device": "cpu", "ends_at": None}),
         (["resume"], {"ordered": "resume", "device": ""}),
         (["finish"], {"ordered": "finish", "then_stop": False}),
         (["stop", "--save"], {"ordered": "stop", "how": "save"}),
@@ -67,7 +67,7 @@ def test_orders_answer_machines_too(
     answer: dict[str, object],
 ) -> None:
     class Obedient:
-        async def pause(self, device: str) -> None: ...
+        async def pause(self, device: str, *, until: str, ends_at: float) -> None: ...
 
         async def resume(self, device: str) -> None: ...
 
