@@ -316,6 +316,25 @@ class Workload(Protocol):
     def flops_per_sample(self, config: Mapping[str, Any]) -> float:
         """Forward and backward, for price and task sizing."""
 
+    def files(self, config: Mapping[str, Any]) -> Mapping[str, ChunkRef]:
+        """Files that every version of a run needs beside its tensors, by hash, such as weights that
+        stay as they are. A worker finds each as an asset of its data.
+        """
+        return {}
+
+    def sources(self, config: Mapping[str, Any]) -> Mapping[str, Path]:
+        """Paths on the organiser's machine of the `files`, when a run is created from them."""
+        return {}
+
+    def whole(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        files: Mapping[str, Path],
+    ) -> Mapping[str, torch.Tensor]:
+        """The tensors of a version together with those of its `files`: what `decoder` takes."""
+        return weights
+
     def begin(
         self,
         job: Job,
@@ -404,7 +423,7 @@ def read_table(raw: Mapping[str, Any], kind: type[T], table: str) -> T:
     """A table of a run file as the struct `kind`. Raises InvalidRunFile: an unknown key with the
     nearest known one, a wrong type, or what the struct itself says of its values.
     """
-    check_keys(raw, tuple(kind.__struct_fields__), table)
+    check_keys(raw, tuple(kind.__struct_encode_fields__), table)
     try:
         return convert(dict(raw), kind)
     except msgspec.ValidationError as error:

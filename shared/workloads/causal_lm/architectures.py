@@ -229,7 +229,7 @@ class Gpt2Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Shape: TypeAlias = LlamaShape | Gpt2Shape
-_KINDS: Mapping[str, type[LlamaShape] | type[Gpt2Shape]] = {
+KINDS: Mapping[str, type[LlamaShape] | type[Gpt2Shape]] = {
     "llama": LlamaShape,
     "mistral": LlamaShape,
     "qwen2": LlamaShape,
@@ -250,16 +250,16 @@ def read_shape(raw: Mapping[str, Any]) -> Shape:
     among the known ones and for a model larger than any here.
     """
     kind = raw.get("model_type")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        near = difflib.get_close_matches(str(kind)[:40], _KINDS, n=1, cutoff=0.5)
-        hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(_KINDS)}"
+    if not isinstance(kind, str) or kind not in KINDS:
+        near = difflib.get_close_matches(str(kind)[:40], KINDS, n=1, cutoff=0.5)
+        hint = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(KINDS)}"
         raise InvalidRunFile(f"[{TABLE}] model_type {str(kind)[:40]!r} is not known here: {hint}")
     if raw.get("auto_map") or raw.get("trust_remote_code"):
         raise InvalidRunFile(
             f"[{TABLE}] this model asks for code of its own (auto_map): no code ever comes with a"
             " model, and one that needs it cannot be trained here"
         )
-    shape: Shape = read_table(_filled(dict(raw)), _KINDS[kind], TABLE)
+    shape: Shape = read_table(_filled(dict(raw)), KINDS[kind], TABLE)
     parameters = count(shape)
     if parameters > PARAMETERS_MAX:
         raise InvalidRunFile(

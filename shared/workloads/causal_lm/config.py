@@ -6,19 +6,25 @@ No torch and no transformers here: a command line may ask.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from shared.errors import InvalidRunFile
 from shared.tensors.spec import Schema, TensorSpec
-from shared.workloads.base import DatasetManifest, check_keys, read_table
-from shared.workloads.causal_lm import architectures
+from shared.text import escaped
+from shared.workloads.base import ChunkRef, DatasetManifest, check_keys, read_table
+from shared.workloads.causal_lm import architectures, model_folder
 from shared.workloads.causal_lm.architectures import Shape, read_shape
 
+BASE = "base"  # of the names of frozen files among the assets of data
 _CONTEXT = 256  # tokens of a window, unless more are asked for or the model has fewer
 _RANK_MAX = 1024
+_FILE_BYTES_MAX = 1 << 40
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _FIRST = {  # adapted unless the file says otherwise: every matrix of attention, as LoRA began
     "gpt2": ("c_attn",),
 }
@@ -48,6 +54,8 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
+    source: str = msgspec.field(name="from", default="")
+    files: dict[str, ChunkRef] = {}
     context: int = 0
     train: Literal["all", "lora"] = "all"
     lora: dict[str, Any] | None = None
@@ -59,14 +67,17 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
     shape: Shape
     context: int  # tokens of a window
     lora: Lora | None  # None: every weight is trained
+    source: str = ""  # folder that the first weights come from
+    files: Mapping[str, ChunkRef] = {}  # of its weights
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> CausalConfig:
         """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
         if "config" not in raw:
-            check_keys(raw, _Table.__struct_fields__, "model")
+            check_keys(raw, _Table.__struct_encode_fields__, "model")
             raise InvalidRunFile(
-                '[model] needs config = { model_type = "llama", ... }: the architecture to train'
+                '[model] needs config = { model_type = "llama", ... }, the architecture to train'
+                ' from nothing, or from = "FOLDER" with a model to go on with'
             )
         table = read_table(raw, _Table, "model")
         shape = read_shape(table.config)
@@ -79,7 +90,10 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
         if table.train == "all" and table.lora is not None:
             raise InvalidRunFile('[model.lora] is for train = "lora"; this run trains all weights')
         lora = _lora(shape, table.lora or {}) if table.train == "lora" else None
-        return cls(shape=shape, context=context, lora=lora)
+        _check_files(table.files)
+        if table.source and not table.files:
+            raise InvalidRunFile("[model] has both config and from: give one of them")
+        return cls(shape=shape, context=context, lora=lora, source=table.source, files=table.files)
 
     def to_dict(self) -> dict[str, Any]:
         """The table with every default written out."""
@@ -88,6 +102,8 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
             lora = {**msgspec.structs.asdict(self.lora), "targets": list(self.lora.targets)}
         return {
             "config": architectures.written(self.shape),
+            "from": self.source,
+            "files": {name: msgspec.structs.asdict(file) for name, file in self.files.items()},
             "context": self.context,
             "train": "lora" if self.lora else "all",
             "lora": lora,
@@ -98,6 +114,8 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> Caus
     """The config of a run on this dataset: vocabulary filled in, context held against the chunks.
     Raises InvalidRunFile.
     """
+    if raw.get("from") and not raw.get("files"):
+        raw = _taken_up(raw, manifest)
     if manifest is None:
         return CausalConfig.from_dict(raw)
     known = int(manifest.meta.get("vocab_size", 0))
@@ -118,6 +136,37 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> Caus
                 f" {use}: [model] context must be at most {longest - 1}, or add more text"
             )
     return config
+
+
+def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
+    """Read the folder that a run file names, once, when its run is created."""
+    check_keys(raw, _Table.__struct_encode_fields__, "model")
+    if "config" in raw:
+        raise InvalidRunFile("[model] has both config and from: give one of them")
+    if not isinstance(raw["from"], str):
+        raise InvalidRunFile("[model] from must be the name of a folder")
+    folder = Path(raw["from"]).expanduser()
+    shape, files = model_folder.read_folder(folder)
+    own = model_folder.tokenizer_sha256(folder)
+    used = manifest.assets.get("tokenizer") if manifest else None
+    if own is not None and used is not None and used.sha256 != own:
+        raise InvalidRunFile(
+            f'the dataset "{manifest.name if manifest else ""}" was made with another tokenizer'
+            f" than this model's: coordinator dataset add NAME --tokenizer"
+            f" {folder / model_folder.TOKENIZER} --text PATH"
+        )
+    told = {name: msgspec.structs.asdict(file) for name, file in files.items()}
+    return {**raw, "config": architectures.written(shape), "files": told}
+
+
+def _check_files(files: Mapping[str, ChunkRef]) -> None:
+    """Refuse names and sizes that no folder could have had."""
+    if len(files) > model_folder.FILES_MAX:
+        raise InvalidRunFile(f"[model] files has more than {model_folder.FILES_MAX} of them")
+    for name, file in files.items():
+        plain = model_folder.SHARD.fullmatch(name) and _SHA256.fullmatch(file.sha256)
+        if not plain or not 0 <= file.size <= _FILE_BYTES_MAX:
+            raise InvalidRunFile(f"[model] files: {escaped(name, 120)!r} is no file of weights")
 
 
 def schema(config: CausalConfig) -> Schema:

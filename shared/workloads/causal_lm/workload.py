@@ -8,11 +8,13 @@ for.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import BadRequest, NotFound
 from shared.tensors.spec import Schema
 from shared.workloads.base import (
+    ChunkRef,
     Data,
     DatasetManifest,
     Decoder,
@@ -24,7 +26,7 @@ from shared.workloads.base import (
     check_keys,
 )
 from shared.workloads.causal_lm import config as settings
-from shared.workloads.causal_lm.config import CausalConfig
+from shared.workloads.causal_lm.config import BASE, CausalConfig
 from shared.workloads.data.windows import windows_of
 
 if TYPE_CHECKING:
@@ -49,9 +51,13 @@ class CausalWorkload(Workload):
         return settings.schema(CausalConfig.from_dict(config))
 
     def init(self, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+        from shared.workloads.causal_lm.base_model import from_folder
         from shared.workloads.causal_lm.init import initial
 
-        return initial(CausalConfig.from_dict(config), seed)
+        checked = CausalConfig.from_dict(config)
+        if checked.files and checked.lora is None:
+            return from_folder(checked)
+        return initial(checked, seed)
 
     def samples(self, config: Mapping[str, Any], manifest: DatasetManifest) -> Sequence[int]:
         return windows_of(manifest, CausalConfig.from_dict(config).context)
@@ -61,6 +67,26 @@ class CausalWorkload(Workload):
 
     def flops_per_sample(self, config: Mapping[str, Any]) -> float:
         return settings.flops_per_sample(CausalConfig.from_dict(config))
+
+    def files(self, config: Mapping[str, Any]) -> Mapping[str, ChunkRef]:
+        checked = CausalConfig.from_dict(config)
+        if checked.lora is None:
+            return {}  # version 0 holds them, and changes them
+        return {f"{BASE}/{name}": file for name, file in checked.files.items()}
+
+    def sources(self, config: Mapping[str, Any]) -> Mapping[str, Path]:
+        folder = Path(CausalConfig.from_dict(config).source).expanduser()
+        return {name: folder / name.partition("/")[2] for name in self.files(config)}
+
+    def whole(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        files: Mapping[str, Path],
+    ) -> Mapping[str, torch.Tensor]:
+        from shared.workloads.causal_lm.base_model import frozen_in
+
+        return {**weights, **frozen_in(CausalConfig.from_dict(config), files)}
 
     def begin(
         self,
@@ -134,12 +160,11 @@ class CausalWorkload(Workload):
         slots: int,
         device: str,
     ) -> Decoder | None:
-        from shared.workloads.causal_lm.base_model import frozen_of
         from shared.workloads.causal_lm.decoder import CausalDecoder
         from shared.workloads.causal_lm.model import build
 
         checked = CausalConfig.from_dict(config)
-        model = build(checked, weights, frozen_of(checked, None), device)
+        model = build(checked, weights, weights, device)
         return CausalDecoder(checked, model, tokenizer, slots, device)
 
     def export(

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
 
 from tests.support.local_coordinator import RUN
+from tests.support.workloads import tiny_causal
 
 SERVER = """
 import asyncio, json, sys
@@ -69,9 +71,22 @@ n_positions = 16
 """
 
 
-@pytest.mark.parametrize("run", [RUN, ADAPTERS], ids=["gpt", "causal-lm"])
+FROM = """
+name = "tiny"
+workload = "causal-lm"
+dataset = "sums"
+[model]
+from = "FOLDER"
+train = "lora"
+context = 16
+"""
+
+
+@pytest.mark.parametrize("run", [RUN, ADAPTERS, FROM], ids=["gpt", "adapters", "from a folder"])
 def test_a_server_that_evaluated_and_answered_has_no_torch(tmp_path: Path, run: str) -> None:
-    (tmp_path / "run.toml").write_text(run)
+    settings = transformers.LlamaConfig(**{**tiny_causal.LLAMA, "vocab_size": 300})
+    transformers.LlamaForCausalLM(settings).save_pretrained(tmp_path / "model")
+    (tmp_path / "run.toml").write_text(run.replace("FOLDER", str(tmp_path / "model")))
     script = tmp_path / "server.py"
     script.write_text(SERVER)
     said = subprocess.run(

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+import transformers
 
 from shared.protocol.versions import VersionInfo
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
@@ -21,8 +22,7 @@ workload = "causal-lm"
 dataset = "sums"
 [model]
 context = 16
-{more}
-config = {{ {config} }}
+{model}
 [task]
 local_steps = 4
 batch_size = 4
@@ -35,7 +35,19 @@ codec = "int8"
 LLAMA = ", ".join(
     f"{key} = {value!r}".replace("'", '"') for key, value in tiny_causal.LLAMA.items()
 )
-TRAINED = {"all": "", "lora": 'train = "lora"\nlora = { rank = 4 }'}
+TRAINED = {
+    "all": f"config = {{ {LLAMA} }}",
+    "lora": f'train = "lora"\nlora = {{ rank = 4 }}\nconfig = {{ {LLAMA} }}',
+    "folder, all": 'from = "FOLDER"',
+    "folder, lora": 'train = "lora"\nfrom = "FOLDER"',
+}
+
+
+def folder(path: Path) -> str:
+    """A small random model as transformers saves it."""
+    settings = transformers.Qwen3Config(**{**tiny_causal.QWEN3, "vocab_size": 300})
+    transformers.Qwen3ForCausalLM(settings).save_pretrained(path)
+    return str(path)
 
 
 async def measured(home: LocalCoordinator) -> list[VersionInfo]:
@@ -45,8 +57,9 @@ async def measured(home: LocalCoordinator) -> list[VersionInfo]:
 
 @pytest.mark.parametrize("trained", TRAINED)
 async def test_two_volunteers_train_it_together(tmp_path: Path, trained: str) -> None:
+    model = TRAINED[trained].replace("FOLDER", folder(tmp_path / "model"))
     async with local_coordinator(tmp_path / "coordinator") as home:
-        await home.start_run(RUN.format(config=LLAMA, more=TRAINED[trained]))
+        await home.start_run(RUN.format(model=model))
         async with home.coordinator.working(), AsyncExitStack() as stack:
             processes = []
             for name in ("Ann", "Ben"):
