@@ -85,6 +85,14 @@ class Datasets:
 
         return await self._named(name, build_text, paths, options)
 
+    async def add_chat(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
+        """A dataset of dialogues from JSON lines; see
+        `shared.workloads.data.chat_dataset.build_chat`.
+        """
+        from shared.workloads.data.chat_dataset import build_chat
+
+        return await self._named(name, build_chat, paths, options)
+
     async def add_images(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
         """A dataset of images from folders, zip archives, PNG and JPEG; see
         `shared.workloads.data.image_dataset.build_images`.

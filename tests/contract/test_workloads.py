@@ -123,9 +123,15 @@ def _causal(model: Mapping[str, Any]) -> Callable[[Place], Subject]:
     return made
 
 
+def chat(place: Place) -> Subject:
+    data = tiny_causal.dialogues(place.path)
+    model = tiny_causal.table(tiny_causal.QWEN2, train="lora", lora=LORA)
+    return Subject(load("causal-lm"), model, data, data.heldout())
+
+
 LORA = {"rank": 4, "dropout": 0.1}
 SUBJECTS: dict[str, Callable[[Place], Subject]] = {
-    **{made.__name__: made for made in (gpt, dcgan, gomoku, sketch)},
+    **{made.__name__: made for made in (gpt, dcgan, gomoku, sketch, chat)},
     "llama": _causal(tiny_causal.table(tiny_causal.LLAMA)),
     "qwen3": _causal(tiny_causal.table(tiny_causal.QWEN3)),
     "gpt2": _causal(tiny_causal.table(tiny_causal.GPT2)),
@@ -172,7 +178,7 @@ def test_it_says_what_it_is(subject: Subject) -> None:
     workload = subject.workload
     assert workload.name.replace("-", "_").isidentifier()
     assert workload.version >= 1
-    assert set(workload.dataset_kinds) <= {"tokens", "images"}
+    assert set(workload.dataset_kinds) <= {"tokens", "chat-tokens", "images"}
     assert workload.traits.items
     assert workload.traits.measure
     for plan in ({}, {"preset": "fedavg"}, {"preset": "gradient-average"}):

@@ -19,6 +19,7 @@ from shared.text import escaped
 from shared.workloads.base import ChunkRef, DatasetManifest, check_keys, read_table
 from shared.workloads.causal_lm import architectures, model_folder
 from shared.workloads.causal_lm.architectures import Shape, read_shape
+from shared.workloads.data.tokenizer import MARKED
 
 BASE = "base"  # of the names of frozen files among the assets of data
 _CONTEXT = 256  # tokens of a window, unless more are asked for or the model has fewer
@@ -123,6 +124,7 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> Caus
     if known and isinstance(given, Mapping) and "vocab_size" not in given:
         raw = {**raw, "config": {**given, "vocab_size": known}}
     config = CausalConfig.from_dict(raw)
+    learnt_share(manifest)
     if config.shape.vocab_size < known:
         raise InvalidRunFile(
             f"[model.config] vocab_size {config.shape.vocab_size} is below the {known} tokens of"
@@ -167,6 +169,19 @@ def _check_files(files: Mapping[str, ChunkRef]) -> None:
         plain = model_folder.SHARD.fullmatch(name) and _SHA256.fullmatch(file.sha256)
         if not plain or not 0 <= file.size <= _FILE_BYTES_MAX:
             raise InvalidRunFile(f"[model] files: {escaped(name, 120)!r} is no file of weights")
+
+
+def learnt_share(manifest: DatasetManifest) -> float | None:
+    """Share of the tokens that are learnt, of a dataset of dialogues; None of plain text.
+
+    Raises InvalidRunFile for a share that no dataset has.
+    """
+    if manifest.meta.get("dtype") != MARKED:
+        return None
+    share = manifest.meta.get("answer_share")
+    if not isinstance(share, float) or not 1e-6 <= share <= 1:
+        raise InvalidRunFile(f'the dataset "{manifest.name}" has no answers to learn from')
+    return share
 
 
 def schema(config: CausalConfig) -> Schema:

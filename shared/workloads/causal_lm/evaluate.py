@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shared.workloads.base import Data, ForwardFigures, Job
 from shared.workloads.causal_lm.base_model import frozen_of
-from shared.workloads.causal_lm.config import CausalConfig, flops_per_sample
+from shared.workloads.causal_lm.config import CausalConfig, flops_per_sample, learnt_share
 from shared.workloads.causal_lm.decoder import CausalDecoder
 from shared.workloads.causal_lm.model import build
 from shared.workloads.data.token_loss import Loss, Reading, drop_of_update, heldout_loss
@@ -32,7 +32,8 @@ def evaluate(
     stop: Callable[[], bool],
 ) -> dict[str, float]:
     """Metrics of a version; see `heldout_loss`."""
-    loss = _loss(config, frozen_of(config, heldout), weights)
+    model = config, frozen_of(config, heldout), learnt_share(heldout.manifest)
+    loss = _loss(*model, weights)
     return heldout_loss(loss, _reading(config), heldout, budget_s, stop)
 
 
@@ -45,8 +46,8 @@ def check(
 ) -> ForwardFigures:
     """Figures of a forward check; see `drop_of_update`."""
     config = CausalConfig.from_dict(job.config)
-    frozen = frozen_of(config, data[0])
-    models = (partial(_loss, config, frozen, base), partial(_loss, config, frozen, updated))
+    model = config, frozen_of(config, data[0]), learnt_share(data[0].manifest)
+    models = (partial(_loss, *model, base), partial(_loss, *model, updated))
     return drop_of_update(job, _reading(config), data, seed, models)
 
 
@@ -79,13 +80,14 @@ def _reading(config: CausalConfig) -> Reading:
     )
 
 
-def _loss(config: CausalConfig, frozen: Frozen, weights: Mapping[str, Tensor]) -> Loss:
+def _loss(
+    config: CausalConfig, frozen: Frozen, learnt: float | None, weights: Mapping[str, Tensor]
+) -> Loss:
     model = build(config, weights, frozen, "cpu")
     model.module.train(False)
 
     @torch.inference_mode()
     def loss(windows: NDArray[np.int64]) -> float:
-        tokens = torch.from_numpy(windows)
-        return float(model.loss(tokens[:, :-1], tokens[:, 1:]))
+        return float(model.loss(torch.from_numpy(windows), learnt))
 
     return loss

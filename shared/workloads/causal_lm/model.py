@@ -18,6 +18,7 @@ from shared.tensors.spec import Schema
 from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import CLASSES, Shape
 from shared.workloads.causal_lm.config import CausalConfig, Lora, adapted, schema
+from shared.workloads.data.tokenizer import FIRST, LEARNT, TOKEN_BITS
 from shared.workloads.training.dropout import SampleDropout, SampleKeys
 
 IGNORED = -100  # a target that counts for nothing
@@ -55,10 +56,36 @@ class CausalModel:
         found: Tensor = self.module(input_ids=tokens, use_cache=False, **more).logits
         return found
 
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss in nats a token; `tokens` and `targets` are (B, T)."""
-        logits = self.logits(tokens)
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    def loss(self, windows: Tensor, learnt_share: float | None = None) -> Tensor:
+        """Mean loss in nats a token of windows (B, T + 1).
+
+        With `learnt_share` their tokens are marked: only those of answers count, dialogues do not
+        see each other, and the sum is divided by how many answers there are on average, so that
+        the loss of a batch is the mean of its windows' however it is cut.
+        """
+        if learnt_share is None:
+            logits = self.logits(windows[:, :-1])
+            return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+        ids, given = windows & TOKEN_BITS, windows[:, :-1]
+        seen, places = _apart((given & FIRST) != 0)
+        logits = self.logits(ids[:, :-1], attention_mask=seen, position_ids=places)
+        wanted = ids[:, 1:].masked_fill((windows[:, 1:] & LEARNT) == 0, IGNORED)
+        total = F.cross_entropy(
+            logits.flatten(0, 1).float(), wanted.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        return total / (given.numel() * learnt_share)
+
+
+def _apart(first: Tensor) -> tuple[Tensor, Tensor]:
+    """Of windows whose dialogues begin at `first` (B, T): what each token sees (B, 1, T, T), and
+    its place in its dialogue (B, T).
+    """
+    T = first.shape[1]
+    numbers = first.cumsum(1)
+    at = torch.arange(T, device=first.device)
+    begins = torch.where(first, at, 0).cummax(1).values
+    same = numbers[:, :, None] == numbers[:, None, :]
+    return (same & (at[:, None] >= at))[:, None], at - begins
 
 
 def library_config(shape: Shape) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shared.workloads.base import Data, Job
 from shared.workloads.causal_lm.base_model import frozen_of
-from shared.workloads.causal_lm.config import CausalConfig, flops_per_sample
+from shared.workloads.causal_lm.config import CausalConfig, flops_per_sample, learnt_share
 from shared.workloads.causal_lm.model import build
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.windows import Windows, of_pass, windows_of
@@ -33,6 +33,7 @@ class CausalWork(StepWork):
         order = PassOrder(windows_of(data.manifest, config.context), job.order_seed)
         rows = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
         self._windows = Windows(data, config.context, config.shape.vocab_size, rows)
+        self._learnt = learnt_share(data.manifest)
         self._dropout = config.lora is not None and config.lora.dropout > 0
         self._causal = build(config, weights, frozen_of(config, data), device)
         super().__init__(
@@ -52,7 +53,7 @@ class CausalWork(StepWork):
             step, first = divmod(start, self.job.batch_size)
             keys = sample_keys(self.job.seed, step, first, stop - start)
             self._causal.samples.keys = to_device(keys, self.device)
-        return self._causal.loss(tokens[:, :-1], tokens[:, 1:]), None
+        return self._causal.loss(tokens, self._learnt), None
 
     def _move(self, device: str) -> None:
         super()._move(device)

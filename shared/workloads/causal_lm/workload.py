@@ -38,7 +38,7 @@ class CausalWorkload(Workload):
 
     name = "causal-lm"
     version = 1
-    dataset_kinds = ("tokens",)
+    dataset_kinds = ("tokens", "chat-tokens")
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return settings.config_for(raw, manifest).to_dict()

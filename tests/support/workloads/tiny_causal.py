@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from shared.workloads.data.chat_dataset import build_chat
+from shared.workloads.data.chat_template import ChatTemplate
+from shared.workloads.data.tokenizer import train_tokenizer
+from tests.support.workloads import tiny_gpt
 
 _LLAMA_LIKE: Mapping[str, Any] = {
     "hidden_size": 32,
@@ -28,6 +36,29 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     shape["model_type"]: shape for shape in (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2)
 }
 BIASED: Mapping[str, Any] = {**LLAMA, "attention_bias": True, "mlp_bias": True}
+
+
+TEMPLATE = ChatTemplate(
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}",
+    eos_token="<|endoftext|>",
+)
+
+
+def dialogues(path: Path, count: int = 800) -> tiny_gpt.Folder:
+    """Questions and answers about sums, built into `path`."""
+
+    def put(blob: bytes) -> str:
+        name = hashlib.sha256(blob).hexdigest()
+        (path / name).write_bytes(blob)
+        return name
+
+    lines = [{"prompt": f"{n} and {n}?", "completion": f"it is {n + n}"} for n in range(count)]
+    (path / "talk.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    tokenizer = train_tokenizer([str(line) for line in lines], 300)
+    sources = [path / "talk.jsonl"]
+    manifest = build_chat("talk", sources, put, tokenizer=tokenizer, template=TEMPLATE)
+    return tiny_gpt.Folder(manifest, path)
 
 
 def table(shape: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
