@@ -332,7 +332,9 @@ class Workload(Protocol):
         weights: Mapping[str, torch.Tensor],
         files: Mapping[str, Path],
     ) -> Mapping[str, torch.Tensor]:
-        """The tensors of a version together with those of its `files`: what `decoder` takes."""
+        """The tensors of a version together with those of its `files`: what `decoder`, `export` and
+        `convert` take.
+        """
         return weights
 
     def begin(

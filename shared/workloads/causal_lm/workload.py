@@ -15,6 +15,7 @@ from shared.errors import BadRequest, NotFound
 from shared.tensors.spec import Schema
 from shared.workloads.base import (
     ChunkRef,
+    Converted,
     Data,
     DatasetManifest,
     Decoder,
@@ -38,6 +39,7 @@ class CausalWorkload(Workload):
 
     name = "causal-lm"
     version = 1
+    formats = ("transformers", "peft")
     dataset_kinds = ("tokens", "chat-tokens")
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
@@ -171,3 +173,17 @@ class CausalWorkload(Workload):
         self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         return dict(weights)
+
+    def convert(
+        self,
+        format: str,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        tokenizer: bytes | None,
+    ) -> Converted:
+        from shared.workloads.causal_lm.library_format import as_adapter, as_model
+
+        checked = CausalConfig.from_dict(config)
+        if format == "peft":
+            return as_adapter(checked, weights)
+        return as_model(checked, weights, tokenizer)
