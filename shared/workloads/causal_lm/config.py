@@ -22,6 +22,7 @@ from shared.workloads.causal_lm.architectures import Shape, read_shape
 from shared.workloads.data.tokenizer import MARKED
 
 BASE = "base"  # of the names of frozen files among the assets of data
+HEAD = "lm_head.weight"
 _CONTEXT = 256  # tokens of a window, unless more are asked for or the model has fewer
 _RANK_MAX = 1024
 _FILE_BYTES_MAX = 1 << 40
@@ -212,8 +213,8 @@ def flops_per_sample(config: CausalConfig) -> float:
     gradient of their own), and 12 L C T^2 of attention.
     """
     T, shape = config.context, config.shape
-    embedding = shape.vocab_size * _width(shape)
-    matrices = sum(a * b for a, b in _matrices(shape).values()) + embedding  # the head
+    inside = sum(a * b for name, (a, b) in _matrices(shape).items() if f"{name}.weight" != HEAD)
+    matrices = inside + shape.vocab_size * _width(shape)  # the head
     attention = 12.0 * shape.layers * shape.attention_width * T * T
     if config.lora is None:
         return 6.0 * matrices * T + attention
@@ -226,12 +227,15 @@ def _width(shape: Shape) -> int:
 
 
 def _matrices(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Names of the matrices inside the blocks, and their (outputs, inputs)."""
+    """Names of the matrices that may have adapters, and their (outputs, inputs): those inside the
+    blocks, and a head of its own beside them.
+    """
     turned = isinstance(shape, architectures.Gpt2Shape)
     found = {}
     for name, size in shape.shapes():
         module, _, part = name.rpartition(".")
-        if part == "weight" and len(size) == 2 and any(each.isdigit() for each in name.split(".")):
+        inside = any(each.isdigit() for each in name.split("."))
+        if part == "weight" and len(size) == 2 and (inside or (name == HEAD and not turned)):
             found[module] = (size[1], size[0]) if turned else (size[0], size[1])
     return found
 

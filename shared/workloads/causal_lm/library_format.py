@@ -62,7 +62,7 @@ def as_adapter(config: CausalConfig, whole: Mapping[str, Tensor]) -> Converted:
             "from peft import PeftModel",
             "from transformers import AutoModelForCausalLM",
             "",
-            'model = AutoModelForCausalLM.from_pretrained("MODEL")  # the one it was trained beside',
+            'model = AutoModelForCausalLM.from_pretrained("MODEL")  # trained beside it',
             'model = PeftModel.from_pretrained(model, ".")',
         ],
     )

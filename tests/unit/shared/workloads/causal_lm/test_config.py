@@ -79,3 +79,11 @@ def test_the_alpha_of_adapters_is_twice_their_rank_unless_it_is_given() -> None:
 def test_frozen_weights_cost_less() -> None:
     every, some = checked(llama()), checked(llama() | {"train": "lora"})
     assert 0.5 < WORKLOAD.flops_per_sample(some) / WORKLOAD.flops_per_sample(every) < 0.9
+
+
+def test_a_head_of_its_own_may_have_an_adapter_and_a_tied_one_not() -> None:
+    lora = {"train": "lora", "lora": {"targets": ["lm_head"]}}
+    names = [spec.name for spec in WORKLOAD.schema(checked(llama() | lora))]
+    assert names == ["lm_head.lora_A.weight", "lm_head.lora_B.weight"]
+    with pytest.raises(InvalidRunFile, match="no matrix"):
+        checked(llama(tie_word_embeddings=True) | lora)

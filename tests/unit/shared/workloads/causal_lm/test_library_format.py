@@ -82,6 +82,15 @@ def test_peft_gives_the_same_logits_beside_the_frozen_model(tmp_path: Path, shap
     assert not torch.allclose(logits(plain, frozen), theirs, atol=1e-2)
 
 
+def test_an_adapter_of_the_head_is_exported_too(tmp_path: Path) -> None:
+    config, whole = trained("llama", train="lora", lora={"targets": ["lm_head", "q_proj"]})
+    written(WORKLOAD.convert("transformers", config.to_dict(), whole, None), tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.inference_mode():
+        theirs = model(input_ids=TOKENS).logits
+    assert torch.allclose(logits(config, whole), theirs, atol=1e-4)
+
+
 def test_a_run_without_adapters_has_none_to_give() -> None:
     config, whole = trained("llama")
     with pytest.raises(BadRequest, match="trains all weights"):
