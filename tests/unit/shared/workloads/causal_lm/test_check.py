@@ -1,4 +1,4 @@
-"""Forward checks of adapters: honest work lowers the loss on its task's samples, copied work not."""
+"""Forward checks of adapters: honest work lowers the loss on its samples, copied work does not."""
 
 from __future__ import annotations
 
