@@ -6,16 +6,23 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shared.errors import NotFound
-from shared.workloads.base import DatasetManifest
+from shared.workloads.base import ChunkRef, DatasetManifest
 
 
 class LocalData:
     """Implementation of `Data`: `files` maps the SHA-256 of a blob to its file. It may hold fewer
-    files than the manifest names, for a worker fetches only the chunks of its task.
+    files than the manifest names, for a worker fetches only the chunks of its task. `more` are the
+    files that a run needs beside its dataset, by the name of an asset.
     """
 
-    def __init__(self, manifest: DatasetManifest, files: Mapping[str, Path]) -> None:
+    def __init__(
+        self,
+        manifest: DatasetManifest,
+        files: Mapping[str, Path],
+        more: Mapping[str, ChunkRef] | None = None,
+    ) -> None:
         self.manifest = manifest
+        self._assets = {**manifest.assets, **(more or {})}
         self._files = files
 
     def chunk(self, index: int) -> Path:
@@ -28,6 +35,6 @@ class LocalData:
 
     def asset(self, name: str) -> Path:
         try:
-            return self._files[self.manifest.assets[name].sha256]
+            return self._files[self._assets[name].sha256]
         except KeyError:
             raise NotFound(f'the dataset {self.manifest.name} has no asset "{name}"') from None

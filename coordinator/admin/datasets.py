@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from coordinator.admin.command import Ask, Command, Nothing
+from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile, why
+from shared.workloads.data.chat_template import ChatTemplate
 from shared.workloads.data.documents import Skipped
 
 if TYPE_CHECKING:
@@ -20,21 +22,29 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE = "tokenizer.json"  # a file of this name in a box is the tokenizer, not text
 FOLDERS = "folders"  # in a box: where images lie in folders again
+CHAT_TOKENIZER = (
+    "dialogues need the tokenizer of the model that is to learn them, with its chat template beside"
+    " it: --tokenizer MODEL/tokenizer.json"
+)
 _SENT = re.compile(
     r"(?<![^\s/])(?:\d+/)?\d{6}-(\d{4,})-"
 )  # how a name in a box begins, see `flat_names`
 
 _COMMON = ("licence", "source", "heldout_share", "seed")
-_OPTIONS = {"text": (*_COMMON, "vocab_size"), "images": (*_COMMON, "size", "channels")}
+_OPTIONS = {
+    "text": (*_COMMON, "vocab_size"),
+    "chat": _COMMON,
+    "images": (*_COMMON, "size", "channels"),
+}
 
 
 class AddDataset(Ask, frozen=True, kw_only=True):
-    """`text` and `images` are paths of the machine that runs the command; from afar the files come
-    in a `box`.
+    """`text`, `chat` and `images` are paths of the machine that runs the command; from afar the
+    files come in a `box`.
     """
 
     name: str
-    kind: Literal["text", "images"] = "text"  # what is in the box
+    kind: Literal["text", "chat", "images"] = "text"  # what is in the box
     text: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
     tokenizer: str = ""  # a tokenizer.json to use instead of training one
@@ -46,6 +56,8 @@ class AddDataset(Ask, frozen=True, kw_only=True):
     channels: int | None = None
     heldout_share: float | None = None
     seed: int | None = None
+    chat: tuple[str, ...] = ()
+    template: str = ""  # of `chat`: a ChatTemplate as JSON
 
 
 class DatasetShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,10 +108,14 @@ class _Sent(Skipped):
 
 
 async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
-    if sum(map(bool, (ask.box, ask.text, ask.images))) != 1:
-        raise BadRequest("name the files the dataset is made of: --text PATH or --images PATH")
-    kind = "images" if ask.images else ask.kind
-    build = coordinator.datasets.add_images if kind == "images" else coordinator.datasets.add_text
+    if sum(map(bool, (ask.box, ask.text, ask.chat, ask.images))) != 1:
+        raise BadRequest(
+            "name the files the dataset is made of: --text PATH, --chat PATH or --images PATH"
+        )
+    kind = "images" if ask.images else "chat" if ask.chat else ask.kind
+    datasets = coordinator.datasets
+    builders = {"text": datasets.add_text, "chat": datasets.add_chat, "images": datasets.add_images}
+    build = builders[kind]
     sent = _Sent(coordinator.boxes.folder(ask.box)) if ask.box else None
     skipped = sent or Skipped()
     try:
@@ -111,6 +127,10 @@ async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
         }
         if tokenizer is not None:
             options["tokenizer"] = tokenizer
+        if kind == "chat":
+            if tokenizer is None:
+                raise BadRequest(CHAT_TOKENIZER)
+            options["template"] = _template(ask.template)
         manifest = await build(ask.name, paths, skipped=skipped, **options)
     except InvalidRunFile as error:
         if sent is None:
@@ -130,7 +150,7 @@ def _sources(coordinator: Coordinator, ask: AddDataset) -> tuple[list[Path], byt
         if ask.kind == "images":
             found = _in_folders(coordinator.boxes.folder(ask.box), found)
     else:
-        found = [Path(path).expanduser() for path in ask.text or ask.images]
+        found = [Path(path).expanduser() for path in ask.text or ask.chat or ask.images]
         own = [Path(ask.tokenizer).expanduser()] if ask.tokenizer else []
     for path in found:
         if not path.exists():
@@ -151,6 +171,13 @@ def _in_folders(box: Path, files: Iterable[Path]) -> list[Path]:
         place.mkdir(parents=True, exist_ok=True)
         path.rename(place / path.name)
     return [*top, box / FOLDERS] if (box / FOLDERS).is_dir() else top
+
+
+def _template(told: str) -> ChatTemplate:
+    try:
+        return decode(told, ChatTemplate)
+    except ValueError as error:
+        raise BadRequest(f"the chat template cannot be read: {error}") from error
 
 
 def _read(path: Path) -> bytes:

@@ -5,6 +5,7 @@ drawn.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,7 +22,7 @@ from coordinator.runs.definition import definition
 from coordinator.scheduling import lease_message
 from shared.decoding import decode
 from shared.local_data import LocalData
-from shared.workloads.base import Job
+from shared.workloads.base import ChunkRef, Job
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -92,12 +93,18 @@ class Case(_Stored, frozen=True, kw_only=True):
         about = definition(self.run)
         return about.workload.flops_per_sample(about.file.model) * (self.job.stop - self.job.start)
 
+    @property
+    def files(self) -> Mapping[str, ChunkRef]:
+        """Return what every version of the run needs beside its tensors."""
+        about = definition(self.run)
+        return about.workload.files(about.file.model)
+
     async def data(self, blobs: BlobStore) -> LocalData:
         """Return the chunks of the task, as files."""
-        manifest = self.dataset.manifest
+        manifest, more = self.dataset.manifest, self.files
         names = [manifest.chunks[index].sha256 for index in self.chunks]
-        names += [asset.sha256 for asset in manifest.assets.values()]
-        return LocalData(manifest, {name: await blobs.local(name) for name in names})
+        names += [asset.sha256 for asset in (*manifest.assets.values(), *more.values())]
+        return LocalData(manifest, {name: await blobs.local(name) for name in names}, more)
 
 
 class Draws:

@@ -98,7 +98,7 @@ class ForwardChecks:
 
     async def _measured(self, case: Case, row: ContributionRow) -> ForwardFigures | None:
         own = await case.data(self._blobs)
-        data = own, await heldout(case.dataset.manifest, self._blobs)
+        data = own, await heldout(case.dataset.manifest, self._blobs, case.files)
         weights = await self._blobs.local(case.base_sha256)
         files = weights, await self._blobs.local(row.sha256), row.codec
         return await self._compute.run(measure, case, files, data, self._draws.seed(row))

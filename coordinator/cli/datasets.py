@@ -49,6 +49,15 @@ def add(
             negative="",
         ),
     ] = None,
+    chat: Annotated[
+        list[Path] | None,
+        Parameter(
+            help="Dialogues as .jsonl, written by the chat template beside --tokenizer; only "
+            "answers are learnt.",
+            consume_multiple=True,
+            negative="",
+        ),
+    ] = None,
     images: Annotated[
         list[Path] | None,
         Parameter(
@@ -61,22 +70,12 @@ def add(
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Build a dataset from text or from images: chunks, and a share held out for evaluation."""
-    from coordinator.rules.run_file import NAME_RULE, fits_a_path
-
+    """Build a dataset from text, dialogues or images: chunks, and a share held out."""
     more = options or DatasetOptions()
-    own = [more.tokenizer] if more.tokenizer else []
-    paths = [path.expanduser().absolute() for path in (*(text or ()), *(images or ()))]
-    for path in (*paths, *own):
-        if not path.expanduser().exists():
-            raise BadRequest(f"there is no file or folder {path}")
-    if not paths or (text and images):
-        raise BadRequest("name the files the dataset is made of: --text PATH or --images PATH")
-    if not fits_a_path(name):  # the service says so too, but only after the files were sent
-        raise InvalidName(f"the name of a dataset must be {NAME_RULE}")
+    kind, paths = _files(name, {"text": text, "chat": chat, "images": images}, more)
     request: dict[str, Any] = {
         "name": name,
-        "kind": "images" if images else "text",
+        "kind": kind,
         "licence": more.licence,
         "source": more.source,
         "vocab_size": more.vocab_size,
@@ -85,16 +84,39 @@ def add(
         "heldout_share": more.heldout_share,
         "seed": more.seed,
     }
+    if chat:
+        request["template"] = _template(more.tokenizer)
     if where.remote:
         request["box"] = _sent(where, paths, more.tokenizer)
     else:
-        request[request["kind"]] = tuple(map(str, paths))
+        request[kind] = tuple(map(str, paths))
         request["tokenizer"] = str(more.tokenizer.expanduser().absolute()) if more.tokenizer else ""
     done = call(where, "dataset.add", **request)
     if json:
         as_json(done)
         return
     _tell(done, where)
+
+
+def _files(
+    name: str, given: dict[str, list[Path] | None], more: DatasetOptions
+) -> tuple[str, list[Path]]:
+    """Return the kind of files and their paths. Raises BadRequest and InvalidName."""
+    from coordinator.rules.run_file import NAME_RULE, fits_a_path
+
+    named = {kind: paths for kind, paths in given.items() if paths}
+    paths = [path.expanduser().absolute() for found in named.values() for path in found]
+    own = [more.tokenizer] if more.tokenizer else []
+    for path in (*paths, *own):
+        if not path.expanduser().exists():
+            raise BadRequest(f"there is no file or folder {path}")
+    if len(named) != 1:
+        raise BadRequest(
+            "name the files the dataset is made of: --text PATH, --chat PATH or --images PATH"
+        )
+    if not fits_a_path(name):  # the service says so too, but only after the files were sent
+        raise InvalidName(f"the name of a dataset must be {NAME_RULE}")
+    return next(iter(named)), paths
 
 
 def _tell(done: DatasetShown, where: Where) -> None:
@@ -109,6 +131,18 @@ def _tell(done: DatasetShown, where: Where) -> None:
         f'The dataset "{done.name}" is stored: {done.items:,} {done.kind} to train on, '
         f"{done.heldout:,} held out{left_out}."
     )
+
+
+def _template(tokenizer: Path | None) -> str:
+    """The chat template beside a tokenizer, as it travels."""
+    import msgspec
+
+    from coordinator.admin.datasets import CHAT_TOKENIZER
+    from shared.workloads.data.chat_template import template_beside
+
+    if tokenizer is None:
+        raise BadRequest(CHAT_TOKENIZER)
+    return msgspec.json.encode(template_beside(tokenizer.expanduser())).decode()
 
 
 def _sent(where: Where, paths: list[Path], tokenizer: Path | None) -> str:

@@ -96,7 +96,9 @@ def _say_with_code(line: str) -> None:
 
 def demo(
     *,
-    workload: Annotated[str, Parameter(help="What to train: gpt, dcgan or gomoku.")] = "gpt",
+    workload: Annotated[
+        str, Parameter(help="What to train: gpt, dcgan, gomoku or causal-lm.")
+    ] = "gpt",
     volunteers: Annotated[int, Parameter(help="Volunteer processes.")] = 2,
     minutes: Annotated[
         float, Parameter(help="How long to train; 0 = as long as suits the workload.")

@@ -15,7 +15,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.datasets import blobs, dataset_blobs, datasets
 from shared.decoding import decode
 from shared.errors import Conflict, NotFound
-from shared.workloads.base import DatasetManifest
+from shared.workloads.base import ChunkRef, DatasetManifest
 
 _SKIPPED = "dataset.skipped."  # and the number of the dataset: a key of `meta`
 
@@ -67,6 +67,19 @@ def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str, now: 
             ],
         )
     return dataset_id
+
+
+def serve(conn: Connection, dataset_id: int, files: Iterable[ChunkRef], now: float) -> None:
+    """Keep files that runs on a dataset need, and let volunteers fetch them."""
+    wanted = {file.sha256: file for file in files}
+    register(conn, [(file.sha256, file.size, "asset") for file in wanted.values()], now)
+    own = select(dataset_blobs.c.sha256).where(dataset_blobs.c.dataset_id == dataset_id)
+    there = set(conn.execute(own.where(dataset_blobs.c.sha256.in_(list(wanted)))).scalars())
+    fresh = [
+        {"dataset_id": dataset_id, "sha256": sha, "served": True} for sha in wanted.keys() - there
+    ]
+    if fresh:
+        conn.execute(insert(dataset_blobs), fresh)
 
 
 def note_skipped(conn: Connection, dataset_id: int, sentences: Sequence[str]) -> None:

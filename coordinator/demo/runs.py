@@ -46,6 +46,49 @@ prompt = "{prompt}"
 
 GPT_PROMPT = "def "
 
+# Beside a random model the head needs an adapter, too: frozen, it can say nothing with certainty.
+CAUSAL = """
+name = "demo-causal-lm"
+workload = "causal-lm"
+dataset = "stdlib"
+description = "Adapters that teach a small random Llama the standard library's own source"
+licence = "CC0-1.0"
+
+[model]
+context = 64
+train = "lora"
+
+[model.config]
+model_type = "llama"
+hidden_size = 96
+intermediate_size = 256
+num_hidden_layers = 2
+num_attention_heads = 4
+max_position_embeddings = 64
+
+[model.lora]
+rank = 16
+targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
+
+[task]
+local_steps = 20
+batch_size = 16
+
+[train]
+lr = 4e-3
+warmup_steps = 60
+decay_steps = 3000
+
+[plan]
+preset = "fedavg"
+quorum = {quorum}
+deadline_seconds = 20
+codec = "int8"
+
+[evaluation]
+prompt = "{prompt}"
+"""
+
 # The digits were drawn on 8 x 8 pixels, so 16 x 16 loses nothing. A discriminator as wide as the
 # generator tells every fake from the beginning, and for the first five hundred steps the generator
 # learns nothing (measured: 28 x 28, 16 channels each).
@@ -165,6 +208,16 @@ def _gpt(volunteers: int) -> DemoRun:
     )
 
 
+def _causal(volunteers: int) -> DemoRun:
+    return DemoRun(
+        name="demo-causal-lm",
+        toml=CAUSAL.format(quorum=volunteers, prompt=GPT_PROMPT),
+        prompt=GPT_PROMPT,
+        preparing="building a dataset from the Python standard library's own source",
+        build=_standard_library,
+    )
+
+
 def _dcgan(volunteers: int) -> DemoRun:
     # A pass ends when all of it is done, so each volunteer gets an equal part of it.
     steps = max(1, DIGITS_STEPS // volunteers)
@@ -182,7 +235,12 @@ def _gomoku(volunteers: int) -> DemoRun:
     )
 
 
-DEMOS: dict[str, Callable[[int], DemoRun]] = {"gpt": _gpt, "dcgan": _dcgan, "gomoku": _gomoku}
+DEMOS: dict[str, Callable[[int], DemoRun]] = {
+    "gpt": _gpt,
+    "dcgan": _dcgan,
+    "gomoku": _gomoku,
+    "causal-lm": _causal,
+}
 
 
 def demo_run(workload: str, volunteers: int) -> DemoRun:

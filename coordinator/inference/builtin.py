@@ -42,6 +42,7 @@ from coordinator.inference.messages import (
     Token,
     framed,
 )
+from coordinator.runs.definition import definition
 from shared import errors
 from shared.clock import Clock
 from shared.errors import Internal, Unavailable, VolunteerError
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.database.engine.open import Database
+    from coordinator.database.runs import RunRow
     from coordinator.storage.blobs import BlobStore
 
 RESTART_S, RESTART_MAX_S = 1.0, 60.0  # after the first death, and after many in a row
@@ -206,17 +208,20 @@ class BuiltinEngine:
     async def _files(self, model: ModelVersion) -> ModelFiles:
         """Return what loads a version. Raises NotFound where its files are gone."""
 
-        def look(conn: Connection) -> tuple[str, str, str | None]:
+        def look(conn: Connection) -> tuple[RunRow, str, str | None]:
             run = runs.by_id(conn, model.run_id)
             dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
             asset = dataset.manifest.assets.get("tokenizer") if dataset else None
             weights = versions.get(conn, run.id, model.version).published_sha256
-            return run.file, weights, asset.sha256 if asset else None
+            return run, weights, asset.sha256 if asset else None
 
-        file, weights, tokenizer = await self._db.read(look)
+        run, weights, tokenizer = await self._db.read(look)
         path = await self._blobs.local(weights)
         its = None if tokenizer is None else str(await self._blobs.local(tokenizer))
-        return ModelFiles(key=weights, file=file, weights=str(path), tokenizer=its)
+        about = definition(run)
+        more = about.workload.files(about.file.model)
+        files = {name: str(await self._blobs.local(ref.sha256)) for name, ref in more.items()}
+        return ModelFiles(key=weights, file=run.file, weights=str(path), tokenizer=its, files=files)
 
 
 _Events = asyncio.Queue[Event | None]

@@ -19,6 +19,7 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     weights: str
     tokenizer: str | None = None
+    files: dict[str, str] = {}  # of the run, by name
 
 
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):

@@ -178,7 +178,10 @@ def _load(model: ModelFiles) -> Decoder:
 
     about = of_file(model.file)
     tokenizer = None if model.tokenizer is None else Path(model.tokenizer).read_bytes()
-    weights = read_weights(Path(model.weights), about)
+    files = {name: Path(path) for name, path in model.files.items()}
+    weights = about.workload.whole(
+        about.file.model, read_weights(Path(model.weights), about), files
+    )
     found = about.workload.decoder(about.file.model, weights, tokenizer, SLOTS, "cpu")
     if found is None:
         raise BadRequest(f"runs of the workload {about.file.workload} do not answer prompts")

@@ -134,7 +134,9 @@ class Evaluation:
         if run.dataset_id is not None:
             dataset_id = run.dataset_id
             row = await self._db.read(lambda conn: datasets.by_id(conn, dataset_id))
-            data = await heldout(row.manifest, self._blobs)
+            about = definition(run)
+            more = about.workload.files(about.file.model)
+            data = await heldout(row.manifest, self._blobs, more)
         try:
             return await self._compute.run(measure, run, path, data, sample)
         except Unavailable:

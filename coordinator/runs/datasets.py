@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +85,14 @@ class Datasets:
 
         return await self._named(name, build_text, paths, options)
 
+    async def add_chat(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
+        """A dataset of dialogues from JSON lines; see
+        `shared.workloads.data.chat_dataset.build_chat`.
+        """
+        from shared.workloads.data.chat_dataset import build_chat
+
+        return await self._named(name, build_chat, paths, options)
+
     async def add_images(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
         """A dataset of images from folders, zip archives, PNG and JPEG; see
         `shared.workloads.data.image_dataset.build_images`.
@@ -137,10 +145,14 @@ class Datasets:
         return await self._db.read(read)
 
 
-async def heldout(manifest: DatasetManifest, blobs: BlobStore) -> LocalData:
-    """The held-out split, looking like a dataset whose chunks are the held-out ones."""
+async def heldout(
+    manifest: DatasetManifest, blobs: BlobStore, more: Mapping[str, ChunkRef]
+) -> LocalData:
+    """The held-out split, looking like a dataset whose chunks are the held-out ones; `more` are the
+    files of its run.
+    """
     split = msgspec.structs.replace(
         manifest, chunks=manifest.heldout or manifest.chunks[:1], heldout=()
     )
-    refs: list[ChunkRef] = [*split.chunks, *split.assets.values()]
-    return LocalData(split, {ref.sha256: await blobs.local(ref.sha256) for ref in refs})
+    refs: list[ChunkRef] = [*split.chunks, *split.assets.values(), *more.values()]
+    return LocalData(split, {ref.sha256: await blobs.local(ref.sha256) for ref in refs}, more)

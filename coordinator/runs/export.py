@@ -67,6 +67,7 @@ class _Files(msgspec.Struct, frozen=True, kw_only=True):
     weights: Path
     tokenizer: Path | None
     format: str
+    more: Mapping[str, Path]  # of the run
 
 
 class Export:
@@ -92,7 +93,10 @@ class Export:
         tokenizer = None
         if source.dataset and "tokenizer" in source.dataset.manifest.assets:
             tokenizer = await self._blobs.local(source.dataset.manifest.assets["tokenizer"].sha256)
-        files = _Files(weights=weights, tokenizer=tokenizer, format=format)
+        about = definition(source.run)
+        refs = about.workload.files(about.file.model)
+        more = {each: await self._blobs.local(ref.sha256) for each, ref in refs.items()}
+        files = _Files(weights=weights, tokenizer=tokenizer, format=format, more=more)
         return await self._compute.run(write, source, files, to)
 
 
@@ -174,7 +178,8 @@ def _fill(source: _Source, files: _Files, to: Path) -> Exported:
 
 def _converted(source: _Source, about: Definition, files: _Files) -> Converted:
     """Return the tensors and files of the format."""
-    weights = read_weights(files.weights, about)
+    stored = read_weights(files.weights, about)
+    weights = about.workload.whole(about.file.model, stored, files.more)
     tokenizer = files.tokenizer.read_bytes() if files.tokenizer else None
     if files.format != PLAIN:
         return about.workload.convert(files.format, about.file.model, weights, tokenizer)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +73,13 @@ def make_initial(stop: Stop, run: RunRow, path: Path) -> publishing.Prepared:
     return publishing.prepare(order)
 
 
+def _copied(source: Path, target: Path) -> str:
+    """Copy a file; return the SHA-256 of the copy."""
+    shutil.copyfile(source, target)
+    with target.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 class Runs:
     """Creates, starts, stops and rolls back runs; `queries` reads them."""
 
@@ -117,6 +127,7 @@ class Runs:
                 f"batch of {file.task.batch_size}: add more data, or lower batch_size"
             )
         step_flops = workload.flops_per_sample(model) * file.task.batch_size
+        files = tuple(workload.files(model).values())
         values: dict[str, Any] = {
             "name": file.name,
             "state": "draft",
@@ -146,12 +157,30 @@ class Runs:
             "ended_at": None,
         }
 
+        await self._store_files(workload, model)
+
         def store(conn: Connection) -> RunRow:
             run_id = runs.add(conn, values)
+            if dataset and files:
+                datasets.serve(conn, dataset.id, files, self._clock.now())
             audit.append(conn, "organiser", "run.create", file.name, "", self._clock.now())
             return runs.by_id(conn, run_id)
 
         return await self.queries.describe(await self._db.write(store))
+
+    async def _store_files(self, workload: Workload, model: Mapping[str, Any]) -> None:
+        """Take copies of what every version of a run needs. Raises InvalidRunFile when a file is
+        not what it was a moment ago.
+        """
+        paths = workload.sources(model)
+        for name, ref in workload.files(model).items():
+            copy = self._blobs.scratch() / f"file-{secrets.token_hex(8)}"
+            try:
+                if await asyncio.to_thread(_copied, paths[name], copy) != ref.sha256:
+                    raise InvalidRunFile(f"{paths[name]} changed while it was read: try again")
+                await self._blobs.put_file(ref.sha256, copy)
+            finally:
+                await asyncio.to_thread(copy.unlink, missing_ok=True)
 
     async def _opens(self) -> bool:
         """Return True if strangers may join: this process says so, or the last server did."""

@@ -11,10 +11,17 @@ the order of the schema. Nothing here imports torch when it is loaded.
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import (
+    Distribution,
+    EntryPoints,
+    PackageNotFoundError,
+    distribution,
+    entry_points,
+)
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -309,6 +316,27 @@ class Workload(Protocol):
     def flops_per_sample(self, config: Mapping[str, Any]) -> float:
         """Forward and backward, for price and task sizing."""
 
+    def files(self, config: Mapping[str, Any]) -> Mapping[str, ChunkRef]:
+        """Files that every version of a run needs beside its tensors, by hash, such as weights that
+        stay as they are. A worker finds each as an asset of its data.
+        """
+        return {}
+
+    def sources(self, config: Mapping[str, Any]) -> Mapping[str, Path]:
+        """Paths on the organiser's machine of the `files`, when a run is created from them."""
+        return {}
+
+    def whole(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        files: Mapping[str, Path],
+    ) -> Mapping[str, torch.Tensor]:
+        """The tensors of a version together with those of its `files`: what `decoder`, `export` and
+        `convert` take.
+        """
+        return weights
+
     def begin(
         self,
         job: Job,
@@ -397,7 +425,7 @@ def read_table(raw: Mapping[str, Any], kind: type[T], table: str) -> T:
     """A table of a run file as the struct `kind`. Raises InvalidRunFile: an unknown key with the
     nearest known one, a wrong type, or what the struct itself says of its values.
     """
-    check_keys(raw, tuple(kind.__struct_fields__), table)
+    check_keys(raw, tuple(kind.__struct_encode_fields__), table)
     try:
         return convert(dict(raw), kind)
     except msgspec.ValidationError as error:
@@ -418,11 +446,38 @@ def _read(path: tuple[str, ...]) -> EntryPoints:
     return entry_points(group=ENTRY_POINTS)
 
 
+@lru_cache(maxsize=8)
+def _lacking(path: tuple[str, ...]) -> dict[str, str]:
+    """Return the workloads whose package is here and an extra of it, that they need, is not."""
+    return {
+        each.name: extra
+        for each in _read(path)
+        for extra in each.extras
+        if not _has_extra(each.dist, extra)
+    }
+
+
+def _has_extra(package: Distribution | None, extra: str) -> bool:
+    marker = re.compile(rf"""extra\s*==\s*['"]{re.escape(extra)}['"]""")
+    needed = [line for line in (package and package.requires) or [] if marker.search(line)]
+    try:
+        for line in needed:
+            distribution(re.split(r"[^\w.-]", line, maxsplit=1)[0])
+    except PackageNotFoundError:
+        return False
+    return True
+
+
 def installed() -> dict[str, str]:
-    """Names of the workloads installed on this machine and where each comes from (nothing is
-    imported).
+    """Names of the workloads installed on this machine, with all that they need, and where each
+    comes from (nothing is imported).
     """
-    return {found.name: found.value for found in _found()}
+    lacking = _lacking(tuple(sys.path))
+    return {
+        found.name: f"{found.module}:{found.attr}"
+        for found in _found()
+        if found.name not in lacking
+    }
 
 
 def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
@@ -435,6 +490,11 @@ def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
             f'the workload "{name}" is not enabled on this machine (setting `workloads`)'
         )
     for found in _found().select(name=name):
+        if extra := _lacking(tuple(sys.path)).get(name):
+            raise NotFound(
+                f'the workload "{name}" needs the extra "{extra}" of its package, which is not'
+                " installed here"
+            )
         workload: Workload = found.load()()
         return workload
     raise NotFound(

@@ -18,7 +18,13 @@ from torch import Tensor
 
 from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.base import Data, Job, Result, TaskKind, TrainSettings, Work, Workload, load
-from tests.support.workloads import example_workload, tiny_dcgan, tiny_gomoku, tiny_gpt
+from tests.support.workloads import (
+    example_workload,
+    tiny_causal,
+    tiny_dcgan,
+    tiny_gomoku,
+    tiny_gpt,
+)
 
 Tensors = dict[str, Tensor]
 STEPS, BATCH = 4, 16
@@ -109,8 +115,28 @@ def sketch(place: Place) -> Subject:
     return Subject(load("sketch"), {"code": 8}, data, data.heldout())
 
 
+def _causal(model: Mapping[str, Any]) -> Callable[[Place], Subject]:
+    def made(place: Place) -> Subject:
+        data = tiny_gpt.sums(place.path)
+        return Subject(load("causal-lm"), model, data, data.heldout())
+
+    return made
+
+
+def chat(place: Place) -> Subject:
+    data = tiny_causal.dialogues(place.path)
+    model = tiny_causal.table(tiny_causal.QWEN2, train="lora", lora=LORA)
+    return Subject(load("causal-lm"), model, data, data.heldout())
+
+
+LORA = {"rank": 4, "dropout": 0.1}
 SUBJECTS: dict[str, Callable[[Place], Subject]] = {
-    made.__name__: made for made in (gpt, dcgan, gomoku, sketch)
+    **{made.__name__: made for made in (gpt, dcgan, gomoku, sketch, chat)},
+    "llama": _causal(tiny_causal.table(tiny_causal.LLAMA)),
+    "qwen3": _causal(tiny_causal.table(tiny_causal.QWEN3)),
+    "gpt2": _causal(tiny_causal.table(tiny_causal.GPT2)),
+    "qwen2-lora": _causal(tiny_causal.table(tiny_causal.QWEN2, train="lora", lora=LORA)),
+    "gpt2-lora": _causal(tiny_causal.table(tiny_causal.GPT2, train="lora", lora=LORA)),
 }
 
 
@@ -150,9 +176,9 @@ def test_its_entry_point_loads_without_torch(subject: Subject) -> None:
 
 def test_it_says_what_it_is(subject: Subject) -> None:
     workload = subject.workload
-    assert workload.name.isidentifier()
+    assert workload.name.replace("-", "_").isidentifier()
     assert workload.version >= 1
-    assert set(workload.dataset_kinds) <= {"tokens", "images"}
+    assert set(workload.dataset_kinds) <= {"tokens", "chat-tokens", "images"}
     assert workload.traits.items
     assert workload.traits.measure
     for plan in ({}, {"preset": "fedavg"}, {"preset": "gradient-average"}):

@@ -413,6 +413,7 @@ class Agent:
             server_clock=self._server_clock,
             receipts=store.receipts,
             monotonic=self._timing.clock.monotonic,
+            load=self._machine.load,
         )
         bases = BaseVersions(
             api=self.remote.api,

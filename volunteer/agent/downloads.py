@@ -14,7 +14,8 @@ from shared.local_data import LocalData
 from shared.protocol.leases import Lease
 from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest, chunks_digest
 from shared.text import duration
-from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.base import ChunkRef, DatasetManifest, Workload
+from shared.workloads.base import load as load_any
 from volunteer.agent.collaborators import Remote, ServerClock
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
@@ -41,6 +42,7 @@ class Downloads:
     server_clock: ServerClock
     receipts: ReceiptBook
     monotonic: Callable[[], float]
+    load: Callable[[str], Workload] = load_any
     _datasets: dict[str, DatasetManifest] = field(default_factory=dict, init=False)
     _fetch_s: float = field(default=0.0, init=False)  # what the last weights took to come
 
@@ -54,12 +56,14 @@ class Downloads:
         lease = held.lease
         manifest = lease.data or await self._dataset(lease.dataset)
         chunks = wanted(lease, manifest)
-        assets = {name: blob_of(chunk) for name, chunk in manifest.assets.items()}
+        more = self.load(lease.job.workload).files(lease.job.config)
+        every = {**manifest.assets, **more}
+        assets = {name: blob_of(chunk) for name, chunk in every.items()}
         refs = {ref.sha256: ref for ref in (*chunks.values(), *assets.values())}
         stack.enter_context(self.cache.hold(refs))
         progress = self._progress(held, "data", sum(ref.size for ref in refs.values()))
         found = await self._fetch_all(refs.values(), progress)
-        return LocalData(manifest, found)
+        return LocalData(manifest, found, more)
 
     async def prefetch_data(self, held: LeaseInWork) -> None:
         """Bring the data of a task that has not begun into the cache."""
@@ -130,10 +134,17 @@ class Downloads:
         return manifest
 
     def check_data(self, manifest: VersionManifest, lease: Lease, dataset: DatasetManifest) -> None:
-        """Raises InvalidFrame unless the dataset is the one that a version was signed with.
+        """Raises InvalidFrame unless the dataset and the files of the run are those that a version
+        was signed with.
 
         Data of one task alone, such as games, and manifests of earlier coordinators name no hash.
         """
+        files = self.load(lease.job.workload).files
+        if files(lease.job.config) != files(manifest.config):
+            raise InvalidFrame(
+                f"the files of {lease.run} are not those of version {manifest.version}: their"
+                " hashes are not what its manifest says"
+            )
         if lease.data is not None:
             return
         if manifest.chunks_sha256 and chunks_digest(dataset) != manifest.chunks_sha256:

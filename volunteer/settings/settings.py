@@ -78,7 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     workloads: Annotated[
         tuple[str, ...],
         Meta(description="Installed workloads that may run on this machine.", max_length=64),
-    ] = ("gpt", "dcgan", "gomoku")
+    ] = ("gpt", "dcgan", "gomoku", "causal-lm")
     consent: Annotated[
         Literal["all", "asked"],
         Meta(

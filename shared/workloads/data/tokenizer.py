@@ -38,7 +38,11 @@ _SCAN = 1 << 20  # tokens checked at a time
 _DTYPES: dict[str, np.dtype[np.unsignedinteger]] = {
     "uint16": np.dtype("<u2"),
     "uint32": np.dtype("<u4"),
+    "marked32": np.dtype("<u4"),
 }
+MARKED = "marked32"  # tokens whose two upper bits say more of them
+LEARNT, FIRST = 1 << 31, 1 << 30  # part of an answer; the first of a dialogue
+TOKEN_BITS = FIRST - 1
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -107,6 +111,7 @@ class TokenChunk:
         if size == 0 or size % stored.itemsize:
             raise InvalidRunFile(f"{path.name}: {size} bytes are not a list of {dtype} tokens")
         self.name = path.name
+        self._bits = TOKEN_BITS if dtype == MARKED else -1 % (1 << 8 * stored.itemsize)
         self.tokens: NDArray[np.unsignedinteger] = np.memmap(path, dtype=stored, mode="r")
 
     def __len__(self) -> int:
@@ -118,11 +123,11 @@ class TokenChunk:
         Raises InvalidRunFile.
         """
         for start in range(0, len(self.tokens), _SCAN):
-            part = self.tokens[start : start + _SCAN]
+            part = self.tokens[start : start + _SCAN] & self.tokens.dtype.type(self._bits)
             if int(part.max()) >= vocab_size:
                 at = start + int(np.argmax(part >= vocab_size))
                 raise InvalidRunFile(
-                    f"{self.name}: token {int(self.tokens[at])} at position {at} is not below"
+                    f"{self.name}: token {int(part[at - start])} at position {at} is not below"
                     f" vocab_size {vocab_size}; was it made with another tokenizer?"
                 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from time import monotonic
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -14,19 +14,10 @@ from torch import Tensor
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Data, ForwardFigures, Job
-from shared.workloads.data.pass_order import PassOrder
+from shared.workloads.data.token_loss import Loss, Reading, drop_of_update, heldout_loss
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
-from shared.workloads.data.windows import Windows, of_pass, spread, windows_of
 from shared.workloads.gpt.config import GptConfig, flops_per_sample
 from shared.workloads.gpt.model import Gpt, Kept, build
-
-_EVAL_TOKENS = 32_768
-_EVAL_FLOPS = 6e11  # a quarter of a minute on a slow core
-_CHECKED = 32  # windows of a forward check, of the task and foreign ones each
-_CHECKED_MIN = 4  # of a model so large that fewer fit into the work of a check
-_CHECK_FLOPS = 2e12  # of all its forward passes: a minute on a slow core
-_CHECKED_FROM = 4096  # held-out windows that those are drawn from
-_LOGITS_MAX = 16 << 20  # elements held at a time
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +31,6 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = 40
 
 
-@torch.inference_mode()
 def evaluate(
     config: GptConfig,
     weights: Mapping[str, Tensor],
@@ -48,43 +38,10 @@ def evaluate(
     budget_s: float,
     stop: Callable[[], bool],
 ) -> dict[str, float]:
-    """Mean loss over windows that depend on the config and the data alone; `budget_s` and `stop`
-    only end it early.
-
-    "loss" in nats a token, "perplexity", "tokens" that were measured, "complete" 1 or 0, and
-    "bits_per_byte" where the dataset knows its bytes a token. The chunks of `heldout` are the
-    held-out ones.
-    """
-    T = config.block_size
-    forward_flops = flops_per_sample(config) / 3
-    wanted = max(8, min(_EVAL_TOKENS // T, int(_EVAL_FLOPS / forward_flops)))
-    rows = spread(windows_of(heldout.manifest, T), wanted)
-    if not len(rows):
-        raise InvalidRunFile(f"no held-out chunk has more than the {T} tokens of a window")
-    windows = Windows(heldout, T, config.vocab_size, rows)
-    model = build(config, weights, "cpu").train(False)
-    batch = max(1, min(16, _LOGITS_MAX // (T * config.vocab_size)))
-    ends = monotonic() + budget_s
-    total, done = 0.0, 0
-    while done < len(windows) and not (done and (stop() or monotonic() > ends)):
-        size = min(batch, len(windows) - done)
-        tokens = torch.from_numpy(windows.read(done, done + size))  # (B, T + 1)
-        total += float(model(tokens[:, :-1], tokens[:, 1:])) * size
-        done += size
-    loss = total / done
-    found = {
-        "loss": loss,
-        "perplexity": math.exp(min(loss, 700.0)),
-        "tokens": float(done * T),
-        "complete": float(done == len(windows)),
-    }
-    bytes_per_token = float(heldout.manifest.meta.get("bytes_per_token", 0))
-    if bytes_per_token > 0:
-        found["bits_per_byte"] = loss / math.log(2) / bytes_per_token
-    return found
+    """Metrics of a version; see `heldout_loss`."""
+    return heldout_loss(_loss(config, weights), _reading(config), heldout, budget_s, stop)
 
 
-@torch.inference_mode()
 def check(
     job: Job,
     base: Mapping[str, Tensor],
@@ -92,43 +49,29 @@ def check(
     data: tuple[Data, Data],
     seed: int,
 ) -> ForwardFigures:
-    """Compare the loss before and after an update on windows of its task, and on held-out ones.
-
-    Work on other data, or none, lowers both alike, or neither.
-    """
+    """Figures of a forward check; see `drop_of_update`."""
     config = GptConfig.from_dict(job.config)
-    own, heldout = data
-    order = PassOrder(windows_of(own.manifest, config.block_size), job.order_seed)
-    mine = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
-    foreign = spread(windows_of(heldout.manifest, config.block_size), _CHECKED_FROM)
-    forward_flops = flops_per_sample(config) / 3
-    count = max(_CHECKED_MIN, min(_CHECKED, int(_CHECK_FLOPS / (4 * forward_flops))))
-    random = np.random.default_rng(seed)
-    tokens = [
-        Windows(source, config.block_size, config.vocab_size, rows).read(0, len(rows))
-        for source, rows in (
-            (own, _drawn(random, mine, count)),
-            (heldout, _drawn(random, foreign, count)),
-        )
-    ]
-    before, after = (
-        [_losses(model, windows) for windows in tokens]
-        for model in (build(config, weights, "cpu").train(False) for weights in (base, updated))
+    models = (partial(_loss, config, base), partial(_loss, config, updated))
+    return drop_of_update(job, _reading(config), data, seed, models)
+
+
+def _reading(config: GptConfig) -> Reading:
+    return Reading(
+        context=config.block_size,
+        vocab_size=config.vocab_size,
+        forward_flops=flops_per_sample(config) / 3,
     )
-    drops = [was - now for was, now in zip(before, after, strict=True)]
-    drop, other = (float(each.mean()) for each in drops)
-    noise = math.sqrt(sum(float(each.var(ddof=1)) / len(each) for each in drops if len(each) > 1))
-    return ForwardFigures(drop=drop, gap=drop - other, noise=noise)
 
 
-def _drawn(random: np.random.Generator, rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    return rows[np.sort(random.permutation(len(rows))[:count])]
+def _loss(config: GptConfig, weights: Mapping[str, Tensor]) -> Loss:
+    model = build(config, weights, "cpu").train(False)
 
+    @torch.inference_mode()
+    def loss(windows: NDArray[np.int64]) -> float:
+        tokens = torch.from_numpy(windows)
+        return float(model(tokens[:, :-1], tokens[:, 1:]))
 
-def _losses(model: Gpt, windows: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the loss of each window of (N, T + 1) tokens, (N,), nats a token."""
-    tokens = torch.from_numpy(windows)
-    return np.array([float(model(row[None, :-1], row[None, 1:])) for row in tokens])
+    return loss
 
 
 class TextGenerator:

@@ -32,8 +32,9 @@ class StepWork(ABC):
     """Local training ("delta") or the mean gradient at the base weights ("gradient") of a model
     without buffers; see `Work`.
 
-    The parameters of `model` are named, and stand in the order, of the workload's schema. `samples`
-    is how many the task has, `flops` what one of them costs forward and backward.
+    The parameters of `model` that require a gradient are named, and stand in the order, of the
+    workload's schema. `samples` is how many the task has, `flops` what one of them costs forward
+    and backward.
     """
 
     FIGURES: ClassVar[tuple[str, ...]] = ()  # what is measured beside the loss
@@ -54,7 +55,8 @@ class StepWork(ABC):
         self._samples = samples
         self._autocast = autocast(job.train.precision, device)
         self._pace = Pace(min(job.batch_size, samples), flops, device)
-        self._learner = Learner(dict(model.named_parameters()), job, inner)
+        learnt = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._learner = Learner(learnt, job, inner)
         self._step = 0
         self._in_step = 0  # samples of the step in progress that are done
         self._now = torch.zeros(1 + len(self.FIGURES), device=device)  # of the step in progress

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import transformers
 from PIL import Image
 
 from shared.workloads.data.image_sources import digit_pictures
+from shared.workloads.data.tokenizer import train_tokenizer
 from tests.support.command_line import Run, json_lines
 from tests.support.server_process import Process
+from tests.support.workloads import tiny_causal
 
 
 def test_every_line_that_is_left_out_is_named_and_kept_in_the_listing(
@@ -70,3 +73,46 @@ def test_images_keep_their_classes_on_the_way_to_a_server(run: Run, tmp_path: Pa
         sentence.split(": ", 1)[1] for sentence in there["skipped"]
     ]
     assert there["skipped"][0].startswith("torn.png: ")
+
+
+def chat_model(folder: Path) -> Path:
+    """A small model with a tokenizer and a chat template, as transformers saves it."""
+    settings = transformers.LlamaConfig(**{**tiny_causal.LLAMA, "vocab_size": 300})
+    transformers.LlamaForCausalLM(settings).save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes(train_tokenizer(["what is two and two? four."], 300))
+    (folder / "chat_template.jinja").write_text(tiny_causal.TEMPLATE.source)
+    return folder
+
+
+def test_dialogues_are_written_by_the_template_of_the_model_that_learns_them(
+    run: Run, tmp_path: Path
+) -> None:
+    place, model = ("--data-dir", tmp_path / "data"), chat_model(tmp_path / "model")
+    talk = tmp_path / "talk.jsonl"
+    lines = [{"prompt": f"{n} and {n}?", "completion": str(n + n)} for n in range(300)]
+    silent = {"messages": [{"role": "user", "content": "hello?"}]}
+    talk.write_text("".join(json.dumps(line) + "\n" for line in [*lines, silent]))
+    add = ("dataset", "add", "talk", "--chat", talk)
+    assert "--tokenizer MODEL/tokenizer.json" in run(*add, *place).err
+    said = run(*add, "--tokenizer", model / "tokenizer.json", *place)
+    assert said.code == 0
+    assert f"left out: {talk} line 301: it has no answer" in said.err
+    assert "chat-tokens to train on" in said.out
+    file = tmp_path / "run.toml"
+    text = f"""
+name = "talk"
+workload = "causal-lm"
+dataset = "talk"
+[model]
+from = "{model}"
+train = "lora"
+context = 32
+"""
+    file.write_text(text)
+    created = run("run", "create", file, *place)
+    assert created.code == 0, created.err
+    (model / "tokenizer.json").write_bytes(train_tokenizer(["another one"], 280))
+    file.write_text(text.replace('name = "talk"', 'name = "again"'))
+    refused = run("run", "create", file, *place)
+    assert refused.code == 2
+    assert "made with another tokenizer than this model's" in refused.err

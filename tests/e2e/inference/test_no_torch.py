@@ -7,6 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import transformers
+
+from tests.support.local_coordinator import RUN
+from tests.support.workloads import tiny_causal
+
 SERVER = """
 import asyncio, json, sys
 from pathlib import Path
@@ -16,18 +22,18 @@ from coordinator.inference.engine import Generation, ModelVersion
 from coordinator.services import Coordinator
 from shared.clock import SystemClock
 from shared.errors import BadRequest
-from tests.support.local_coordinator import LocalCoordinator, RUN
+from tests.support.local_coordinator import LocalCoordinator
 
 MODEL = ModelVersion(run_id=1, run="tiny", version=0)
 
 async def main(path):
-    settings = Settings(data_dir=path, space_floor_bytes=0)
+    settings = Settings(data_dir=Path(path), space_floor_bytes=0)
     clock = SystemClock()
     inside = await Coordinator.build(settings, clock, separate=True)
     engine = BuiltinEngine(inside.db, clock, inside.blobs, threads=1)
     done = []
     try:
-        await LocalCoordinator(inside, clock).start_run(RUN)
+        await LocalCoordinator(inside, clock).start_run(Path(path, "..", "run.toml").read_text())
         done.append("start")
         while await inside.evaluation.evaluate_next():
             done.append("evaluate")
@@ -42,14 +48,45 @@ async def main(path):
     finally:
         await engine.close()
         await inside.close()
-    print(json.dumps([done, "torch" in sys.modules]))
+    print(json.dumps([done, sorted({"torch", "transformers", "peft"} & sys.modules.keys())]))
 
 if __name__ == "__main__":
     asyncio.run(main(sys.argv[1]))
 """
 
 
-def test_a_server_that_evaluated_and_answered_has_no_torch(tmp_path: Path) -> None:
+ADAPTERS = """
+name = "tiny"
+workload = "causal-lm"
+dataset = "sums"
+[model]
+train = "lora"
+context = 16
+[model.config]
+model_type = "gpt2"
+n_embd = 16
+n_layer = 1
+n_head = 2
+n_positions = 16
+"""
+
+
+FROM = """
+name = "tiny"
+workload = "causal-lm"
+dataset = "sums"
+[model]
+from = "FOLDER"
+train = "lora"
+context = 16
+"""
+
+
+@pytest.mark.parametrize("run", [RUN, ADAPTERS, FROM], ids=["gpt", "adapters", "from a folder"])
+def test_a_server_that_evaluated_and_answered_has_no_torch(tmp_path: Path, run: str) -> None:
+    settings = transformers.LlamaConfig(**{**tiny_causal.LLAMA, "vocab_size": 300})
+    transformers.LlamaForCausalLM(settings).save_pretrained(tmp_path / "model")
+    (tmp_path / "run.toml").write_text(run.replace("FOLDER", str(tmp_path / "model")))
     script = tmp_path / "server.py"
     script.write_text(SERVER)
     said = subprocess.run(
@@ -61,6 +98,6 @@ def test_a_server_that_evaluated_and_answered_has_no_torch(tmp_path: Path) -> No
         check=False,
     )
     assert said.returncode == 0, said.stderr
-    done, torch = json.loads(said.stdout.splitlines()[-1])
+    done, heavy = json.loads(said.stdout.splitlines()[-1])
     assert set(done) == {"start", "evaluate", "generate", "draw"}
-    assert not torch
+    assert heavy == []

@@ -17,12 +17,24 @@ from tests.support.local_coordinator import RUN as TEXT
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.selfplay_run import RUN as GAMES
 
+ADAPTERS = """
+name = "tiny"
+workload = "causal-lm"
+dataset = "sums"
+[model]
+train = "lora"
+context = 64
+config = { model_type = "gpt2", n_embd = 16, n_layer = 1, n_head = 2, n_positions = 64 }
+"""
 RUNS = {
     "gpt": (TEXT, "held-out loss"),
     "dcgan": (PICTURES + PRESETS["fedavg"], "Fréchet distance"),
     "gomoku": (GAMES, "tactical loss"),
+    "causal-lm": (ADAPTERS, "held-out loss"),
 }
 FORMATS = (
+    ("causal-lm", "safetensors"),
+    ("causal-lm", "transformers"),
     ("gpt", "safetensors"),
     ("gpt", "transformers"),
     ("dcgan", "safetensors"),

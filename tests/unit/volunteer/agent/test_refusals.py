@@ -14,7 +14,8 @@ from shared.errors import InvalidFrame
 from shared.protocol.transparency import TreeHead
 from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest, chunks_digest
 from shared.signing import SigningKey, canonical
-from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.base import ChunkRef, DatasetManifest, load
+from tests.support.workloads import tiny_causal
 from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.downloads import GRACE_S, Downloads
 from volunteer.control.event_bus import Hub
@@ -26,7 +27,7 @@ DATA = DatasetManifest(
     name="sums", kind="tokens", licence="", source="", chunks=(CHUNK,), assets={"tokenizer": CHUNK}
 )
 LEASE: Any = SimpleNamespace(
-    run="r", job=SimpleNamespace(workload="gpt"), data=None, dataset="sums"
+    run="r", job=SimpleNamespace(workload="gpt", config={}), data=None, dataset="sums"
 )
 
 
@@ -93,6 +94,30 @@ def test_an_expired_version_is_warned_of_and_refused_after_a_grace(place: Place)
     assert "older than its organiser promised" in place.told[0]
     with pytest.raises(InvalidFrame, match=r"expired .* ago and was not signed again"):
         downloads.checked(place.manifest(1, expires_at=place.now - GRACE_S - 50.0), LEASE)
+
+
+def test_frozen_weights_that_are_not_the_manifests_are_refused(place: Place) -> None:
+    def config(name: str) -> dict[str, Any]:
+        file = {"sha256": name * 64, "size": 8, "items": 1}
+        table = tiny_causal.table({**tiny_causal.LLAMA, "vocab_size": 300}, train="lora")
+        return load("causal-lm").config(table | {"files": {"model.safetensors": file}}, None)
+
+    downloads = place.downloads()
+    leases: list[Any] = [
+        SimpleNamespace(
+            run="r",
+            job=SimpleNamespace(workload="causal-lm", config=config(name)),
+            data=None,
+            dataset="sums",
+        )
+        for name in ("a", "b")
+    ]
+    mine, other = leases
+    signed = place.manifest(1, workload="causal-lm", config=config("a"))
+    manifest = downloads.checked(signed, mine)
+    downloads.check_data(manifest, mine, DATA)
+    with pytest.raises(InvalidFrame, match="the files of r are not those of version 1"):
+        downloads.check_data(manifest, other, DATA)
 
 
 def test_a_dataset_that_is_not_the_manifests_is_refused(place: Place) -> None:

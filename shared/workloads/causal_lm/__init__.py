@@ -1,0 +1,1 @@
+"""The workload `causal-lm`: the language models that the library transformers knows."""

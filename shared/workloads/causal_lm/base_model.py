@@ -1,0 +1,71 @@
+"""The frozen weights that adapters go with, and the first ones of a model that is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from shared.errors import InvalidRunFile
+from shared.workloads.base import Data
+from shared.workloads.causal_lm import architectures
+from shared.workloads.causal_lm.config import BASE, CausalConfig
+from shared.workloads.causal_lm.init import BASE_SEED, from_nothing
+from shared.workloads.causal_lm.model_folder import own_name, placed, read_folder
+
+
+def frozen_of(config: CausalConfig, data: Data | None) -> Mapping[str, Tensor] | None:
+    """Frozen weights of a run's model from a worker's data; None where every weight is trained.
+
+    Raises NotFound where they are not here.
+    """
+    if config.lora is None:
+        return None
+    if config.files and data is None:
+        raise InvalidRunFile("the adapters of this run need the files of its model")
+    names = [f"{BASE}/{name}" for name in config.files]
+    return frozen_in(config, {name: data.asset(name) for name in names} if data else {})
+
+
+def frozen_in(config: CausalConfig, files: Mapping[str, Path]) -> Mapping[str, Tensor]:
+    """Frozen weights of a run's model from its files; nothing where every weight is trained."""
+    if config.lora is None:
+        return {}
+    if not config.files:
+        return from_nothing(config.shape, BASE_SEED)
+    return _loaded(config, (files[f"{BASE}/{name}"] for name in config.files))
+
+
+def from_folder(config: CausalConfig) -> dict[str, Tensor]:
+    """The weights of the folder that a run was created from, as they were then."""
+    folder = Path(config.source).expanduser()
+    if read_folder(folder)[1] != config.files:
+        raise InvalidRunFile(
+            f"the files in {folder} are not those that the run was created from: create it again"
+        )
+    found = _loaded(config, (folder / name for name in config.files))
+    return {name: value.float() for name, value in found.items()}
+
+
+def _loaded(config: CausalConfig, paths: Iterable[Path]) -> dict[str, Tensor]:
+    """Tensors of all files, in the order of the schema and the types they are stored in."""
+    from safetensors import SafetensorError, safe_open
+
+    wanted = architectures.schema(config.shape)
+    shapes = {spec.name: spec.shape for spec in wanted}
+    found: dict[str, Tensor] = {}
+    for path in paths:
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = list(file.keys())
+                there = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+                stored = {own_name(name, shapes): name for name in there}
+                for known in placed(there, wanted, path.name):
+                    found[known] = file.get_tensor(stored[known])
+        except SafetensorError as error:
+            raise InvalidRunFile(f"{path.name} is no file of tensors: {error}") from error
+    missing = [name for name in shapes if name not in found]
+    if missing:
+        raise InvalidRunFile(f"no file of weights holds {missing[0]}")
+    return {name: found[name] for name in shapes}

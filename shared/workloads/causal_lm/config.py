@@ -1,0 +1,259 @@
+"""The `[model]` table of a run of language models: an architecture, and what of it is trained.
+
+No torch and no transformers here: a command line may ask.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from shared.errors import InvalidRunFile
+from shared.tensors.spec import Schema, TensorSpec
+from shared.text import escaped
+from shared.workloads.base import ChunkRef, DatasetManifest, check_keys, read_table
+from shared.workloads.causal_lm import architectures, model_folder
+from shared.workloads.causal_lm.architectures import Shape, read_shape
+from shared.workloads.data.tokenizer import MARKED
+
+BASE = "base"  # of the names of frozen files among the assets of data
+HEAD = "lm_head.weight"
+_CONTEXT = 256  # tokens of a window, unless more are asked for or the model has fewer
+_RANK_MAX = 1024
+_FILE_BYTES_MAX = 1 << 40
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_FIRST = {  # adapted unless the file says otherwise: every matrix of attention, as LoRA began
+    "gpt2": ("c_attn",),
+}
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+class Lora(msgspec.Struct, frozen=True, kw_only=True):
+    """Low-rank adapters (Hu et al. 2022): W + alpha / rank B A, with W as it was."""
+
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0  # of what an adapter reads
+    targets: tuple[str, ...] = ()  # last parts of names of matrices
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rank <= _RANK_MAX:
+            raise InvalidRunFile(f"[model.lora] rank must lie between 1 and {_RANK_MAX}")
+        if not 0 < self.alpha <= 65536:
+            raise InvalidRunFile("[model.lora] alpha must lie above 0, up to 65536")
+        if not 0 <= self.dropout < 1:
+            raise InvalidRunFile("[model.lora] dropout must be at least 0 and below 1")
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True):
+    config: dict[str, Any]
+    source: str = msgspec.field(name="from", default="")
+    files: dict[str, ChunkRef] = {}
+    context: int = 0
+    train: Literal["all", "lora"] = "all"
+    lora: dict[str, Any] | None = None
+
+
+class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The table, checked."""
+
+    shape: Shape
+    context: int  # tokens of a window
+    lora: Lora | None  # None: every weight is trained
+    source: str = ""  # folder that the first weights come from
+    files: Mapping[str, ChunkRef] = {}  # of its weights
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> CausalConfig:
+        """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
+        if "config" not in raw:
+            check_keys(raw, _Table.__struct_encode_fields__, "model")
+            raise InvalidRunFile(
+                '[model] needs config = { model_type = "llama", ... }, the architecture to train'
+                ' from nothing, or from = "FOLDER" with a model to go on with'
+            )
+        table = read_table(raw, _Table, "model")
+        shape = read_shape(table.config)
+        context = table.context or min(_CONTEXT, shape.positions)
+        if not 2 <= context <= shape.positions:
+            raise InvalidRunFile(
+                f"[model] context {context} must lie between 2 and the {shape.positions} tokens"
+                " that this model reads at once"
+            )
+        if table.train == "all" and table.lora is not None:
+            raise InvalidRunFile('[model.lora] is for train = "lora"; this run trains all weights')
+        lora = _lora(shape, table.lora or {}) if table.train == "lora" else None
+        _check_files(table.files)
+        if table.source and not table.files:
+            raise InvalidRunFile("[model] has both config and from: give one of them")
+        return cls(shape=shape, context=context, lora=lora, source=table.source, files=table.files)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table with every default written out."""
+        lora = None
+        if self.lora:
+            lora = {**msgspec.structs.asdict(self.lora), "targets": list(self.lora.targets)}
+        return {
+            "config": architectures.written(self.shape),
+            "from": self.source,
+            "files": {name: msgspec.structs.asdict(file) for name, file in self.files.items()},
+            "context": self.context,
+            "train": "lora" if self.lora else "all",
+            "lora": lora,
+        }
+
+
+def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> CausalConfig:
+    """The config of a run on this dataset: vocabulary filled in, context held against the chunks.
+    Raises InvalidRunFile.
+    """
+    if raw.get("from") and not raw.get("files"):
+        raw = _taken_up(raw, manifest)
+    if manifest is None:
+        return CausalConfig.from_dict(raw)
+    known = int(manifest.meta.get("vocab_size", 0))
+    given = raw.get("config")
+    if known and isinstance(given, Mapping) and "vocab_size" not in given:
+        raw = {**raw, "config": {**given, "vocab_size": known}}
+    config = CausalConfig.from_dict(raw)
+    learnt_share(manifest)
+    if config.shape.vocab_size < known:
+        raise InvalidRunFile(
+            f"[model.config] vocab_size {config.shape.vocab_size} is below the {known} tokens of"
+            f' the dataset "{manifest.name}": its tokenizer is another than this model\'s'
+        )
+    for chunks, use in ((manifest.chunks, "train on"), (manifest.heldout, "hold out")):
+        longest = max((chunk.items for chunk in chunks), default=config.context + 1)
+        if longest <= config.context:
+            raise InvalidRunFile(
+                f'the dataset "{manifest.name}" has no more than {longest} tokens in one piece to'
+                f" {use}: [model] context must be at most {longest - 1}, or add more text"
+            )
+    return config
+
+
+def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
+    """Read the folder that a run file names, once, when its run is created."""
+    check_keys(raw, _Table.__struct_encode_fields__, "model")
+    if "config" in raw:
+        raise InvalidRunFile("[model] has both config and from: give one of them")
+    if not isinstance(raw["from"], str):
+        raise InvalidRunFile("[model] from must be the name of a folder")
+    folder = Path(raw["from"]).expanduser()
+    shape, files = model_folder.read_folder(folder)
+    own = model_folder.tokenizer_sha256(folder)
+    used = manifest.assets.get("tokenizer") if manifest else None
+    if own is not None and used is not None and used.sha256 != own:
+        raise InvalidRunFile(
+            f'the dataset "{manifest.name if manifest else ""}" was made with another tokenizer'
+            f" than this model's: coordinator dataset add NAME --tokenizer"
+            f" {folder / model_folder.TOKENIZER} --text PATH"
+        )
+    told = {name: msgspec.structs.asdict(file) for name, file in files.items()}
+    return {**raw, "config": architectures.written(shape), "files": told}
+
+
+def _check_files(files: Mapping[str, ChunkRef]) -> None:
+    """Refuse names and sizes that no folder could have had."""
+    if len(files) > model_folder.FILES_MAX:
+        raise InvalidRunFile(f"[model] files has more than {model_folder.FILES_MAX} of them")
+    for name, file in files.items():
+        plain = model_folder.SHARD.fullmatch(name) and _SHA256.fullmatch(file.sha256)
+        if not plain or not 0 <= file.size <= _FILE_BYTES_MAX:
+            raise InvalidRunFile(f"[model] files: {escaped(name, 120)!r} is no file of weights")
+
+
+def learnt_share(manifest: DatasetManifest) -> float | None:
+    """Share of the tokens that are learnt, of a dataset of dialogues; None of plain text.
+
+    Raises InvalidRunFile for a share that no dataset has.
+    """
+    if manifest.meta.get("dtype") != MARKED:
+        return None
+    share = manifest.meta.get("answer_share")
+    if not isinstance(share, float) or not 1e-6 <= share <= 1:
+        raise InvalidRunFile(f'the dataset "{manifest.name}" has no answers to learn from')
+    return share
+
+
+def schema(config: CausalConfig) -> Schema:
+    """Every tensor of a version: the whole model's, or its adapters'."""
+    if config.lora is None:
+        return architectures.schema(config.shape)
+    rank = config.lora.rank
+    found: list[TensorSpec] = []
+    for name, (outputs, inputs) in adapted(config).items():
+        found.append(TensorSpec(f"{name}.lora_A.weight", (rank, inputs)))
+        found.append(TensorSpec(f"{name}.lora_B.weight", (outputs, rank)))
+    return tuple(found)
+
+
+def adapted(config: CausalConfig) -> dict[str, tuple[int, int]]:
+    """Names of the matrices that have adapters, and their (outputs, inputs)."""
+    if config.lora is None:
+        return {}
+    return {
+        name: size
+        for name, size in _matrices(config.shape).items()
+        if name.rpartition(".")[2] in config.lora.targets
+    }
+
+
+def flops_per_sample(config: CausalConfig) -> float:
+    """Forward and backward of one window: 6 N T of the matrices, 4 N T where they are frozen (no
+    gradient of their own), and 12 L C T^2 of attention.
+    """
+    T, shape = config.context, config.shape
+    inside = sum(a * b for name, (a, b) in _matrices(shape).items() if f"{name}.weight" != HEAD)
+    matrices = inside + shape.vocab_size * _width(shape)  # the head
+    attention = 12.0 * shape.layers * shape.attention_width * T * T
+    if config.lora is None:
+        return 6.0 * matrices * T + attention
+    own = sum(spec.count for spec in schema(config))
+    return (4.0 * matrices + 6.0 * own) * T + attention
+
+
+def _width(shape: Shape) -> int:
+    return shape.n_embd if isinstance(shape, architectures.Gpt2Shape) else shape.hidden_size
+
+
+def _matrices(shape: Shape) -> dict[str, tuple[int, int]]:
+    """Names of the matrices that may have adapters, and their (outputs, inputs): those inside the
+    blocks, and a head of its own beside them.
+    """
+    turned = isinstance(shape, architectures.Gpt2Shape)
+    found = {}
+    for name, size in shape.shapes():
+        module, _, part = name.rpartition(".")
+        inside = any(each.isdigit() for each in name.split("."))
+        if part == "weight" and len(size) == 2 and (inside or (name == HEAD and not turned)):
+            found[module] = (size[1], size[0]) if turned else (size[0], size[1])
+    return found
+
+
+def _lora(shape: Shape, raw: Mapping[str, Any]) -> Lora:
+    lora = read_table(
+        {"targets": [*_FIRST.get(shape.model_type, _ATTENTION)], **raw}, Lora, "model.lora"
+    )
+    if "alpha" not in raw:
+        lora = msgspec.structs.replace(lora, alpha=2.0 * lora.rank)
+    there = sorted({name.rpartition(".")[2] for name in _matrices(shape)})
+    for target in lora.targets:
+        if target not in there:
+            near = difflib.get_close_matches(target, there, n=1, cutoff=0.5)
+            hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(there)}"
+            raise InvalidRunFile(
+                f'[model.lora] targets: {shape.model_type} has no matrix "{target[:80]}": {hint}'
+            )
+    if not lora.targets:
+        raise InvalidRunFile(f"[model.lora] targets is empty: name some of {', '.join(there)}")
+    return lora

@@ -1,0 +1,127 @@
+"""A language model that continues many texts at once, with the keys and values of each in a slot.
+
+The library's model runs as it is; it is given a cache that writes each token into the row of its
+slot, and a mask that shows each text its own past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shared.errors import InvalidRunFile
+from shared.workloads.causal_lm.config import CausalConfig
+from shared.workloads.causal_lm.model import CausalModel
+from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
+
+
+class SlotCache:
+    """Keys and values of every layer, (S, heads, T, D) each, made when a layer first writes.
+
+    `rows` are the slots of the batch in work, `places` (B, T) where their new tokens stand and
+    `longest` how many places any of them sees. The library calls `update` and `get_seq_length`.
+    """
+
+    def __init__(self, slots: int, context: int) -> None:
+        self._slots = slots
+        self._context = context
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.rows = torch.zeros(0, dtype=torch.int64)
+        self.places = torch.zeros(0, 0, dtype=torch.int64)
+        self.longest = 0
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        if layer not in self._layers:
+            shape = (self._slots, keys.shape[1], self._context, keys.shape[3])
+            self._layers[layer] = (keys.new_zeros(shape), values.new_zeros(shape))
+        seen = []
+        for held, new in zip(self._layers[layer], (keys, values), strict=True):
+            held[self.rows[:, None], :, self.places] = new.transpose(1, 2)  # (B, T, heads, D)
+            first = int(self.rows[0])
+            in_a_row = len(self.rows) == 1 or bool((self.rows.diff() == 1).all())
+            taken = held[first : first + len(self.rows)] if in_a_row else held[self.rows]
+            seen.append(taken[:, :, : self.longest])
+        return seen[0], seen[1]
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        return 0
+
+
+class CausalDecoder:
+    """See `Decoder`. Without a tokenizer a text is the numbers of its tokens."""
+
+    def __init__(
+        self,
+        config: CausalConfig,
+        model: CausalModel,
+        tokenizer: bytes | None,
+        slots: int,
+        device: str,
+    ) -> None:
+        self.slots = slots
+        self.context = config.context
+        self._vocabulary = config.shape.vocab_size
+        self._tokenizer = load_tokenizer(tokenizer) if tokenizer is not None else None
+        self.end = end_of_text(self._tokenizer) if self._tokenizer else None
+        self._device = device
+        self._model = model
+        model.module.train(False)
+        self._cache = SlotCache(slots, config.context)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a prompt; an empty one is the end of the text before."""
+        if self._tokenizer:
+            tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
+        else:
+            words = text.split()
+            if wrong := [each for each in words if not (each.isascii() and each.isdecimal())]:
+                raise InvalidRunFile(
+                    f"this model has no tokenizer: its prompts are numbers, not {wrong[0][:40]!r}"
+                )
+            tokens = [int(each[:12]) for each in words]
+        if any(token >= self._vocabulary for token in tokens):
+            raise InvalidRunFile("the prompt has tokens that this model does not know")
+        return tokens or [self.end or 0]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        if self._tokenizer:
+            text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+            return text
+        return "".join(f"{token} " for token in tokens)
+
+    def prefill(self, slot: int, tokens: Sequence[int], start: int) -> NDArray[np.float32]:
+        places = range(start, start + len(tokens))
+        found: NDArray[np.float32] = self._read([slot], [list(tokens)], [list(places)])[0]
+        return found
+
+    def decode_step(
+        self, slots: Sequence[int], tokens: Sequence[int], places: Sequence[int]
+    ) -> NDArray[np.float32]:
+        return self._read(slots, [[token] for token in tokens], [[place] for place in places])
+
+    @torch.inference_mode()
+    def _read(
+        self, slots: Sequence[int], tokens: list[list[int]], places: list[list[int]]
+    ) -> NDArray[np.float32]:
+        """Read tokens (B, T) at places (B, T); return logits (B, V) after the last of each."""
+        cache = self._cache
+        cache.rows = torch.tensor(list(slots), device=self._device)
+        cache.places = at = torch.tensor(places, device=self._device)
+        cache.longest = max(each[-1] for each in places) + 1
+        columns = torch.arange(cache.longest, device=self._device)
+        seen = (columns <= at[:, :, None])[:, None]  # (B, 1, T, longest)
+        logits = self._model.logits(
+            torch.tensor(tokens, device=self._device),
+            attention_mask=seen,
+            position_ids=at,
+            past_key_values=cache,
+            logits_to_keep=1,
+        )
+        found: NDArray[np.float32] = logits[:, -1].float().cpu().numpy()
+        return found

@@ -1,0 +1,93 @@
+"""Evaluation of a language model: loss on held-out text, the drop of an update, and a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shared.workloads.base import Data, ForwardFigures, Job
+from shared.workloads.causal_lm.base_model import frozen_of
+from shared.workloads.causal_lm.config import CausalConfig, flops_per_sample, learnt_share
+from shared.workloads.causal_lm.decoder import CausalDecoder
+from shared.workloads.causal_lm.model import build
+from shared.workloads.data.token_loss import Loss, Reading, drop_of_update, heldout_loss
+from shared.workloads.generation.batch import Batch, Sequence
+
+_SHOWN = 120  # tokens of a sample
+_TEMPERATURE, _TOP_P = 0.8, 0.95
+
+Frozen = Mapping[str, Tensor] | None
+
+
+def evaluate(
+    config: CausalConfig,
+    weights: Mapping[str, Tensor],
+    heldout: Data,
+    budget_s: float,
+    stop: Callable[[], bool],
+) -> dict[str, float]:
+    """Metrics of a version; see `heldout_loss`."""
+    model = config, frozen_of(config, heldout), learnt_share(heldout.manifest)
+    loss = _loss(*model, weights)
+    return heldout_loss(loss, _reading(config), heldout, budget_s, stop)
+
+
+def check(
+    job: Job,
+    base: Mapping[str, Tensor],
+    updated: Mapping[str, Tensor],
+    data: tuple[Data, Data],
+    seed: int,
+) -> ForwardFigures:
+    """Figures of a forward check; see `drop_of_update`."""
+    config = CausalConfig.from_dict(job.config)
+    model = config, frozen_of(config, data[0]), learnt_share(data[0].manifest)
+    models = (partial(_loss, *model, base), partial(_loss, *model, updated))
+    return drop_of_update(job, _reading(config), data, seed, models)
+
+
+def continued(decoder: CausalDecoder, prompt: str, seed: int) -> str:
+    """The continuation of a prompt, as far as it fits."""
+    tokens = decoder.encode(prompt)[-(decoder.context // 2) :]
+    count = min(_SHOWN, decoder.context - len(tokens))
+    batch = Batch(decoder)
+    batch.add(
+        Sequence(
+            id="sample",
+            prompt=tuple(tokens),
+            max_tokens=count,
+            seed=seed,
+            temperature=_TEMPERATURE,
+            top_p=_TOP_P,
+        )
+    )
+    text = ""
+    while len(batch):
+        text += "".join(made.text for made in batch.step())
+    return text
+
+
+def _reading(config: CausalConfig) -> Reading:
+    return Reading(
+        context=config.context,
+        vocab_size=config.shape.vocab_size,
+        forward_flops=flops_per_sample(config) / 3,
+    )
+
+
+def _loss(
+    config: CausalConfig, frozen: Frozen, learnt: float | None, weights: Mapping[str, Tensor]
+) -> Loss:
+    model = build(config, weights, frozen, "cpu")
+    model.module.train(False)
+
+    @torch.inference_mode()
+    def loss(windows: NDArray[np.int64]) -> float:
+        return float(model.loss(torch.from_numpy(windows), learnt))
+
+    return loss

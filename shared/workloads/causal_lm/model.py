@@ -1,0 +1,163 @@
+"""The library's own model with the weights of a version, and adapters beside its matrices.
+
+Shapes: B windows, T tokens, V vocabulary. Weights are float32; autocast is the caller's.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shared.errors import InvalidFrame
+from shared.tensors.spec import Schema
+from shared.workloads.causal_lm import architectures
+from shared.workloads.causal_lm.architectures import CLASSES, Shape
+from shared.workloads.causal_lm.config import CausalConfig, Lora, adapted, schema
+from shared.workloads.data.tokenizer import FIRST, LEARNT, TOKEN_BITS
+from shared.workloads.training.dropout import SampleDropout, SampleKeys
+
+IGNORED = -100  # a target that counts for nothing
+
+
+class Adapter(nn.Module):
+    """A frozen matrix and the product of two small ones beside it."""
+
+    def __init__(
+        self, frozen: nn.Module, size: tuple[int, int], lora: Lora, keys: SampleKeys, place: int
+    ) -> None:
+        super().__init__()
+        outputs, inputs = size
+        self.base_layer = frozen
+        self.lora_A = nn.Linear(inputs, lora.rank, bias=False)
+        self.lora_B = nn.Linear(lora.rank, outputs, bias=False)
+        self.drop = SampleDropout(lora.dropout, keys, place)
+        self._scale = lora.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = self.lora_A(self.drop(x)) * self._scale  # (B, T, rank)
+        out: Tensor = self.base_layer(x) + self.lora_B(low)
+        return out
+
+
+class CausalModel:
+    """A model of the library transformers; `module` is the library's."""
+
+    def __init__(self, module: Any, samples: SampleKeys) -> None:
+        self.module = module
+        self.samples = samples  # that dropout goes by
+
+    def logits(self, tokens: Tensor, **more: Any) -> Tensor:
+        """Scores (B, T, V) of tokens (B, T)."""
+        found: Tensor = self.module(input_ids=tokens, use_cache=False, **more).logits
+        return found
+
+    def loss(self, windows: Tensor, learnt_share: float | None = None) -> Tensor:
+        """Mean loss in nats a token of windows (B, T + 1).
+
+        With `learnt_share` their tokens are marked: only those of answers count, dialogues do not
+        see each other, and the sum is divided by how many answers there are on average, so that
+        the loss of a batch is the mean of its windows' however it is cut.
+        """
+        if learnt_share is None:
+            logits = self.logits(windows[:, :-1])
+            return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+        ids, given = windows & TOKEN_BITS, windows[:, :-1]
+        seen, places = _apart((given & FIRST) != 0)
+        logits = self.logits(ids[:, :-1], attention_mask=seen, position_ids=places)
+        wanted = ids[:, 1:].masked_fill((windows[:, 1:] & LEARNT) == 0, IGNORED)
+        total = F.cross_entropy(
+            logits.flatten(0, 1).float(), wanted.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        return total / (given.numel() * learnt_share)
+
+
+def _apart(first: Tensor) -> tuple[Tensor, Tensor]:
+    """Of windows whose dialogues begin at `first` (B, T): what each token sees (B, 1, T, T), and
+    its place in its dialogue (B, T).
+    """
+    T = first.shape[1]
+    numbers = first.cumsum(1)
+    at = torch.arange(T, device=first.device)
+    begins = torch.where(first, at, 0).cummax(1).values
+    same = numbers[:, :, None] == numbers[:, None, :]
+    return (same & (at[:, None] >= at))[:, None], at - begins
+
+
+def library_config(shape: Shape) -> Any:
+    """The library's settings of a model."""
+    found = _library(CLASSES[shape.model_type][0])(**shape.arguments())
+    found._attn_implementation = "sdpa"
+    return found
+
+
+def build(
+    config: CausalConfig,
+    weights: Mapping[str, Tensor],
+    frozen: Mapping[str, Tensor] | None,
+    device: str,
+) -> CausalModel:
+    """A model on `device` with its own copy of `weights`; of `frozen`, which adapters go with, it
+    keeps views where it can.
+
+    Raises InvalidFrame when they are not this model's.
+    """
+    own = _fitting(schema(config), weights)
+    own = {name: value.to(device, torch.float32, copy=True) for name, value in own.items()}
+    whole = own
+    if config.lora is not None:
+        needed = _fitting(architectures.schema(config.shape), frozen or {})
+        whole = {name: value.to(device, torch.float32) for name, value in needed.items()}
+    module = _empty(config.shape)
+    module.load_state_dict(whole, strict=False, assign=True)  # a tied head is in no schema
+    if config.shape.tie_word_embeddings:
+        module.get_output_embeddings().weight = module.get_input_embeddings().weight
+    samples = SampleKeys()
+    if config.lora is not None:
+        module.requires_grad_(False)
+        _adapt(module, config, config.lora, own, samples)
+    module.to(device)
+    return CausalModel(module, samples)
+
+
+def _adapt(
+    module: nn.Module, config: CausalConfig, lora: Lora, own: Mapping[str, Tensor], keys: SampleKeys
+) -> None:
+    for place, (name, size) in enumerate(adapted(config).items()):
+        parent, _, last = name.rpartition(".")
+        holder = module.get_submodule(parent)
+        with torch.device("meta"):
+            adapter = Adapter(getattr(holder, last), size, lora, keys, place)
+        for part in ("lora_A", "lora_B"):
+            getattr(adapter, part).weight = nn.Parameter(own[f"{name}.{part}.weight"])
+        setattr(holder, last, adapter)
+
+
+def _empty(shape: Shape) -> Any:
+    """A model without memory for its weights: they come from outside."""
+    settings = library_config(shape)
+    with torch.device("meta"):
+        module = _library(CLASSES[shape.model_type][1])(settings)
+    for name, part in list(module.named_modules()):
+        if name.rpartition(".")[2] == "rotary_emb":  # tables that follow from the settings
+            module.set_submodule(name, type(part)(config=settings))
+    return module
+
+
+def _fitting(wanted: Schema, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for spec in wanted:
+        value = weights.get(spec.name)
+        if value is None or tuple(value.shape) != spec.shape:
+            has = "is missing" if value is None else f"has the shape {tuple(value.shape)}"
+            raise InvalidFrame(f"{spec.name} {has}, but this model needs {spec.shape}")
+        found[spec.name] = value.detach()
+    return found
+
+
+def _library(name: str) -> Any:
+    return getattr(importlib.import_module("transformers"), name)

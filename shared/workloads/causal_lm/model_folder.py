@@ -1,0 +1,260 @@
+"""A model from a folder as the library transformers writes it: config.json, safetensors, tokenizer.
+
+Everything in it is held against the schema of its architecture before a weight is read. Nothing is
+ever unpickled, and no code is taken along.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from shared.decoding import decode
+from shared.errors import InvalidRunFile, VolunteerError
+from shared.tensors.header import HEADER_BYTES_MAX, LENGTH_BYTES, header_length, parse_header
+from shared.tensors.spec import Schema
+from shared.text import escaped
+from shared.workloads.base import ChunkRef
+from shared.workloads.causal_lm import architectures
+from shared.workloads.causal_lm.architectures import Shape, read_shape
+
+SETTINGS, INDEX, TOKENIZER = "config.json", "model.safetensors.index.json", "tokenizer.json"
+FILES_MAX = 256
+SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\.safetensors")
+_SETTINGS_MAX, _INDEX_MAX, _TOKENIZER_MAX = 1 << 20, 16 << 20, 64 << 20  # bytes
+_FLOATS = ("F32", "BF16", "F16")
+_PREFIX = "transformer."  # that the first files of GPT-2 lack
+# Tables that old files hold beside the weights, and that follow from the settings.
+_DERIVED = re.compile(r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq)")
+
+_LIKE_LLAMA = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+_QWEN = {
+    **_LIKE_LLAMA,
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+}
+# Settings that the library leaves out of config.json because they are its own defaults.
+_LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
+    "llama": {**_LIKE_LLAMA, "vocab_size": 32000, "intermediate_size": 11008},
+    "mistral": {
+        **_LIKE_LLAMA,
+        "vocab_size": 32000,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
+    "gpt2": {"vocab_size": 50257},
+}
+# Settings that change nothing of what a model computes here.
+_IDLE_TEXT = """
+_name_or_path architectures attention_dropout attn_pdrop bos_token_id chunk_size_feed_forward
+dtype embd_pdrop eos_token_id finetuning_task id2label initializer_range is_encoder_decoder
+label2id layer_types max_window_layers model_type n_ctx output_attentions output_hidden_states
+pad_token_id pretraining_tp problem_type resid_pdrop return_dict rope_scaling rope_theta
+summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+task_specific_params torch_dtype transformers_version use_cache use_sliding_window
+"""
+_IDLE = frozenset(_IDLE_TEXT.split())
+# Settings that would, at the only value that is known here.
+_FIXED = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "reorder_and_upcast_attn": False,
+    "add_cross_attention": False,
+    "use_sliding_window": False,
+    "pretraining_tp": 1,
+}
+
+
+def read_folder(folder: Path) -> tuple[Shape, dict[str, ChunkRef]]:
+    """Architecture of the model in a folder, and its files of weights by hash.
+
+    Raises InvalidRunFile for everything that cannot be trained here.
+    """
+    shape = shape_of(_json(folder, SETTINGS, _SETTINGS_MAX))
+    names = _shards(folder)
+    found: dict[str, str] = {}
+    for name in names:
+        for tensor in placed(_entries(folder, name), architectures.schema(shape), name):
+            if tensor in found:
+                raise InvalidRunFile(f"{name} and {found[tensor]} both hold {tensor}")
+            found[tensor] = name
+    for spec in architectures.schema(shape):
+        if spec.name not in found:
+            raise InvalidRunFile(f"{folder}: no file of weights holds {spec.name}")
+    return shape, {name: _hashed(folder / name) for name in names}
+
+
+def tokenizer_sha256(folder: Path) -> str | None:
+    """Hash of the model's tokenizer; None where the folder has none."""
+    path = folder / TOKENIZER
+    if not path.is_file():
+        return None
+    if path.stat().st_size > _TOKENIZER_MAX:
+        raise InvalidRunFile(
+            f"{path} has {path.stat().st_size / 1e6:,.0f} MB: a tokenizer of more than"
+            f" {_TOKENIZER_MAX / 1e6:,.0f} MB is not read"
+        )
+    return _hashed(path).sha256
+
+
+def placed(entries: Mapping[str, tuple[int, ...]], wanted: Schema, file: str) -> Iterator[str]:
+    """Names in the schema of the tensors of one file, in its order; derived tables are left out.
+
+    Raises InvalidRunFile for a tensor that the architecture does not have, or of another shape.
+    """
+    shapes = {spec.name: spec.shape for spec in wanted}
+    for name, shape in entries.items():
+        known = own_name(name, shapes)
+        if known is None:
+            continue
+        if known not in shapes:
+            raise InvalidRunFile(
+                f"{file} holds {escaped(name, 120)}, which this architecture does not have"
+            )
+        if shape != shapes[known]:
+            raise InvalidRunFile(
+                f"{file}: {known} has the shape {shape}, but config.json says {shapes[known]}"
+            )
+        yield known
+
+
+def own_name(name: str, known: Mapping[str, object]) -> str | None:
+    """The schema's name of a tensor in a file; None for a table, or a head that is tied."""
+    if name in known:
+        return name
+    if _PREFIX + name in known:
+        return _PREFIX + name
+    if _DERIVED.fullmatch(name) or name == "lm_head.weight":
+        return None
+    return name
+
+
+def shape_of(settings: Mapping[str, Any]) -> Shape:
+    """The architecture that a config.json describes.
+
+    Raises InvalidRunFile, also for a setting that is not known here and could change the model.
+    """
+    kind = settings.get("model_type")
+    left_out = _LEFT_OUT.get(kind, {}) if isinstance(kind, str) else {}
+    raw = {key: value for key, value in settings.items() if value is not None}
+    known = read_known(str(kind))
+    for key, value in _FIXED.items():
+        if raw.get(key, value) != value:
+            raise InvalidRunFile(f"{SETTINGS}: {key} = {escaped(raw[key], 40)} is not known here")
+    for key in raw:
+        harmless = key in known or key in _IDLE or key in _FIXED or key == "auto_map"
+        if known and not harmless and raw[key] is not False:
+            raise InvalidRunFile(
+                f"{SETTINGS} has the setting {escaped(key, 60)}, which is not known here and could"
+                " change what the model computes"
+            )
+    if any(each != "full_attention" for each in raw.get("layer_types") or ()):
+        raise InvalidRunFile(f"{SETTINGS}: only full attention is known here (layer_types)")
+    kept = {key: value for key, value in raw.items() if key in known or key == "auto_map"}
+    if str(kind).startswith("qwen"):
+        kept.pop("sliding_window", None)  # unused, as use_sliding_window says
+    elif kind == "mistral" and "sliding_window" in settings:
+        left_out = {**left_out, "sliding_window": settings["sliding_window"]}
+    if "rope_parameters" in known:
+        kept["rope_parameters"] = _rope(raw)
+    return read_shape({**left_out, **kept, "model_type": kind})
+
+
+def read_known(kind: str) -> tuple[str, ...]:
+    """Names of the settings of an architecture; none of one that is not known."""
+    found = architectures.KINDS.get(kind)
+    return () if found is None else tuple(found.__struct_fields__)
+
+
+def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary positions, as this or an earlier release of the library writes them."""
+    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise InvalidRunFile(f"{SETTINGS}: rope_parameters must be a table")
+    found = {key: value for key, value in given.items() if value is not None and key != "type"}
+    if "type" in given:
+        found.setdefault("rope_type", given["type"])
+    if "rope_theta" in raw:
+        found.setdefault("rope_theta", raw["rope_theta"])
+    return found
+
+
+def _json(folder: Path, name: str, limit: int) -> dict[str, Any]:
+    path = folder / name
+    if not path.is_file():
+        raise InvalidRunFile(
+            f"[model] from: there is no {path}; name a folder with {SETTINGS} and weights in"
+            " safetensors, as save_pretrained writes it"
+        )
+    if path.stat().st_size > limit:
+        raise InvalidRunFile(f"{path} is larger than {limit >> 20} MiB, so it is not read")
+    try:
+        found = decode(path.read_bytes(), dict[str, Any])
+    except ValueError as error:
+        raise InvalidRunFile(f"{path} is not a JSON object: {escaped(error, 200)}") from error
+    return found
+
+
+def _shards(folder: Path) -> list[str]:
+    """Names of the files of weights."""
+    if not (folder / INDEX).is_file():
+        if (folder / "model.safetensors").is_file():
+            return ["model.safetensors"]
+        if (folder / "pytorch_model.bin").is_file():
+            raise InvalidRunFile(
+                f"{folder} holds its weights as a pickle (pytorch_model.bin), which can run code"
+                " and is never read: save it again with safe_serialization"
+            )
+        raise InvalidRunFile(f"{folder} has no model.safetensors")
+    listed = _json(folder, INDEX, _INDEX_MAX).get("weight_map")
+    names = sorted(map(str, set(listed.values()))) if isinstance(listed, dict) else []
+    for name in names:
+        if not SHARD.fullmatch(name):
+            raise InvalidRunFile(
+                f"{INDEX} names the file {escaped(name, 120)!r}: only plain names of safetensors"
+                " files beside it are read"
+            )
+        if not (folder / name).is_file():
+            raise InvalidRunFile(f"{INDEX} names {name}, which is not in {folder}")
+    if not 1 <= len(names) <= FILES_MAX:
+        raise InvalidRunFile(f"{INDEX} names {len(names)} files; 1 to {FILES_MAX} are read")
+    return names
+
+
+def _entries(folder: Path, name: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes in one file, from its header alone."""
+    path = folder / name
+    try:
+        with path.open("rb") as file:
+            length = header_length(
+                file.read(LENGTH_BYTES), path.stat().st_size, 16 * HEADER_BYTES_MAX
+            )
+            header = parse_header(file.read(length))
+    except VolunteerError as error:
+        raise InvalidRunFile(f"{path}: {error.message}") from error
+    for tensor, entry in header.entries.items():
+        if entry.dtype not in _FLOATS and not _DERIVED.fullmatch(tensor):
+            raise InvalidRunFile(
+                f"{path}: {escaped(tensor, 120)} is {escaped(entry.dtype, 20)}; weights are read"
+                f" as {', '.join(_FLOATS)}, so take a model that is not quantised"
+            )
+    return {tensor: entry.shape for tensor, entry in header.entries.items()}
+
+
+def _hashed(path: Path) -> ChunkRef:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+    return ChunkRef(sha256=digest.hexdigest(), size=path.stat().st_size, items=1)

@@ -1,0 +1,65 @@
+"""A task of a language model on one device: the windows of tokens that it reads, their loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from shared.workloads.base import Data, Job
+from shared.workloads.causal_lm.base_model import frozen_of
+from shared.workloads.causal_lm.config import CausalConfig, flops_per_sample, learnt_share
+from shared.workloads.causal_lm.model import build
+from shared.workloads.data.pass_order import PassOrder
+from shared.workloads.data.windows import Windows, of_pass, windows_of
+from shared.workloads.training.devices import to_device
+from shared.workloads.training.dropout import sample_keys
+from shared.workloads.training.step_loop import StepWork
+
+
+class CausalWork(StepWork):
+    """See `StepWork`. A sample is a window."""
+
+    def __init__(
+        self,
+        job: Job,
+        weights: Mapping[str, Tensor],
+        data: Data,
+        device: str,
+        inner: Mapping[str, Tensor] | None,
+    ) -> None:
+        config = CausalConfig.from_dict(job.config)
+        order = PassOrder(windows_of(data.manifest, config.context), job.order_seed)
+        rows = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
+        self._windows = Windows(data, config.context, config.shape.vocab_size, rows)
+        self._learnt = learnt_share(data.manifest)
+        self._dropout = config.lora is not None and config.lora.dropout > 0
+        self._causal = build(config, weights, frozen_of(config, data), device)
+        super().__init__(
+            job,
+            self._causal.module,
+            inner,
+            device=device,
+            samples=len(rows),
+            flops=flops_per_sample(config),
+        )
+
+    def measure(self, start: int, stop: int) -> tuple[Tensor, None]:
+        tokens = to_device(
+            torch.from_numpy(self._windows.read(start, stop)), self.device
+        )  # (B, T + 1)
+        if self._dropout:
+            step, first = divmod(start, self.job.batch_size)
+            keys = sample_keys(self.job.seed, step, first, stop - start)
+            self._causal.samples.keys = to_device(keys, self.device)
+        return self._causal.loss(tokens, self._learnt), None
+
+    def _move(self, device: str) -> None:
+        super()._move(device)
+        for frozen in self.model.parameters():
+            if not frozen.requires_grad:
+                frozen.data = frozen.data.to(device)
+        for part in self.model.modules():
+            for name, table in part.named_buffers(recurse=False):
+                setattr(part, name, table.to(device))

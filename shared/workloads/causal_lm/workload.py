@@ -1,0 +1,189 @@
+"""The workload `causal-lm`: many machines train one language model of the library transformers, all
+of it or adapters beside it.
+
+This module only puts the parts together; torch and transformers are loaded when a tensor is asked
+for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import BadRequest, NotFound
+from shared.tensors.spec import Schema
+from shared.workloads.base import (
+    ChunkRef,
+    Converted,
+    Data,
+    DatasetManifest,
+    Decoder,
+    ForwardFigures,
+    Job,
+    Sample,
+    Work,
+    Workload,
+    check_keys,
+)
+from shared.workloads.causal_lm import config as settings
+from shared.workloads.causal_lm.config import BASE, CausalConfig
+from shared.workloads.data.windows import windows_of
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CausalWorkload(Workload):
+    """See `Workload`."""
+
+    name = "causal-lm"
+    version = 1
+    formats = ("transformers", "peft")
+    dataset_kinds = ("tokens", "chat-tokens")
+
+    def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
+        return settings.config_for(raw, manifest).to_dict()
+
+    def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        check_keys(raw, (), "task")
+        return {}
+
+    def schema(self, config: Mapping[str, Any]) -> Schema:
+        return settings.schema(CausalConfig.from_dict(config))
+
+    def init(self, config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+        from shared.workloads.causal_lm.base_model import from_folder
+        from shared.workloads.causal_lm.init import initial
+
+        checked = CausalConfig.from_dict(config)
+        if checked.files and checked.lora is None:
+            return from_folder(checked)
+        return initial(checked, seed)
+
+    def samples(self, config: Mapping[str, Any], manifest: DatasetManifest) -> Sequence[int]:
+        return windows_of(manifest, CausalConfig.from_dict(config).context)
+
+    def items_per_sample(self, config: Mapping[str, Any]) -> int:
+        return CausalConfig.from_dict(config).context
+
+    def flops_per_sample(self, config: Mapping[str, Any]) -> float:
+        return settings.flops_per_sample(CausalConfig.from_dict(config))
+
+    def files(self, config: Mapping[str, Any]) -> Mapping[str, ChunkRef]:
+        checked = CausalConfig.from_dict(config)
+        if checked.lora is None:
+            return {}  # version 0 holds them, and changes them
+        return {f"{BASE}/{name}": file for name, file in checked.files.items()}
+
+    def sources(self, config: Mapping[str, Any]) -> Mapping[str, Path]:
+        folder = Path(CausalConfig.from_dict(config).source).expanduser()
+        return {name: folder / name.partition("/")[2] for name in self.files(config)}
+
+    def whole(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        files: Mapping[str, Path],
+    ) -> Mapping[str, torch.Tensor]:
+        from shared.workloads.causal_lm.base_model import frozen_in
+
+        return {**weights, **frozen_in(CausalConfig.from_dict(config), files)}
+
+    def begin(
+        self,
+        job: Job,
+        weights: Mapping[str, torch.Tensor],
+        data: Data,
+        device: str,
+        inner: Mapping[str, torch.Tensor] | None,
+    ) -> Work:
+        from shared.workloads.causal_lm.train import CausalWork
+
+        if job.kind != "train" or job.update not in ("delta", "gradient"):
+            raise BadRequest(
+                f"causal-lm has no task of the kind {job.kind} with the update {job.update}"
+            )
+        return CausalWork(job, weights, data, device, inner)
+
+    def evaluate(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        heldout: Data | None,
+        budget_s: float,
+        stop: Callable[[], bool],
+    ) -> dict[str, float]:
+        from shared.workloads.causal_lm.evaluate import evaluate
+
+        if heldout is None:
+            raise BadRequest("causal-lm is measured on held-out text, so it needs a dataset")
+        return evaluate(CausalConfig.from_dict(config), weights, heldout, budget_s, stop)
+
+    def check(
+        self,
+        job: Job,
+        base: Mapping[str, torch.Tensor],
+        updated: Mapping[str, torch.Tensor],
+        data: tuple[Data, Data],
+        seed: int,
+    ) -> ForwardFigures | None:
+        from shared.workloads.causal_lm.evaluate import check
+
+        return check(job, base, updated, data, seed)
+
+    def sample(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        data: Data | None,
+        prompt: str,
+        seed: int,
+    ) -> Sample:
+        from shared.workloads.causal_lm.base_model import frozen_of
+        from shared.workloads.causal_lm.decoder import CausalDecoder
+        from shared.workloads.causal_lm.evaluate import continued
+        from shared.workloads.causal_lm.model import build
+
+        try:
+            tokenizer = data.asset("tokenizer").read_bytes() if data else None
+        except NotFound:  # a dataset of bare tokens
+            tokenizer = None
+        checked = CausalConfig.from_dict(config)
+        model = build(checked, weights, frozen_of(checked, data), "cpu")
+        text = continued(CausalDecoder(checked, model, tokenizer, 1, "cpu"), prompt, seed)
+        return Sample(kind="text", title=prompt or "from nothing", text=prompt + text)
+
+    def decoder(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        tokenizer: bytes | None,
+        slots: int,
+        device: str,
+    ) -> Decoder | None:
+        from shared.workloads.causal_lm.decoder import CausalDecoder
+        from shared.workloads.causal_lm.model import build
+
+        checked = CausalConfig.from_dict(config)
+        model = build(checked, weights, weights, device)
+        return CausalDecoder(checked, model, tokenizer, slots, device)
+
+    def export(
+        self, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        return dict(weights)
+
+    def convert(
+        self,
+        format: str,
+        config: Mapping[str, Any],
+        weights: Mapping[str, torch.Tensor],
+        tokenizer: bytes | None,
+    ) -> Converted:
+        from shared.workloads.causal_lm.library_format import as_adapter, as_model
+
+        checked = CausalConfig.from_dict(config)
+        if format == "peft":
+            return as_adapter(checked, weights)
+        return as_model(checked, weights, tokenizer)

@@ -1,0 +1,198 @@
+"""Build a dataset of dialogues: JSON lines -> template -> tokens, each marked as learnt or not.
+
+A line is `{"messages": [{"role", "content"}, ...]}`, or a pair of `prompt` and `completion`, or of
+`instruction` (and `input`) and `output`. A chunk is tokens as 32-bit integers whose upper two bits
+say that a token is part of an answer, and that it begins a dialogue; dialogues stand one after the
+other, and a model that reads a window keeps them apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.decoding import complaint, decoder
+from shared.errors import InvalidRunFile
+from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.data.chat_template import ChatTemplate, Message
+from shared.workloads.data.documents import LINES_SUFFIXES, Skipped, walk
+from shared.workloads.data.pass_order import permutation
+from shared.workloads.data.tokenizer import (
+    FIRST,
+    LEARNT,
+    MARKED,
+    ChunkWriter,
+    Put,
+    load_tokenizer,
+    vocab_of,
+)
+
+KIND = "chat-tokens"
+_LINE_BYTES_MAX = 4 << 20
+_CHUNK_TOKENS = 65_536
+
+
+class _Line(msgspec.Struct):
+    messages: list[Message] | None = None
+    prompt: str | None = None
+    completion: str | None = None
+    instruction: str | None = None
+    input: str = ""
+    output: str | None = None
+
+    def dialogue(self) -> list[Message]:
+        if self.messages is not None:
+            return self.messages
+        asked, answer = self.prompt, self.completion
+        if asked is None and self.instruction is not None:
+            asked, answer = "\n\n".join(filter(None, (self.instruction, self.input))), self.output
+        if asked is None or answer is None:
+            raise InvalidRunFile(
+                'it has neither "messages", nor "prompt" and "completion", nor "instruction" and'
+                ' "output"'
+            )
+        return [Message("user", asked), Message("assistant", answer)]
+
+
+class _Dialogue(NamedTuple):
+    digest: bytes
+    tokens: NDArray[np.uint32]
+
+
+class ChatSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a dataset of dialogues: the bytes of a tokenizer.json, and its template."""
+
+    tokenizer: bytes
+    template: ChatTemplate
+    licence: str = "unknown"
+    source: str = ""
+    heldout_share: float = 0.05
+    seed: int = 0
+
+
+def build_chat(
+    name: str,
+    sources: Iterable[str | Path],
+    put: Put,
+    *,
+    skipped: Skipped | None = None,
+    **options: Any,
+) -> DatasetManifest:
+    """Store a dataset of dialogues through `put` and return its manifest.
+
+    Lines that cannot be used are added to `skipped`, with file and line. Raises InvalidRunFile
+    where none is left, or for a template that cannot be read.
+    """
+    settings = ChatSettings(**options)
+    skipped = skipped if skipped is not None else Skipped()
+    tokenizer = load_tokenizer(settings.tokenizer)
+    tokenizer.encode_special_tokens = False  # a template writes them as text
+    found: dict[bytes, _Dialogue] = {}
+    for place, messages in _dialogues(sources, skipped):
+        try:
+            for each in _encoded(tokenizer, settings.template, messages):
+                found.setdefault(each.digest, each)
+        except InvalidRunFile as error:
+            skipped.add(f"{place}: {error.message}")
+    if len(found) < 2:
+        told = f"; {skipped.sentences[0]}" if skipped.sentences else ""
+        raise InvalidRunFile(f"there are fewer than two dialogues to learn from{told}")
+    by_digest = [found[digest] for digest in sorted(found)]
+    held = max(1, int(settings.heldout_share * len(by_digest)))
+    kept = by_digest[held:]
+    train = [kept[index] for index in permutation(len(kept), settings.seed, 1)]
+    vocab_size = vocab_of(tokenizer)
+    meta: dict[str, str | int | float] = {
+        "vocab_size": vocab_size,
+        "dtype": MARKED,
+        "documents": len(by_digest),
+        "skipped": skipped.count,
+        "answer_share": _share(train),
+    }
+    digest = put(settings.tokenizer)
+    asset = ChunkRef(sha256=digest, size=len(settings.tokenizer), items=vocab_size)
+    return DatasetManifest(
+        name=name,
+        kind=KIND,
+        licence=settings.licence,
+        source=settings.source,
+        chunks=_written(train, put),
+        heldout=_written(by_digest[:held], put),
+        assets={"tokenizer": asset},
+        meta=meta,
+    )
+
+
+def _encoded(
+    tokenizer: Any, template: ChatTemplate, messages: list[Message]
+) -> Iterator[_Dialogue]:
+    for pieces in template.documents(messages):
+        parts = []
+        for piece in pieces:
+            ids = tokenizer.encode(piece.text, add_special_tokens=False).ids
+            parts.append(np.asarray(ids, np.uint32) | np.uint32(LEARNT if piece.learnt else 0))
+        tokens = np.concatenate(parts)
+        if len(tokens):
+            tokens[0] |= np.uint32(FIRST)
+            yield _Dialogue(hashlib.sha256(tokens.tobytes()).digest(), tokens)
+
+
+def _written(dialogues: Iterable[_Dialogue], put: Put) -> tuple[ChunkRef, ...]:
+    writer = ChunkWriter(put, MARKED, _CHUNK_TOKENS)
+    for each in dialogues:
+        writer.add(each.tokens)
+    return writer.close()
+
+
+def _share(dialogues: list[_Dialogue]) -> float:
+    learnt = sum(int(np.count_nonzero(each.tokens & np.uint32(LEARNT))) for each in dialogues)
+    return learnt / max(1, sum(len(each.tokens) for each in dialogues))
+
+
+def _dialogues(
+    sources: Iterable[str | Path], skipped: Skipped
+) -> Iterator[tuple[str, list[Message]]]:
+    """Each dialogue with its file and line."""
+    record = decoder(_Line)
+    for path in _files(sources):
+        with path.open("rb") as file:
+            for number, line in enumerate(_lines(file), start=1):
+                place = f"{path} line {number}"
+                if not line.strip():
+                    continue
+                try:
+                    if len(line) > _LINE_BYTES_MAX:
+                        raise InvalidRunFile(f"it is longer than {_LINE_BYTES_MAX >> 20} MiB")
+                    yield place, record.decode(line).dialogue()
+                except InvalidRunFile as error:
+                    skipped.add(f"{place}: {error.message}")
+                except msgspec.ValidationError as error:
+                    skipped.add(complaint(error, place))
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    skipped.add(f"{place}: {error}")
+
+
+def _lines(file: Any) -> Iterator[bytes]:
+    """Lines of bounded length; the rest of a longer one is passed over."""
+    while line := file.readline(_LINE_BYTES_MAX + 1):
+        yield line
+        while len(line) > _LINE_BYTES_MAX and line and not line.endswith(b"\n"):
+            line = file.readline(_LINE_BYTES_MAX + 1)
+
+
+def _files(sources: Iterable[str | Path]) -> Iterator[Path]:
+    for source in sources:
+        path = Path(source)
+        if path.is_dir():
+            inside = (each for each in walk(path, frozenset()))
+            yield from (each for each in inside if each.suffix.lower() in LINES_SUFFIXES)
+        elif path.is_file():
+            yield path
+        else:
+            raise InvalidRunFile(f"{path}: there is no such file or directory")

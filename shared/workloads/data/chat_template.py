@@ -1,0 +1,146 @@
+"""The chat template of a tokenizer: dialogues to text, with the parts that are answers.
+
+A template is a small program of the library jinja2. It comes with a model that the organiser chose,
+runs where a dataset is built and nowhere else, in jinja2's sandbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import msgspec
+
+from shared.decoding import decode
+from shared.errors import InvalidRunFile
+from shared.text import escaped
+
+_FILE_MAX = 4 << 20  # bytes
+_TEXT_MAX = 1 << 20  # characters
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn of a dialogue."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A part of a rendered dialogue; `learnt` where it is an answer."""
+
+    text: str
+    learnt: bool
+
+
+class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
+    """A template's source, and the tokens that it may name."""
+
+    source: str
+    bos_token: str = ""
+    eos_token: str = ""
+
+    def documents(self, messages: Sequence[Message]) -> list[list[Piece]]:
+        """The dialogue as one document; or, where the template writes earlier turns differently
+        once later ones follow, as one for each answer.
+
+        Raises InvalidRunFile for a dialogue without an answer, or that the template refuses.
+        """
+        answers = [at for at, each in enumerate(messages) if each.role == "assistant"]
+        if not answers:
+            raise InvalidRunFile("it has no answer of the assistant to learn from")
+        turns = [self._turn(messages[: at + 1]) for at in answers]
+        whole: list[Piece] = []
+        done = ""
+        for asked, answer in turns:
+            if not asked.startswith(done):
+                return [[Piece(a, False), Piece(b, True)] for a, b in turns]
+            whole += [Piece(asked[len(done) :], False), Piece(answer, True)]
+            done = asked + answer
+        return [whole]
+
+    def _turn(self, messages: Sequence[Message]) -> tuple[str, str]:
+        """Return the text before the last message, and that message as it is answered."""
+        asked = self._rendered(messages[:-1], prompt=True)
+        whole = self._rendered(messages, prompt=False)
+        pairs = enumerate(zip(asked, whole, strict=False))
+        same = next((at for at, (one, other) in pairs if one != other), len(asked))
+        if same >= len(whole):
+            raise InvalidRunFile("the template leaves out its answer")
+        return whole[:same], whole[same:]  # a prompt may begin to think
+
+    def _rendered(self, messages: Sequence[Message], *, prompt: bool) -> str:
+        import jinja2
+
+        try:
+            text = self._template.render(
+                messages=msgspec.to_builtins(list(messages)),
+                add_generation_prompt=prompt,
+                bos_token=self.bos_token,
+                eos_token=self.eos_token,
+                tools=None,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
+            raise InvalidRunFile(f"the chat template refuses it: {escaped(error, 200)}") from error
+        if len(text) > _TEXT_MAX:
+            raise InvalidRunFile(f"it has more than {_TEXT_MAX:,} characters")
+        return str(text)
+
+    @cached_property
+    def _template(self) -> Any:
+        import jinja2
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        around = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        around.globals |= {"raise_exception": _refuse, "strftime_now": _never_now}
+        try:
+            return around.from_string(self.source)
+        except jinja2.TemplateError as error:
+            raise InvalidRunFile(f"the chat template is broken: {escaped(error, 200)}") from error
+
+
+def template_beside(tokenizer: Path) -> ChatTemplate:
+    """The chat template in the folder of a tokenizer.json. Raises InvalidRunFile for none."""
+    settings = _settings(tokenizer.with_name("tokenizer_config.json"))
+    own = tokenizer.with_name("chat_template.jinja")
+    source = settings.get("chat_template")
+    if own.is_file() and own.stat().st_size <= _FILE_MAX:
+        source = own.read_text(encoding="utf-8")
+    if isinstance(source, list):  # several by name
+        named = {each.get("name"): each.get("template") for each in source if type(each) is dict}
+        source = named.get("default")
+    if not isinstance(source, str):
+        raise InvalidRunFile(
+            f"there is no chat template beside {tokenizer} (chat_template.jinja, or chat_template"
+            " in tokenizer_config.json): take the tokenizer of a model that was made for chat"
+        )
+    return ChatTemplate(source, _token(settings, "bos_token"), _token(settings, "eos_token"))
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    if not path.is_file() or path.stat().st_size > _FILE_MAX:
+        return {}
+    try:
+        return decode(path.read_bytes(), dict[str, Any])
+    except ValueError as error:
+        raise InvalidRunFile(f"{path} is not a JSON object: {escaped(error, 200)}") from error
+
+
+def _token(settings: dict[str, Any], name: str) -> str:
+    found = settings.get(name)
+    found = found.get("content") if isinstance(found, dict) else found
+    return found if isinstance(found, str) else ""
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(message)
+
+
+def _never_now(form: str) -> str:
+    """The same day always: the same dialogues make the same dataset."""
+    return datetime(2024, 7, 26, tzinfo=UTC).strftime(form)

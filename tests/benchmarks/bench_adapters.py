@@ -1,0 +1,157 @@
+"""Tasks of `causal-lm` beside a bare loop of transformers and peft: same model, same windows, same
+thread, taking turns.
+
+    python -m tests.benchmarks.bench_adapters --json adapters.json
+    python -m tests.benchmarks.bench_adapters --pairs 4 --steps 20 --width 768 --layers 12
+
+"bare" is forward, backward, clip, fused AdamW, the loss read every ten steps. Also: bytes of an
+update of the adapters in int8 for each of their parameters, and beside the whole model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import transformers
+
+from shared.tensors.quantize import codec
+from shared.tensors.spec import count
+from shared.workloads.base import Job, TrainSettings, load
+from shared.workloads.causal_lm.base_model import frozen_of
+from shared.workloads.causal_lm.config import CausalConfig
+from shared.workloads.causal_lm.model import library_config
+from shared.workloads.data.pass_order import PassOrder
+from shared.workloads.data.windows import Windows, of_pass, windows_of
+from tests.support.workloads import tiny_gpt
+
+GOAL = 0.95
+BATCH, CONTEXT = 8, 128
+WORKLOAD = load("causal-lm")
+Weights = Mapping[str, torch.Tensor]
+
+
+def model_of(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "hidden_size": options.width,
+        "intermediate_size": options.width * 8 // 3 // 8 * 8,
+        "num_hidden_layers": options.layers,
+        "num_attention_heads": options.width // 64,
+    }
+
+
+def bare(task: Job, data: tiny_gpt.Folder, weights: Weights) -> float:
+    """Tokens a second of a plain loop."""
+    config = CausalConfig.from_dict(task.config)
+    model = transformers.LlamaForCausalLM(library_config(config.shape))
+    frozen = frozen_of(config, data)
+    model.load_state_dict(frozen if frozen is not None else weights)
+    if config.lora is not None:
+        lora = peft.LoraConfig(
+            r=config.lora.rank,
+            lora_alpha=config.lora.alpha,
+            target_modules=list(config.lora.targets),
+        )
+        model = peft.get_peft_model(model, lora)
+    model.train()
+    order = PassOrder(windows_of(data.manifest, CONTEXT), task.order_seed)
+    rows = of_pass(order, task.start, task.stop, task.steps, task.batch_size)
+    windows = Windows(data, CONTEXT, config.shape.vocab_size, rows)
+    learnt = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(learnt, lr=1e-3, betas=(0.9, 0.95), fused=True)
+    began = time.perf_counter()
+    for step in range(task.steps):
+        tokens = torch.from_numpy(windows.read(step * BATCH, (step + 1) * BATCH))
+        logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1).float(), tokens[:, 1:].flatten()
+        )
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(learnt, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if step % 10 == 0:
+            loss.item()
+    return task.steps * BATCH * CONTEXT / (time.perf_counter() - began)
+
+
+def ours(task: Job, data: tiny_gpt.Folder, weights: Weights) -> float:
+    """Tokens a second of a task."""
+    work = WORKLOAD.begin(task, weights, data, "cpu", None)
+    began = time.perf_counter()
+    while not work.done:
+        work.advance()
+    return task.steps * BATCH * CONTEXT / (time.perf_counter() - began)
+
+
+def bytes_of_update(config: dict[str, Any], folder: Path) -> dict[str, float]:
+    """Bytes of an int8 update of the adapters for each parameter, and of the whole model's."""
+    schema = WORKLOAD.schema(config)
+    whole = count(WORKLOAD.schema({**config, "train": "all", "lora": None}))
+    drawn = torch.Generator().manual_seed(1)
+    update = {spec.name: torch.randn(spec.shape, generator=drawn).numpy() for spec in schema}
+    codec("int8").encode(update, schema, folder / "update")
+    size = (folder / "update").stat().st_size
+    return {
+        "bytes_a_parameter": round(size / count(schema), 4),
+        "share_of_model": round(size / (4 * whole), 5),
+    }
+
+
+def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    data = tiny_gpt.sums(folder, documents=400)
+    found: list[dict[str, Any]] = []
+    for train in ("lora", "all"):
+        table = {"config": model_of(options), "context": CONTEXT, "train": train}
+        config = WORKLOAD.config(table, data.manifest)
+        weights = WORKLOAD.init(config, 3)
+        settings = TrainSettings(lr=1e-3, warmup_steps=0)
+        task = tiny_gpt.job(config, options.steps, BATCH, workload="causal-lm", train=settings)
+        rates = []
+        for turn in range(options.pairs + 1):
+            sides = {"bare": bare, "ours": ours}
+            names = sorted(sides, reverse=bool(turn % 2))
+            rates.append({name: sides[name](task, data, weights) for name in names})
+        ratio = statistics.median(each["ours"] / each["bare"] for each in rates[1:])  # 0 warms up
+        row = {
+            "train": train,
+            "parameters": count(WORKLOAD.schema(config)),
+            "pairs": options.pairs,
+            "ours_tokens_per_s": round(statistics.median(each["ours"] for each in rates[1:])),
+            "bare_tokens_per_s": round(statistics.median(each["bare"] for each in rates[1:])),
+            "ratio": round(ratio, 3),
+            "goal": GOAL,
+            "reached": ratio >= GOAL,
+        }
+        found.append(row | (bytes_of_update(config, folder) if train == "lora" else {}))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(options, Path(folder))
+    for row in rows:
+        print("\n".join(f"{name:18} {value}" for name, value in row.items()))
+    if options.json:
+        options.json.write_text(json.dumps({"rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""A language model of the library transformers trained by two whole volunteers: every weight, and
+adapters alone.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import transformers
+
+from shared.protocol.versions import VersionInfo
+from tests.support.local_coordinator import LocalCoordinator, local_coordinator
+from tests.support.local_volunteer import LocalMachine
+from tests.support.workloads import tiny_causal
+from volunteer.control import events
+
+RUN = """
+name = "tiny"
+workload = "causal-lm"
+dataset = "sums"
+[model]
+context = 16
+{model}
+[task]
+local_steps = 4
+batch_size = 4
+[train]
+lr = 1e-2
+[plan]
+quorum = 2
+codec = "int8"
+"""
+LLAMA = ", ".join(
+    f"{key} = {value!r}".replace("'", '"') for key, value in tiny_causal.LLAMA.items()
+)
+TRAINED = {
+    "all": f"config = {{ {LLAMA} }}",
+    "lora": f'train = "lora"\nlora = {{ rank = 4 }}\nconfig = {{ {LLAMA} }}',
+    "folder, all": 'from = "FOLDER"',
+    "folder, lora": 'train = "lora"\nfrom = "FOLDER"',
+}
+
+
+def folder(path: Path) -> str:
+    """A small random model as transformers saves it."""
+    settings = transformers.Qwen3Config(**{**tiny_causal.QWEN3, "vocab_size": 300})
+    transformers.Qwen3ForCausalLM(settings).save_pretrained(path)
+    return str(path)
+
+
+async def measured(home: LocalCoordinator) -> list[VersionInfo]:
+    rows = await home.coordinator.runs.queries.versions("tiny")
+    return [row for row in rows if row.loss is not None]
+
+
+@pytest.mark.parametrize("trained", TRAINED)
+async def test_two_volunteers_train_it_together(tmp_path: Path, trained: str) -> None:
+    model = TRAINED[trained].replace("FOLDER", folder(tmp_path / "model"))
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.start_run(RUN.format(model=model))
+        async with home.coordinator.working(), AsyncExitStack() as stack:
+            processes = []
+            for name in ("Ann", "Ben"):
+                machine = LocalMachine(tmp_path / name, home)
+                await machine.join(name)
+                processes.append(await stack.enter_async_context(machine.working()))
+            async with processes[0].eventually(60):
+                while len(await measured(home)) < 4:
+                    await processes[0].tick()
+            for process in processes:
+                await process.until(events.Judged, lambda event: event.verdict.state == "accepted")
+        versions = await measured(home)
+        assert versions[-1].loss is not None
+        assert versions[0].loss is not None
+        assert versions[-1].loss < versions[0].loss
+        assert (await home.coordinator.checks.run()).breaches == ()

@@ -1,0 +1,70 @@
+"""Windows of several dialogues: learnt apart, and answers alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shared.workloads.base import load
+from shared.workloads.causal_lm.config import CausalConfig, learnt_share
+from shared.workloads.causal_lm.model import CausalModel, build
+from shared.workloads.data.tokenizer import FIRST, LEARNT
+from tests.support.workloads import tiny_causal
+
+SHARE = 0.5
+
+
+def model(shape: str) -> CausalModel:
+    table = tiny_causal.table({**tiny_causal.SHAPES[shape], "vocab_size": 300})
+    found = CausalConfig.from_dict(table)
+    made = build(found, load("causal-lm").init(found.to_dict(), 5), None, "cpu")
+    made.module.train(False)
+    return made
+
+
+def window(*dialogues: tuple[list[int], list[int]]) -> torch.Tensor:
+    tokens: list[int] = []
+    for asked, answer in dialogues:
+        tokens += [asked[0] | FIRST, *asked[1:], *(token | LEARNT for token in answer)]
+    return torch.tensor([tokens])
+
+
+ONE, TWO = ([5, 6, 7], [8, 9]), ([10, 11], [12, 13, 14])
+
+
+@pytest.mark.parametrize("shape", tiny_causal.SHAPES)
+@torch.inference_mode()
+def test_a_dialogue_does_not_see_the_one_before_it(shape: str) -> None:
+    made = model(shape)
+
+    def total(*dialogues: tuple[list[int], list[int]]) -> float:
+        windows = window(*dialogues)
+        return float(made.loss(windows, SHARE)) * (windows.shape[1] - 1) * SHARE
+
+    assert total(ONE, TWO) == pytest.approx(total(ONE) + total(TWO), abs=1e-3)
+    assert total(([1, 2, 3], ONE[1]), TWO) != pytest.approx(total(ONE, TWO), abs=1e-3)
+
+
+@torch.inference_mode()
+def test_only_answers_count() -> None:
+    made = model("llama")
+    windows = window(([5, 6, 7], []), ([10, 11], []))
+    assert float(made.loss(windows, SHARE)) == 0.0
+
+
+def test_the_loss_of_a_batch_is_the_mean_of_its_windows() -> None:
+    made = model("llama")
+    rows = [window(ONE, TWO), window(TWO, ONE)]
+    with torch.inference_mode():
+        whole = float(made.loss(torch.cat(rows), SHARE))
+        assert whole == pytest.approx(np.mean([float(made.loss(row, SHARE)) for row in rows]))
+
+
+def test_the_share_of_answers_is_the_datasets(tmp_path: Path) -> None:
+    manifest = tiny_causal.dialogues(tmp_path).manifest
+    share = learnt_share(manifest)
+    assert share is not None
+    assert 0.05 < share < 0.8

@@ -1,0 +1,97 @@
+"""Exports that the libraries transformers and peft load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from shared.errors import BadRequest
+from shared.workloads.base import Converted, load
+from shared.workloads.causal_lm.base_model import frozen_in
+from shared.workloads.causal_lm.config import CausalConfig
+from shared.workloads.causal_lm.model import build
+from shared.workloads.data.tokenizer import train_tokenizer
+from tests.support.workloads import tiny_causal
+
+WORKLOAD = load("causal-lm")
+TOKENS = torch.arange(40).reshape(2, 20) * 7 % 300
+
+
+def trained(shape: str, **table: Any) -> tuple[CausalConfig, dict[str, torch.Tensor]]:
+    """A version whose every tensor differs from the first, and its frozen weights with it."""
+    settings = {**tiny_causal.SHAPES[shape], "vocab_size": 300}
+    found = CausalConfig.from_dict(tiny_causal.table(settings, **table))
+    drawn = torch.Generator().manual_seed(7)
+    weights = {
+        name: value + 0.05 * torch.randn(value.shape, generator=drawn)
+        for name, value in WORKLOAD.init(found.to_dict(), 5).items()
+    }
+    return found, dict(WORKLOAD.whole(found.to_dict(), weights, {}))
+
+
+def logits(config: CausalConfig, whole: dict[str, torch.Tensor]) -> torch.Tensor:
+    model = build(config, whole, whole, "cpu")
+    model.module.train(False)
+    with torch.inference_mode():
+        return model.logits(TOKENS)
+
+
+def written(made: Converted, folder: Path) -> None:
+    if made.tensors:
+        tensors = {name: value.contiguous() for name, value in made.tensors.items()}
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    for name, content in made.files.items():
+        (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("shape", tiny_causal.SHAPES)
+@pytest.mark.parametrize("train", ["all", "lora"])
+def test_the_library_gives_the_same_logits(tmp_path: Path, shape: str, train: str) -> None:
+    config, whole = trained(shape, train=train)
+    tokenizer = train_tokenizer(["how many legs has a spider?"], 300)
+    written(WORKLOAD.convert("transformers", config.to_dict(), whole, tokenizer), tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.inference_mode():
+        theirs = model(input_ids=TOKENS).logits
+    assert torch.allclose(logits(config, whole), theirs, atol=1e-4)
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert words.decode(words("a spider")["input_ids"]) == "a spider"
+
+
+@pytest.mark.parametrize("shape", tiny_causal.SHAPES)
+def test_peft_gives_the_same_logits_beside_the_frozen_model(tmp_path: Path, shape: str) -> None:
+    config, whole = trained(shape, train="lora")
+    plain = CausalConfig.from_dict({**config.to_dict(), "train": "all", "lora": None})
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    for folder in (base, adapter):
+        folder.mkdir()
+    frozen = dict(frozen_in(config, {}))
+    written(WORKLOAD.convert("transformers", plain.to_dict(), frozen, None), base)
+    written(WORKLOAD.convert("peft", config.to_dict(), whole, None), adapter)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    model = peft.PeftModel.from_pretrained(model, adapter)
+    with torch.inference_mode():
+        theirs = model(input_ids=TOKENS).logits
+    assert torch.allclose(logits(config, whole), theirs, atol=1e-4)
+    assert not torch.allclose(logits(plain, frozen), theirs, atol=1e-2)
+
+
+def test_an_adapter_of_the_head_is_exported_too(tmp_path: Path) -> None:
+    config, whole = trained("llama", train="lora", lora={"targets": ["lm_head", "q_proj"]})
+    written(WORKLOAD.convert("transformers", config.to_dict(), whole, None), tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.inference_mode():
+        theirs = model(input_ids=TOKENS).logits
+    assert torch.allclose(logits(config, whole), theirs, atol=1e-4)
+
+
+def test_a_run_without_adapters_has_none_to_give() -> None:
+    config, whole = trained("llama")
+    with pytest.raises(BadRequest, match="trains all weights"):
+        WORKLOAD.convert("peft", config.to_dict(), whole, None)

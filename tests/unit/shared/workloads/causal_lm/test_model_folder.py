@@ -1,0 +1,200 @@
+"""Models from folders as the library writes them, and folders that nobody should open."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from shared.errors import InvalidRunFile
+from shared.workloads.base import load
+from shared.workloads.causal_lm.base_model import frozen_in
+from shared.workloads.causal_lm.config import CausalConfig
+from shared.workloads.causal_lm.model import build, library_config
+from shared.workloads.causal_lm.model_folder import shape_of
+from tests.support.workloads import tiny_causal
+from tests.unit.shared.workloads.causal_lm.test_library import MODELS
+
+WORKLOAD = load("causal-lm")
+TOKENS = torch.arange(40).reshape(2, 20) * 7 % 300
+
+
+def saved(folder: Path, shape: str = "llama", dtype: str = "float32", **options: Any) -> Any:
+    """A random model of the library, and the folder it was saved to."""
+    settings = {**tiny_causal.SHAPES[shape], "vocab_size": 300}
+    torch.manual_seed(1)
+    made = CausalConfig.from_dict(tiny_causal.table(settings))
+    model = getattr(transformers, MODELS[shape])(library_config(made.shape))
+    model.to(getattr(torch, dtype)).save_pretrained(folder, **options)
+    return type(model).from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def read(folder: Path, **table: Any) -> CausalConfig:
+    return CausalConfig.from_dict(
+        WORKLOAD.config({"from": str(folder), "context": 32, **table}, None)
+    )
+
+
+@pytest.mark.parametrize("shape", tiny_causal.SHAPES)
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}, {"dtype": "bfloat16"}])
+def test_version_0_is_the_model_in_the_folder(
+    tmp_path: Path, shape: str, options: dict[str, Any]
+) -> None:
+    model = saved(tmp_path, shape, **options)
+    found = read(tmp_path)
+    assert len(found.files) > 1 or "max_shard_size" not in options
+    version = WORKLOAD.init(found.to_dict(), 0)
+    assert list(version) == [spec.name for spec in WORKLOAD.schema(found.to_dict())]
+    ours = build(found, version, None, "cpu")
+    ours.module.train(False)
+    with torch.inference_mode():
+        assert torch.allclose(ours.logits(TOKENS), model(input_ids=TOKENS).logits, atol=1e-4)
+
+
+def test_adapters_begin_as_the_model_in_the_folder(tmp_path: Path) -> None:
+    model = saved(tmp_path, "gpt2", "bfloat16")
+    found = read(tmp_path, train="lora")
+    files = WORKLOAD.files(found.to_dict())
+    assert list(files) == ["base/model.safetensors"]
+    paths = WORKLOAD.sources(found.to_dict())
+    whole = WORKLOAD.whole(found.to_dict(), WORKLOAD.init(found.to_dict(), 0), paths)
+    ours = build(found, whole, frozen_in(found, paths), "cpu")
+    ours.module.train(False)
+    with torch.inference_mode():
+        assert torch.allclose(ours.logits(TOKENS), model(input_ids=TOKENS).logits, atol=1e-4)
+
+
+def test_a_stored_run_needs_no_folder(tmp_path: Path) -> None:
+    saved(tmp_path)
+    stored = read(tmp_path, train="lora").to_dict()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert WORKLOAD.config(stored, None) == stored
+    assert json.loads(json.dumps(stored)) == stored
+
+
+def test_files_that_changed_since_are_refused(tmp_path: Path) -> None:
+    saved(tmp_path)
+    found = read(tmp_path)
+    torch.manual_seed(3)
+    other = transformers.LlamaForCausalLM(library_config(found.shape))
+    other.save_pretrained(tmp_path)
+    with pytest.raises(InvalidRunFile, match="not those that the run was created from"):
+        WORKLOAD.init(found.to_dict(), 0)
+
+
+@pytest.mark.parametrize("kind", tiny_causal.SHAPES)
+def test_settings_that_the_library_leaves_out_are_its_own_defaults(kind: str) -> None:
+    bare = shape_of({"model_type": kind})
+    name = type(library_config(bare)).__name__
+    theirs = getattr(transformers, name)()
+    for key, value in bare.arguments().items():
+        if not key.endswith(("pdrop", "token_id")):
+            assert getattr(theirs, key, value) == value, key
+
+
+def edit(folder: Path, **settings: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+def replaced(folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
+
+
+def header(**entries: Any) -> bytes:
+    told = json.dumps(entries).encode()
+    return struct.pack("<Q", len(told)) + told
+
+
+INDEX = "model.safetensors.index.json"
+SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda folder: (folder / "config.json").unlink(), "there is no"),
+    "no JSON": (lambda folder: replaced(folder, "config.json", b"\x80\x04pickle"), "not a JSON"),
+    "endless": (lambda folder: replaced(folder, "config.json", b" " * (2 << 20)), "larger than"),
+    "code": (lambda folder: edit(folder, auto_map={"A": "x.B"}), "code of its own"),
+    "unknown": (lambda folder: edit(folder, model_type="deepseek_v9"), "not known here"),
+    "huge": (
+        lambda folder: edit(
+            folder, hidden_size=65536, intermediate_size=262144, num_hidden_layers=512
+        ),
+        "billion",
+    ),
+    "layers": (lambda folder: edit(folder, num_hidden_layers=10**12), "must lie between"),
+    "fewer": (lambda folder: edit(folder, num_hidden_layers=1), "does not have"),
+    "more": (lambda folder: edit(folder, num_hidden_layers=3), "no file of weights holds"),
+    "wider": (lambda folder: edit(folder, intermediate_size=65), "but config.json says"),
+    "quantised": (
+        lambda folder: edit(folder, quantization_config={"bits": 4}),
+        "quantization_config, which is not known",
+    ),
+    "windows": (lambda folder: edit(folder, sliding_window=4), "sliding_window"),
+    "lists": (lambda folder: edit(folder, rope_parameters=[1]), "must be a table"),
+    "pickle": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+        "pickle",
+    ),
+    "empty": (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
+    "cut": (lambda folder: replaced(folder, "model.safetensors", b"\x09"), "cut off"),
+    "long header": (
+        lambda folder: replaced(folder, "model.safetensors", b"\xff" * 7 + b"\x00" + b"{" * 99),
+        "claims",
+    ),
+    "integers": (
+        lambda folder: replaced(
+            folder,
+            "model.safetensors",
+            header(x={"dtype": "I8", "shape": [1], "data_offsets": [0, 1]}) + b"0",
+        ),
+        "quantised",
+    ),
+    "path": (
+        lambda folder: replaced(folder, INDEX, b'{"weight_map": {"x": "../../etc/passwd"}}'),
+        "only plain names",
+    ),
+    "missing": (
+        lambda folder: replaced(folder, INDEX, b'{"weight_map": {"x": "b.safetensors"}}'),
+        "which is not in",
+    ),
+    "none": (lambda folder: replaced(folder, INDEX, b'{"weight_map": []}'), "names 0 files"),
+}
+
+
+@pytest.mark.parametrize("spoilt", SPOILT)
+def test_a_folder_that_cannot_be_used_is_refused_with_a_sentence(
+    tmp_path: Path, spoilt: str
+) -> None:
+    saved(tmp_path)
+    spoil, sentence = SPOILT[spoilt]
+    spoil(tmp_path)
+    with pytest.raises(InvalidRunFile, match=sentence):
+        read(tmp_path)
+
+
+def test_a_tokenizer_of_half_a_gigabyte_is_not_read(tmp_path: Path) -> None:
+    saved(tmp_path)
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(500_000_000)
+    with pytest.raises(InvalidRunFile, match="500 MB"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"../x.safetensors": {"sha256": "0" * 64, "size": 1, "items": 1}},
+        {"x.safetensors": {"sha256": "0" * 63, "size": 1, "items": 1}},
+        {"x.safetensors": {"sha256": "0" * 64, "size": 1 << 50, "items": 1}},
+        {"x.bin": {"sha256": "0" * 64, "size": 1, "items": 1}},
+    ],
+)
+def test_a_run_cannot_name_other_files(files: dict[str, Any]) -> None:
+    table = tiny_causal.table({**tiny_causal.LLAMA, "vocab_size": 300}, files=files)
+    with pytest.raises(InvalidRunFile, match="no file of weights"):
+        WORKLOAD.config(table, None)

@@ -1,0 +1,152 @@
+"""Dialogues: templates, marks, bad lines."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shared.errors import InvalidRunFile
+from shared.workloads.base import DatasetManifest
+from shared.workloads.data.chat_dataset import build_chat
+from shared.workloads.data.chat_template import ChatTemplate, Message, template_beside
+from shared.workloads.data.documents import Skipped
+from shared.workloads.data.tokenizer import (
+    FIRST,
+    LEARNT,
+    TOKEN_BITS,
+    load_tokenizer,
+    train_tokenizer,
+)
+
+PLAIN = ChatTemplate(
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}",
+    eos_token="<|endoftext|>",
+)
+# Thoughts of the last answer alone stay, as some templates have it.
+FORGETS = ChatTemplate(
+    "{% for m in messages %}<{{ m.role }}>{% if loop.last and m.role == 'assistant' %}(thought)"
+    "{% endif %}{{ m.content }};{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TOKENIZER = train_tokenizer(["how many legs has a spider? eight. <user> <assistant>"], 300)
+
+
+def turns(*texts: str) -> list[Message]:
+    roles: Any = ("user", "assistant")
+    return [Message(roles[at % 2], text) for at, text in enumerate(texts)]
+
+
+def test_answers_are_learnt_and_nothing_else() -> None:
+    (found,) = PLAIN.documents(turns("2 + 2?", "four", "sure?", "yes"))
+    assert [piece.text for piece in found if piece.learnt] == [
+        "four<|endoftext|>\n",
+        "yes<|endoftext|>\n",
+    ]
+    assert "".join(piece.text for piece in found) == (
+        "<user>2 + 2?<|endoftext|>\n<assistant>four<|endoftext|>\n"
+        "<user>sure?<|endoftext|>\n<assistant>yes<|endoftext|>\n"
+    )
+
+
+def test_a_template_that_rewrites_earlier_turns_makes_a_document_of_each_answer() -> None:
+    found = FORGETS.documents(turns("a", "b", "c", "d"))
+    assert [[piece.text for piece in each] for each in found] == [
+        ["<user>a;<assistant>", "(thought)b;"],
+        ["<user>a;<assistant>b;<user>c;<assistant>", "(thought)d;"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("{% for %}", "broken"),
+        ("{{ raise_exception('no system message') }}", "no system message"),
+        ("{{ ''.__class__.__mro__ }}", "refuses it"),
+        ("{{ messages.append(1) }}", "refuses it"),
+        ("x", "leaves out its answer"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused(source: str, sentence: str) -> None:
+    with pytest.raises(InvalidRunFile, match=sentence):
+        ChatTemplate(source).documents(turns("a", "b"))
+
+
+def test_a_template_is_found_beside_its_tokenizer(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    with pytest.raises(InvalidRunFile, match="no chat template beside"):
+        template_beside(tokenizer)
+    settings = {"chat_template": "one", "eos_token": {"content": "</s>"}, "bos_token": None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert template_beside(tokenizer) == ChatTemplate("one", "", "</s>")
+    (tmp_path / "chat_template.jinja").write_text("two")
+    assert template_beside(tokenizer).source == "two"
+
+
+def built(path: Path, *lines: object, **options: Any) -> tuple[DatasetManifest, Any, list[str]]:
+    file = path / "talk.jsonl"
+    file.write_text(
+        "".join(f"{line if type(line) is str else json.dumps(line)}\n" for line in lines)
+    )
+    blobs: dict[str, bytes] = {}
+
+    def put(data: bytes) -> str:
+        name = hashlib.sha256(data).hexdigest()
+        blobs[name] = data
+        return name
+
+    skipped = Skipped()
+    manifest = build_chat(
+        "talk", [file], put, skipped=skipped, tokenizer=TOKENIZER, template=PLAIN, **options
+    )
+    train = b"".join(blobs[chunk.sha256] for chunk in manifest.chunks)
+    return manifest, np.frombuffer(train, "<u4"), skipped.sentences
+
+
+def test_tokens_say_what_is_learnt_and_where_dialogues_begin(tmp_path: Path) -> None:
+    lines = [{"prompt": f"spider {n}?", "completion": "eight."} for n in range(9)]
+    manifest, tokens, skipped = built(tmp_path, *lines, heldout_share=0.1)
+    assert not skipped
+    assert manifest.kind == "chat-tokens"
+    assert np.count_nonzero(tokens & FIRST) == 8
+    tokenizer = load_tokenizer(TOKENIZER)
+    answers = tokens[(tokens & LEARNT) != 0] & TOKEN_BITS
+    said = tokenizer.decode(answers.tolist(), skip_special_tokens=False)
+    assert said == "eight.<|endoftext|>\n" * 8
+    share = manifest.meta["answer_share"]
+    assert share == pytest.approx(np.mean((tokens & LEARNT) != 0))
+
+
+def test_other_ways_to_write_a_dialogue(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    manifest, _, skipped = built(
+        tmp_path,
+        {"messages": talk},
+        {"instruction": "add", "input": "1 1", "output": "2"},
+        {"prompt": "p", "completion": "c"},
+    )
+    assert not skipped
+    assert manifest.meta["documents"] == 3
+
+
+def test_a_line_that_cannot_be_used_is_named_with_its_file(tmp_path: Path) -> None:
+    good = [{"prompt": str(n), "completion": "yes"} for n in range(3)]
+    silent = {"messages": [{"role": "user", "content": "hello?"}]}
+    wrong = {"messages": [{"role": "robot", "content": "hello?"}]}
+    manifest, _, skipped = built(tmp_path, *good, silent, "{", wrong, {"text": "prose"})
+    file = tmp_path / "talk.jsonl"
+    assert manifest.meta["skipped"] == 4
+    assert skipped[0] == f"{file} line 4: it has no answer of the assistant to learn from"
+    assert skipped[1].startswith(f"{file} line 5: ")
+    assert "line 6" in skipped[2]
+    assert "robot" in skipped[2]
+    assert 'neither "messages"' in skipped[3]
+
+
+def test_nothing_to_learn_from_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRunFile, match=r"line 1: it has no answer"):
+        built(tmp_path, {"messages": [{"role": "user", "content": "hello?"}]})
