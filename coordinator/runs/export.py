@@ -53,7 +53,9 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
 
 
-class _Source(msgspec.Struct, frozen=True, kw_only=True):
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of a version that is exported."""
+
     run: RunRow
     version: VersionRow
     measured: EvaluationRow
@@ -61,7 +63,7 @@ class _Source(msgspec.Struct, frozen=True, kw_only=True):
     dataset: DatasetRow | None
 
 
-class _Files(msgspec.Struct, frozen=True, kw_only=True):
+class Files(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of an export, as they lie in the store, and the format they are to have."""
 
     weights: Path
@@ -86,18 +88,22 @@ class Export:
         BadRequest for a format that the workload does not know, Configuration where its library is
         not installed.
         """
-        source = await self._db.read(lambda conn: _read(conn, name, version))
-        _check_format(source.run.workload, format)
+        source, files = await self.find(name, version, format)
+        return await self._compute.run(write, source, files, to)
+
+    async def find(self, name: str, version: int | None, format: str) -> tuple[Source, Files]:
+        """Look up what `write` writes, and fetch its files from the store. Raises as `export`."""
+        source = await self._db.read(lambda conn: _read(conn, name, version, format))
         weights = await self._blobs.local(source.version.master_sha256)
         tokenizer = None
         if source.dataset and "tokenizer" in source.dataset.manifest.assets:
             tokenizer = await self._blobs.local(source.dataset.manifest.assets["tokenizer"].sha256)
-        files = _Files(weights=weights, tokenizer=tokenizer, format=format)
-        return await self._compute.run(write, source, files, to)
+        return source, Files(weights=weights, tokenizer=tokenizer, format=format)
 
 
-def _read(conn: Connection, name: str, version: int | None) -> _Source:
+def _read(conn: Connection, name: str, version: int | None, format: str) -> Source:
     run = runs.by_name(conn, name)
+    check_format(run.workload, format)
     if run.head < 0:
         raise NotFound(f'"{name}" has not been started: `coordinator run start {name}`')
     chosen = version if version is not None else (run.best if run.best is not None else run.head)
@@ -110,10 +116,11 @@ def _read(conn: Connection, name: str, version: int | None) -> _Source:
         )
     dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
     history = tuple(versions.listing(conn, run.id, -1, HISTORY_MAX))
-    return _Source(run=run, version=row, measured=measured, history=history, dataset=dataset)
+    return Source(run=run, version=row, measured=measured, history=history, dataset=dataset)
 
 
-def _check_format(workload: str, format: str) -> None:
+def check_format(workload: str, format: str) -> None:
+    """Refuse a format that a workload does not know. Raises BadRequest."""
     known = (PLAIN, *load(workload).formats)
     if format not in known:
         raise BadRequest(
@@ -121,7 +128,7 @@ def _check_format(workload: str, format: str) -> None:
         )
 
 
-def write(stop: Stop, source: _Source, files: _Files, to: Path) -> Exported:
+def write(stop: Stop, source: Source, files: Files, to: Path) -> Exported:
     """Write all files, or none of them. Raises StorageFull when there is no room."""
     there = to.exists()
     folders.empty(to, "the export")
@@ -146,7 +153,7 @@ def _no_room(error: BaseException) -> bool:
     return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def _fill(source: _Source, files: _Files, to: Path) -> Exported:
+def _fill(source: Source, files: Files, to: Path) -> Exported:
     from safetensors.torch import save_file
 
     about = definition(source.run)
@@ -172,7 +179,7 @@ def _fill(source: _Source, files: _Files, to: Path) -> Exported:
     )
 
 
-def _converted(source: _Source, about: Definition, files: _Files) -> Converted:
+def _converted(source: Source, about: Definition, files: Files) -> Converted:
     """Return the tensors and files of the format."""
     weights = read_weights(files.weights, about)
     tokenizer = files.tokenizer.read_bytes() if files.tokenizer else None
@@ -193,7 +200,7 @@ def _converted(source: _Source, about: Definition, files: _Files) -> Converted:
     )
 
 
-def _metadata(source: _Source) -> dict[str, str]:
+def _metadata(source: Source) -> dict[str, str]:
     return {
         "format": "pt",
         "run": source.run.name,
@@ -202,7 +209,7 @@ def _metadata(source: _Source) -> dict[str, str]:
     }
 
 
-def _metrics(source: _Source) -> list[str]:
+def _metrics(source: Source) -> list[str]:
     lines = []
     for row, seen in source.history:
         line: dict[str, Any] = {
@@ -219,13 +226,13 @@ def _metrics(source: _Source) -> list[str]:
     return lines
 
 
-def _licence(source: _Source, about: Definition) -> str:
+def _licence(source: Source, about: Definition) -> str:
     data = source.dataset.manifest if source.dataset else None
     text = f"Model: {about.file.licence}\n"
     return text + (f"Data: {data.licence}, from {data.source}\n" if data else "")
 
 
-def _card(source: _Source, about: Definition, code: Sequence[str]) -> str:
+def _card(source: Source, about: Definition, code: Sequence[str]) -> str:
     data = source.dataset.manifest if source.dataset else None
     traits = about.workload.traits
     loss = f"{source.measured.loss:.4f}" if source.measured.loss is not None else "not measured"
