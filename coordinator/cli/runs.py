@@ -286,7 +286,7 @@ def export(
     if json:
         as_json(done)
         return
-    loss = "" if done.loss is None else f", loss {done.loss:.4f}"
+    loss = "" if done.loss is None else f", {done.measure} {done.loss:.4f}"
     print(f'Version {done.version} of "{done.run}" is in {done.path} ({size(done.bytes)}{loss}).')
 
 

@@ -5,14 +5,16 @@ model.safetensors   the tensors, a tied head written out      config.json     th
 tokenizer.json      where the workload has one                metrics.jsonl   one line a version
 README.md           what it is, licence, source, how to load  LICENSE.txt     the licence the volunteers agreed to
 
-A format of another library (`Workload.formats`) has its own files instead of the first three.
+A version that drew a picture has it beside the card, as version.png. A format of another library
+(`Workload.formats`) has its own files instead of the first three.
 """
 
 from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ from coordinator.database.evaluations import EvaluationRow
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
 from coordinator.runs.definition import Definition, definition
+from coordinator.runs.model_card import PICTURE, Facts, card
 from coordinator.runs.version_files import read_weights
 from coordinator.storage import folders
 from shared.decoding import decode
@@ -51,6 +54,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[str, ...]
     bytes: int
     loss: float | None
+    measure: str = "held-out loss"  # what the loss is
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +72,7 @@ class Files(msgspec.Struct, frozen=True, kw_only=True):
 
     weights: Path
     tokenizer: Path | None
+    picture: Path | None  # that this version drew
     format: str
 
 
@@ -98,7 +103,10 @@ class Export:
         tokenizer = None
         if source.dataset and "tokenizer" in source.dataset.manifest.assets:
             tokenizer = await self._blobs.local(source.dataset.manifest.assets["tokenizer"].sha256)
-        return source, Files(weights=weights, tokenizer=tokenizer, format=format)
+        picture = None
+        if source.measured.sample_sha256:
+            picture = await self._blobs.local(source.measured.sample_sha256)
+        return source, Files(weights=weights, tokenizer=tokenizer, picture=picture, format=format)
 
 
 def _read(conn: Connection, name: str, version: int | None, format: str) -> Source:
@@ -167,7 +175,10 @@ def _fill(source: Source, files: Files, to: Path) -> Exported:
         "".join(f"{line}\n" for line in _metrics(source)), encoding="utf-8"
     )
     (to / "LICENSE.txt").write_text(_licence(source, about), encoding="utf-8")
-    (to / "README.md").write_text(_card(source, about, made.code), encoding="utf-8")
+    if files.picture:
+        shutil.copyfile(files.picture, to / PICTURE)
+    text = card(_facts(source, about, files, made))
+    (to / "README.md").write_text(text, encoding="utf-8")
     names = tuple(sorted(path.name for path in to.iterdir()))
     return Exported(
         run=source.run.name,
@@ -176,6 +187,7 @@ def _fill(source: Source, files: Files, to: Path) -> Exported:
         files=names,
         bytes=sum((to / name).stat().st_size for name in names),
         loss=source.measured.loss,
+        measure=about.workload.traits.measure,
     )
 
 
@@ -232,36 +244,31 @@ def _licence(source: Source, about: Definition) -> str:
     return text + (f"Data: {data.licence}, from {data.source}\n" if data else "")
 
 
-def _card(source: Source, about: Definition, code: Sequence[str]) -> str:
+def _facts(source: Source, about: Definition, files: Files, made: Converted) -> Facts:
     data = source.dataset.manifest if source.dataset else None
     traits = about.workload.traits
-    loss = f"{source.measured.loss:.4f}" if source.measured.loss is not None else "not measured"
-    lines = [
-        f"# {source.run.name}, version {source.version.version}",
-        "",
-        about.file.description or "Trained by volunteers.",
-        "",
-        f"- workload: {source.run.workload} {source.run.workload_version}, {about.parameters:,} "
-        "parameters",
-        f"- {traits.measure}: {loss} (measured by the coordinator)",
-        f"- trained on: {f'{data.name} ({data.licence}, {data.source})' if data else 'self-play'}",
-        f"- global steps: {source.version.global_step:,}",
-        f"- {traits.items}: {source.version.tokens:,}",
-        f"- licence: {about.file.licence}; contact: {about.file.contact or 'none given'}",
-        "",
-        f"In this folder{_needs(code)}:",
-        "",
-        "```python",
-        *code,
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _needs(code: Sequence[str]) -> str:
-    ours = any("from shared." in line for line in code)
-    return ", with the package that the run's volunteers have installed" if ours else ""
+    return Facts(
+        run=source.run.name,
+        version=source.version.version,
+        description=about.file.description,
+        workload=source.run.workload,
+        workload_version=source.run.workload_version,
+        parameters=about.parameters,
+        measure=traits.measure,
+        unit=traits.unit,
+        loss=source.measured.loss,
+        trained_on=f"{data.name} ({data.licence}, {data.source})" if data else "self-play",
+        global_step=source.version.global_step,
+        items=traits.items,
+        count=source.version.tokens,
+        licence=about.file.licence,
+        contact=about.file.contact,
+        library="" if files.format == PLAIN else files.format,
+        packages=made.needs,
+        code=made.code,
+        sample=source.measured.sample,
+        pictured=files.picture is not None,
+    )
 
 
 def _code(workload: str, *, writes: bool) -> list[str]:
@@ -318,7 +325,8 @@ def imported(folder: Path, about: Definition) -> Mapping[str, torch.Tensor]:
     for spec in about.schema:
         if spec.name not in found or tuple(found[spec.name].shape) != spec.shape:
             raise InvalidRunFile(
-                f'[train] init_from: {path} has no tensor "{spec.name}" of shape {spec.shape}'
+                f'[train] init_from: {path} has no tensor "{spec.name}" of shape {spec.shape}: '
+                f"export a run of the same [model] in the format {PLAIN}"
             )
     return {
         spec.name: found[spec.name].float() if spec.dtype == "F32" else found[spec.name]

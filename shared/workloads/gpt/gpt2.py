@@ -47,6 +47,7 @@ def converted(
         tensors=dict(_tensors(config, weights)),
         files=written if tokenizer is None else {**written, "tokenizer.json": tokenizer},
         code=_code(config, tokenizer),
+        needs="transformers torch",
     )
 
 

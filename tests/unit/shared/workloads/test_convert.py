@@ -119,7 +119,7 @@ def test_it_writes_from_nothing(tmp_path: Path, kind: str) -> None:
     data = TOKENIZERS[kind]() if kind != "none" else None
     size = vocab_of(load_tokenizer(data)) if data else 300
     written(tmp_path, GptConfig(vocab_size=size, **SMALL).to_dict(), data)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert model.generate(max_length=12, do_sample=True).shape[0] == 1
 
 
