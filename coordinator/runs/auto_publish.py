@@ -149,7 +149,7 @@ class AutoPublish:
             return True  # another coordinator does it, or the organiser changed it
         try:
             url = await self._keeping(row, self._sender.send(name, version, row))
-        except (VolunteerError, OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # whatever it is, it is said and tried again
             await self._failed(row, name, version, error)
             return True
         now = self._clock.now()
@@ -181,7 +181,8 @@ class AutoPublish:
             await self._report(row, next_at=row.next_at)
             return
         wait = min(RETRY_S * 2.0 ** min(row.failures, 20), RETRY_MAX_S)
-        said = printable(why(error) if isinstance(error, OSError) else str(error), ERROR_CHARS)
+        told = error.message if isinstance(error, VolunteerError) else why(error)
+        said = printable(told, ERROR_CHARS)
         log.warning("publishing failed", run=name, version=version, error=said, again_in_s=wait)
         next_at = self._clock.now() + wait
         await self._report(row, failures=row.failures + 1, error=said, next_at=next_at)

@@ -41,6 +41,9 @@ class FakeHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.full = False
         self.token = TOKEN  # that may write
+        self.answering = threading.Event()  # cleared: requests wait
+        self.answering.set()
+        self.asked = threading.Event()
         self.failing = 0  # so many requests are answered with 500
         self.visible: dict[str, str] = {}
         self.files: dict[str, bytes] = {}
@@ -51,6 +54,8 @@ class FakeHub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def answer(self, path: str, token: str, body: bytes) -> tuple[int, object]:
+        self.asked.set()
+        self.answering.wait()
         if self.failing:
             self.failing -= 1
             return 500, {"error": "Internal Error"}
@@ -92,6 +97,7 @@ def fake_hub() -> Iterator[FakeHub]:
     try:
         yield server
     finally:
+        server.answering.set()
         server.shutdown()
         thread.join()
         server.server_close()

@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 from coordinator.database import runs
 from coordinator.database.hub.publications import PublicationRow
 from coordinator.runs.auto_publish import PAUSE_S, RETRY_MAX_S, RETRY_S
+from coordinator.services import STOP_S
 from shared.errors import BadRequest, NotFound
 from tests.e2e.commands.test_model_hub import alone
 from tests.support.command_line import Run
@@ -197,6 +198,27 @@ async def test_orders_that_cannot_be_met_are_refused(tmp_path: Path) -> None:
         with pytest.raises(NotFound):
             await publishing.order("nobody", "best", HUB)
         assert await publishing.of(name) is None
+
+
+def test_a_hub_that_hangs_holds_up_no_end_and_the_next_server_goes_on(
+    busy: Path, run: Run, hub: FakeHub
+) -> None:
+    run("run", "publish", "tiny", "--auto", "every=1", "--to", HUB, "--data-dir", busy)
+    environment = alone(busy.parent) | {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
+    hub.answering.clear()
+    with Process(busy, "--port", "0", **environment) as server:
+        assert hub.asked.wait(60)
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < STOP_S
+    shown = json.loads(run("run", "show", "tiny", "--data-dir", busy, "--json").out)
+    assert (shown["publishing"]["failures"], shown["publishing"]["version"]) == (0, None)
+    hub.answering.set()
+    with Process(busy, "--port", "0", **environment):
+        until = time.monotonic() + 60
+        while not hub.messages and time.monotonic() < until:
+            time.sleep(0.2)
+    assert hub.messages == ['Version 1 of "tiny"']
 
 
 def test_a_server_publishes_and_says_so(busy: Path, run: Run, hub: FakeHub) -> None:
