@@ -94,10 +94,15 @@ def repository(target: str) -> str:
 
 
 def _read_token(path: Path | None) -> str:
-    """Return the token in a file; "" where there is no file. Raises Configuration."""
+    """Return the token in a file; "" where there is no file.
+
+    Raises Configuration, also when others can read it.
+    """
     if path is None or not path.exists():
         return ""
     try:
+        if os.name == "posix" and path.stat().st_mode & 0o077:
+            raise Configuration(f"others can read the token for the hub: chmod 600 {path}")
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Configuration(f"the token file {path} cannot be read: {why(error)}") from error

@@ -58,6 +58,7 @@ async def more(home: LocalCoordinator, versions: int) -> None:
 
 def token(home: LocalCoordinator, text: str) -> None:
     home.coordinator.settings.hub_token_file.write_text(text + "\n")
+    home.coordinator.settings.hub_token_file.chmod(0o600)
 
 
 async def row(home: LocalCoordinator, name: str = "tiny") -> PublicationRow:
@@ -147,6 +148,18 @@ async def test_a_refused_token_is_said_and_a_new_one_found(tmp_path: Path, hub: 
         assert await publishing.publish_next()
         assert (await row(home)).version == 1
         assert "hf_" not in str(msgspec.to_builtins(await row(home)))
+
+
+async def test_a_token_that_others_can_read_is_not_used(tmp_path: Path, hub: FakeHub) -> None:
+    async with local_coordinator(tmp_path / "data") as home:
+        name = await trained(home)
+        home.coordinator.settings.hub_token_file.chmod(0o644)
+        await home.coordinator.publishing.order(name, "every=1", HUB)
+        assert await home.coordinator.publishing.publish_next()
+        assert (await row(home)).error.startswith(
+            "others can read the token for the hub: chmod 600"
+        )
+        assert hub.messages == []
 
 
 async def test_without_a_token_it_is_said_where_one_may_lie(
