@@ -38,6 +38,7 @@ from coordinator.merging.evaluation import Evaluation
 from coordinator.merging.healing import Healing
 from coordinator.merging.merger import Merger
 from coordinator.rate_limit import Rates
+from coordinator.runs.auto_publish import AutoPublish, Sender
 from coordinator.runs.datasets import Datasets
 from coordinator.runs.export import Export
 from coordinator.runs.queries import RunQueries
@@ -101,6 +102,7 @@ class Coordinator:
     runs: Runs
     run_queries: RunQueries
     export: Export
+    publishing: AutoPublish
     samples: Samples
     intake: Intake
     recomputes: Recomputes
@@ -149,8 +151,7 @@ class Coordinator:
         renewals = Renewals(db, clock)
         claims = Claims(db, clock, signals, renewals, ClaimTerms.of(settings))
         uploads = Uploads(db, clock, signals, blobs, settings)
-        half = max(1, (os.cpu_count() or 1) // 2)
-        computing, *looking = _computing(settings.eval_threads or half, separate)
+        computing, sending, *looking = _computing(settings.eval_threads or _half(), separate)
         runs = Runs(db, clock, signals, blobs, key, computing)
         runs.configure(open=settings.open)
         examiners = _examiners((db, clock, signals, blobs), tuple(looking), settings, key)
@@ -160,7 +161,7 @@ class Coordinator:
         evaluation = Evaluation(db, clock, signals, blobs, computing)
         merger = Merger(db, clock, signals, blobs, runs, evaluation)
         # Beside them a merge writes, hashes and syncs in threads of its own.
-        merger.configure(threads=settings.merge_threads or half, lease_s=settings.merge_lease_s)
+        merger.configure(threads=settings.merge_threads or _half(), lease_s=settings.merge_lease_s)
         return cls(
             settings=settings,
             clock=clock,
@@ -169,7 +170,7 @@ class Coordinator:
             key=key,
             signals=signals,
             threads=threads,
-            computing=(computing, *looking),
+            computing=(computing, sending, *looking),
             space=space,
             rates=Rates(settings, clock.monotonic),
             traffic=Traffic(),
@@ -188,6 +189,7 @@ class Coordinator:
             runs=runs,
             run_queries=runs.queries,
             export=Export(db, blobs, computing),
+            publishing=_publishing(db, clock, blobs, sending, settings),
             samples=Samples(db, clock, blobs, threads),
             intake=intake,
             recomputes=examiners.recomputes,
@@ -218,6 +220,7 @@ class Coordinator:
             "healing": Healing(self.db, self.signals, self.runs).run,
             "recomputes": self.recomputes.run,
             "alerts": self.alerts.run,
+            "publishing": self.publishing.run,
             "replay": self.replay.run,
             "upkeep": self.upkeep.run,
             "metering": self.answers.meter.run,
@@ -258,10 +261,26 @@ class Coordinator:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def _half() -> int:
+    """Half the cores, at least one."""
+    return max(1, (os.cpu_count() or 1) // 2)
+
+
+def _publishing(
+    db: Database, clock: Clock, blobs: BlobStore, sending: Compute, settings: Settings
+) -> AutoPublish:
+    """Wire what publishes by itself: it exports in the process that sends."""
+    sender = Sender(blobs, Export(db, blobs, sending), sending, settings.hub_token_file)
+    return AutoPublish(db, clock, sender)
+
+
 def _computing(eval_threads: int, separate: bool) -> tuple[Compute, ...]:
-    """Return the processes of evaluation, checks and recomputes: a verdict waits for no other."""
+    """Return the processes of evaluation, publishing, checks and recomputes: a verdict waits for no
+    other.
+    """
     return (
         Compute("evaluation", torch_threads=eval_threads, separate=separate),
+        Compute("publishing", separate=separate),
         Compute("checks", separate=separate),
         Compute("recomputes", separate=separate),
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -56,6 +57,16 @@ LINK_S = 600.0
 REISSUE_S = 86_400.0  # the organiser passes this one on
 DAY_S = 86_400.0
 WORK_MAX = 4096  # volunteers whose counts are remembered
+COUNTED_S = 60.0  # what was decided is counted anew; what came since is added each time
+
+
+class _Counted(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over the settled past of an account: up to a contribution, and up to an event."""
+
+    upto: int
+    work: statistics.Work
+    event: int
+    today_micro: int
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +93,9 @@ class Volunteers:
         self._settings = settings
         self._tokens = Tokens(db, clock)
         self._board = Leaderboard(db, clock)
-        self._work: Kept[str, statistics.Work] = Kept(0.0, clock, rest=REST, most=WORK_MAX)
+        self._counted: Kept[tuple[str, float], _Counted] = Kept(
+            COUNTED_S, clock, rest=REST, most=WORK_MAX
+        )
         self._entrance = entrance or Entrance(secrets.token_bytes(32), 0, clock)
         self.invites = Invites(db, clock)
         self.reversals = Reversals(db, clock)
@@ -216,14 +229,14 @@ class Volunteers:
         now, who = self._clock.now(), principal.volunteer_id
         rank = await self._board.rank(who)
 
-        def count(conn: Connection) -> statistics.Work:
-            return statistics.work(conn, volunteer_id=who).get(who, statistics.Work())
-
-        done = await self._work.get(who, lambda: self._db.read(count))
+        day = now - now % DAY_S
+        old = await self._counted.get((who, day), lambda: self._db.read(partial(_count, who, day)))
 
         def read(conn: Connection) -> tuple[Me, T]:
             row = _account(store.by_id(conn, who))
             has = payments.balances(conn, who)
+            new = statistics.work(conn, volunteer_id=who, ids=(old.upto, statistics.LAST))
+            done = statistics.joined(old.work, new.get(who, statistics.Work()))
             me = Me(
                 volunteer_id=who,
                 nickname=row.nickname,
@@ -233,7 +246,7 @@ class Volunteers:
                 earned_micro=has.total_micro,
                 pending_micro=has.pending_micro,
                 spent_micro=has.spent_micro,
-                today_micro=payments.earned_since(conn, who, now - now % DAY_S),
+                today_micro=old.today_micro + payments.earned_since(conn, who, day, old.event),
                 rank=rank,
                 accepted=done.accepted,
                 rejected=done.refused,
@@ -443,6 +456,17 @@ class Volunteers:
 
 def _find(conn: Connection, who: str) -> VolunteerRow:
     return store.find(conn, who[:256], nicknames.skeleton(who[:256]))
+
+
+def _count(who: str, day: float, conn: Connection) -> _Counted:
+    upto, event = statistics.settled(conn, who), payments.last_event(conn)
+    found = statistics.work(conn, volunteer_id=who, ids=(0, upto))
+    return _Counted(
+        upto=upto,
+        work=found.get(who, statistics.Work()),
+        event=event,
+        today_micro=payments.earned_since(conn, who, day, upto=event),
+    )
 
 
 def _account(row: VolunteerRow | None) -> VolunteerRow:

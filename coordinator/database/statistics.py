@@ -19,6 +19,8 @@ from coordinator.database.volunteers import worker_state
 from shared.protocol.accounts import WorkerInfo
 
 GOOD = ("accepted", "merged", "superseded")  # contributions that were found good
+CHANGING = ("received", "checking", "accepted")  # that may become something else
+LAST = (1 << 63) - 1  # of all contributions
 LISTING_MAX = 100_000
 
 
@@ -86,20 +88,49 @@ def work(
     volunteer_id: str | None = None,
     run_id: int | None = None,
     since: float | None = None,
+    ids: tuple[int, int] | None = None,
 ) -> dict[str, Work]:
-    """By volunteer: of one or all, of one run or all, decided since an instant or ever."""
+    """By volunteer: of one or all, of one run or all, decided since an instant or ever; `ids` are
+    the contribution before the first one counted, and the last.
+    """
     c = contributions.c
     query = select(c.volunteer_id, c.state, c.reason, func.count(), func.sum(c.train_s))
-    for wanted, value in ((c.volunteer_id, volunteer_id), (c.run_id, run_id)):
+    # With few numbers, by these: not through all that somebody ever did.
+    whose = c.volunteer_id if ids is None or not ids[0] else c.volunteer_id.concat("")
+    for wanted, value in ((whose, volunteer_id), (c.run_id, run_id)):
         query = query if value is None else query.where(wanted == value)
     if since is not None:
         query = query.where(c.decided_at >= since)
+    if ids is not None:
+        query = query.where(c.id > ids[0], c.id <= ids[1])
     found: defaultdict[str, Work] = defaultdict(Work)
     for who, state, reason, count, seconds in conn.execute(
         query.group_by(c.volunteer_id, c.state, c.reason)
     ):
         found[who] = _with(found[who], state, reason, int(count), float(seconds))
     return dict(found)
+
+
+def settled(conn: Connection, volunteer_id: str) -> int:
+    """Return the last contribution of a volunteer up to which no state is likely to change."""
+    c = contributions.c
+    mine = c.volunteer_id == volunteer_id
+    open_ = select(func.min(c.id)).where(mine, c.state.in_(CHANGING))
+    first = conn.execute(open_).scalar()
+    if first is not None:
+        return int(first) - 1
+    return int(conn.execute(select(func.max(c.id)).where(mine)).scalar() or 0)
+
+
+def joined(one: Work, other: Work) -> Work:
+    """Return the sum of two totals."""
+    reasons = {*one.rejected, *other.rejected}
+    return Work(
+        accepted=one.accepted + other.accepted,
+        merged=one.merged + other.merged,
+        rejected={r: one.rejected.get(r, 0) + other.rejected.get(r, 0) for r in reasons},
+        device_s=one.device_s + other.device_s,
+    )
 
 
 def _with(work: Work, state: str, reason: str, count: int, seconds: float) -> Work:

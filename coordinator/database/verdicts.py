@@ -205,10 +205,13 @@ def news(
     Numbers are given before a transaction commits, so one may appear below `since`: what is younger
     than `recent_at` is sent again and the client drops what it knows.
     """
-    query = _VERDICT.where(verdicts.c.worker_id == worker_id)
+    v = verdicts.c
+    # From the newest back to the first that is not recent: never through all history.
+    older = select(v.id).where(v.worker_id == worker_id, v.at <= recent_at)
+    floor = conn.execute(older.order_by(v.id.desc()).limit(1)).scalar() or 0
     query = (
-        query.where(or_(verdicts.c.id > since, verdicts.c.at > recent_at))
-        .order_by(verdicts.c.id)
+        _VERDICT.where(v.worker_id == worker_id, v.id > min(since, floor))
+        .order_by(v.id)
         .limit(limit)
     )
     rows = list(conn.execute(query).mappings())

@@ -5,14 +5,16 @@ model.safetensors   the tensors, a tied head written out      config.json     th
 tokenizer.json      where the workload has one                metrics.jsonl   one line a version
 README.md           what it is, licence, source, how to load  LICENSE.txt     the licence the volunteers agreed to
 
-A format of another library (`Workload.formats`) has its own files instead of the first three.
+A version that drew a picture has it beside the card, as version.png. A format of another library
+(`Workload.formats`) has its own files instead of the first three.
 """
 
 from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ from coordinator.database.evaluations import EvaluationRow
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
 from coordinator.runs.definition import Definition, definition
+from coordinator.runs.model_card import PICTURE, Facts, card
 from coordinator.runs.version_files import read_weights
 from coordinator.storage import folders
 from shared.decoding import decode
@@ -51,9 +54,12 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[str, ...]
     bytes: int
     loss: float | None
+    measure: str = "held-out loss"  # what the loss is
 
 
-class _Source(msgspec.Struct, frozen=True, kw_only=True):
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of a version that is exported."""
+
     run: RunRow
     version: VersionRow
     measured: EvaluationRow
@@ -61,11 +67,12 @@ class _Source(msgspec.Struct, frozen=True, kw_only=True):
     dataset: DatasetRow | None
 
 
-class _Files(msgspec.Struct, frozen=True, kw_only=True):
+class Files(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of an export, as they lie in the store, and the format they are to have."""
 
     weights: Path
     tokenizer: Path | None
+    picture: Path | None  # that this version drew
     format: str
     more: Mapping[str, Path]  # of the run
 
@@ -87,21 +94,31 @@ class Export:
         BadRequest for a format that the workload does not know, Configuration where its library is
         not installed.
         """
-        source = await self._db.read(lambda conn: _read(conn, name, version))
-        _check_format(source.run.workload, format)
+        source, files = await self.find(name, version, format)
+        return await self._compute.run(write, source, files, to)
+
+    async def find(self, name: str, version: int | None, format: str) -> tuple[Source, Files]:
+        """Look up what `write` writes, and fetch its files from the store. Raises as `export`."""
+        source = await self._db.read(lambda conn: _read(conn, name, version, format))
         weights = await self._blobs.local(source.version.master_sha256)
         tokenizer = None
         if source.dataset and "tokenizer" in source.dataset.manifest.assets:
             tokenizer = await self._blobs.local(source.dataset.manifest.assets["tokenizer"].sha256)
+        picture = None
+        if source.measured.sample_sha256:
+            picture = await self._blobs.local(source.measured.sample_sha256)
         about = definition(source.run)
         refs = about.workload.files(about.file.model)
         more = {each: await self._blobs.local(ref.sha256) for each, ref in refs.items()}
-        files = _Files(weights=weights, tokenizer=tokenizer, format=format, more=more)
-        return await self._compute.run(write, source, files, to)
+        files = Files(
+            weights=weights, tokenizer=tokenizer, picture=picture, format=format, more=more
+        )
+        return source, files
 
 
-def _read(conn: Connection, name: str, version: int | None) -> _Source:
+def _read(conn: Connection, name: str, version: int | None, format: str) -> Source:
     run = runs.by_name(conn, name)
+    check_format(run.workload, format)
     if run.head < 0:
         raise NotFound(f'"{name}" has not been started: `coordinator run start {name}`')
     chosen = version if version is not None else (run.best if run.best is not None else run.head)
@@ -114,10 +131,11 @@ def _read(conn: Connection, name: str, version: int | None) -> _Source:
         )
     dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
     history = tuple(versions.listing(conn, run.id, -1, HISTORY_MAX))
-    return _Source(run=run, version=row, measured=measured, history=history, dataset=dataset)
+    return Source(run=run, version=row, measured=measured, history=history, dataset=dataset)
 
 
-def _check_format(workload: str, format: str) -> None:
+def check_format(workload: str, format: str) -> None:
+    """Refuse a format that a workload does not know. Raises BadRequest."""
     known = (PLAIN, *load(workload).formats)
     if format not in known:
         raise BadRequest(
@@ -125,7 +143,7 @@ def _check_format(workload: str, format: str) -> None:
         )
 
 
-def write(stop: Stop, source: _Source, files: _Files, to: Path) -> Exported:
+def write(stop: Stop, source: Source, files: Files, to: Path) -> Exported:
     """Write all files, or none of them. Raises StorageFull when there is no room."""
     there = to.exists()
     folders.empty(to, "the export")
@@ -150,7 +168,7 @@ def _no_room(error: BaseException) -> bool:
     return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def _fill(source: _Source, files: _Files, to: Path) -> Exported:
+def _fill(source: Source, files: Files, to: Path) -> Exported:
     from safetensors.torch import save_file
 
     about = definition(source.run)
@@ -164,7 +182,10 @@ def _fill(source: _Source, files: _Files, to: Path) -> Exported:
         "".join(f"{line}\n" for line in _metrics(source)), encoding="utf-8"
     )
     (to / "LICENSE.txt").write_text(_licence(source, about), encoding="utf-8")
-    (to / "README.md").write_text(_card(source, about, made.code), encoding="utf-8")
+    if files.picture:
+        shutil.copyfile(files.picture, to / PICTURE)
+    text = card(_facts(source, about, files, made))
+    (to / "README.md").write_text(text, encoding="utf-8")
     names = tuple(sorted(path.name for path in to.iterdir()))
     return Exported(
         run=source.run.name,
@@ -173,10 +194,11 @@ def _fill(source: _Source, files: _Files, to: Path) -> Exported:
         files=names,
         bytes=sum((to / name).stat().st_size for name in names),
         loss=source.measured.loss,
+        measure=about.workload.traits.measure,
     )
 
 
-def _converted(source: _Source, about: Definition, files: _Files) -> Converted:
+def _converted(source: Source, about: Definition, files: Files) -> Converted:
     """Return the tensors and files of the format."""
     stored = read_weights(files.weights, about)
     weights = about.workload.whole(about.file.model, stored, files.more)
@@ -198,7 +220,7 @@ def _converted(source: _Source, about: Definition, files: _Files) -> Converted:
     )
 
 
-def _metadata(source: _Source) -> dict[str, str]:
+def _metadata(source: Source) -> dict[str, str]:
     return {
         "format": "pt",
         "run": source.run.name,
@@ -207,7 +229,7 @@ def _metadata(source: _Source) -> dict[str, str]:
     }
 
 
-def _metrics(source: _Source) -> list[str]:
+def _metrics(source: Source) -> list[str]:
     lines = []
     for row, seen in source.history:
         line: dict[str, Any] = {
@@ -224,42 +246,37 @@ def _metrics(source: _Source) -> list[str]:
     return lines
 
 
-def _licence(source: _Source, about: Definition) -> str:
+def _licence(source: Source, about: Definition) -> str:
     data = source.dataset.manifest if source.dataset else None
     text = f"Model: {about.file.licence}\n"
     return text + (f"Data: {data.licence}, from {data.source}\n" if data else "")
 
 
-def _card(source: _Source, about: Definition, code: Sequence[str]) -> str:
+def _facts(source: Source, about: Definition, files: Files, made: Converted) -> Facts:
     data = source.dataset.manifest if source.dataset else None
     traits = about.workload.traits
-    loss = f"{source.measured.loss:.4f}" if source.measured.loss is not None else "not measured"
-    lines = [
-        f"# {source.run.name}, version {source.version.version}",
-        "",
-        about.file.description or "Trained by volunteers.",
-        "",
-        f"- workload: {source.run.workload} {source.run.workload_version}, {about.parameters:,} "
-        "parameters",
-        f"- {traits.measure}: {loss} (measured by the coordinator)",
-        f"- trained on: {f'{data.name} ({data.licence}, {data.source})' if data else 'self-play'}",
-        f"- global steps: {source.version.global_step:,}",
-        f"- {traits.items}: {source.version.tokens:,}",
-        f"- licence: {about.file.licence}; contact: {about.file.contact or 'none given'}",
-        "",
-        f"In this folder{_needs(code)}:",
-        "",
-        "```python",
-        *code,
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _needs(code: Sequence[str]) -> str:
-    ours = any("from shared." in line for line in code)
-    return ", with the package that the run's volunteers have installed" if ours else ""
+    return Facts(
+        run=source.run.name,
+        version=source.version.version,
+        description=about.file.description,
+        workload=source.run.workload,
+        workload_version=source.run.workload_version,
+        parameters=about.parameters,
+        measure=traits.measure,
+        unit=traits.unit,
+        loss=source.measured.loss,
+        trained_on=f"{data.name} ({data.licence}, {data.source})" if data else "self-play",
+        global_step=source.version.global_step,
+        items=traits.items,
+        count=source.version.tokens,
+        licence=about.file.licence,
+        contact=about.file.contact,
+        library="" if files.format == PLAIN else files.format,
+        packages=made.needs,
+        code=made.code,
+        sample=source.measured.sample,
+        pictured=files.picture is not None,
+    )
 
 
 def _code(workload: str, *, writes: bool) -> list[str]:
@@ -316,7 +333,8 @@ def imported(folder: Path, about: Definition) -> Mapping[str, torch.Tensor]:
     for spec in about.schema:
         if spec.name not in found or tuple(found[spec.name].shape) != spec.shape:
             raise InvalidRunFile(
-                f'[train] init_from: {path} has no tensor "{spec.name}" of shape {spec.shape}'
+                f'[train] init_from: {path} has no tensor "{spec.name}" of shape {spec.shape}: '
+                f"export a run of the same [model] in the format {PLAIN}"
             )
     return {
         spec.name: found[spec.name].float() if spec.dtype == "F32" else found[spec.name]

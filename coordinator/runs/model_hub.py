@@ -1,8 +1,9 @@
 """Publishing a version on a model hub: the folder that `run export` writes, as one commit of a
 repository there.
 
-It is sent from the organiser's own machine, with the token that lies there; no coordinator ever
-sees it. The library is the extra `hub`; like its own commands it obeys HF_TOKEN and HF_ENDPOINT.
+It is sent with the token of the machine that sends it: the organiser's own, or the server's for
+what it publishes by itself, where a private file may hold it. The library is the extra `hub`; like
+its own commands it obeys HF_TOKEN and HF_ENDPOINT.
 """
 
 from __future__ import annotations
@@ -26,27 +27,26 @@ class Hub:
         self._token = token
 
     @classmethod
-    def of(cls, target: str) -> Hub:
-        """From `--to hub:OWNER/NAME`.
+    def of(cls, target: str, token_file: Path | None = None) -> Hub:
+        """From `hub:OWNER/NAME`, with the token in a file, if it is there, or that of the machine.
 
         Raises BadRequest for another form, Configuration without library or token.
         """
-        repository = target.removeprefix(PREFIX)
-        if not _REPOSITORY.fullmatch(repository):
-            raise BadRequest(f'"{target}" names no repository: write --to {PREFIX}OWNER/NAME')
+        named = repository(target)
         try:
             from huggingface_hub import get_token
         except ImportError as error:
             raise Configuration(
                 "publishing on a hub needs the extra `hub`: pipx install 'volunteer[hub]'"
             ) from error
-        token = get_token()
+        token = _read_token(token_file) or get_token()
         if not token:
+            here = f", write it to {token_file}" if token_file else ""
             raise Configuration(
-                "there is no token for the hub: set HF_TOKEN to one that may write, or log in with"
-                " `hf auth login`"
+                f"there is no token for the hub: set HF_TOKEN to one that may write{here}, or log "
+                "in with `hf auth login`"
             )
-        return cls(repository, token)
+        return cls(named, token)
 
     def publish(self, folder: Path, message: str) -> str:
         """Send a folder as one commit; its address.
@@ -83,3 +83,26 @@ class Hub:
             )
         first = said.strip().partition("\n")[0]
         return VolunteerError(f"the hub refused {self.repository}: {first}")
+
+
+def repository(target: str) -> str:
+    """Return OWNER/NAME of `hub:OWNER/NAME`. Raises BadRequest for another form."""
+    name = target.removeprefix(PREFIX)
+    if not _REPOSITORY.fullmatch(name):
+        raise BadRequest(f'"{target}" names no repository: write --to {PREFIX}OWNER/NAME')
+    return name
+
+
+def _read_token(path: Path | None) -> str:
+    """Return the token in a file; "" where there is no file.
+
+    Raises Configuration, also when others can read it.
+    """
+    if path is None or not path.exists():
+        return ""
+    try:
+        if os.name == "posix" and path.stat().st_mode & 0o077:
+            raise Configuration(f"others can read the token for the hub: chmod 600 {path}")
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Configuration(f"the token file {path} cannot be read: {why(error)}") from error

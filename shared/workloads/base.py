@@ -257,6 +257,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
 
     items: str = "tokens"  # what datasets, progress and [stop] tokens count
     measure: str = "held-out loss"  # what "loss" of `evaluate` is called
+    unit: str = ""  # of it, e.g. "nats a token"
     loss_is_measured: bool = True  # local work reports the same quantity as "loss" of `evaluate`
 
 
@@ -266,6 +267,7 @@ class Converted(NamedTuple):
     tensors: Mapping[str, torch.Tensor]  # for a model.safetensors; none: there is no such file
     files: Mapping[str, bytes]
     code: Sequence[str]  # lines that load it and make something, for the card
+    needs: str = ""  # packages of these lines, by their names for pip; "": our own
 
 
 class Workload(Protocol):

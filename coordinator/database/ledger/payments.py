@@ -312,8 +312,17 @@ def balances(conn: Connection, volunteer_id: str) -> Balances:
     )
 
 
-def earned_since(conn: Connection, volunteer_id: str, at: float) -> int:
-    """Return what was earned from `at` on, less what was taken back."""
+def last_event(conn: Connection) -> int:
+    """Return the number of the newest event."""
+    return int(conn.execute(select(func.max(events.c.id))).scalar() or 0)
+
+
+def earned_since(
+    conn: Connection, volunteer_id: str, at: float, after: int = 0, upto: int | None = None
+) -> int:
+    """Return what was earned from `at` on, less what was taken back: by the events behind `after`,
+    up to `upto`.
+    """
     before = select(events.c.id).where(events.c.at < at - SKEW_S)
     first = before.order_by(events.c.at.desc()).limit(1).scalar_subquery()
     query = (
@@ -322,8 +331,13 @@ def earned_since(conn: Connection, volunteer_id: str, at: float) -> int:
         .join(accounts, accounts.c.id == postings.c.account_id)
         .where(accounts.c.owner == volunteer_id, accounts.c.kind == "earned")
         .where(events.c.kind.in_(("earn", "vest", "reverse")), events.c.at >= at)
-        .where(postings.c.event_id > func.coalesce(first, 0))  # of a long history only the end
     )
+    if after:
+        query = query.where(postings.c.event_id > after)
+    else:  # of a long history only the end
+        query = query.where(postings.c.event_id > func.coalesce(first, 0))
+    if upto is not None:
+        query = query.where(postings.c.event_id <= upto)
     return int(conn.execute(query).scalar_one())
 
 

@@ -146,13 +146,19 @@ class DcganWorkload(Workload):
         checked = DcganConfig.from_dict(config)
         network, noise = Generator(build(checked, weights, "cpu")), torch.zeros(2, checked.latent)
         written = onnx_file(network, noise, ("noise", ["images"]))
+        grey = "[:, :, 0]" if checked.channels == 1 else ""
         code = [
-            *CODE,
-            f"noise = np.random.default_rng(1).standard_normal((16, {checked.latent}))",
-            '(images,) = session.run(None, {"noise": noise.astype(np.float32)})',
-            "print(images.shape, images.min(), images.max())  # -1 is black, 1 is white",
+            *CODE[:2],
+            "from PIL import Image",
+            *CODE[2:],
+            f"noise = np.random.default_rng(1).standard_normal((8, {checked.latent}), np.float32)",
+            '(images,) = session.run(None, {"noise": noise})  # -1 is black, 1 is white',
+            "row = np.concatenate(list(images), axis=2).transpose(1, 2, 0)  # side by side",
+            "pixels = ((row + 1) * 127.5).round().astype(np.uint8)",
+            f'Image.fromarray(pixels{grey}).save("sample.png")',
         ]
-        return Converted(tensors={}, files={NAME: written}, code=code)
+        needs = "onnxruntime pillow"
+        return Converted(tensors={}, files={NAME: written}, code=code, needs=needs)
 
 
 def _initial(spec: TensorSpec, seed: int) -> np.ndarray:

@@ -158,4 +158,4 @@ class GomokuWorkload(Workload):
             'logits, value = session.run(None, {"boards": boards})',
             f"print(divmod(int(logits[0].argmax()), {checked.size}), value[0])",
         ]
-        return Converted(tensors={}, files={NAME: written}, code=code)
+        return Converted(tensors={}, files={NAME: written}, code=code, needs="onnxruntime")

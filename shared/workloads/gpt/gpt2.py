@@ -47,6 +47,7 @@ def converted(
         tensors=dict(_tensors(config, weights)),
         files=written if tokenizer is None else {**written, "tokenizer.json": tokenizer},
         code=_code(config, tokenizer),
+        needs="transformers torch",
     )
 
 
@@ -55,19 +56,19 @@ def _code(config: GptConfig, tokenizer: bytes | None) -> list[str]:
     make = f"max_length={min(100, config.block_size)}, do_sample=True)[0]"
     if tokenizer is None:
         return [
-            "import torch",
             "from transformers import AutoModelForCausalLM",
             "",
             load,
-            f"print(model.generate(torch.tensor([[0]]), {make}.tolist())",
+            f"print(model.generate({make}.tolist())",
         ]
+    begins = 0 < len(load_tokenizer(tokenizer).encode("A").ids) < config.block_size
     return [
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
         load,
         'tokenizer = AutoTokenizer.from_pretrained(".")',
-        'tokens = tokenizer("A", return_tensors="pt")',
-        f"print(tokenizer.decode(model.generate(**tokens, {make}))",
+        *(['tokens = tokenizer("A", return_tensors="pt")'] if begins else []),
+        f"print(tokenizer.decode(model.generate({'**tokens, ' if begins else ''}{make}))",
     ]
 
 
@@ -92,7 +93,8 @@ def _settings(config: GptConfig, end: int | None) -> dict[str, Any]:
 
 
 def _ends(end: int | None) -> dict[str, int | None]:
-    return {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    """Return what begins, ends and fills a text; from nothing it begins as in our own decoder."""
+    return {"bos_token_id": end or 0, "eos_token_id": end, "pad_token_id": end}
 
 
 def _tokenizer_settings(config: GptConfig, data: bytes, end: int | None) -> dict[str, Any]:
@@ -104,6 +106,7 @@ def _tokenizer_settings(config: GptConfig, data: bytes, end: int | None) -> dict
         "eos_token": text,
         "pad_token": text,
         "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,  # a mark inside a text is text, as it was in training
     }
 
 

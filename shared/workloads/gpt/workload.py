@@ -20,6 +20,7 @@ from shared.workloads.base import (
     ForwardFigures,
     Job,
     Sample,
+    Traits,
     Work,
     Workload,
     check_keys,
@@ -43,6 +44,7 @@ class GptWorkload(Workload):
     version = 1
     dataset_kinds = ("tokens",)
     formats = ("transformers",)
+    traits = Traits(unit="nats a token")
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return gpt_config.config_for(raw, manifest).to_dict()

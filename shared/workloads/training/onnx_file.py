@@ -11,7 +11,7 @@ from contextlib import redirect_stdout
 import torch
 from torch import Tensor, nn
 
-from shared.errors import Configuration
+from shared.errors import BadRequest, Configuration
 
 NAME = "model.onnx"
 CODE = (
@@ -20,6 +20,7 @@ CODE = (
     "",
     f'session = onnxruntime.InferenceSession("{NAME}")',
 )
+_BYTES_MAX = 2_000_000_000  # of weights; the graph has the rest of 2 GiB
 _NEEDS = ("onnx", "onnxscript")
 
 
@@ -27,8 +28,10 @@ def onnx_file(network: nn.Module, example: Tensor, names: tuple[str, Sequence[st
     """The network, for batches of any size.
 
     `example` is one of its batches; `names` are those of the input and of the outputs. Raises
-    Configuration without the libraries.
+    Configuration without the libraries, BadRequest for a network beyond the size of a file.
     """
+    if sum(tensor.nbytes for tensor in network.state_dict().values()) > _BYTES_MAX:
+        raise BadRequest("an ONNX file holds 2 GiB, less than this model: export it as safetensors")
     if not all(map(importlib.util.find_spec, _NEEDS)):
         raise Configuration("an ONNX file needs the extra `onnx`: pipx install 'volunteer[onnx]'")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)

@@ -5,14 +5,11 @@ hub.
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -20,87 +17,15 @@ from safetensors.numpy import load
 
 from coordinator.runs.model_hub import Hub
 from shared.errors import BadRequest, Configuration
+from tests.support.fake_hub import TOKEN, FakeHub, fake_hub
 from tests.support.local_coordinator import local_coordinator
 from tests.support.server_process import command
-
-TOKEN = "hf_write"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: FakeHub
-
-    def do_GET(self) -> None:
-        self.send_error(404)
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-        status, reply = self.server.answer(self.path, self.headers["Authorization"] or "", body)
-        data = json.dumps(reply).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        print(format % args)
-
-
-class FakeHub(ThreadingHTTPServer):
-    """Takes commits of small files; big ones would go elsewhere, which is the library's
-    business.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.full = False
-        self.visible: dict[str, str] = {}
-        self.files: dict[str, bytes] = {}
-        self.messages: list[str] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def answer(self, path: str, token: str, body: bytes) -> tuple[int, object]:
-        if token != f"Bearer {TOKEN}":
-            return 401, {"error": "Invalid credentials"}
-        if path == "/api/repos/create":
-            asked = json.loads(body)
-            name = f"{asked['organization']}/{asked['name']}"
-            self.visible[name] = asked["visibility"]
-            return 200, {"url": f"{self.url}/{name}"}
-        if self.full:
-            return 507, {"error": "your storage is full"}
-        if path == "/api/validate-yaml":
-            return 200, {"errors": [], "warnings": []}
-        if path.endswith("/preupload/main"):
-            names = [file["path"] for file in json.loads(body)["files"]]
-            modes = [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]
-            return 200, {"files": modes}
-        if path.endswith("/commit/main"):
-            for line in map(json.loads, body.splitlines()):
-                if line["key"] == "file":
-                    self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-                elif line["key"] == "header":
-                    self.messages.append(line["value"]["summary"])
-            return 200, {
-                "commitUrl": f"{self.url}/ann/tiny/commit/{0:040}",
-                "commitOid": "0" * 40,
-                "success": True,
-            }
-        return 404, {"error": f"nothing at {path}"}
 
 
 @pytest.fixture
 def hub() -> Iterator[FakeHub]:
-    server = FakeHub()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with fake_hub() as server:
+        yield server
 
 
 @pytest.fixture

@@ -26,19 +26,26 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("made", [False, True])
-async def test_an_export_that_finds_no_room_leaves_nothing(tmp_path: Path, made: bool) -> None:
+@pytest.mark.parametrize(
+    ("made", "format"),
+    [(False, "safetensors"), (True, "safetensors"), (False, "transformers")],
+)
+async def test_an_export_that_finds_no_room_leaves_nothing(
+    tmp_path: Path, made: bool, format: str
+) -> None:
     to = tmp_path / "model"
     if made:
         to.mkdir()
     async with local_coordinator(tmp_path / "data") as home:
         await home.start_run()
         with files_of_at_most(1024), pytest.raises(StorageFull) as full:
-            await home.coordinator.export.export("tiny", to)
+            await home.coordinator.export.export("tiny", to, format=format)
         assert str(to) in full.value.message
         assert full.value.exit_code == 75
         assert not to.exists() or list(to.iterdir()) == []
-        exported = await home.coordinator.export.export("tiny", to)  # space has returned
+        exported = await home.coordinator.export.export(
+            "tiny", to, format=format
+        )  # space has returned
         assert "model.safetensors" in exported.files
 
 

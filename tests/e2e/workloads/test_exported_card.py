@@ -60,7 +60,15 @@ async def test_the_code_of_a_card_runs(tmp_path: Path, workload: str, format: st
     to = tmp_path / "model"
     async with local_coordinator(tmp_path / "house") as home:
         card = await _exported(home, text, to, format)
-    assert f"- {measure}: " in card
+    assert re.search(rf"^- {measure}: [0-9.]+( nats a token)? \(measured by", card, re.MULTILINE)
+    assert ("nats" in card) == (workload == "gpt")
+    if workload == "dcgan":
+        assert "![sample](version.png)" in card
+        assert (to / "version.png").read_bytes().startswith(b"\x89PNG")
+    else:
+        assert re.search(r"A sample of this version:\n\n```text\n[^`]+\n```", card)
+    named = "library_name: " in card.partition("\n---\n")[0]
+    assert named == (format != "safetensors") == ("`pip install " in card)
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     # Only our own format needs the package.
     path = {"PYTHONPATH": str(Path(__file__).parents[3])} if format == "safetensors" else {}

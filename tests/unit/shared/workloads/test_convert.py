@@ -11,17 +11,26 @@ import onnxruntime
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from shared.errors import BadRequest
 from shared.workloads.base import load
-from shared.workloads.data.tokenizer import load_tokenizer, train_tokenizer
+from shared.workloads.data.tokenizer import (
+    VOCAB_MIN,
+    load_tokenizer,
+    train_tokenizer,
+    vocab_of,
+)
 from shared.workloads.dcgan.config import DcganConfig
 from shared.workloads.dcgan.evaluate import draw
 from shared.workloads.gomoku.config import GomokuConfig
 from shared.workloads.gomoku.network import NetEvaluator
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.model import build
+from shared.workloads.training.onnx_file import onnx_file
 
+MARKED = "before <|endoftext|> after"
 TEXTS = ["def naïve(x):\n    return 'ß', '水', x\n", "  two  blanks <|endoftext|> as text"]
 SMALL: dict[str, Any] = {"block_size": 24, "n_layer": 2, "n_head": 2, "n_embd": 16}
 
@@ -59,6 +68,66 @@ def test_transformers_gives_the_logits_of_ours(tmp_path: Path, bias: bool, tie_h
     ours = build(config, weights, "cpu").eval()
     with torch.inference_mode():
         assert torch.allclose(model(tokens).logits, ours.logits(ours.hidden(tokens)), atol=1e-4)
+
+
+def with_odd_tokens() -> bytes:
+    """Added tokens with blanks, quotes and letters beyond ASCII, one a mark; cut to four tokens."""
+    tokenizer = Tokenizer.from_str(train_tokenizer(TEXTS * 20, 300).decode())
+    odd = [AddedToken(text, normalized=False) for text in ("<fox>", ' "said" ', "水水", "\\n")]
+    tokenizer.add_tokens(odd)
+    tokenizer.add_special_tokens([AddedToken("<|im_start|>")])
+    tokenizer.enable_truncation(4)
+    text: str = tokenizer.to_str()
+    return text.encode()
+
+
+def words_only() -> bytes:
+    """Words made elsewhere, with an unknown one and no end of a text."""
+    tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(special_tokens=["[UNK]"], show_progress=False)
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    text: str = tokenizer.to_str()
+    return text.encode()
+
+
+TOKENIZERS = {
+    "bytes": lambda: train_tokenizer(TEXTS, VOCAB_MIN),
+    "merges": lambda: train_tokenizer(TEXTS * 20, 300),
+    "odd": with_odd_tokens,
+    "words": words_only,
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_any_tokenizer_gives_the_tokens_it_was_trained_with(tmp_path: Path, kind: str) -> None:
+    """Also for the mark of an end inside a text, which is text in training."""
+    data = TOKENIZERS[kind]()
+    ours = load_tokenizer(data)
+    config = GptConfig(vocab_size=vocab_of(ours) + 7, **SMALL)  # rows that no token has
+    written(tmp_path, config.to_dict(), data)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for text in (*TEXTS, MARKED, "<fox> 水水水 \\n <|im_start|>\x00🦊", ""):
+        found = theirs(text, add_special_tokens=False)["input_ids"]
+        assert found == ours.encode(text, add_special_tokens=False).ids, text
+        assert theirs.decode(found) == ours.decode(found, skip_special_tokens=False)
+    assert theirs.eos_token_id == ours.token_to_id("<|endoftext|>")
+
+
+@pytest.mark.parametrize("kind", [*TOKENIZERS, "none"])
+def test_it_writes_from_nothing(tmp_path: Path, kind: str) -> None:
+    data = TOKENIZERS[kind]() if kind != "none" else None
+    size = vocab_of(load_tokenizer(data)) if data else 300
+    written(tmp_path, GptConfig(vocab_size=size, **SMALL).to_dict(), data)
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert model.generate(max_length=12, do_sample=True).shape[0] == 1
+
+
+def test_a_network_beyond_the_size_of_a_file_is_refused() -> None:
+    with torch.device("meta"):  # of no memory
+        huge = torch.nn.Linear(30_000, 20_000)
+    with pytest.raises(BadRequest, match="2 GiB"):
+        onnx_file(huge, torch.zeros(2, 1), ("x", ["y"]))
 
 
 def test_its_tokenizer_splits_and_joins_like_ours(tmp_path: Path) -> None:

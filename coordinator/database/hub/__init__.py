@@ -1,0 +1,1 @@
+"""Model hubs: what is published there."""

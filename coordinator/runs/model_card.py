@@ -1,0 +1,110 @@
+"""The model card of an exported version (README.md, as model hubs show it): measure, origin, code
+that runs in the folder, and a sample.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from shared.text import printable
+
+PICTURE = "version.png"  # the version's own sample, beside the card
+OWN = "the package that the run's volunteers have installed"
+_TASKS = {"gpt": "text-generation", "dcgan": "unconditional-image-generation"}
+# Names that hubs know; any other licence is given by its own name.
+_LICENCES = (
+    *("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "mpl-2.0", "unlicense", "openrail"),
+    *("cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "gpl-3.0", "lgpl-3.0", "agpl-3.0"),
+)
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a card says."""
+
+    run: str
+    version: int
+    description: str
+    workload: str
+    workload_version: int
+    parameters: int
+    measure: str
+    unit: str
+    loss: float | None
+    trained_on: str
+    global_step: int
+    items: str  # counted in `count`
+    count: int
+    licence: str
+    contact: str
+    library: str  # that loads it, by the name that hubs know; "" for our own format
+    packages: str  # that the code needs; "" for our own
+    code: Sequence[str]
+    sample: str = ""  # a text that the version made
+    pictured: bool = False  # `PICTURE` lies in the folder
+
+
+def card(facts: Facts) -> str:
+    """Return the text of README.md."""
+    return "\n".join(
+        [
+            *_front(facts),
+            f"# {facts.run}, version {facts.version}",
+            "",
+            facts.description or "Trained by volunteers.",
+            "",
+            f"- workload: {facts.workload} {facts.workload_version}, {facts.parameters:,} "
+            "parameters",
+            f"- {measured(facts.measure, facts.loss, facts.unit)} (measured by the coordinator)"
+            if facts.loss is not None
+            else f"- {facts.measure}: not measured",
+            f"- trained on: {facts.trained_on}",
+            f"- global steps: {facts.global_step:,}",
+            f"- {facts.items}: {facts.count:,}",
+            f"- licence: {facts.licence}; contact: {facts.contact or 'none given'}",
+            "",
+            f"In this folder, with {f'`pip install {facts.packages}`' if facts.packages else OWN}:",
+            "",
+            "```python",
+            *facts.code,
+            "```",
+            "",
+            *_sample(facts),
+        ]
+    )
+
+
+def measured(measure: str, loss: float, unit: str) -> str:
+    """A loss in words."""
+    return f"{measure}: {loss:.4f}" + (f" {unit}" if unit else "")
+
+
+def _front(facts: Facts) -> list[str]:
+    """Return the lines that hubs read; JSON is YAML too, so that no word can be another key."""
+    licence = facts.licence.strip().lower()
+    lines = {"tags": ["volunteer-computing", facts.workload]}
+    known: dict[str, str] = {}
+    if licence in _LICENCES:
+        known["license"] = licence
+    elif licence:
+        known |= {"license": "other", "license_name": printable(facts.licence, 96)}
+    if facts.library:
+        known["library_name"] = facts.library
+    if facts.workload in _TASKS:
+        known["pipeline_tag"] = _TASKS[facts.workload]
+    pairs = [
+        f"{key}: {msgspec.json.encode(value).decode()}" for key, value in (known | lines).items()
+    ]
+    return ["---", *pairs, "---", ""]
+
+
+def _sample(facts: Facts) -> list[str]:
+    if facts.pictured:
+        return ["A sample of this version:", "", f"![sample]({PICTURE})", ""]
+    if not facts.sample.strip():
+        return []
+    longest = max((len(found) for found in re.findall("`+", facts.sample)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return ["A sample of this version:", "", f"{fence}text", facts.sample.rstrip(), fence, ""]
