@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -145,10 +145,11 @@ class Answers:
         self.meter = Meter(db, clock, settings)
         self._rate = PerMinute(clock.monotonic)
         self._engine: Engine | None = None
+        self._only: Mapping[str, int] = {}
 
-    def connect(self, engine: Engine) -> None:
-        """Name the engine that computes answers."""
-        self._engine = engine
+    def connect(self, engine: Engine, only: Mapping[str, int] | None = None) -> None:
+        """Name the engine that computes answers, and of which runs it has one version `only`."""
+        self._engine, self._only = engine, only or {}
 
     # --- models ---
 
@@ -160,7 +161,7 @@ class Answers:
                 card
                 for run in runs.every(conn)
                 if _may_ask(run, asker)
-                for card in _cards(conn, run)
+                for card in _cards(conn, run, self._only.get(run.name))
             )
 
         return await self._db.read(read)
@@ -169,7 +170,7 @@ class Answers:
         """Return one model by its id. Raises UnknownModel with the nearest one."""
 
         def read(conn: Connection) -> ModelCard:
-            run, version = _resolved(conn, name, asker)
+            run, version = _resolved(conn, name, asker, self._only)
             return _card(conn, run, name, version)
 
         return await self._db.read(read)
@@ -181,7 +182,7 @@ class Answers:
         """
 
         def read(conn: Connection) -> Servable:
-            run, version = _resolved(conn, name, asker)
+            run, version = _resolved(conn, name, asker, self._only)
             serve = definition(run).file.serve
             total = payments.balances(conn, asker.volunteer_id).total_micro
             return Servable(
@@ -221,6 +222,7 @@ class Answers:
                         id=f"{metered.id}-{number}",
                         model=model.version,
                         prompt=prepared.tokens,
+                        text=wish.text,
                         max_tokens=most,
                         seed=wish.seed + number,
                         temperature=wish.temperature,
@@ -325,7 +327,9 @@ def _may_ask(run: RunRow, asker: Asker) -> bool:
     )
 
 
-def _resolved(conn: Connection, name: str, asker: Asker) -> tuple[RunRow, int]:
+def _resolved(
+    conn: Connection, name: str, asker: Asker, only: Mapping[str, int]
+) -> tuple[RunRow, int]:
     """Return the run and the version of a model id. Raises UnknownModel, Forbidden."""
     run_name, _, which = name.partition("@")
     every = {run.name: run for run in runs.every(conn)}
@@ -340,7 +344,12 @@ def _resolved(conn: Connection, name: str, asker: Asker) -> tuple[RunRow, int]:
         raise Forbidden(f'this key may not ask "{run.name}": {", ".join(asker.runs)} only')
     if not _may_ask(run, asker):
         raise Forbidden(f'nobody may ask the run "{run.name}"')
-    return run, _version(conn, run, which)
+    here = only.get(run.name)
+    if here is None:
+        return run, _version(conn, run, which)
+    if here > run.head or which not in ("", str(here), "best" * (here == run.best)):
+        raise UnknownModel(f'of the run "{run.name}" only {run.name}@{here} answers here')
+    return run, here
 
 
 def _version(conn: Connection, run: RunRow, which: str) -> int:
@@ -361,8 +370,10 @@ def _version(conn: Connection, run: RunRow, which: str) -> int:
     return number
 
 
-def _cards(conn: Connection, run: RunRow) -> list[ModelCard]:
-    """Return the newest version, and the best one where there is one."""
+def _cards(conn: Connection, run: RunRow, only: int | None) -> list[ModelCard]:
+    """Return the newest version, and the best one where there is one; or the `only` one."""
+    if only is not None:
+        return [_card(conn, run, run.name, only)] if only <= run.head else []
     found = [_card(conn, run, run.name, run.head)]
     if run.best is not None:
         found.append(_card(conn, run, f"{run.name}@best", run.best))

@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import torch
 
-from coordinator.inference.builtin import BuiltinEngine
+from coordinator.inference.builtin import BuiltinEngine, Power
 from coordinator.inference.engine import Generation, ModelVersion
 from coordinator.inference.messages import ModelFiles
 from coordinator.runs.definition import Definition, of_file
@@ -47,7 +47,7 @@ class FixedEngine(BuiltinEngine):
     """The built-in engine with one version, whose files need no database."""
 
     def __init__(self, files: ModelFiles, threads: int) -> None:
-        super().__init__(cast(Any, None), SystemClock(), cast(Any, None), threads)
+        super().__init__(cast(Any, None), SystemClock(), cast(Any, None), Power(threads=threads))
         self._fixed = files
 
     async def _files(self, model: ModelVersion) -> ModelFiles:
