@@ -21,6 +21,13 @@ def get(conn: Connection, key: str) -> str | None:
     return conn.execute(_GET, {"its_key": key}).scalar()
 
 
+def locked(conn: Connection, key: str) -> str:
+    """Return a value that nobody else changes before the end of this transaction; "" of none."""
+    conn.execute(insert_new(conn, meta, "key").values(key=key, value=""))
+    query = select(meta.c.value).where(meta.c.key == key).with_for_update()
+    return str(conn.execute(query).scalar_one())
+
+
 def put(conn: Connection, key: str, value: str) -> None:
     fresh = insert_new(conn, meta, "key").values(key=key, value=value).returning(meta.c.key)
     if conn.execute(fresh).first() is None:
