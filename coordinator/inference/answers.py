@@ -107,8 +107,8 @@ class Answer:
         self._count = count
         self._streams = streams
 
-    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """Yield the next piece of any sequence, with its number.
+    async def pieces(self, gone: asyncio.Future[None]) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Yield the next piece of any sequence, with its number, until all ended or `gone` is done.
 
         Each is counted when it arrives, also where nobody waits for it any more.
         """
@@ -116,8 +116,9 @@ class Answer:
         streams, begun, ended = self._streams, set[int](), 0
         streams.queued += len(waiting)
         try:
-            while waiting:
-                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            while waiting and not gone.done():
+                await asyncio.wait((*waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+                done = [task for task in waiting if task.done()]
                 arrived = [(waiting.pop(task), self._counted(task)) for task in done]
                 for number, piece in arrived:
                     if number not in begun:

@@ -110,12 +110,12 @@ class V1Api:
 
     async def _pieces(self, answer: Answer, out: Out) -> AsyncIterator[tuple[int, Piece]]:
         """Yield pieces as they come. Raises Gone as soon as the client leaves."""
-        async with aclosing(answer.pieces()) as pieces:
-            while True:
-                found = await out.while_there(anext(pieces, None))
-                if found is None:
-                    return
+        gone = out.gone()
+        async with aclosing(answer.pieces(gone)) as pieces:
+            async for found in pieces:
                 yield found
+        if gone.done():
+            raise Gone
 
 
 class _Served:
