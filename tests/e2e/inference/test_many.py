@@ -91,8 +91,9 @@ async def test_two_hundred_streams_of_the_built_in_engine_with_disconnects(
         assert (streams.queued, streams.writing) == (0, 0)
 
 
-async def test_a_client_that_reads_nothing_is_dropped_and_pays_for_what_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reads", [0, 1])  # bytes, now and then
+async def test_a_client_that_hardly_reads_is_dropped_and_pays_for_what_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: int
 ) -> None:
     monkeypatch.setattr(wire.Out.__init__, "__defaults__", (0.2,))
     engine = CountingEngine(context=1 << 20)
@@ -104,6 +105,9 @@ async def test_a_client_that_reads_nothing_is_dropped_and_pays_for_what_came(
             await _ask(house, slow, tokens=4000)  # more than the buffers of both sides hold
             async with asyncio.timeout(60):
                 while not engine.closed:
+                    if reads:
+                        slow.setblocking(False)
+                        await asyncio.get_running_loop().sock_recv(slow, reads)
                     await asyncio.sleep(0.01)
                 await house.settled()
         assert engine.open == 0
