@@ -7,7 +7,7 @@ import difflib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -117,7 +117,8 @@ class Answer:
         streams.queued += len(waiting)
         try:
             while waiting and not gone.done():
-                await asyncio.wait((*waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+                either: list[asyncio.Future[Any]] = [*waiting, gone]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 done = [task for task in waiting if task.done()]
                 arrived = [(waiting.pop(task), self._counted(task)) for task in done]
                 for number, piece in arrived:

@@ -8,7 +8,8 @@ each token on this side's event loop. The bare loops are the same model in this 
 or as many as there are streams in step, sampled with `torch.multinomial`. All take turns and do the
 same number of tokens on the same number of threads; a ratio is the median of those of the turns.
 There is no HTTP there and no tokenizer: prompts are numbers. The library transformers loads the
-exported version, and takes its turn with `generate` and with its continuous batching. At last a
+exported version, and takes its turn with `generate` and with its continuous batching; tokens a
+second of CPU do not depend on who else uses the cores. At last a
 `coordinator serve` answers sixteen streams over HTTP, metered, beside heartbeats and claims.
 """
 
@@ -21,6 +22,8 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,8 @@ SIZES: dict[str, tuple[dict[str, int], int]] = {  # the model, and tokens a text
     "10 M": ({"n_layer": 6, "n_head": 6, "n_embd": 384, "vocab_size": 512}, 96),
     "124 M": ({"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257}, 24),
 }
+Turn = dict[str, tuple[float, float, float]]  # seconds, until the first token, of CPU
+SECONDS, CPU = 0, 2
 LIBRARY = ("generate", "batching")
 MODEL = ModelVersion(run_id=1, run="bench", version=0)
 GOALS = {"one_beside_bare": 0.9, "many_beside_bare": 0.8, "http_beside_engine": 0.9}
@@ -108,17 +113,30 @@ async def measure(name: str, folder: Path, options: argparse.Namespace) -> dict[
     engine = TimedEngine(files, options.threads)
     library = Library(about, files, folder / f"{name} exported") if options.library else None
 
-    async def turn() -> dict[str, tuple[float, float]]:
-        found = {
-            "one": await engine.timed(1, tokens),
-            "bare_one": bare(model, layers, 1, tokens),
-            "many": await engine.timed(STREAMS, tokens),
-            "bare_many": bare(model, layers, STREAMS, tokens),
-        }
+    def cpu() -> float:
+        """Return the CPU seconds of this process and of the engine's."""
+        used = time.process_time()
+        if engine.pid is not None:
+            times = psutil.Process(engine.pid).cpu_times()
+            used += times.user + times.system
+        return used
+
+    async def turn() -> Turn:
+        found: Turn = {}
+
+        async def side(name: str, work: Callable[[], Any]) -> None:
+            before, result = cpu(), work()
+            seconds, first = await result if asyncio.iscoroutine(result) else result
+            found[name] = seconds, first, cpu() - before
+
+        await side("one", lambda: engine.timed(1, tokens))
+        await side("bare_one", lambda: bare(model, layers, 1, tokens))
+        await side("many", lambda: engine.timed(STREAMS, tokens))
+        await side("bare_many", lambda: bare(model, layers, STREAMS, tokens))
         if library is not None:
-            for kind, work in (("generate", library.generate), ("batching", library.batched)):
-                for side, prompts in (("one", PROMPTS[:1]), ("many", PROMPTS)):
-                    found[f"{kind}_{side}"] = work(prompts, tokens), 0.0
+            for name, prompts in (("one", PROMPTS[:1]), ("many", PROMPTS)):
+                await side(f"generate_{name}", partial(library.generate, prompts, tokens))
+                await side(f"batching_{name}", partial(library.batched, prompts, tokens))
         return found
 
     try:
@@ -129,21 +147,25 @@ async def measure(name: str, folder: Path, options: argparse.Namespace) -> dict[
     finally:
         await engine.close()
 
-    def rate(turn: dict[str, tuple[float, float]], side: str) -> float:
-        return tokens * (STREAMS if side.endswith("many") else 1) / turn[side][0]
+    def rate(turn: Turn, side: str, clock: int = SECONDS) -> float:
+        return tokens * (STREAMS if side.endswith("many") else 1) / turn[side][clock]
 
-    def ratio(over: str, under: str) -> float:
-        return round(statistics.median(rate(t, over) / rate(t, under) for t in turns), 2)
+    def ratio(over: str, under: str, clock: int = SECONDS) -> float:
+        found = (rate(turn, over, clock) / rate(turn, under, clock) for turn in turns)
+        return round(statistics.median(found), 2)
 
     row: dict[str, Any] = {"model": name, "parameters": about.parameters}
     for side in turns[0]:
         row[f"{side}_tokens_per_s"] = round(statistics.median(rate(t, side) for t in turns), 1)
+        per_cpu = statistics.median(rate(t, side, CPU) for t in turns)
+        row[f"{side}_tokens_per_cpu_s"] = round(per_cpu, 1)
     row["one_beside_bare"] = ratio("one", "bare_one")
     row["many_beside_bare"] = ratio("many", "bare_many")
     row["many_beside_one"] = ratio("many", "one")
     for side in ("one", "many") if library is not None else ():
-        row[f"{side}_beside_generate"] = ratio(side, f"generate_{side}")
-        row[f"{side}_beside_batching"] = ratio(side, f"batching_{side}")
+        for kind in LIBRARY:
+            row[f"{side}_beside_{kind}"] = ratio(side, f"{kind}_{side}")
+            row[f"{side}_beside_{kind}_cpu"] = ratio(side, f"{kind}_{side}", CPU)
     for side in ("one", "bare_one"):
         row[f"{side}_first_ms"] = round(1e3 * statistics.median(t[side][1] for t in turns), 1)
     return row
