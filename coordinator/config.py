@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ PREFIX = "COORDINATOR_"
 FLAGS = "command line"  # the last of the sources
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
+_MODEL = re.compile(r"(?P<run>[^\s=@]+)(@(?P<version>[0-9]{1,9}))?\s*=\s*(?P<name>[^\s=]{1,200})")
 _Seconds = {"unit": "s"}
 _Bytes = {"unit": "bytes"}
 
@@ -171,6 +173,41 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             extra={"unit": "credits"},
         ),
     ] = 10_000.0
+    inference: Annotated[
+        str,
+        Meta(
+            description="Engine that answers prompts: builtin, off, or the address of an "
+            "OpenAI-compatible server of yours, e.g. http://127.0.0.1:8000/v1.",
+            pattern=r"^(off|builtin|https?://[^\s@?#]+)$",
+            max_length=2000,
+        ),
+    ] = "builtin"
+    inference_models: Annotated[
+        str,
+        Meta(
+            description="Names of models at that address: RUN@40=NAME where it has this version "
+            "only, RUN=NAME with {version} in NAME where it has several; separated by commas. "
+            "Of other runs: RUN@VERSION.",
+            max_length=10_000,
+        ),
+    ] = ""
+    inference_device: Annotated[
+        Literal["cpu", "cuda", "auto"],
+        Meta(description="Device of the built-in engine; auto = a GPU where there is one."),
+    ] = "cpu"
+    inference_threads: Annotated[
+        int,
+        Meta(description="Threads of the built-in engine; 0 = half the cores.", ge=0, le=256),
+    ] = 0
+    inference_memory_bytes: Annotated[
+        int,
+        Meta(
+            description="Memory that the built-in engine may take, on a GPU the GPU's; 0 = half "
+            "of it.",
+            ge=0,
+            extra=_Bytes,
+        ),
+    ] = 0
     merge_threads: Annotated[
         int,
         Meta(
@@ -249,6 +286,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         beyond = bool(self.url) or not is_loopback(self.host)
         return self.invite_only or (beyond and not self.open)
+
+    @property
+    def inference_key_file(self) -> Path:
+        """The key that the server at `inference` wants, where it wants one; the organiser's."""
+        return self.directory / "inference.key"
 
     @property
     def invite_file(self) -> Path:
@@ -344,7 +386,30 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return {name: environ[variable] for variable, name in known.items() if environ.get(variable)}
 
 
+def model_names(settings: Settings) -> dict[str, str]:
+    """Return `inference_models` by the run or the version that each names. Raises Configuration."""
+    found: dict[str, str] = {}
+    for entry in filter(None, (each.strip() for each in settings.inference_models.split(","))):
+        match = _MODEL.fullmatch(entry)
+        if match is None or (match["version"] is None) != ("{version}" in match["name"]):
+            raise Configuration(
+                f"inference_models must look like my-run@40=NAME, or my-run=NAME-{{version}}, "
+                f'not "{entry[:80]}"'
+            )
+        if any(match["run"] == known.partition("@")[0] for known in found):
+            raise Configuration(f'inference_models names the run "{match["run"]}" twice')
+        found[entry.partition("=")[0].strip()] = match["name"]
+    if found and not settings.inference.startswith("http"):
+        raise Configuration("inference_models is for an address: set inference to one")
+    return found
+
+
 def _check(settings: Settings) -> None:
+    model_names(settings)
+    if settings.inference.startswith("http") and not urlsplit(settings.inference).hostname:
+        raise Configuration(
+            f'inference must be off, builtin or an address, not "{settings.inference}"'
+        )
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise Configuration("tls_cert and tls_key go together: give both or neither")
     if settings.open and settings.invite_only:

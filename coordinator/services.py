@@ -30,7 +30,8 @@ from coordinator.compute import Compute
 from coordinator.config import Settings
 from coordinator.database.engine.open import Database, file_of, is_new, migrate
 from coordinator.inference.answers import Answers
-from coordinator.inference.builtin import BuiltinEngine
+from coordinator.inference.builtin import BuiltinEngine, Power
+from coordinator.inference.engine import Engine
 from coordinator.intake.intake import Examiners, Intake
 from coordinator.intake.similarity import Sketches
 from coordinator.intake.uploads import Uploads
@@ -238,6 +239,22 @@ class Coordinator:
                 log.exception("background job failed", job=name)
                 await self.clock.sleep(RESTART_S)
 
+    def _engine(self) -> Engine | None:
+        """Connect the engine that the settings name. Raises Configuration."""
+        wanted = self.settings
+        engine: Engine | None = None
+        if wanted.inference == "builtin":
+            power = Power.of(wanted)
+            engine = BuiltinEngine(self.db, self.clock, self.blobs, power)
+            self.answers.connect(engine)
+        elif wanted.inference != "off":
+            from coordinator.inference.upstream import UpstreamEngine, upstream
+
+            there = upstream(wanted)
+            engine = UpstreamEngine(self.db, self.clock, self.blobs, there)
+            self.answers.connect(engine, there.newest())
+        return engine
+
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         """Run the background jobs inside the block; leaving stops them and waits for their end."""
@@ -245,13 +262,13 @@ class Coordinator:
             asyncio.create_task(self._keep_running(*job), name=job[0])
             for job in self.jobs().items()
         ]
-        engine = BuiltinEngine(self.db, self.clock, self.blobs, self.settings.eval_threads)
-        self.answers.connect(engine)
+        engine = self._engine()
         try:
             yield
         finally:
             self.stopping.set()
-            await engine.close()
+            if engine is not None:
+                await engine.close()
             for topic in ("queue", "contributions", "versions", "runs", "recomputes"):
                 self.signals.deliver(topic)
             _, late = await asyncio.wait(tasks, timeout=STOP_S)

@@ -43,7 +43,7 @@ GATES = {
     "alembic": ("coordinator.database",),
     "starlette": ("coordinator.http", "coordinator.v1", "coordinator.pages"),
     "uvicorn": ("coordinator.http",),
-    "httpx": ("volunteer.net",),
+    "httpx": ("volunteer.net", "coordinator.inference.upstream"),
     "h11": ("volunteer.net", "coordinator.http"),
     "PIL": ("shared.workloads.data", "coordinator.runs"),
     "platformdirs": ("volunteer.settings.settings", "coordinator.config"),

@@ -51,11 +51,21 @@ GONE_KEY = "this key was revoked or has expired: `volunteer key create` makes an
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
-    """Sender of a prompt: an account, by one of its keys or by a machine."""
+    """Sender of a prompt: an account, by one of its keys or by a machine, or a `network`."""
 
-    volunteer_id: str
+    volunteer_id: str = ""  # none: anybody, without a key
     key_id: int | None = None
     runs: tuple[str, ...] = ()  # none: every run
+    network: str = ""
+
+    @property
+    def public(self) -> bool:
+        return not self.volunteer_id
+
+    @property
+    def rate_key(self) -> str:
+        """Return the name by which its requests are counted."""
+        return self.volunteer_id or f"public {self.network}"
 
 
 class Granted(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,8 +98,9 @@ class ApiKeys:
         return Asker(volunteer_id=row.volunteer_id, key_id=row.id, runs=_runs(row))
 
     async def create(self, principal: Principal, request: KeyRequest) -> NewKey:
-        """Make a key, shown this once. Raises Forbidden before the first merged contribution and
-        for a suspended account, Conflict for a sixth key, BadRequest, NotFound for a run.
+        """Make a key, shown this once. Raises Forbidden for an account that neither helped nor was
+        given credits and for a suspended one, Conflict for a sixth key, BadRequest, NotFound for a
+        run.
         """
         key, now = PREFIX + secrets.token_urlsafe(32), self._clock.now()
         if request.expires_at is not None and not now < request.expires_at < now + 1e10:
@@ -219,8 +230,9 @@ def _info(row: KeyRow, now: float) -> KeyInfo:
 def _check_standing(conn: Connection, account: store.VolunteerRow) -> None:
     if account.standing == "suspended":
         raise Forbidden("a suspended account gets no key")
-    if not keys.merged_of(conn, account.id):
-        raise Forbidden("keys are for those who helped: come back when a contribution is merged")
+    if keys.helped(conn, account.id) or payments.balances(conn, account.id).earned_micro > 0:
+        return
+    raise Forbidden("keys are for those who helped: come back when a contribution is merged")
 
 
 def _taker(conn: Connection, who: str, key: str) -> store.VolunteerRow:

@@ -32,6 +32,13 @@ def put_new(conn: Connection, key: str, value: str) -> bool:
     return conn.execute(fresh).first() is not None
 
 
+def locked(conn: Connection, key: str) -> str:
+    """Return a value that nobody else changes before the end of this transaction; "" of none."""
+    conn.execute(insert_new(conn, meta, "key").values(key=key, value=""))
+    query = select(meta.c.value).where(meta.c.key == key).with_for_update()
+    return str(conn.execute(query).scalar_one())
+
+
 def put(conn: Connection, key: str, value: str) -> None:
     if not put_new(conn, key, value):
         conn.execute(update(meta).where(meta.c.key == key).values(value=value))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from coordinator.accounts.api_keys import Asker
 from coordinator.database import datasets, evaluations, runs, versions
+from coordinator.database.inference import keys
 from coordinator.database.ledger import payments
 from coordinator.inference.engine import Engine, Generation, ModelVersion, Piece
 from coordinator.inference.metering import Meter, Metered, Order
@@ -20,7 +21,7 @@ from coordinator.rate_limit import PerMinute
 from coordinator.rules import serving
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.runs.definition import definition
-from shared.errors import BadRequest, Forbidden, NotFound, Unavailable
+from shared.errors import BadRequest, Forbidden, NotFound, Unauthorized, Unavailable
 from shared.protocol.inference import DEFAULT_TOKENS, ModelCard
 from shared.workloads.base import load
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 RETRY_S = 10.0
+NO_KEY = (
+    "send the header Authorization: Bearer KEY; `volunteer key create` makes one for who has helped"
+)
 TEXT_ITEMS, IMAGE_ITEMS = "tokens", "images"  # `Traits.items` of what can be asked
 PLAIN = "chat: a plain transcript (System, User, Assistant), because the run has no template"
 OWN = "chat: the run's own template"
@@ -76,6 +80,14 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
 
 
+class Streams:
+    """Sequences under way in this process."""
+
+    def __init__(self) -> None:
+        self.queued = 0  # without a token
+        self.writing = 0
+
+
 class Answer:
     """An answer under way: pieces of its sequences as they come, then its price."""
 
@@ -85,6 +97,7 @@ class Answer:
         prompt_tokens: int,
         sequences: Sequence[AsyncIterator[Piece]],
         count: Callable[[int], None],
+        streams: Streams,
     ) -> None:
         self.id = metered.id
         self.metered = metered
@@ -92,25 +105,37 @@ class Answer:
         self.cost_micro = 0
         self._sequences = sequences
         self._count = count
+        self._streams = streams
 
-    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """Yield the next piece of any sequence, with its number.
+    async def pieces(self, gone: asyncio.Future[None]) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Yield the next piece of any sequence, with its number, until all ended or `gone` is done.
 
         Each is counted when it arrives, also where nobody waits for it any more.
         """
         waiting = {asyncio.ensure_future(_next(s)): n for n, s in enumerate(self._sequences)}
+        streams, begun, ended = self._streams, set[int](), 0
+        streams.queued += len(waiting)
         try:
-            while waiting:
-                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            while waiting and not gone.done():
+                either: list[asyncio.Future[Any]] = [*waiting, gone]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                done = [task for task in waiting if task.done()]
                 arrived = [(waiting.pop(task), self._counted(task)) for task in done]
                 for number, piece in arrived:
-                    if piece is not None and piece.finish is None:
+                    if number not in begun:
+                        begun.add(number)
+                        streams.queued, streams.writing = streams.queued - 1, streams.writing + 1
+                    if piece is None or piece.finish is not None:
+                        streams.writing, ended = streams.writing - 1, ended + 1
+                    else:
                         task = asyncio.ensure_future(_next(self._sequences[number]))
                         waiting[task] = number
                 for number, piece in arrived:
                     if piece is not None:
                         yield number, piece
         finally:
+            streams.queued -= len(self._sequences) - len(begun)
+            streams.writing -= len(begun) - ended
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
@@ -144,23 +169,36 @@ class Answers:
         self._db = db
         self.meter = Meter(db, clock, settings)
         self._rate = PerMinute(clock.monotonic)
+        self.streams = Streams()
         self._engine: Engine | None = None
+        self._only: Mapping[str, int] = {}
 
-    def connect(self, engine: Engine) -> None:
-        """Name the engine that computes answers."""
-        self._engine = engine
+    def connect(self, engine: Engine, only: Mapping[str, int] | None = None) -> None:
+        """Name the engine that computes answers, and of which runs it has one version `only`."""
+        self._engine, self._only = engine, only or {}
 
     # --- models ---
+
+    async def public(self, network: str) -> Asker:
+        """Return who asks without a key. Raises Unauthorized where no run answers those."""
+        asker = Asker(network=network)
+        found = await self._db.read(
+            lambda conn: any(_may_ask(run, asker, helped=False) for run in runs.every(conn))
+        )
+        if not found:
+            raise Unauthorized(NO_KEY)
+        return asker
 
     async def models(self, asker: Asker) -> tuple[ModelCard, ...]:
         """Return every run that this asker may ask, and its best version."""
 
         def read(conn: Connection) -> tuple[ModelCard, ...]:
+            helped = keys.helped(conn, asker.volunteer_id)
             return tuple(
                 card
                 for run in runs.every(conn)
-                if _may_ask(run, asker)
-                for card in _cards(conn, run)
+                if _may_ask(run, asker, helped)
+                for card in _cards(conn, run, self._only.get(run.name))
             )
 
         return await self._db.read(read)
@@ -169,7 +207,7 @@ class Answers:
         """Return one model by its id. Raises UnknownModel with the nearest one."""
 
         def read(conn: Connection) -> ModelCard:
-            run, version = _resolved(conn, name, asker)
+            run, version = _resolved(conn, name, asker, self._only)
             return _card(conn, run, name, version)
 
         return await self._db.read(read)
@@ -181,21 +219,25 @@ class Answers:
         """
 
         def read(conn: Connection) -> Servable:
-            run, version = _resolved(conn, name, asker)
+            run, version = _resolved(conn, name, asker, self._only)
             serve = definition(run).file.serve
-            total = payments.balances(conn, asker.volunteer_id).total_micro
+            if asker.public:
+                tier = serving.public_tier(serve)
+            else:
+                total = payments.balances(conn, asker.volunteer_id).total_micro
+                tier = serving.tier_of(serve, total)
             return Servable(
                 name=name,
                 version=ModelVersion(run_id=run.id, run=run.name, version=version),
                 items=load(run.workload).traits.items,
                 serve=serve,
-                tier=serving.tier_of(serve, total),
+                tier=tier,
                 unit_nano=_unit_nano(run),
                 asker=asker,
             )
 
         found = await self._db.read(read)
-        key = f"{asker.volunteer_id}:{found.version.run_id}"
+        key = f"{asker.rate_key}:{found.version.run_id}"
         self._rate.hit(key, found.tier.requests_per_minute)
         return found
 
@@ -210,6 +252,7 @@ class Answers:
         if model.items != TEXT_ITEMS:
             raise Wrong(f'the model "{model.name}" does not write text', "model")
         engine = self._working()
+        _check_count(model, wish.count)
         prepared = await engine.prepare(model.version, wish.text)
         most = _room(model, wish, len(prepared.tokens), prepared.context)
         order = _order(model, wish.kind, len(prepared.tokens), most * wish.count)
@@ -221,6 +264,7 @@ class Answers:
                         id=f"{metered.id}-{number}",
                         model=model.version,
                         prompt=prepared.tokens,
+                        text=wish.text,
                         max_tokens=most,
                         seed=wish.seed + number,
                         temperature=wish.temperature,
@@ -232,7 +276,7 @@ class Answers:
                 for number in range(wish.count)
             ]
             count = partial(self.meter.count, metered, run=model.version.run)
-            answer = Answer(metered, len(prepared.tokens), sequences, count)
+            answer = Answer(metered, len(prepared.tokens), sequences, count, self.streams)
         except BaseException:
             await self.settle(metered)
             raise
@@ -256,6 +300,7 @@ class Answers:
         """Return PNG files and their price. Raises as `text` does."""
         if model.items != IMAGE_ITEMS:
             raise Wrong(f'the model "{model.name}" does not draw pictures', "model")
+        _check_count(model, count)
         engine = self._working()
         metered = await self.meter.begin(_order(model, "image", 0, count))
         try:
@@ -315,20 +360,31 @@ def _unit_nano(run: RunRow) -> int:
     return serving.unit_nano(run.price_micro, run.step_flops, flops, about.file.serve.price)
 
 
-def _may_ask(run: RunRow, asker: Asker) -> bool:
-    items = load(run.workload).traits.items
-    return (
-        run.head >= 0
-        and items in (TEXT_ITEMS, IMAGE_ITEMS)
-        and definition(run).file.serve.who != "nobody"
-        and (not asker.runs or run.name in asker.runs)
-    )
+def _check_count(model: Servable, count: int) -> None:
+    if model.asker.public and count > 1:
+        raise Wrong("without a key n is 1", "n")
 
 
-def _resolved(conn: Connection, name: str, asker: Asker) -> tuple[RunRow, int]:
+def _may_ask(run: RunRow, asker: Asker, helped: bool) -> bool:
+    if run.head < 0 or load(run.workload).traits.items not in (TEXT_ITEMS, IMAGE_ITEMS):
+        return False
+    who = definition(run).file.serve.who
+    if asker.public:
+        return who == "public"
+    allowed = who in ("keys", "public") or (who == "volunteers" and helped)
+    return allowed and (not asker.runs or run.name in asker.runs)
+
+
+def _resolved(
+    conn: Connection, name: str, asker: Asker, only: Mapping[str, int]
+) -> tuple[RunRow, int]:
     """Return the run and the version of a model id. Raises UnknownModel, Forbidden."""
     run_name, _, which = name.partition("@")
     every = {run.name: run for run in runs.every(conn)}
+    if asker.public:
+        every = {each: run for each, run in every.items() if _may_ask(run, asker, helped=False)}
+        if run_name not in every:
+            raise Unauthorized(f"{NO_KEY}; without one you may ask {', '.join(every)[:200]}")
     run = every.get(run_name)
     if run is None:
         near = difflib.get_close_matches(run_name[:64], every, n=1)
@@ -338,9 +394,19 @@ def _resolved(conn: Connection, name: str, asker: Asker) -> tuple[RunRow, int]:
         raise UnknownModel(f'the run "{run.name}" has no version yet: start it first')
     if asker.runs and run.name not in asker.runs:
         raise Forbidden(f'this key may not ask "{run.name}": {", ".join(asker.runs)} only')
-    if not _may_ask(run, asker):
+    if not _may_ask(run, asker, keys.helped(conn, asker.volunteer_id)):
+        if definition(run).file.serve.who == "volunteers":
+            raise Forbidden(
+                f'the run "{run.name}" answers those who helped: come back when a contribution of '
+                "yours is merged"
+            )
         raise Forbidden(f'nobody may ask the run "{run.name}"')
-    return run, _version(conn, run, which)
+    here = only.get(run.name)
+    if here is None:
+        return run, _version(conn, run, which)
+    if here > run.head or which not in ("", str(here), "best" * (here == run.best)):
+        raise UnknownModel(f'of the run "{run.name}" only {run.name}@{here} answers here')
+    return run, here
 
 
 def _version(conn: Connection, run: RunRow, which: str) -> int:
@@ -361,8 +427,10 @@ def _version(conn: Connection, run: RunRow, which: str) -> int:
     return number
 
 
-def _cards(conn: Connection, run: RunRow) -> list[ModelCard]:
-    """Return the newest version, and the best one where there is one."""
+def _cards(conn: Connection, run: RunRow, only: int | None) -> list[ModelCard]:
+    """Return the newest version, and the best one where there is one; or the `only` one."""
+    if only is not None:
+        return [_card(conn, run, run.name, only)] if only <= run.head else []
     found = [_card(conn, run, run.name, run.head)]
     if run.best is not None:
         found.append(_card(conn, run, f"{run.name}@best", run.best))

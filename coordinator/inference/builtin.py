@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from coordinator.database import datasets, runs, versions
@@ -51,6 +52,7 @@ from shared.workloads.generation.batch import Sequence as Wanted
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from coordinator.config import Settings
     from coordinator.database.engine.open import Database
     from coordinator.database.runs import RunRow
     from coordinator.storage.blobs import BlobStore
@@ -60,14 +62,33 @@ RESTART_S, RESTART_MAX_S = 1.0, 60.0  # after the first death, and after many in
 log = structlog.get_logger("inference")
 
 
+class Power(msgspec.Struct, frozen=True, kw_only=True):
+    """Share of the machine that the process may take."""
+
+    threads: int = 0  # 0: half the cores
+    memory_bytes: int = 0  # 0: half of the memory
+    device: str = "cpu"
+
+    @classmethod
+    def of(cls, settings: Settings) -> Power:
+        """Return what the settings allow."""
+        return cls(
+            threads=settings.inference_threads,
+            memory_bytes=settings.inference_memory_bytes,
+            device=settings.inference_device,
+        )
+
+
 class BuiltinEngine:
     """See `Engine`."""
 
-    def __init__(self, db: Database, clock: Clock, blobs: BlobStore, threads: int = 0) -> None:
+    def __init__(
+        self, db: Database, clock: Clock, blobs: BlobStore, power: Power | None = None
+    ) -> None:
         self._db = db
         self._clock = clock
         self._blobs = blobs
-        self._threads = threads or max(1, (os.cpu_count() or 1) // 2)
+        self._power = power or Power()
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -157,7 +178,9 @@ class BuiltinEngine:
                     "-m",
                     "coordinator.inference.worker",
                     str(its.fileno()),
-                    str(self._threads),
+                    str(self._power.threads or max(1, (os.cpu_count() or 1) // 2)),
+                    str(self._power.memory_bytes),
+                    self._power.device,
                     pass_fds=[its.fileno()],
                     stdin=asyncio.subprocess.DEVNULL,
                 )

@@ -10,6 +10,10 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from shared.errors import BadRequest
+
+CHARACTERS_MAX = 64  # of a prompt for each token that fits
+
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -34,6 +38,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     model: ModelVersion
     prompt: tuple[int, ...]
+    text: str = ""  # the same as it was given, for engines that read tokens of their own
     max_tokens: int
     seed: int
     temperature: float = 1.0  # 0: greedy
@@ -79,3 +84,12 @@ class Engine(Protocol):
         """Return `count` PNG files of an image run."""
 
     async def close(self) -> None: ...
+
+
+def check_length(characters: int, context: int) -> None:
+    """Raise BadRequest for a prompt that is not worth counting: others wait while it is read."""
+    if characters > context * CHARACTERS_MAX:
+        raise BadRequest(
+            f"the prompt has {characters:,} characters, and {context} tokens fit, answer "
+            "included: shorten it"
+        )

@@ -18,7 +18,7 @@ import structlog
 
 from coordinator.accounts.api_keys import Asker
 from coordinator.database import volunteers as store
-from coordinator.database.inference import keys, usage
+from coordinator.database.inference import keys, public, usage
 from coordinator.database.inference.usage import OpenRow, UnderWay
 from coordinator.database.ledger import payments
 from coordinator.database.ledger.postings import AMOUNT_MAX
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 TICK_S = 1.0
 BEAT_S = 20.0  # between beats of a request that streams nothing
 GONE_S = 60.0  # a process that beats no longer is gone after this
+MINUTE_S = 60.0
+PUBLIC_MAX = 4  # requests without a key under way at once, of this process: others come first
 WAIT_S = 5.0  # until an account may ask again that has too many tokens under way
 DAY_S = 86_400.0
 KEPT_S = 90 * DAY_S  # of the record of use; the ledger is for good
@@ -67,13 +69,19 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     tokens_in: int
     tokens_max: int
 
+    @property
+    def run(self) -> str:
+        return self.model.partition("@")[0]
+
 
 class Metered:
     """A request under way: counts its tokens."""
 
-    def __init__(self, request_id: str, began: float) -> None:
+    def __init__(self, request_id: str, began: float, order: Order) -> None:
         self.id = request_id
+        self.order = order
         self.began = began  # monotonic
+        self.day = 0  # of the quota that a request without a key was taken off
         self.tokens = 0
         self.written = 0
         self.first_s: float | None = None
@@ -93,6 +101,7 @@ class Meter:
         self.requests: Counter[str] = Counter()  # by run, since the start
         self.tokens: Counter[str] = Counter()
         self.first_s: Counter[str] = Counter()  # summed, of those that had a first token
+        self.firsts: Counter[str] = Counter()  # and how many had one
 
     @property
     def waiting(self) -> int:
@@ -104,8 +113,10 @@ class Meter:
 
         Raises InsufficientQuota with what is missing, TooManyRequests, Unauthorized, Forbidden.
         """
-        metered = Metered(secrets.token_hex(16), self._clock.monotonic())
+        metered = Metered(secrets.token_hex(16), self._clock.monotonic(), order)
         now = self._clock.now()
+        if order.asker.public:
+            return await self._begin_public(metered, int(now // DAY_S))
         self._live[metered.id] = metered
         try:
             await self._db.write(lambda conn: self._hold(conn, order, metered.id, now))
@@ -115,13 +126,40 @@ class Meter:
         except BaseException:  # the asker left: if it is written down, a tick settles it
             metered.ended = True
             raise
-        self.requests[order.model.partition("@")[0]] += 1
+        self.requests[order.run] += 1
+        return metered
+
+    async def _begin_public(self, metered: Metered, day: int) -> Metered:
+        """Take the worst case off the run's quota of the day: after a kill it stays taken."""
+        order = metered.order
+        if sum(each.order.asker.public for each in self._live.values()) >= PUBLIC_MAX:
+            raise TooManyRequests(
+                "too many ask without a key at the moment: come back, or get a key",
+                retry_after_s=WAIT_S,
+            )
+        metered.day = day
+        self._live[metered.id] = metered
+        most, worst = order.serve.public.tokens_per_day, order.tokens_in + order.tokens_max
+        try:
+            missing = await self._db.write(
+                lambda conn: public.take(conn, order.run_id, day, worst, most)
+            )
+            if missing:
+                raise InsufficientQuota(
+                    f"{missing} tokens are missing today (UTC) of what may be asked without a "
+                    f"key: come back tomorrow, ask for fewer tokens, or {EARN}"
+                )
+        except BaseException:
+            del self._live[metered.id]
+            raise
+        self.requests[order.run] += 1
         return metered
 
     def count(self, metered: Metered, tokens: int, run: str) -> None:
         """Count tokens that are about to be streamed."""
         if not metered.tokens and tokens:
             metered.first_s = self._clock.monotonic() - metered.began
+            self.firsts[run] += 1
             self.first_s[run] += metered.first_s  # type: ignore[assignment] # floats as well
         metered.tokens += tokens
         self.tokens[run] += tokens
@@ -133,6 +171,14 @@ class Meter:
         """
         metered.ended = True
         out, now, first = metered.tokens, self._clock.now(), metered.first_s
+        if metered.order.asker.public:
+            order, unused = metered.order, metered.order.tokens_max - out
+            unused += 0 if out else order.tokens_in
+            await self._db.write(
+                lambda conn: public.give_back(conn, order.run_id, metered.day, unused)
+            )
+            self._live.pop(metered.id, None)
+            return 0
         cost = await self._db.write(lambda conn: usage.end(conn, metered.id, out, now, first))
         self._live.pop(metered.id, None)
         return cost
@@ -143,6 +189,7 @@ class Meter:
         if account.state != "active" or account.standing == "suspended":
             raise Forbidden("a banned or suspended account gets no answers")
         since = now - now % DAY_S
+        _check_minute(conn, order, account.id, now)
         open_now = usage.under_way(conn, account.id, asker.key_id)
         _check_waiting(order, open_now)
         units = order.tokens_in + order.tokens_max
@@ -232,7 +279,8 @@ class Meter:
             except VolunteerError as error:
                 log.warning("not settled yet", request=metered.id, error=error.message)
         due = self._clock.monotonic() - self._beaten > BEAT_S
-        rows = [each for each in self._live.values() if due or each.tokens != each.written]
+        paying = [each for each in self._live.values() if not each.order.asker.public]
+        rows = [each for each in paying if due or each.tokens != each.written]
         out = {each.id: each.tokens for each in rows}
         if due:
             self._beaten = self._clock.monotonic()
@@ -255,6 +303,16 @@ class Meter:
         if found:
             log.info("settled after a crash", requests=len(found))
         return len(found)
+
+
+def _check_minute(conn: Connection, order: Order, volunteer_id: str, now: float) -> None:
+    """Raise TooManyRequests where replicas together began too many requests within a minute."""
+    most = order.tier.requests_per_minute
+    oldest = usage.recent(conn, volunteer_id, order.run_id, now - MINUTE_S, most)
+    if oldest is not None:
+        raise TooManyRequests(
+            f"more than {most} requests a minute", retry_after_s=oldest + MINUTE_S - now
+        )
 
 
 def _check_waiting(order: Order, open_now: UnderWay) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import queue
 import resource
@@ -18,6 +19,7 @@ from threading import Thread
 
 import psutil
 
+from coordinator.inference.engine import check_length
 from coordinator.inference.messages import (
     FRAME_BYTES_MAX,
     HEAD,
@@ -40,9 +42,10 @@ from shared.workloads.base import Decoder
 from shared.workloads.generation.batch import Batch, Made
 
 SLOTS = 16
-LOADED_MAX = 4  # versions at once; those in use are never dropped
-MEMORY_SHARE = 0.5  # of the machine's; beyond that a version is too large
-CHARACTERS_MAX = 64  # of a prompt for each token that fits
+MEMORY_SHARE = 0.5  # of the machine's, or of the GPU's; beyond that a version is too large
+ROOM = 0.9  # of it is filled before versions that nobody asks are dropped
+LOADING = 3.0  # memory that loading a version takes, beside the size of its file: its parts are
+# there twice for a moment, and the keys and values of its slots
 NICENESS = 10  # sockets go first, then checks and evaluation
 EXPENDABLE = "900"  # short of memory, the kernel ends this process first
 
@@ -59,10 +62,12 @@ class Loaded:
 class Worker:
     """Carries out the orders of a server, one token of each sequence at a time."""
 
-    def __init__(self, server: socket.socket) -> None:
+    def __init__(self, server: socket.socket, memory: Memory) -> None:
         self._server = server
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
-        self._loaded: OrderedDict[str, Loaded] = OrderedDict()
+        self._memory = memory
+        self._loaded: OrderedDict[str, Loaded] = OrderedDict()  # the least lately asked first
+        self._drawn: tuple[str, Drawing] | None = None  # the images' version that was last asked
 
     def run(self) -> None:
         """Work until the server goes away."""
@@ -112,25 +117,20 @@ class Worker:
                     retry_after_s=error.retry_after_s,
                 )
             )
-        except MemoryError:
-            message = "this version is too large for the memory that answers may take"
-            self._tell(Failed(id=its_id, kind=Internal.__name__, message=message))
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
+            if _too_large(error):
+                message = "this version is too large for the memory that answers may take"
             self._tell(Failed(id=its_id, kind=Internal.__name__, message=message))
 
     def _carry_out(self, order: Prepare | Generate | Images) -> None:
         if isinstance(order, Images):
-            self._tell(Drawn(id=order.id, images=_images(order)))
+            self._tell(Drawn(id=order.id, images=self._images(order)))
             return
         loaded = self._of(order.model)
         if isinstance(order, Prepare):
             context = loaded.decoder.context
-            if len(order.prompt) > context * CHARACTERS_MAX:  # others wait while it is read
-                raise BadRequest(
-                    f"the prompt has {len(order.prompt):,} characters, and {context} tokens fit, "
-                    "answer included: shorten it"
-                )
+            check_length(len(order.prompt), context)
             tokens = tuple(loaded.decoder.encode(order.prompt))
             self._tell(Prepared(id=order.id, tokens=tokens, context=context))
         else:
@@ -141,12 +141,32 @@ class Worker:
     def _of(self, model: ModelFiles) -> Loaded:
         found = self._loaded.get(model.key)
         if found is None:
-            idle = [key for key, each in self._loaded.items() if not len(each.batch)]
-            for key in idle[: max(0, len(self._loaded) - LOADED_MAX + 1)]:
-                del self._loaded[key]
-            found = self._loaded[model.key] = Loaded(_load(model))
+            size = LOADING * Path(model.weights).stat().st_size
+            while not self._memory.holds(size) and self._drop():
+                pass
+            try:
+                decoder = _load(model, self._memory.device)
+            except (MemoryError, RuntimeError) as error:
+                if not _too_large(error) or not self._drop(everything=True):
+                    raise
+                decoder = _load(model, self._memory.device)
+            found = self._loaded[model.key] = Loaded(decoder)
         self._loaded.move_to_end(model.key)
         return found
+
+    def _drop(self, everything: bool = False) -> bool:
+        """Forget the version that was asked least lately, or all; none that is being asked."""
+        idle = [key for key, each in self._loaded.items() if not len(each.batch)]
+        for key in idle if everything else idle[:1]:
+            del self._loaded[key]
+        gc.collect()
+        return bool(idle)
+
+    def _images(self, order: Images) -> tuple[bytes, ...]:
+        if self._drawn is None or self._drawn[0] != order.model.key:
+            self._drawn = None
+            self._drawn = (order.model.key, Drawing(order.model))
+        return self._drawn[1].images(order.count, order.seed)
 
     def _tell(self, event: Event) -> None:
         self._server.sendall(framed(event))
@@ -172,7 +192,82 @@ def _token(loaded: Loaded, made: Made) -> Token:
     )
 
 
-def _load(model: ModelFiles) -> Decoder:
+def _too_large(error: Exception) -> bool:
+    """Return True where an allocator said no: PyTorch's raises RuntimeError."""
+    said = str(error)
+    return isinstance(error, MemoryError) or "alloc" in said or "out of memory" in said
+
+
+class Drawing:
+    """A version that draws pictures."""
+
+    def __init__(self, model: ModelFiles) -> None:
+        from coordinator.runs.definition import of_file
+        from coordinator.runs.version_files import read_weights
+
+        self._about = of_file(model.file)
+        self._weights = read_weights(Path(model.weights), self._about)
+
+    def images(self, count: int, seed: int) -> tuple[bytes, ...]:
+        """Return PNG files. Raises BadRequest where the workload draws none."""
+        about = self._about
+        drawn = [
+            about.workload.sample(about.file.model, self._weights, None, "", seed + index)
+            for index in range(count)
+        ]
+        if any(each.kind != "png" for each in drawn):
+            raise BadRequest(f"runs of the workload {about.file.workload} draw no pictures")
+        return tuple(each.data for each in drawn)
+
+
+class Memory:
+    """Memory that versions may take, on the device that answers."""
+
+    def __init__(self, bytes_max: int, device: str) -> None:
+        self.device = device
+        self._bytes_max = bytes_max or int(self._size() * MEMORY_SHARE)
+
+    def limit(self) -> None:
+        """Make the system refuse more."""
+        if self.device == "cuda":  # its driver reserves addresses beyond any limit of the process
+            import torch
+
+            torch.cuda.set_per_process_memory_fraction(min(1.0, self._bytes_max / self._size()))
+            return
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (self._bytes_max, self._bytes_max))
+
+    def holds(self, more: float) -> bool:
+        """Return True if there is room for so many bytes more."""
+        return self._used() + more <= ROOM * self._bytes_max
+
+    def _used(self) -> int:
+        if self.device == "cuda":
+            import torch
+
+            return torch.cuda.memory_allocated()
+        found = psutil.Process().memory_info()
+        return int(getattr(found, "data", found.rss))
+
+    def _size(self) -> int:
+        if self.device == "cuda":
+            import torch
+
+            return torch.cuda.get_device_properties(0).total_memory
+        return int(psutil.virtual_memory().total)
+
+
+def _device(wanted: str) -> str:
+    """Return "cuda" or "cpu". Ends the process without a GPU that is wanted."""
+    import torch
+
+    there = torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        sys.exit("inference_device is cuda, and PyTorch finds no GPU: set it to cpu, or to auto")
+    return "cuda" if there and wanted != "cpu" else "cpu"
+
+
+def _load(model: ModelFiles, device: str) -> Decoder:
     from coordinator.runs.definition import of_file
     from coordinator.runs.version_files import read_weights
 
@@ -182,29 +277,14 @@ def _load(model: ModelFiles) -> Decoder:
     weights = about.workload.whole(
         about.file.model, read_weights(Path(model.weights), about), files
     )
-    found = about.workload.decoder(about.file.model, weights, tokenizer, SLOTS, "cpu")
+    found = about.workload.decoder(about.file.model, weights, tokenizer, SLOTS, device)
     if found is None:
         raise BadRequest(f"runs of the workload {about.file.workload} do not answer prompts")
     return found
 
 
-def _images(order: Images) -> tuple[bytes, ...]:
-    from coordinator.runs.definition import of_file
-    from coordinator.runs.version_files import read_weights
-
-    about = of_file(order.model.file)
-    weights = read_weights(Path(order.model.weights), about)
-    drawn = [
-        about.workload.sample(about.file.model, weights, None, "", order.seed + index)
-        for index in range(order.count)
-    ]
-    if any(each.kind != "png" for each in drawn):
-        raise BadRequest(f"runs of the workload {about.file.workload} draw no pictures")
-    return tuple(each.data for each in drawn)
-
-
-def main() -> None:
-    """Serve the socket whose number is the first argument, with the threads of the second."""
+def main(descriptor: str, threads: str, memory_bytes: str, wanted: str) -> None:
+    """Serve the socket of this number with so many threads and so much memory on a device."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when this ends
@@ -212,12 +292,11 @@ def main() -> None:
         os.nice(NICENESS)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write(EXPENDABLE)
-    most = int(psutil.virtual_memory().total * MEMORY_SHARE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    torch.set_num_threads(int(sys.argv[2]))
-    Worker(socket.socket(fileno=int(sys.argv[1]))).run()
+    torch.set_num_threads(int(threads))
+    memory = Memory(int(memory_bytes), _device(wanted))
+    memory.limit()
+    Worker(socket.socket(fileno=int(descriptor)), memory).run()
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

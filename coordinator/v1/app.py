@@ -13,8 +13,9 @@ import structlog
 from starlette.routing import Route
 
 from coordinator.accounts.api_keys import PREFIX, Asker
-from coordinator.inference.answers import Answer, Servable, Wish
+from coordinator.inference.answers import NO_KEY, Answer, Servable, Wish
 from coordinator.inference.engine import Piece
+from coordinator.rules.networks import address_key, network
 from coordinator.v1.replies import Form, chat_wish, completion_wish
 from coordinator.v1.wire import Gone, Out, Receive, Scope, Send, read, refusal
 from shared.errors import (
@@ -38,9 +39,7 @@ if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
 SEED_BITS = 31
-NO_KEY = (
-    "send the header Authorization: Bearer KEY; `volunteer key create` makes one for who has helped"
-)
+ANYBODY = "public"  # a key that says there is none: OpenAI's clients want one
 Handle = Callable[[Asker, Scope, Receive, Out], Awaitable[None]]
 
 log = structlog.get_logger("v1")
@@ -111,12 +110,12 @@ class V1Api:
 
     async def _pieces(self, answer: Answer, out: Out) -> AsyncIterator[tuple[int, Piece]]:
         """Yield pieces as they come. Raises Gone as soon as the client leaves."""
-        async with aclosing(answer.pieces()) as pieces:
-            while True:
-                found = await out.while_there(anext(pieces, None))
-                if found is None:
-                    return
+        gone = out.gone()
+        async with aclosing(answer.pieces(gone)) as pieces:
+            async for found in pieces:
                 yield found
+        if gone.done():
+            raise Gone
 
 
 class _Served:
@@ -161,13 +160,18 @@ class _Served:
             return
 
     async def _sign_in(self, scope: Scope) -> Asker:
-        """Return who asks, by a key or by the token of a machine. Raises Unauthorized."""
+        """Return who asks, by a key, by the token of a machine, or by neither. Raises
+        Unauthorized.
+        """
         found = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
         kind, _, secret = found.decode("latin-1").partition(" ")
         secret = secret.strip()
+        coordinator = self._coordinator
+        if not found or secret == ANYBODY:
+            address = (scope.get("client") or ("",))[0]
+            return await coordinator.answers.public(network(address) or address_key(address))
         if kind.lower() != "bearer" or not secret:
             raise Unauthorized(NO_KEY)
-        coordinator = self._coordinator
         if secret.startswith(PREFIX):
             return await coordinator.api_keys.sign_in(secret)
         worker, dot, rest = secret.partition(".")

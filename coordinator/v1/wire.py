@@ -155,13 +155,17 @@ class Out:
         await self.event(b"[DONE]")
         await self._put({"type": "http.response.body", "body": b""})
 
-    async def while_there(self, work: Awaitable[T]) -> T:
-        """Return the result of `work`. Raises Gone as soon as the client leaves."""
+    def gone(self) -> asyncio.Future[None]:
+        """Return what is done as soon as the client leaves."""
         if self._gone is None:
             self._gone = asyncio.ensure_future(self._left())
+        return self._gone
+
+    async def while_there(self, work: Awaitable[T]) -> T:
+        """Return the result of `work`. Raises Gone as soon as the client leaves."""
         task = asyncio.ensure_future(work)
         try:
-            await asyncio.wait((task, self._gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, self.gone()), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             raise Gone
@@ -188,6 +192,7 @@ class Out:
 
     async def _put(self, message: MutableMapping[str, Any]) -> None:
         try:
-            await asyncio.wait_for(self._send(message), self._send_s)
+            async with asyncio.timeout(self._send_s):
+                await self._send(message)
         except TimeoutError:
             raise Gone from None

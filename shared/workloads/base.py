@@ -243,6 +243,9 @@ class Decoder(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 
+    def share(self, source: int, slot: int, count: int) -> None:
+        """Let a slot begin with the first `count` tokens that another one has read."""
+
     def prefill(self, slot: int, tokens: Sequence[int], start: int) -> NDArray[np.float32]:
         """Read a part of a prompt into a slot from place `start` on; return logits (V,)."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from coordinator.database.engine.statements import its
 from coordinator.database.tables.accounts import volunteers
@@ -83,8 +83,8 @@ def charge(conn: Connection, key_id: int, cost_micro: int) -> None:
     conn.execute(row.values(spent_micro=api_keys.c.spent_micro + cost_micro))
 
 
-def merged_of(conn: Connection, volunteer_id: str) -> int:
-    """Return how many contributions of an account were merged."""
+def helped(conn: Connection, volunteer_id: str) -> bool:
+    """Return True if a contribution of an account was merged."""
     c = contributions.c
-    query = select(func.count()).where(c.volunteer_id == volunteer_id, c.state == "merged")
-    return int(conn.execute(query).scalar_one())
+    query = select(c.id).where(c.volunteer_id == volunteer_id, c.state == "merged").limit(1)
+    return conn.execute(query).first() is not None

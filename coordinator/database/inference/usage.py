@@ -123,6 +123,21 @@ def under_way(conn: Connection, volunteer_id: str, key_id: int | None) -> UnderW
     return UnderWay(tokens=tokens, key_micro=held)
 
 
+def recent(
+    conn: Connection, volunteer_id: str, run_id: int, since: float, most: int
+) -> float | None:
+    """Return when the `most`-th newest request of an account to a run began, if after `since`."""
+    query = (
+        select(_u.at)
+        .where(_u.volunteer_id == volunteer_id, _u.at > since, _u.run_id == run_id)
+        .order_by(_u.at.desc())
+        .offset(most - 1)
+        .limit(1)
+    )
+    found = conn.execute(query).scalar()
+    return None if found is None else float(found)
+
+
 def spent_since(conn: Connection, volunteer_id: str, since: float) -> int:
     """Return what an account spent or holds for requests since an instant, in micro-credits."""
     amount = case((_u.state == "open", _u.held_micro), else_=_u.cost_micro)

@@ -32,6 +32,10 @@ async def gauges(coordinator: Coordinator) -> Gauges:
     found["answers_requests"] = {run: float(count) for run, count in meter.requests.items()}
     found["answers_tokens"] = {run: float(count) for run, count in meter.tokens.items()}
     found["answers_first_token_seconds"] = {run: float(s) for run, s in meter.first_s.items()}
+    found["answers_first_tokens"] = {run: float(count) for run, count in meter.firsts.items()}
+    streams = coordinator.answers.streams  # the built-in engine writes 16 of a version at once
+    found["answers_streams_writing"] = {"": float(streams.writing)}
+    found["answers_streams_queued"] = {"": float(streams.queued)}
     for run in await coordinator.server.runs():
         found["run_version"][run.name] = run.version
         found["run_workers"][run.name] = run.workers

@@ -49,6 +49,11 @@ class SlotCache:
             seen.append(taken[:, :, : self.longest])
         return seen[0], seen[1]
 
+    def share(self, source: int, slot: int, count: int) -> None:
+        """Copy the first `count` places of a slot to another one."""
+        for held in (each for pair in self._layers.values() for each in pair):
+            held[slot, :, :count] = held[source, :, :count]
+
     def get_seq_length(self, layer: int = 0) -> int:
         return 0
 
@@ -94,6 +99,10 @@ class CausalDecoder:
             text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
             return text
         return "".join(f"{token} " for token in tokens)
+
+    @torch.inference_mode()
+    def share(self, source: int, slot: int, count: int) -> None:
+        self._cache.share(source, slot, count)
 
     def prefill(self, slot: int, tokens: Sequence[int], start: int) -> NDArray[np.float32]:
         places = range(start, start + len(tokens))

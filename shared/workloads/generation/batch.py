@@ -95,6 +95,8 @@ class Batch:
         room = CHUNK
         while self._reading and room:
             one = self._reading[0]
+            if not one.read:
+                self._share(one)
             part = one.sequence.prompt[one.read : one.read + room]
             room -= len(part)
             yield from self._read(one, part)
@@ -107,6 +109,16 @@ class Batch:
             self._free.sort()  # slots in a row from the first on are read without a copy
             stream = TextStream(self._decoder.decode, sequence.stop)
             self._reading.append(_Running(sequence, self._free.pop(0), stream))
+
+    def _share(self, one: _Running) -> None:
+        """Take what a sequence with the same prompt has read: several answers read it once."""
+        prompt = one.sequence.prompt
+        for other in self._running.values():
+            if other.sequence.prompt == prompt:
+                one.read = len(prompt) - 1  # whose token is read again, for its logits
+                if one.read:
+                    self._decoder.share(other.slot, one.slot, one.read)
+                return
 
     def _read(self, one: _Running, part: tuple[int, ...]) -> Iterator[Made]:
         logits = self._decoder.prefill(one.slot, part, one.read)

@@ -8,6 +8,31 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 WINDOW = 8  # tokens before the new ones that are decoded again: a character has four bytes at most
 
 
+class StopStrings:
+    """Lets a text through piece by piece, up to the first stop string."""
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self._stop = tuple(each for each in stop if each)
+        self._held = ""  # might be the beginning of a stop string
+        self.stopped = False
+
+    def take(self, text: str) -> str:
+        """Return the text that is certain with this piece; sets `stopped` at a stop string."""
+        text = self._held + text
+        found = [at for at in (text.find(each) for each in self._stop) if at >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        keep = max((_overlap(text, each) for each in self._stop), default=0)
+        self._held = text[len(text) - keep :] if keep else ""
+        return text[: len(text) - keep]
+
+    def end(self) -> str:
+        """Return what was held back: no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+
 class TextStream:
     """Turns tokens into text piece by piece.
 
@@ -16,25 +41,25 @@ class TextStream:
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
         self._decode = decode
-        self._stop = tuple(each for each in stop if each)
+        self._stops = StopStrings(stop)
         self._tokens: list[int] = []
         self._whole = 0  # tokens whose text was taken
-        self._held = ""  # might be the beginning of a stop string
-        self.stopped = False
+
+    @property
+    def stopped(self) -> bool:
+        return self._stops.stopped
 
     def add(self, token: int) -> str:
         """Return the text that is certain with this token; sets `stopped` at a stop string."""
         self._tokens.append(token)
         text = self._new_text()
-        return self._take(text) if text else ""
+        return self._stops.take(text) if text else ""
 
     def end(self) -> str:
         """Return what was held back: no more tokens come."""
         if self.stopped:
             return ""
-        text = self._held + self._new_text(last=True)
-        self._held = ""
-        return text
+        return self._stops.end() + self._new_text(last=True)
 
     def _new_text(self, last: bool = False) -> str:
         before = self._tokens[max(0, self._whole - WINDOW) : self._whole]
@@ -44,16 +69,6 @@ class TextStream:
             return ""
         self._whole = len(self._tokens)
         return text[len(known) :]
-
-    def _take(self, text: str) -> str:
-        text = self._held + text
-        found = [at for at in (text.find(each) for each in self._stop) if at >= 0]
-        if found:
-            self.stopped, self._held = True, ""
-            return text[: min(found)]
-        keep = max((_overlap(text, each) for each in self._stop), default=0)
-        self._held = text[len(text) - keep :] if keep else ""
-        return text[: len(text) - keep]
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -64,6 +64,10 @@ class GptDecoder:
         return "".join(f"{token} " for token in tokens)
 
     @torch.inference_mode()
+    def share(self, source: int, slot: int, count: int) -> None:
+        self._cache[:, :, slot, :, :count] = self._cache[:, :, source, :, :count]
+
+    @torch.inference_mode()
     def prefill(self, slot: int, tokens: Sequence[int], start: int) -> NDArray[np.float32]:
         stop = start + len(tokens)
         given = torch.tensor([list(tokens)], device=self._device)

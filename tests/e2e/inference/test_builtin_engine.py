@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.inference.builtin import BuiltinEngine
+from coordinator.inference.builtin import BuiltinEngine, Power
 from coordinator.inference.engine import Generation, ModelVersion, Piece
 from shared.clock import SystemClock
 from shared.errors import BadRequest, NotFound, Unavailable
@@ -30,7 +30,9 @@ async def home(tmp_path: Path) -> AsyncIterator[LocalCoordinator]:
 
 @pytest.fixture
 async def engine(home: LocalCoordinator) -> AsyncIterator[BuiltinEngine]:
-    found = BuiltinEngine(home.coordinator.db, SystemClock(), home.coordinator.blobs, threads=1)
+    found = BuiltinEngine(
+        home.coordinator.db, SystemClock(), home.coordinator.blobs, Power(threads=1)
+    )
     try:
         yield found
     finally:

@@ -10,7 +10,9 @@ from pathlib import Path
 import openai
 import pytest
 
+from coordinator.inference.builtin import BuiltinEngine, Power
 from coordinator.v1 import wire
+from shared.clock import SystemClock
 from tests.support.answering import Answering, answering
 from tests.support.counting_engine import CountingEngine
 from tests.support.local_coordinator import RUN
@@ -51,8 +53,47 @@ async def test_two_hundred_streams_with_random_disconnects(tmp_path: Path) -> No
         assert engine.open == 0
 
 
-async def test_a_client_that_reads_nothing_is_dropped_and_pays_for_what_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+async def test_two_hundred_streams_of_the_built_in_engine_with_disconnects(
+    tmp_path: Path, database_url: str
+) -> None:
+    rng = random.Random(8)
+    run = RUN.replace("block_size = 8", "block_size = 64") + TIERS
+    async with answering(tmp_path, run, database=database_url) as house, house.client() as client:
+        inside = house.coordinator
+        engine = BuiltinEngine(inside.db, SystemClock(), inside.blobs, Power(threads=1))
+        inside.answers.connect(engine)
+        try:
+
+            async def ask(leave_after: int) -> int:
+                stream = await client.completions.create(
+                    model="tiny", prompt="1 plus", max_tokens=TOKENS, stream=True
+                )
+                seen = 0
+                async for chunk in stream:
+                    seen += bool(chunk.choices[0].text)
+                    if seen >= leave_after:
+                        break
+                await stream.close()
+                return seen
+
+            limits = [rng.choice((1, 5, TOKENS + 1)) for _ in range(STREAMS)]
+            seen = await asyncio.gather(*(ask(limit) for limit in limits))
+            await house.sound()
+        finally:
+            await engine.close()
+        rows = (await house.ann.get("/me/usage")).json()
+        assert len(rows) == STREAMS
+        assert sum(row["tokens_out"] for row in rows) >= sum(seen)
+        paid = (await house.balances()).spent_micro
+        assert sum(row["cost_micro"] for row in rows) == paid > 0
+        streams = inside.answers.streams
+        assert (streams.queued, streams.writing) == (0, 0)
+
+
+@pytest.mark.parametrize("reads", [0, 1])  # bytes, now and then
+async def test_a_client_that_hardly_reads_is_dropped_and_pays_for_what_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: int
 ) -> None:
     monkeypatch.setattr(wire.Out.__init__, "__defaults__", (0.2,))
     engine = CountingEngine(context=1 << 20)
@@ -64,6 +105,9 @@ async def test_a_client_that_reads_nothing_is_dropped_and_pays_for_what_came(
             await _ask(house, slow, tokens=4000)  # more than the buffers of both sides hold
             async with asyncio.timeout(60):
                 while not engine.closed:
+                    if reads:
+                        slow.setblocking(False)
+                        await asyncio.get_running_loop().sock_recv(slow, reads)
                     await asyncio.sleep(0.01)
                 await house.settled()
         assert engine.open == 0

@@ -68,6 +68,18 @@ def test_the_default_settings_file_and_the_named_one_are_read(tmp_path: Path) ->
         ("", {}, {"host": ""}, "127.0.0.1"),
         ("", {}, {"name": "Evil\x1b]0;pwn\x07"}, "name must be one line of printable characters"),
         ("", {"COORDINATOR_CONTACT": "a\nb"}, {}, "contact must be one line of printable"),
+        ('inference = "gpu"', {}, {}, "setting inference"),
+        ('inference = "http://ann:pw@host/v1"', {}, {}, "setting inference"),
+        ('inference = "http:///v1"', {}, {}, "inference must be off, builtin or an address"),
+        ('inference_models = "a=b"', {}, {}, "my-run@40=NAME"),
+        ('inference_models = "a@1={version}"', {}, {}, "my-run@40=NAME"),
+        ('inference_models = "a@1=b"', {}, {}, "set inference to one"),
+        (
+            'inference = "http://h/v1"\ninference_models = "a@1=b, a=c-{version}"',
+            {},
+            {},
+            'names the run "a" twice',
+        ),
     ],
 )
 def test_a_mistake_is_named(

@@ -82,6 +82,32 @@ def test_by_seed_the_same_alone_and_among_others(given: Any) -> None:
     assert batch.slots_used == 0
 
 
+def test_a_prompt_of_several_answers_is_read_once(
+    given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = decoder(given)
+    prompt = engine.encode(PROMPTS[3])
+    alone = {}
+    for seed in range(3):
+        batch = Batch(engine)
+        batch.add(sequence("a", prompt, seed=seed))
+        alone[str(seed)] = tokens_of(drain(batch), "a")
+    read: list[int] = []
+    prefill = engine.prefill
+
+    def watched(slot: int, tokens: Any, start: int) -> Any:
+        read.append(len(tokens))
+        return prefill(slot, tokens, start)
+
+    monkeypatch.setattr(engine, "prefill", watched)
+    batch = Batch(engine)
+    for seed in range(3):
+        batch.add(sequence(str(seed), prompt, seed=seed))
+    made = drain(batch)
+    assert {name: tokens_of(made, name) for name in alone} == alone
+    assert read == [len(prompt), 1, 1]
+
+
 def test_a_cancelled_sequence_leaves_its_slot(given: Any) -> None:
     engine = decoder(given, slots=2)
     batch = Batch(engine)

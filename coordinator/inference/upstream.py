@@ -1,0 +1,412 @@
+"""The engine at an address: an OpenAI-compatible server that the organiser runs computes answers.
+
+It gets texts through `/completions` and pictures through `/images/generations`. Prompts are counted
+with the run's tokenizer; what it writes is counted a token a chunk, and at the end by its `usage`,
+or by the tokenizer where it says none. It is trusted with the words, and with nothing else: what it
+sends is bounded, timed and read strictly, and whatever goes wrong with it is Unavailable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import httpx
+import msgspec
+import structlog
+
+from coordinator.config import Settings, model_names
+from coordinator.database import datasets, runs
+from coordinator.inference.engine import (
+    FinishReason,
+    Generation,
+    ModelVersion,
+    Piece,
+    PreparedPrompt,
+    TokenLogprob,
+    check_length,
+)
+from shared.decoding import decoder
+from shared.errors import BadRequest, Configuration, NotFound, Unavailable
+from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
+from shared.workloads.generation.text_stream import StopStrings
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from coordinator.storage.blobs import BlobStore
+    from shared.clock import Clock
+
+CONNECT_S = 5.0
+SILENT_S = 60.0  # without a token, or the whole of a reply that is not streamed
+USAGE_S = 5.0  # for what follows the end of a text
+REST_S = 2.0  # after the server was not reached, before it is tried again
+STREAMS_MAX = 256  # at once; more wait for CONNECT_S, then come back
+STOPS_MAX = 4  # that OpenAI's interface takes; all are looked for here
+SEEDS = 1 << 31
+UNKNOWN = -1  # a token whose number is not told
+SPARE_CHUNKS = 8  # with text, beyond a token each
+LINE_BYTES_MAX, CHUNK_BYTES = 1 << 18, 8192
+IMAGE_BYTES_MAX = 4 << 20
+PNG = b"\x89PNG\r\n\x1a\n"
+BROKE_OFF = "the answer broke off"
+
+T = TypeVar("T")
+log = structlog.get_logger("inference")
+
+
+class Upstream(msgspec.Struct, frozen=True, kw_only=True):
+    """The server, and its names of models by run (with {version}) or by version (RUN@40)."""
+
+    url: str
+    names: Mapping[str, str] = {}
+    key: str = ""
+
+    def newest(self) -> dict[str, int]:
+        """Return the only version that it has of a run, by run."""
+        pinned = (each.partition("@") for each in self.names)
+        return {run: int(version) for run, at, version in pinned if at}
+
+    def name_of(self, model: ModelVersion) -> str:
+        """Return its name of a version."""
+        exact = f"{model.run}@{model.version}"
+        name = self.names.get(exact) or self.names.get(model.run, exact)
+        return name.replace("{version}", str(model.version))
+
+
+def upstream(settings: Settings) -> Upstream:
+    """Return the server that the settings name. Raises Configuration for a key that is none."""
+    file, key = settings.inference_key_file, ""
+    try:
+        key = file.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as error:
+        raise Configuration(f"{file} cannot be read as a key: {error}") from error
+    if not key.isprintable():
+        raise Configuration(f"{file} must hold one line: the key of {settings.inference}")
+    return Upstream(url=settings.inference, names=model_names(settings), key=key)
+
+
+class _Probabilities(msgspec.Struct, frozen=True):
+    tokens: tuple[str, ...] = ()
+    token_logprobs: tuple[float | None, ...] = ()
+    top_logprobs: tuple[dict[str, float] | None, ...] | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    text: str = ""
+    finish_reason: str | None = None
+    logprobs: _Probabilities | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    completion_tokens: int = 0
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    choices: tuple[_Choice, ...] = ()
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class _Picture(msgspec.Struct, frozen=True):
+    b64_json: str
+
+
+class _Pictures(msgspec.Struct, frozen=True):
+    data: tuple[_Picture, ...]
+
+
+_CHUNK = decoder(_Chunk)
+_PICTURES = decoder(_Pictures)
+
+
+class UpstreamEngine:
+    """See `Engine`."""
+
+    def __init__(
+        self, db: Database, clock: Clock, blobs: BlobStore, upstream: Upstream, silent_s: float = 0
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._blobs = blobs
+        self._upstream = upstream
+        self._silent_s = silent_s or SILENT_S
+        self._rest_until = 0.0
+        headers = {"accept-encoding": "identity"}
+        if upstream.key:
+            headers["authorization"] = f"Bearer {upstream.key}"
+        self._http = httpx.AsyncClient(
+            headers=headers,
+            follow_redirects=False,  # prompts go where the organiser said, and nowhere else
+            trust_env=False,
+            timeout=httpx.Timeout(self._silent_s, connect=CONNECT_S, pool=CONNECT_S),
+            limits=httpx.Limits(max_connections=STREAMS_MAX, max_keepalive_connections=32),
+        )
+
+    async def prepare(self, model: ModelVersion, prompt: str) -> PreparedPrompt:
+        rest = self._rest_until - self._clock.monotonic()
+        if rest > 0:
+            raise Unavailable("answers are not computed at the moment", retry_after_s=rest)
+        context, tokenizer = await self._about(model)
+        check_length(len(prompt), context)
+        tokens = await asyncio.to_thread(_tokens, prompt, tokenizer)
+        return PreparedPrompt(tokens=tokens, context=context)
+
+    async def generate(self, request: Generation) -> AsyncIterator[Piece]:
+        bytes_max = LINE_BYTES_MAX + CHUNK_BYTES * request.max_tokens
+        text = _Text(request)
+        reply = self._reply("/completions", request.model, _body(request))
+        async with reply as response, aclosing(_chunks(response, bytes_max)) as chunks:
+            while (piece := await self._soon(text.next(chunks), self._silent_s)) is not None:
+                yield piece
+            if not text.cut:
+                with suppress(Unavailable):
+                    await self._soon(text.rest(chunks), USAGE_S)
+        if text.usage is None and text.written and not text.cut:
+            _, tokenizer = await self._about(request.model)
+            text.usage = len(await asyncio.to_thread(_tokens, text.written, tokenizer))
+        yield text.last()
+
+    async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
+        body = {"prompt": "", "n": count, "seed": seed % SEEDS, "response_format": "b64_json"}
+        async with self._reply("/images/generations", model, body) as response:
+            found = await self._soon(_whole(response, IMAGE_BYTES_MAX * count), self._silent_s)
+        try:
+            made = [base64.b64decode(each.b64_json) for each in _PICTURES.decode(found).data]
+        except (msgspec.MsgspecError, binascii.Error, RecursionError, ValueError) as error:
+            _broken(error)
+        if len(made) != count or not all(each.startswith(PNG) for each in made):
+            _broken(f"{len(made)} files instead of {count} PNG")
+        return made
+
+    async def close(self) -> None:
+        """Drop every stream."""
+        await self._http.aclose()
+
+    # --- the server ---
+
+    @asynccontextmanager
+    async def _reply(
+        self, path: str, model: ModelVersion, body: Mapping[str, Any]
+    ) -> AsyncIterator[httpx.Response]:
+        """Send a request; its reply, whose head is read, until the block is left."""
+        body = {"model": self._upstream.name_of(model), **body}
+        asked = self._http.build_request("POST", self._upstream.url.rstrip("/") + path, json=body)
+        try:
+            response = await self._soon(self._http.send(asked, stream=True), self._silent_s)
+        except httpx.PoolTimeout:
+            raise Unavailable("too many prompts wait for an answer", retry_after_s=5) from None
+        except (httpx.HTTPError, OSError) as error:
+            self._rest_until = self._clock.monotonic() + REST_S
+            log.warning("the server for answers is not reached", error=repr(error)[:200])
+            message = "answers are not computed at the moment"
+            raise Unavailable(message, retry_after_s=REST_S) from error
+        try:
+            if response.status_code != 200:
+                await self._refuse(response, model)
+            if response.headers.get("content-encoding", "identity") != "identity":
+                _broken("a compressed reply")
+            yield response
+        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
+            _broken(error)
+        finally:
+            await response.aclose()
+
+    async def _refuse(self, response: httpx.Response, model: ModelVersion) -> NoReturn:
+        """Raise what a refusal means for the asker; the log has its words."""
+        status = response.status_code
+        try:
+            said = await self._soon(_whole(response, LINE_BYTES_MAX), USAGE_S)
+        except Unavailable:
+            said = b""
+        words = "".join(c for c in said.decode(errors="replace")[:200] if c.isprintable())
+        name = f"{model.run}@{model.version}"
+        log.warning("the server for answers refuses", model=name, status=status, said=words)
+        if status == 404:
+            raise NotFound(f'the server that computes answers here does not have "{name}"')
+        if status in (400, 413, 422):
+            raise BadRequest(
+                "the server that computes answers refuses this request: ask for fewer tokens, or "
+                "ask the organiser, whose log has the reason"
+            )
+        after = response.headers.get("retry-after", "")
+        wait_s = min(3600, int(after[:6])) if after[:6].isdecimal() else REST_S
+        raise Unavailable("answers are not computed at the moment", retry_after_s=wait_s)
+
+    async def _soon(self, work: Awaitable[T], limit_s: float) -> T:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await work
+        except TimeoutError:
+            raise Unavailable(BROKE_OFF, retry_after_s=REST_S) from None
+
+    # --- the run ---
+
+    async def _about(self, model: ModelVersion) -> tuple[int, bytes | None]:
+        """Return how many tokens fit, and the tokenizer."""
+
+        def look(conn: Connection) -> tuple[int, str | None]:
+            run = runs.by_id(conn, model.run_id)
+            dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
+            asset = dataset.manifest.assets.get("tokenizer") if dataset else None
+            return run.sample_size, asset.sha256 if asset else None
+
+        context, tokenizer = await self._db.read(look)
+        if tokenizer is None:
+            return context, None
+        path = await self._blobs.local(tokenizer)
+        return context, await asyncio.to_thread(path.read_bytes)
+
+
+class _Text:
+    """A text as it comes: counts its tokens, and ends it where it has to end."""
+
+    def __init__(self, request: Generation) -> None:
+        self._most = request.max_tokens
+        self._stops = StopStrings(request.stop)
+        self._told = 0  # tokens that pieces said
+        self._chunks = 0
+        self.written = ""
+        self.usage: int | None = None
+        self.finish: FinishReason | None = None
+        self.cut = False  # it was ended here
+
+    async def next(self, chunks: AsyncIterator[_Chunk]) -> Piece | None:
+        """Return the next piece, None where the text ends. Raises Unavailable."""
+        while not self.finish:
+            if (piece := self._add(await anext(chunks, None))) is not None:
+                return piece
+        return None
+
+    async def rest(self, chunks: AsyncIterator[_Chunk]) -> None:
+        """Read what follows the text: its usage, perhaps."""
+        async for chunk in chunks:
+            self._count(chunk)
+
+    def last(self) -> Piece:
+        """Return the end of the text, with the tokens that no chunk counted."""
+        tokens = self._new(self._told if self.usage is None else self.usage)
+        return Piece(text=self._stops.end(), tokens=tokens, finish=self.finish)
+
+    def _count(self, chunk: _Chunk) -> None:
+        if chunk.usage is not None and chunk.usage.completion_tokens >= 0:
+            self.usage = chunk.usage.completion_tokens
+
+    def _add(self, chunk: _Chunk | None) -> Piece | None:
+        if chunk is None:
+            _broken("a stream without an end")
+        if chunk.error is not None:
+            _broken(str(chunk.error)[:200])
+        self._count(chunk)
+        if not chunk.choices:
+            return None
+        choice = chunk.choices[0]
+        self._chunks += bool(choice.text)
+        if self._chunks > self._most + SPARE_CHUNKS:
+            self.finish, self.cut = "length", True
+            return None
+        self.written += choice.text
+        text = self._stops.take(choice.text)
+        if self._stops.stopped:
+            self.finish, self.cut = "stop", True
+        elif choice.finish_reason is not None:
+            self.finish = "length" if choice.finish_reason == "length" else "stop"
+        said = _logprobs(choice.logprobs)
+        if not (text or said or choice.text):
+            return None
+        return Piece(text=text, tokens=self._new(self._told + bool(choice.text)), logprobs=said)
+
+    def _new(self, total: int) -> tuple[int, ...]:
+        more = max(0, min(total, self._most) - self._told)
+        self._told += more
+        return (UNKNOWN,) * more
+
+
+def _body(request: Generation) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "prompt": request.text,
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "seed": request.seed % SEEDS,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if request.stop:
+        body["stop"] = request.stop[:STOPS_MAX]
+    if request.logprobs is not None:
+        body["logprobs"] = request.logprobs
+    return body
+
+
+async def _chunks(response: httpx.Response, bytes_max: int) -> AsyncGenerator[_Chunk, None]:
+    """Yield the events of a stream, up to [DONE]. Raises Unavailable for what is none."""
+    held, total, done = bytearray(), 0, False
+    async for part in response.aiter_raw():
+        total += len(part)
+        held += part
+        *lines, rest = held.split(b"\n")
+        held = rest
+        if total > bytes_max or len(held) > LINE_BYTES_MAX:
+            _broken("more bytes than an answer has")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            data = bytes(line[5:]).strip()
+            if data == b"[DONE]":
+                done = True
+                break
+            try:
+                chunk = _CHUNK.decode(data)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                _broken(error)
+            yield chunk
+        if done:
+            return
+
+
+async def _whole(response: httpx.Response, bytes_max: int) -> bytes:
+    found = bytearray()
+    async for part in response.aiter_raw():
+        found += part
+        if len(found) > bytes_max:
+            _broken("more bytes than an answer has")
+    return bytes(found)
+
+
+def _broken(why: object) -> NoReturn:
+    log.warning("the server for answers broke off", error=repr(why)[:200])
+    raise Unavailable(BROKE_OFF, retry_after_s=REST_S) from (
+        why if isinstance(why, Exception) else None
+    )
+
+
+def _logprobs(said: _Probabilities | None) -> tuple[TokenLogprob, ...]:
+    if said is None:
+        return ()
+    tops = said.top_logprobs or ({},) * len(said.tokens)
+    return tuple(
+        TokenLogprob(text=text, logprob=value, top=tuple((top or {}).items()))
+        for text, value, top in zip(said.tokens, said.token_logprobs, tops, strict=False)
+        if value is not None
+    )
+
+
+_tokenizer = lru_cache(maxsize=8)(load_tokenizer)
+
+
+def _tokens(text: str, tokenizer: bytes | None) -> tuple[int, ...]:
+    """Return the tokens of a text, at least one; without a tokenizer a text is their numbers."""
+    if tokenizer is None:
+        return (UNKNOWN,) * max(1, len(text.split()))
+    loaded = _tokenizer(tokenizer)
+    found = loaded.encode(text, add_special_tokens=False).ids
+    return tuple(found) or (end_of_text(loaded) or 0,)
