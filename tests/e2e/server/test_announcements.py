@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,7 @@ from coordinator.accounts.announcements import Announcements
 from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, NotFound
 from shared.protocol.heartbeat import ANNOUNCEMENTS_MAX, Announcement, HeartbeatReply
-from tests.support.local_coordinator import LocalCoordinator, Worker
+from tests.support.local_coordinator import LocalCoordinator, Worker, local_coordinator
 from volunteer.account.profile import Home, Memory
 from volunteer.agent.collaborators import ServerClock
 from volunteer.agent.lifecycle import Lifecycle
@@ -20,6 +22,12 @@ from volunteer.agent.run_watcher import RunWatcher
 from volunteer.control.event_bus import Hub
 from volunteer.control.sentences import announcement_words
 from volunteer.headless import status_lines
+
+
+@pytest.fixture
+async def home(tmp_path: Path, database_url: str) -> AsyncIterator[LocalCoordinator]:
+    async with local_coordinator(tmp_path / "house", database=database_url) as made:
+        yield made
 
 
 def of(home: LocalCoordinator) -> Announcements:
@@ -84,7 +92,7 @@ def watcher(home: LocalCoordinator, hub: Hub, kept: Any) -> RunWatcher:
 
 
 async def test_a_volunteer_sees_each_until_it_is_read(
-    home: LocalCoordinator, tmp_path: Any
+    home: LocalCoordinator, tmp_path: Path
 ) -> None:
     hub, kept = Hub(home.clock), Home(tmp_path)
     one = Announcement(id=1, text="down \x1b[2Jtonight")

@@ -51,8 +51,9 @@ async def listings(replies: list[HeartbeatReply]) -> list[float]:
     """Return the seconds at which the watcher asked for the runs, one heartbeat each 30 s."""
     clock = VirtualClock()
     api: Any = StubApi(clock)
-    nobody: Any = SimpleNamespace(memory=SimpleNamespace(show_name=None))
-    hub: Any = SimpleNamespace(emit=lambda event: None, status=SimpleNamespace(runs=()))
+    nobody: Any = SimpleNamespace(memory=SimpleNamespace(show_name=None, read=()))
+    status = SimpleNamespace(runs=(), announcements=())
+    hub: Any = SimpleNamespace(emit=lambda event: None, status=status)
     judge: Any = SimpleNamespace(apply=lambda news, me, until: None)
     unused: Any = None
     watcher = RunWatcher(
