@@ -39,6 +39,7 @@ def as_model(
         tensors=_merged(config, whole),
         files=written if tokenizer is None else {**written, "tokenizer.json": tokenizer},
         code=_code(tokenizer is not None),
+        needs="transformers torch",
     )
 
 
@@ -65,6 +66,7 @@ def as_adapter(config: CausalConfig, whole: Mapping[str, Tensor]) -> Converted:
             'model = AutoModelForCausalLM.from_pretrained("MODEL")  # trained beside it',
             'model = PeftModel.from_pretrained(model, ".")',
         ],
+        needs="peft transformers torch",
     )
 
 
