@@ -4,18 +4,21 @@
 
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
-// --- live figures: one stream; a new version brings the page's own parts anew ---
+// --- live figures: one stream; a new version, and its loss, bring the page's own parts anew ---
 
 const PARTS = ["now", "story", "curves", "activity", "versions"];
 let shown = null;
+let measured = null; // the newest loss, in words
 
 async function renew(tries = 4) {
   const answer = await fetch(location.pathname, { headers: { accept: "text/html" } });
   if (!answer.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   const version = fresh.querySelector('[data-live="version"]');
-  if (tries && version && Number(version.textContent) < Number(shown)) {
-    setTimeout(renew, 1000, tries - 1); // that page was made a moment before the version
+  const loss = fresh.querySelector('[data-live="loss"]');
+  const late = version && Number(version.textContent) < Number(shown);
+  if (tries && (late || (loss && loss.textContent !== measured))) {
+    setTimeout(renew, 1000, tries - 1); // that page was made a moment before
     return;
   }
   for (const id of PARTS) {
@@ -38,16 +41,20 @@ function tell(state) {
     const said = document.querySelector("[data-said]");
     if (said) {
       said.textContent = `Version ${state.version} is here`;
-      setTimeout(renew, Math.random() * 1500); // everybody hears it at once
     }
   }
+  if (shown !== null && (shown !== state.version || measured !== state.loss)) {
+    setTimeout(renew, Math.random() * 1500); // everybody hears it at once
+  }
   shown = state.version;
+  measured = state.loss;
 }
 
 function listen() {
   const run = document.querySelector("[data-run]");
   if (!run || !window.EventSource) return;
   shown = document.querySelector('[data-live="version"]').textContent;
+  measured = document.querySelector('[data-live="loss"]').textContent;
   let stream = null;
   const open = () => {
     stream = new EventSource(run.dataset.run);
