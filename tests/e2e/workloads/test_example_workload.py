@@ -76,7 +76,9 @@ async def test_it_is_trained_measured_and_shown(tmp_path: Path) -> None:
 async def test_who_has_not_installed_it_is_told_its_name(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path / "coordinator") as home:
         await home.coordinator.datasets.add(stripes)
-        with pytest.raises(NotFound, match='"sketch" is not installed here; installed: causal-lm, dcgan, go'):
+        with pytest.raises(
+            NotFound, match='"sketch" is not installed here; installed: causal-lm, dcgan, go'
+        ):
             await home.coordinator.runs.create(RUN)
     with pytest.raises(NotFound, match='"sketch" is not enabled on this machine'):
         load("sketch", ("gpt",))
