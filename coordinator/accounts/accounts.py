@@ -18,7 +18,7 @@ from coordinator.accounts.invites import Invites, NewCode
 from coordinator.accounts.leaderboard import Leaderboard
 from coordinator.accounts.registration import Registered
 from coordinator.accounts.reversals import Reversals
-from coordinator.database import audit, runs, standings, statistics
+from coordinator.database import audit, runs, standings, statistics, verdicts
 from coordinator.database import invites as code_rows
 from coordinator.database import volunteers as store
 from coordinator.database.ledger import escrow, payments
@@ -57,13 +57,13 @@ LINK_S = 600.0
 REISSUE_S = 86_400.0  # the organiser passes this one on
 DAY_S = 86_400.0
 WORK_MAX = 4096  # volunteers whose counts are remembered
-COUNTED_S = 60.0  # what was decided is counted anew; what came since is added each time
+COUNTED_S = 60.0  # an account is added up anew; what changed since is added each time
 
 
 class _Counted(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the settled past of an account: up to a contribution, and up to an event."""
+    """Sums over the past of an account: up to a verdict, and up to an event."""
 
-    upto: int
+    verdict: int
     work: statistics.Work
     event: int
     today_micro: int
@@ -235,8 +235,8 @@ class Volunteers:
         def read(conn: Connection) -> tuple[Me, T]:
             row = _account(store.by_id(conn, who))
             has = payments.balances(conn, who)
-            new = statistics.work(conn, volunteer_id=who, ids=(old.upto, statistics.LAST))
-            done = statistics.joined(old.work, new.get(who, statistics.Work()))
+            new = statistics.since_verdict(conn, who, old.verdict)
+            done = statistics.joined(old.work, new)
             me = Me(
                 volunteer_id=who,
                 nickname=row.nickname,
@@ -459,10 +459,10 @@ def _find(conn: Connection, who: str) -> VolunteerRow:
 
 
 def _count(who: str, day: float, conn: Connection) -> _Counted:
-    upto, event = statistics.settled(conn, who), payments.last_event(conn)
-    found = statistics.work(conn, volunteer_id=who, ids=(0, upto))
+    (verdict, _), event = verdicts.newest(conn), payments.last_event(conn)
+    found = statistics.work(conn, volunteer_id=who)
     return _Counted(
-        upto=upto,
+        verdict=verdict,
         work=found.get(who, statistics.Work()),
         event=event,
         today_micro=payments.earned_since(conn, who, day, upto=event),

@@ -12,15 +12,13 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Integer, Select, case, cast, func, select
 
 from coordinator.database.tables.accounts import codes, consents, volunteers, workers
-from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.volunteers import worker_state
 from shared.protocol.accounts import WorkerInfo
 
 GOOD = ("accepted", "merged", "superseded")  # contributions that were found good
-CHANGING = ("received", "checking", "accepted")  # that may become something else
-LAST = (1 << 63) - 1  # of all contributions
 LISTING_MAX = 100_000
 
 
@@ -88,21 +86,14 @@ def work(
     volunteer_id: str | None = None,
     run_id: int | None = None,
     since: float | None = None,
-    ids: tuple[int, int] | None = None,
 ) -> dict[str, Work]:
-    """By volunteer: of one or all, of one run or all, decided since an instant or ever; `ids` are
-    the contribution before the first one counted, and the last.
-    """
+    """By volunteer: of one or all, of one run or all, decided since an instant or ever."""
     c = contributions.c
     query = select(c.volunteer_id, c.state, c.reason, func.count(), func.sum(c.train_s))
-    # With few numbers, by these: not through all that somebody ever did.
-    whose = c.volunteer_id if ids is None or not ids[0] else c.volunteer_id.concat("")
-    for wanted, value in ((whose, volunteer_id), (c.run_id, run_id)):
+    for wanted, value in ((c.volunteer_id, volunteer_id), (c.run_id, run_id)):
         query = query if value is None else query.where(wanted == value)
     if since is not None:
         query = query.where(c.decided_at >= since)
-    if ids is not None:
-        query = query.where(c.id > ids[0], c.id <= ids[1])
     found: defaultdict[str, Work] = defaultdict(Work)
     for who, state, reason, count, seconds in conn.execute(
         query.group_by(c.volunteer_id, c.state, c.reason)
@@ -111,15 +102,28 @@ def work(
     return dict(found)
 
 
-def settled(conn: Connection, volunteer_id: str) -> int:
-    """Return the last contribution of a volunteer up to which no state is likely to change."""
-    c = contributions.c
-    mine = c.volunteer_id == volunteer_id
-    open_ = select(func.min(c.id)).where(mine, c.state.in_(CHANGING))
-    first = conn.execute(open_).scalar()
-    if first is not None:
-        return int(first) - 1
-    return int(conn.execute(select(func.max(c.id)).where(mine)).scalar() or 0)
+def since_verdict(conn: Connection, volunteer_id: str, after: int) -> Work:
+    """Return by how much the totals of a volunteer changed with the verdicts behind `after`: what
+    their contributions are now, less what they were.
+    """
+    c, v = contributions.c, verdicts.c
+    new = select(v.contribution_id).where(v.volunteer_id == volunteer_id, v.id > after).distinct()
+    changed = list(conn.execute(new).scalars())
+    if not changed:
+        return Work()
+    total = Work()
+    now = select(c.state, c.reason, c.train_s).where(c.id.in_(changed))
+    for state, reason, seconds in conn.execute(now):
+        total = _with(total, state, reason, 1, float(seconds))
+    last = select(func.max(v.id)).where(v.contribution_id.in_(changed), v.id <= after)
+    before = (
+        select(v.state, v.reason, c.train_s)
+        .join(contributions, c.id == v.contribution_id)
+        .where(v.id.in_(last.group_by(v.contribution_id)))
+    )
+    for state, reason, seconds in conn.execute(before):
+        total = _with(total, state, reason, -1, -float(seconds))
+    return total
 
 
 def joined(one: Work, other: Work) -> Work:

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import Connection, delete, insert
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from coordinator.accounts.accounts import COUNTED_S
 from coordinator.database import evaluations, runs
 from coordinator.database.engine.open import Database
+from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.versions import evaluations as table
 from shared.protocol.limits import API
 from shared.workloads.data.image_files import write_png
-from tests.support.local_coordinator import local_coordinator
+from tests.support.local_coordinator import RUN, local_coordinator
 from tests.support.long_run import effort, grow, look_again
 from tests.support.rounds import MergeRounds
 from tests.support.run_rows import add_run, add_version
@@ -26,6 +27,17 @@ LOOKED_AT = 3  # rounds, of each
 MORE = 1.5  # times as much work in the long run is no growth
 SAMPLED = 5000  # versions with a sample
 LITTLE = 700  # steps or rows: neither
+
+
+def strand(conn: Connection) -> None:
+    """Leave each volunteer's first contribution waiting for a merge that never comes: its run has
+    ended.
+    """
+    ended = runs.by_name(conn, "ended").id
+    c = contributions.c
+    first = select(func.min(c.id)).group_by(c.volunteer_id)
+    stranded = update(contributions).where(c.id.in_(first))
+    conn.execute(stranded.values(state="accepted", run_id=ended))
 
 
 @pytest.mark.slow
@@ -39,11 +51,13 @@ async def test_a_round_costs_no_more_after_many(
             run = await home.start_run()
             workers = (await home.join("Mia"), await home.join("Bob"))
             row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, run))
+            await home.coordinator.runs.stop(await home.start_run(RUN.replace('"tiny"', '"ended"')))
             seasons = []
             for rounds in (SHORT, LONG):
                 # What is looked up once and remembered, then what is to be repeated.
                 await MergeRounds(home, run, workers, lambda: spent.spent).round(10 * rounds)
                 await home.coordinator.db.write(partial(grow, run_id=row.id, rounds=rounds))
+                await home.coordinator.db.write(strand)
                 await home.coordinator.db.write(look_again)
                 await home.clock.advance(COUNTED_S + 1)  # as if they had taken their time
                 seasons.append(MergeRounds(home, run, workers, lambda: spent.spent))

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from shared.errors import Conflict, NotFound, VolunteerError
+from shared.errors import Conflict, NotFound, TooLarge, VolunteerError, why
 from shared.protocol.inference import Usage
 from volunteer.control.commands import Answer, AskModel, PastPrompt
 from volunteer.files import read_record, write_record
 from volunteer.net.client import Client
 from volunteer.net.prompts import streamed
 
+log = logging.getLogger(__name__)
+
 RUNNING_MAX = 4
 KEPT = 8  # ended answers that may still be read
 PAST_MAX = 50  # prompts that are remembered
 CHARS_MAX = 2_000  # of a remembered prompt or answer
+ANSWER_CHARS_MAX = 1 << 20  # a coordinator could send words without end
 POLL_S = 10.0
 
 
@@ -33,7 +37,7 @@ class _Running:
     """One answer on its way."""
 
     def __init__(self) -> None:
-        self.parts: list[str] = []
+        self.text = ""
         self.used: Usage | None = None
         self.error = ""
         self.done = False
@@ -72,14 +76,15 @@ class Prompts:
         """
         answer = self._found(number)
         async with answer.changed:
-            if not answer.done and len("".join(answer.parts)) <= seen:
+            if not answer.done and len(answer.text) <= seen:
                 try:
                     async with asyncio.timeout(POLL_S):
                         await answer.changed.wait()
                 except TimeoutError:
                     pass
-        text = "".join(answer.parts)
-        return Answer(text=text[seen:], done=answer.done, used=answer.used, error=answer.error)
+        return Answer(
+            text=answer.text[seen:], done=answer.done, used=answer.used, error=answer.error
+        )
 
     async def stop(self, number: int) -> None:
         """End an answer; what was generated is paid. Raises NotFound."""
@@ -87,6 +92,8 @@ class Prompts:
         if answer.task is not None and not answer.task.done():
             answer.task.cancel()
             await asyncio.gather(answer.task, return_exceptions=True)
+        if not answer.done:  # it had not even begun
+            await _end(answer, "stopped")
 
     async def close(self) -> None:
         """End every answer."""
@@ -109,36 +116,45 @@ class Prompts:
         return answer
 
     async def _run(self, answer: _Running, command: AskModel) -> None:
+        error = ""
         try:
-            async for chunk in streamed(self._client, "/v1/completions", _body(command)):
-                answer.used = chunk.usage or answer.used
-                answer.parts += [choice.words for choice in chunk.choices]
-                await _tell(answer)
-        except VolunteerError as error:
-            answer.error = error.message
+            await self._stream(answer, command)
+        except VolunteerError as said:
+            error = said.message
         except asyncio.CancelledError:
-            answer.error = "stopped"
-        self._remember(command, answer)
-        answer.done = True
-        await _tell(answer)
+            error = "stopped"
+        except Exception as fault:  # whoever reads must not wait for ever
+            log.exception("an answer failed")
+            error = f"the answer failed: {why(fault)}"
+        not_kept = self._remember(command, answer) if answer.text else ""
+        await _end(answer, error or not_kept)
 
-    def _remember(self, command: AskModel, answer: _Running) -> None:
-        text = "".join(answer.parts)
-        if not text:
-            return
+    async def _stream(self, answer: _Running, command: AskModel) -> None:
+        async for chunk in streamed(self._client, "/v1/completions", _body(command)):
+            answer.used = chunk.usage or answer.used
+            answer.text += "".join(choice.words for choice in chunk.choices)
+            if len(answer.text) > ANSWER_CHARS_MAX:
+                raise TooLarge(f"the answer is longer than {ANSWER_CHARS_MAX} characters")
+            async with answer.changed:
+                answer.changed.notify_all()
+
+    def _remember(self, command: AskModel, answer: _Running) -> str:
+        """Keep a prompt and its answer; return why not, where they could not be kept."""
         new = PastPrompt(
             model=command.model,
             prompt=command.prompt[:CHARS_MAX],
-            text=text[:CHARS_MAX],
+            text=answer.text[:CHARS_MAX],
             cost_micro=answer.used.cost_micro if answer.used else None,
         )
         try:
             write_record(self._path, PastPrompts(prompts=(*self.past(), new)[-PAST_MAX:]))
-        except VolunteerError as error:  # a full disk: the answer is on the screen all the same
-            answer.error = answer.error or f"not remembered: {error.message}"
+        except (VolunteerError, OSError) as error:
+            return f"not remembered: {why(error)}"
+        return ""
 
 
-async def _tell(answer: _Running) -> None:
+async def _end(answer: _Running, error: str) -> None:
+    answer.error, answer.done = error, True
     async with answer.changed:
         answer.changed.notify_all()
 

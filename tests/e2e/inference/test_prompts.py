@@ -97,6 +97,40 @@ async def test_an_answer_that_is_stopped_is_paid_as_far_as_it_came(
     await house.sound()
 
 
+async def test_an_answer_that_is_stopped_before_it_begins_ends(
+    house: Answering, prompts: Prompts
+) -> None:
+    for _ in range(2 * RUNNING_MAX):  # none of them stays in the way of the next
+        number = prompts.ask(ASKED)
+        await prompts.stop(number)
+        assert await whole(prompts, number) == ("", "stopped")
+    await house.sound()
+
+
+async def test_a_failure_of_ours_ends_the_answer_and_is_told(
+    house: Answering, client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_bytes(b"")
+    prompts = Prompts(client, tmp_path / "taken" / "prompts.json")  # no folder: cannot be written
+    number = prompts.ask(ASKED)
+    let(house, 6)
+    text, error = await whole(prompts, number)
+    assert text == expected("hello", 2, 6)
+    assert "not remembered" in error
+
+
+async def test_an_answer_without_an_end_is_cut_off(
+    house: Answering, prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("volunteer.account.prompts.ANSWER_CHARS_MAX", 4)
+    number = prompts.ask(ASKED)
+    let(house, 6)
+    text, error = await whole(prompts, number)
+    assert text.startswith(expected("hello", 2, 6)[:5])
+    assert "longer than 4 characters" in error
+    await house.sound()
+
+
 async def test_what_the_coordinator_refuses_is_told_in_its_words(
     house: Answering, prompts: Prompts
 ) -> None:

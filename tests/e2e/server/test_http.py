@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from coordinator.database import runs
+from coordinator.database.statistics import Work, work
 from coordinator.http.app import create_app
 from shared.protocol.accounts import (
     Benchmark,
@@ -201,6 +202,38 @@ async def test_heartbeats_bring_news_once(home: LocalCoordinator) -> None:
     await home.clock.advance(120)
     later = await ann.post("/workers/heartbeat", {"news_since": beat.news_until})
     assert decode(later, HeartbeatReply).news == ()
+
+
+async def test_the_counts_of_an_account_are_exact_whatever_came_since_they_were_added_up(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with local_coordinator(tmp_path, database=database_url) as home:
+        await home.start_run()
+        ann, bob = await home.join("Ann"), await home.join("Bob")
+
+        async def counts() -> tuple[int, int, int]:
+            me = decode(await ann.get("/workers/me"), Me)
+            return me.accepted, me.merged, me.rejected
+
+        async def counted() -> tuple[int, int, int]:
+            who = ann.volunteer_id
+            found = await home.coordinator.db.read(lambda c: work(c, volunteer_id=who))
+            mine = found.get(who, Work())
+            return mine.accepted, mine.merged, mine.refused
+
+        assert await counts() == (0, 0, 0)
+        for seed in range(1, 7, 2):
+            await ann.work(seed)
+            assert await counts() == await counted()
+            await bob.work(seed + 1)
+            assert await home.coordinator.merger.merge_if_due(1)
+            assert await counts() == await counted()
+        assert (await counts())[:2] == (3, 3)
+        lease = await ann.claim()
+        begun, data = await ann.begin(lease), b"no update"
+        await ann.upload(lease, data)
+        await ann.post(f"/tasks/{lease.task}/submit", ann.submission(lease, begun, data))
+        assert await counts() == await counted() == (3, 3, 1)
 
 
 async def test_a_link_code_adds_a_machine(home: LocalCoordinator) -> None:
