@@ -36,8 +36,8 @@ class Announcements:
         self._clock = clock
 
     async def add(self, text: str, run: str = "", until: float | None = None) -> Announcement:
-        """Announce a sentence, to those who know a run or to everybody, until an instant (UTC epoch
-        seconds) or for good.
+        """Announce a sentence to everybody, until an instant (UTC epoch seconds) or for good; `run`
+        is what it is about.
 
         Raises BadRequest for a text that is empty, too long or holds control characters, and for an
         end that has passed; NotFound for the run; Conflict while too many stand.

@@ -103,7 +103,7 @@ def _link(coordinator: Coordinator, code: NewCode) -> InviteLink:
 
 
 class Announce(Ask, frozen=True, kw_only=True):
-    """A sentence to everybody, or to those who know a run, until UTC epoch seconds."""
+    """A sentence to everybody, perhaps about a run, until UTC epoch seconds."""
 
     text: str
     run: str = ""

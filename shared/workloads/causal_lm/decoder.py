@@ -13,10 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.errors import InvalidRunFile
 from shared.workloads.causal_lm.config import CausalConfig
 from shared.workloads.causal_lm.model import CausalModel
-from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
+from shared.workloads.generation.prompt_text import PromptText
 
 
 class SlotCache:
@@ -58,8 +57,8 @@ class SlotCache:
         return 0
 
 
-class CausalDecoder:
-    """See `Decoder`. Without a tokenizer a text is the numbers of its tokens."""
+class CausalDecoder(PromptText):
+    """See `Decoder`."""
 
     def __init__(
         self,
@@ -69,36 +68,13 @@ class CausalDecoder:
         slots: int,
         device: str,
     ) -> None:
+        super().__init__(tokenizer, config.shape.vocab_size)
         self.slots = slots
         self.context = config.context
-        self._vocabulary = config.shape.vocab_size
-        self._tokenizer = load_tokenizer(tokenizer) if tokenizer is not None else None
-        self.end = end_of_text(self._tokenizer) if self._tokenizer else None
         self._device = device
         self._model = model
         model.module.train(False)
         self._cache = SlotCache(slots, config.context)
-
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a prompt; an empty one is the end of the text before."""
-        if self._tokenizer:
-            tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
-        else:
-            words = text.split()
-            if wrong := [each for each in words if not (each.isascii() and each.isdecimal())]:
-                raise InvalidRunFile(
-                    f"this model has no tokenizer: its prompts are numbers, not {wrong[0][:40]!r}"
-                )
-            tokens = [int(each[:12]) for each in words]
-        if any(token >= self._vocabulary for token in tokens):
-            raise InvalidRunFile("the prompt has tokens that this model does not know")
-        return tokens or [self.end or 0]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        if self._tokenizer:
-            text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
-            return text
-        return "".join(f"{token} " for token in tokens)
 
     @torch.inference_mode()
     def share(self, source: int, slot: int, count: int) -> None:

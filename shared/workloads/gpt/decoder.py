@@ -14,14 +14,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.errors import InvalidRunFile
-from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
+from shared.workloads.generation.prompt_text import PromptText
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.model import Attention, Block, build
 
 
-class GptDecoder:
-    """See `Decoder`. Without a tokenizer a text is the numbers of its tokens."""
+class GptDecoder(PromptText):
+    """See `Decoder`."""
 
     def __init__(
         self,
@@ -31,37 +30,14 @@ class GptDecoder:
         slots: int,
         device: str,
     ) -> None:
+        super().__init__(tokenizer, config.vocab_size)
         self.slots = slots
         self.context = config.block_size
-        self._vocabulary = config.vocab_size
-        self._tokenizer = load_tokenizer(tokenizer) if tokenizer is not None else None
-        self.end = end_of_text(self._tokenizer) if self._tokenizer else None
         self._device = device
         self._model = build(config, weights, device).train(False)
         width = config.n_embd // config.n_head
         shape = (config.n_layer, 2, slots, config.n_head, config.block_size, width)
         self._cache = torch.zeros(shape, device=device)
-
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a prompt; an empty one is the end of the text before."""
-        if self._tokenizer:
-            tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
-        else:
-            words = text.split()
-            if wrong := [each for each in words if not (each.isascii() and each.isdecimal())]:
-                raise InvalidRunFile(
-                    f"this model has no tokenizer: its prompts are numbers, not {wrong[0][:40]!r}"
-                )
-            tokens = [int(each[:12]) for each in words]
-        if any(token >= self._vocabulary for token in tokens):
-            raise InvalidRunFile("the prompt has tokens that this model does not know")
-        return tokens or [self.end or 0]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        if self._tokenizer:
-            text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
-            return text
-        return "".join(f"{token} " for token in tokens)
 
     @torch.inference_mode()
     def share(self, source: int, slot: int, count: int) -> None:

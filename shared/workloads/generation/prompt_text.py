@@ -1,0 +1,50 @@
+"""Prompts as tokens and tokens as text, for a decoder. Without a tokenizer a text is the numbers of
+its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shared.errors import InvalidRunFile
+from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
+
+DIGITS_MAX = 12
+
+
+class PromptText:
+    """Half of a `Decoder`: all but the model."""
+
+    def __init__(self, tokenizer: bytes | None, vocabulary: int) -> None:
+        """Read a tokenizer.json, if there is one. Raises InvalidRunFile."""
+        self._vocabulary = vocabulary
+        self._tokenizer = load_tokenizer(tokenizer) if tokenizer is not None else None
+        self.end = end_of_text(self._tokenizer) if self._tokenizer else None
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a prompt; an empty one is the end of the text before.
+
+        Raises InvalidRunFile for what this model does not know.
+        """
+        tokens = self._tokens(text)
+        if any(token >= self._vocabulary for token in tokens):
+            raise InvalidRunFile("the prompt has tokens that this model does not know")
+        return tokens or [self.end or 0]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without marks such as the end of a text."""
+        if self._tokenizer:
+            text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+            return text
+        return "".join(f"{token} " for token in tokens)
+
+    def _tokens(self, text: str) -> list[int]:
+        if self._tokenizer:
+            found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            return found
+        words = text.split()
+        if wrong := [each for each in words if not (each.isascii() and each.isdecimal())]:
+            raise InvalidRunFile(
+                f"this model has no tokenizer: its prompts are numbers, not {wrong[0][:40]!r}"
+            )
+        return [int(each[:DIGITS_MAX]) for each in words]
