@@ -82,7 +82,7 @@ async def test_the_words_and_their_price_are_shown(engine: FakeEngine) -> None:
     assert "3 tokens in, 12 out: 0.000015 credits" in seen
     assert "\x1b" not in seen
     (sent,) = (c for c in engine.asked if isinstance(c, commands.AskModel))
-    assert (sent.model, sent.prompt, sent.max_tokens) == ("stdlib-gpt", "def parse(", 128)
+    assert (sent.model, sent.prompt, sent.max_tokens) == ("stdlib-gpt", "def parse(", None)
 
 
 async def test_before_and_after_ask_two_versions(engine: FakeEngine) -> None:
@@ -104,6 +104,13 @@ async def test_the_price_and_who_reads_stand_there_before_the_first_prompt(
         seen = screen_text(app)
     assert "The organiser's machines read your prompt" in seen
     assert "at most about 0.000128 credits; you have" in seen
+
+
+async def test_a_long_refusal_is_read_to_its_end(engine: FakeEngine) -> None:
+    said = "the prompt has 300 tokens and 128 fit, answer included: shorten it, or lower max_tokens"
+    answering(engine, Answer(done=True, error=said))
+    async with opened(engine, scenes.filled(), look=PAGE) as (app, pilot):
+        assert "max_tokens" in await asked(app, pilot)
 
 
 async def test_an_option_that_is_no_number_is_named_and_nothing_is_sent(

@@ -39,7 +39,7 @@ FIRST = "@0"  # the version before any training
 class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a prompt."""
 
-    max_tokens: int = DEFAULT_TOKENS
+    max_tokens: int | None = None  # as many as fit, up to the default
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int | None = None
@@ -104,7 +104,7 @@ class Ask(Screen[None]):
     Ask #before { display: none; }
     Ask.-both #before { display: block; }
     Ask .words { width: 100%; height: auto; }
-    Ask #said { height: 1; padding: 0 1; color: $foreground; }
+    Ask #said { height: auto; min-height: 1; max-height: 3; padding: 0 1; color: $foreground; }
     Ask #hint { height: 1; padding: 0 1; color: $dim; background: $panel; }
     Ask.-low #about { display: none; }
     Ask.-slim #top_p, Ask.-slim #top_p-title { display: none; }
@@ -187,7 +187,7 @@ class Ask(Screen[None]):
         if self._card is None:
             return ""
         prompt = self.query_one("#prompt", Input).value
-        tokens = knobs.max_tokens + len(prompt) // CHARS_A_TOKEN
+        tokens = (knobs.max_tokens or DEFAULT_TOKENS) + len(prompt) // CHARS_A_TOKEN
         micro = -(-tokens * self._card.price_micro // 1000) * (2 if self.has_class("-both") else 1)
         return f"at most about {credit(micro, 6)} credits{have}"
 
@@ -326,7 +326,7 @@ def _shown(knob: Knob) -> str:
 
 
 def _empty(knob: Knob) -> str:
-    return {"seed": "any", "version": "newest"}.get(knob.name, "")
+    return {"max_tokens": "auto", "seed": "any", "version": "newest"}.get(knob.name, "")
 
 
 def answers(info: RunInfo) -> bool:
