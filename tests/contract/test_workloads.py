@@ -97,6 +97,11 @@ def gpt(place: Place) -> Subject:
     return Subject(load("gpt"), tiny_gpt.SMALL, data, data.heldout())
 
 
+def gpt_llama(place: Place) -> Subject:
+    data = tiny_gpt.sums(place.path)
+    return Subject(load("gpt"), tiny_gpt.LLAMA, data, data.heldout())
+
+
 def dcgan(place: Place) -> Subject:
     data = place.images()
     model = {"generator_width": 8, "discriminator_width": 8, "latent": 16}
@@ -131,7 +136,7 @@ def chat(place: Place) -> Subject:
 
 LORA = {"rank": 4, "dropout": 0.1}
 SUBJECTS: dict[str, Callable[[Place], Subject]] = {
-    **{made.__name__: made for made in (gpt, dcgan, gomoku, sketch, chat)},
+    **{made.__name__: made for made in (gpt, gpt_llama, dcgan, gomoku, sketch, chat)},
     "llama": _causal(tiny_causal.table(tiny_causal.LLAMA)),
     "qwen3": _causal(tiny_causal.table(tiny_causal.QWEN3)),
     "gpt2": _causal(tiny_causal.table(tiny_causal.GPT2)),

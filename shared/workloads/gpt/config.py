@@ -4,12 +4,16 @@ No torch here: a command line may ask.
 
 Names of tensors never change (old checkpoints stay readable): tok_emb, pos_emb, blocks.{i}, ln_f,
 head.
+
+Two architectures: `gpt2` (Radford et al. 2019) with learned positions, LayerNorm and GELU; `llama`
+(Touvron et al. 2023) with rotary positions (Su et al. 2021), RMSNorm (Zhang and Sennrich 2019),
+SwiGLU (Shazeer 2020) and, if wanted, several heads to one key (Ainslie et al. 2023).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,6 +28,8 @@ _RANGES = {
     "n_head": (1, 512),
     "n_embd": (1, 1 << 15),
 }
+_LATER = {"architecture": "gpt2", "n_kv_head": None}  # than the first release, and its values
+_STEP = 32  # the hidden width of a gated MLP is a multiple of it
 
 
 class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +47,8 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
     dropout: float = 0.1
     tie_head: bool = True  # the head is the token embedding
     bias: bool = False
+    architecture: Literal["gpt2", "llama"] = "gpt2"
+    n_kv_head: int | None = None  # of llama: heads of keys and values; None: as many as n_head
 
     def __post_init__(self) -> None:
         for key, (low, high) in _RANGES.items():
@@ -52,6 +60,40 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not 0 <= self.dropout < 1:
             raise InvalidRunFile(f"[model] dropout {self.dropout} must be at least 0 and below 1")
+        if self.architecture == "llama":
+            self._check_llama()
+        elif self.n_kv_head is not None:
+            raise InvalidRunFile('[model] n_kv_head is for architecture = "llama": leave it out')
+
+    def _check_llama(self) -> None:
+        if self.bias:
+            raise InvalidRunFile(
+                '[model] bias = true is for architecture = "gpt2": a llama has no biases'
+            )
+        if self.head_width % 2:
+            raise InvalidRunFile(
+                f"[model] n_embd / n_head is {self.head_width}, but rotary positions turn pairs:"
+                " it must be even"
+            )
+        if self.key_heads < 1 or self.n_head % self.key_heads:
+            raise InvalidRunFile(
+                f"[model] n_head {self.n_head} must be a multiple of n_kv_head {self.key_heads}"
+            )
+
+    @property
+    def head_width(self) -> int:
+        return self.n_embd // self.n_head
+
+    @property
+    def key_heads(self) -> int:
+        return self.n_head if self.n_kv_head is None else self.n_kv_head
+
+    @property
+    def mlp_width(self) -> int:
+        """Four times the width; a gated MLP has three matrices for two, so two thirds of that."""
+        if self.architecture == "gpt2":
+            return 4 * self.n_embd
+        return -(-8 * self.n_embd // (3 * _STEP)) * _STEP
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> GptConfig:
@@ -59,7 +101,9 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
         return read_table(raw, cls, "model")
 
     def to_dict(self) -> dict[str, Any]:
-        return msgspec.structs.asdict(self)
+        """The table; of what came later, only what is used, so that older volunteers read it."""
+        found = msgspec.structs.asdict(self)
+        return {key: found[key] for key in found if found[key] != _LATER.get(key, found)}
 
 
 def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> GptConfig:
@@ -96,7 +140,7 @@ def schema(config: GptConfig) -> Schema:
 
 
 def _shapes(config: GptConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    C = config.n_embd
+    C, M = config.n_embd, config.mlp_width
 
     def layer(name: str, *shape: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{name}.weight", shape
@@ -104,15 +148,18 @@ def _shapes(config: GptConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{name}.bias", shape[:1]
 
     yield "tok_emb.weight", (config.vocab_size, C)
-    yield "pos_emb.weight", (config.block_size, C)
+    if config.architecture == "gpt2":
+        yield "pos_emb.weight", (config.block_size, C)
     for index in range(config.n_layer):
         block = f"blocks.{index}"
         yield from layer(f"{block}.ln1", C)
-        yield from layer(f"{block}.attn.qkv", 3 * C, C)
+        yield from layer(f"{block}.attn.qkv", C + 2 * config.key_heads * config.head_width, C)
         yield from layer(f"{block}.attn.proj", C, C)
         yield from layer(f"{block}.ln2", C)
-        yield from layer(f"{block}.mlp.up", 4 * C, C)
-        yield from layer(f"{block}.mlp.down", C, 4 * C)
+        if config.architecture == "llama":
+            yield from layer(f"{block}.mlp.gate", M, C)
+        yield from layer(f"{block}.mlp.up", M, C)
+        yield from layer(f"{block}.mlp.down", C, M)
     yield from layer("ln_f", C)
     if not config.tie_head:
         yield "head.weight", (config.vocab_size, C)
@@ -123,5 +170,7 @@ def flops_per_sample(config: GptConfig) -> float:
     T^2 of attention.
     """
     T, C, L = config.block_size, config.n_embd, config.n_layer
-    matrices = 12 * L * C * C + config.vocab_size * C  # blocks and head
+    shapes = (shape for name, shape in _shapes(config) if name.startswith("blocks."))
+    matrices = sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)
+    matrices += config.vocab_size * C  # the head
     return 6.0 * matrices * T + 12.0 * L * C * T * T

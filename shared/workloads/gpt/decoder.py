@@ -1,6 +1,6 @@
 """A GPT that continues many texts at once, with the keys and values of each in a slot.
 
-The cache is made once, (L, 2, S, H, T, D) for S slots of T places; a token writes its row and
+The cache is made once, (L, 2, S, K, T, D) for S slots of T places; a token writes its row and
 nothing is copied as long as the slots in use are the first ones.
 """
 
@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.workloads.generation.prompt_text import PromptText
 from shared.workloads.gpt.config import GptConfig
-from shared.workloads.gpt.model import Attention, Block, build
+from shared.workloads.gpt.model import Block, build
 
 
 class GptDecoder(PromptText):
@@ -35,8 +34,10 @@ class GptDecoder(PromptText):
         self.context = config.block_size
         self._device = device
         self._model = build(config, weights, device).train(False)
-        width = config.n_embd // config.n_head
-        shape = (config.n_layer, 2, slots, config.n_head, config.block_size, width)
+        shape = (
+            *(config.n_layer, 2, slots),
+            *(config.key_heads, config.block_size, config.head_width),
+        )
         self._cache = torch.zeros(shape, device=device)
 
     @torch.inference_mode()
@@ -47,18 +48,18 @@ class GptDecoder(PromptText):
     def prefill(self, slot: int, tokens: Sequence[int], start: int) -> NDArray[np.float32]:
         stop = start + len(tokens)
         given = torch.tensor([list(tokens)], device=self._device)
-        x = self._model.tok_emb(given) + self._model.pos_emb.weight[start:stop]  # (1, T, C)
+        x, turn = self._model.placed(given, slice(start, stop))  # (1, T, C)
         seen: Tensor | None = None
         if start:  # what was read before is seen by all, the new tokens by those after them
             seen = torch.ones(len(tokens), stop, dtype=torch.bool, device=self._device)
             seen = seen.tril(diagonal=start)
         for layer, block in enumerate(self._blocks):
-            q, k, v = _split(block.attn, block.ln1(x))
+            q, k, v = block.attn.split(block.ln1(x), turn)
             cache = self._cache[layer, :, slot : slot + 1]
             cache[0, :, :, start:stop], cache[1, :, :, start:stop] = k, v
             keys, values = cache[0, :, :, :stop], cache[1, :, :, :stop]
-            y = F.scaled_dot_product_attention(q, keys, values, seen, is_causal=seen is None)
-            x = _finish(block, x, y)
+            x = x + block.attn.attend(q, keys, values, seen, causal=seen is None)
+            x = x + block.mlp(block.ln2(x))
         found: NDArray[np.float32] = self._logits(x[:, -1])[0]
         return found
 
@@ -70,22 +71,22 @@ class GptDecoder(PromptText):
         at = torch.tensor(list(places), device=self._device)
         own = torch.tensor(list(slots), device=self._device)
         given = torch.tensor(list(tokens), device=self._device)
-        x = (self._model.tok_emb(given) + self._model.pos_emb.weight[at])[:, None]  # (B, 1, C)
+        x, turn = self._model.placed(given[:, None], at[:, None])  # (B, 1, C)
         seen: Tensor | None = None
         if min(places) + 1 < longest:
             columns = torch.arange(longest, device=self._device)
             seen = (columns <= at[:, None])[:, None, None]  # (B, 1, 1, T)
         in_a_row = list(slots) == list(range(count))
         for layer, block in enumerate(self._blocks):
-            q, k, v = _split(block.attn, block.ln1(x))
+            q, k, v = block.attn.split(block.ln1(x), turn)
             cache = self._cache[layer]
             cache[0, own, :, at], cache[1, own, :, at] = k[:, :, 0], v[:, :, 0]
             if in_a_row:
                 keys, values = cache[0, :count, :, :longest], cache[1, :count, :, :longest]
             else:
                 keys, values = cache[0, own, :, :longest], cache[1, own, :, :longest]
-            y = F.scaled_dot_product_attention(q, keys, values, seen)
-            x = _finish(block, x, y)
+            x = x + block.attn.attend(q, keys, values, seen)
+            x = x + block.mlp(block.ln2(x))
         return self._logits(x[:, -1])
 
     @property
@@ -95,18 +96,3 @@ class GptDecoder(PromptText):
     def _logits(self, x: Tensor) -> NDArray[np.float32]:
         found: NDArray[np.float32] = self._model.logits(self._model.ln_f(x)).float().cpu().numpy()
         return found
-
-
-def _split(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values (B, H, T, D) of inputs (B, T, C)."""
-    B, T, C = x.shape
-    qkv = attention.qkv(x).view(B, T, 3, attention.heads, C // attention.heads)
-    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-    return q, k, v
-
-
-def _finish(block: Block, x: Tensor, y: Tensor) -> Tensor:
-    B, _, T, _ = y.shape
-    x = x + block.attn.proj(y.transpose(1, 2).reshape(B, T, -1))
-    out: Tensor = x + block.mlp(block.ln2(x))
-    return out

@@ -1,5 +1,5 @@
 """A version as the library transformers knows it: a GPT-2 (Radford et al. 2019) whose GELU is the
-exact one. Needs torch only; the library is for those who load it.
+exact one.
 
 Its dense layers hold their weights input first, the other way round than ours, and always with a
 bias, which is zero where ours have none.
@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
-from shared.workloads.base import Converted
-from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
 from shared.workloads.gpt.config import GptConfig
+from shared.workloads.gpt.model import EPSILON
 
 _TOP = {"tok_emb": "wte", "pos_emb": "wpe", "ln_f": "ln_f"}
 _NORMS = {"ln1": "ln_1", "ln2": "ln_2"}
@@ -26,53 +24,10 @@ _DENSE = {
     "mlp.up": "mlp.c_fc",
     "mlp.down": "mlp.c_proj",
 }
-_EPSILON = 1e-5  # of PyTorch's LayerNorm
 
 
-def converted(
-    config: GptConfig, weights: Mapping[str, Tensor], tokenizer: bytes | None
-) -> Converted:
-    """The tensors and files of a folder that `AutoModelForCausalLM` and `AutoTokenizer` load."""
-    end = end_of_text(load_tokenizer(tokenizer)) if tokenizer is not None else None
-    files = {
-        "config.json": _settings(config, end),
-        "generation_config.json": {"_from_model_config": True, **_ends(end)},
-    }
-    if tokenizer is not None:
-        files["tokenizer_config.json"] = _tokenizer_settings(config, tokenizer, end)
-    written = {
-        name: msgspec.json.format(msgspec.json.encode(table)) for name, table in files.items()
-    }
-    return Converted(
-        tensors=dict(_tensors(config, weights)),
-        files=written if tokenizer is None else {**written, "tokenizer.json": tokenizer},
-        code=_code(config, tokenizer),
-        needs="transformers torch",
-    )
-
-
-def _code(config: GptConfig, tokenizer: bytes | None) -> list[str]:
-    load = 'model = AutoModelForCausalLM.from_pretrained(".")'
-    make = f"max_length={min(100, config.block_size)}, do_sample=True)[0]"
-    if tokenizer is None:
-        return [
-            "from transformers import AutoModelForCausalLM",
-            "",
-            load,
-            f"print(model.generate({make}.tolist())",
-        ]
-    begins = 0 < len(load_tokenizer(tokenizer).encode("A").ids) < config.block_size
-    return [
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        load,
-        'tokenizer = AutoTokenizer.from_pretrained(".")',
-        *(['tokens = tokenizer("A", return_tensors="pt")'] if begins else []),
-        f"print(tokenizer.decode(model.generate({'**tokens, ' if begins else ''}{make}))",
-    ]
-
-
-def _settings(config: GptConfig, end: int | None) -> dict[str, Any]:
+def settings(config: GptConfig) -> dict[str, Any]:
+    """Return the part of `config.json` that describes the model."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -82,35 +37,16 @@ def _settings(config: GptConfig, end: int | None) -> dict[str, Any]:
         "n_layer": config.n_layer,
         "n_head": config.n_head,
         "activation_function": "gelu",
-        "layer_norm_epsilon": _EPSILON,
+        "layer_norm_epsilon": EPSILON,
         "embd_pdrop": config.dropout,
         "resid_pdrop": config.dropout,
         "attn_pdrop": 0.0,
         "tie_word_embeddings": config.tie_head,
-        "dtype": "float32",
-        **_ends(end),
     }
 
 
-def _ends(end: int | None) -> dict[str, int | None]:
-    """Return what begins, ends and fills a text; from nothing it begins as in our own decoder."""
-    return {"bos_token_id": end or 0, "eos_token_id": end, "pad_token_id": end}
-
-
-def _tokenizer_settings(config: GptConfig, data: bytes, end: int | None) -> dict[str, Any]:
-    text = load_tokenizer(data).id_to_token(end) if end is not None else None
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config.block_size,
-        "bos_token": text,
-        "eos_token": text,
-        "pad_token": text,
-        "clean_up_tokenization_spaces": False,
-        "split_special_tokens": True,  # a mark inside a text is text, as it was in training
-    }
-
-
-def _tensors(config: GptConfig, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def tensors(config: GptConfig, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights under the names of the library."""
     for name, found in weights.items():
         path, _, kind = name.rpartition(".")
         if path == "head":

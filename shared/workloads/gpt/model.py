@@ -1,7 +1,7 @@
-"""The GPT itself: pre-norm decoder with learned positions.
+"""The GPT itself: a pre-norm decoder.
 
-Shapes: B windows, T tokens, C width, H heads, D = C / H, V vocabulary. Weights are float32;
-autocast is the caller's.
+Shapes: B windows, T tokens, C width, H heads (K of keys and values), D = C / H, V vocabulary.
+Weights are float32; autocast is the caller's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from shared.errors import InvalidFrame
 from shared.workloads.gpt.config import GptConfig, schema
 from shared.workloads.training.dropout import SampleDropout, SampleKeys
+
+EPSILON = 1e-5  # of the norms
+ROTARY_BASE = 10_000.0  # the slowest pair turns once in about so many places
 
 
 class Kept:
@@ -40,20 +43,53 @@ class Attention(nn.Module):
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
-        self.heads = config.n_head
-        self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self._heads, self._key_heads = config.n_head, config.key_heads
+        kept = config.key_heads * config.head_width  # C, where each head has keys of its own
+        self._widths = [config.n_embd, kept, kept]
+        self.qkv = nn.Linear(config.n_embd, sum(self._widths), bias=config.bias)
         self.proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
-    def forward(self, x: Tensor, kept: Kept | None) -> Tensor:
-        B, T, C = x.shape
-        qkv = self.qkv(x).view(B, T, 3, self.heads, C // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, T, D) each
+    def split(self, x: Tensor, turn: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, T, D), keys and values (B, K, T, D) of inputs (B, T, C); `turn` is the
+        part of `rotary` for their places.
+        """
+        B, T, _ = x.shape
+        q, k, v = self.qkv(x).split(self._widths, dim=-1)
+        q = q.view(B, T, self._heads, -1).transpose(1, 2)
+        k = k.view(B, T, self._key_heads, -1).transpose(1, 2)
+        v = v.view(B, T, self._key_heads, -1).transpose(1, 2)
+        return (q, k, v) if turn is None else (_turned(q, turn), _turned(k, turn), v)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        """Return what the queries find (B, T, C), each among what `seen` marks."""
+        grouped = self._key_heads < self._heads
+        y = F.scaled_dot_product_attention(q, k, v, seen, is_causal=causal, enable_gqa=grouped)
+        found: Tensor = self.proj(y.transpose(1, 2).flatten(2))
+        return found
+
+    def forward(self, x: Tensor, turn: Tensor | None, kept: Kept | None) -> Tensor:
+        q, k, v = self.split(x, turn)
         if kept is not None:
             k, v = kept.extend(k, v)
         # A lone new token may look at everything kept; several tokens come only while nothing is.
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=T > 1)
-        out: Tensor = self.proj(y.transpose(1, 2).reshape(B, T, C))
-        return out
+        return self.attend(q, k, v, causal=x.shape[1] > 1)
+
+
+def rotary(places: int, width: int) -> Tensor:
+    """Cosines and sines (2, places, D) by which a head's first half turns against its second."""
+    steps = ROTARY_BASE ** (-torch.arange(0, width, 2, device="cpu", dtype=torch.float32) / width)
+    angles = torch.outer(torch.arange(places, device="cpu", dtype=torch.float32), steps)
+    angles = torch.cat([angles, angles], dim=-1)
+    return torch.stack([angles.cos(), angles.sin()])
+
+
+def _turned(x: Tensor, turn: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    cosines, sines = turn
+    turned: Tensor = x * cosines + torch.cat([-second, first], dim=-1) * sines
+    return turned.type_as(x)  # autocast: attention wants the type of its values
 
 
 class Mlp(nn.Module):
@@ -63,12 +99,32 @@ class Mlp(nn.Module):
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
-        self.down = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.up = nn.Linear(config.n_embd, config.mlp_width, bias=config.bias)
+        self.down = nn.Linear(config.mlp_width, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down(F.gelu(self.up(x)))
         return out
+
+
+class GatedMlp(nn.Module):
+    """Two layers, and a third whose SiLU is the gate between them."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.n_embd, config.mlp_width, bias=False)
+        self.up = nn.Linear(config.n_embd, config.mlp_width, bias=False)
+        self.down = nn.Linear(config.mlp_width, config.n_embd, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return out
+
+
+def _norm(config: GptConfig) -> nn.Module:
+    if config.architecture == "llama":
+        return nn.RMSNorm(config.n_embd, eps=EPSILON)
+    return nn.LayerNorm(config.n_embd, eps=EPSILON, bias=config.bias)
 
 
 class Block(nn.Module):
@@ -76,15 +132,15 @@ class Block(nn.Module):
 
     def __init__(self, config: GptConfig, keys: SampleKeys, place: int) -> None:
         super().__init__()
-        self.ln1 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.ln1 = _norm(config)
         self.attn = Attention(config)
-        self.ln2 = nn.LayerNorm(config.n_embd, bias=config.bias)
-        self.mlp = Mlp(config)
+        self.ln2 = _norm(config)
+        self.mlp = GatedMlp(config) if config.architecture == "llama" else Mlp(config)
         self.drop_attn = SampleDropout(config.dropout, keys, place)
         self.drop_mlp = SampleDropout(config.dropout, keys, place + 1)
 
-    def forward(self, x: Tensor, kept: Kept | None) -> Tensor:
-        x = x + self.drop_attn(self.attn(self.ln1(x), kept))
+    def forward(self, x: Tensor, turn: Tensor | None, kept: Kept | None) -> Tensor:
+        x = x + self.drop_attn(self.attn(self.ln1(x), turn, kept))
         x = x + self.drop_mlp(self.mlp(self.ln2(x)))
         return x
 
@@ -99,27 +155,44 @@ def _embedding(count: int, width: int) -> nn.Embedding:
 class Gpt(nn.Module):
     """Tokens (B, T) to logits (B, T, V)."""
 
+    turns: Tensor  # the rotary table, where positions are not learned
+
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
         self.samples = SampleKeys()  # that dropout goes by
         self.tok_emb = _embedding(config.vocab_size, config.n_embd)
-        self.pos_emb = _embedding(config.block_size, config.n_embd)
+        self._rotary = config.architecture == "llama"
+        if self._rotary:
+            table = rotary(config.block_size, config.head_width)
+            self.register_buffer("turns", table, persistent=False)
+        else:
+            self.pos_emb = _embedding(config.block_size, config.n_embd)
         self.drop = SampleDropout(config.dropout, self.samples, 0)
         self.blocks = nn.ModuleList(
             Block(config, self.samples, 1 + 2 * layer) for layer in range(config.n_layer)
         )
-        self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.ln_f = _norm(config)
         if not config.tie_head:
             self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self._tied = config.tie_head
 
+    def placed(self, tokens: Tensor, places: Tensor | slice) -> tuple[Tensor, Tensor | None]:
+        """Return embeddings of tokens, and how attention turns them if their places are not added.
+
+        `places` is a slice of T places or a tensor with one for each token, shaped as `tokens`.
+        """
+        x: Tensor = self.tok_emb(tokens)
+        if not self._rotary:
+            return x + self.pos_emb.weight[places], None
+        turn: Tensor = self.turns[:, places]
+        return x, turn if isinstance(places, slice) else turn.unsqueeze(2)  # for all heads
+
     def hidden(self, tokens: Tensor, kept: list[Kept] | None = None, start: int = 0) -> Tensor:
         """The last layer's output (B, T, C) for tokens at positions `start`, `start` + 1, ..."""
-        T = tokens.shape[1]
-        x = self.tok_emb(tokens) + self.pos_emb.weight[start : start + T]  # (B, T, C)
+        x, turn = self.placed(tokens, slice(start, start + tokens.shape[1]))  # (B, T, C)
         x = self.drop(x)
         for index, block in enumerate(self.blocks):
-            x = block(x, kept[index] if kept is not None else None)
+            x = block(x, turn, kept[index] if kept is not None else None)
         out: Tensor = self.ln_f(x)
         return out
 
@@ -148,4 +221,4 @@ def build(config: GptConfig, weights: Mapping[str, Tensor], device: str) -> Gpt:
     with torch.device("meta"):  # no memory, no random numbers: the weights come from outside
         model = Gpt(config)
     model.load_state_dict(own, strict=True, assign=True)
-    return model
+    return model.to(device)  # what is computed, not loaded

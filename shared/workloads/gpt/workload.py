@@ -172,6 +172,6 @@ class GptWorkload(Workload):
         weights: Mapping[str, torch.Tensor],
         tokenizer: bytes | None,
     ) -> Converted:
-        from shared.workloads.gpt.gpt2 import converted
+        from shared.workloads.gpt.export import converted
 
         return converted(GptConfig.from_dict(config), weights, tokenizer)

@@ -62,6 +62,7 @@ def sums(path: Path, documents: int = 40) -> Folder:
 
 
 SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32, "dropout": 0.0}
+LLAMA = {**SMALL, "n_head": 4, "architecture": "llama", "n_kv_head": 2}
 
 
 def config(data: Folder, **changes: Any) -> dict[str, Any]:

@@ -58,10 +58,20 @@ def written(folder: Path, config: dict[str, Any], tokenizer: bytes | None) -> di
     return weights
 
 
-@pytest.mark.parametrize("bias", [False, True])
+PARTS: list[dict[str, Any]] = [
+    {},
+    {"bias": True},
+    {"architecture": "llama"},
+    {"architecture": "llama", "n_kv_head": 1},
+]
+
+
+@pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("tie_head", [False, True])
-def test_transformers_gives_the_logits_of_ours(tmp_path: Path, bias: bool, tie_head: bool) -> None:
-    config = GptConfig(vocab_size=300, bias=bias, tie_head=tie_head, **SMALL)
+def test_transformers_gives_the_logits_of_ours(
+    tmp_path: Path, parts: dict[str, Any], tie_head: bool
+) -> None:
+    config = GptConfig(vocab_size=300, tie_head=tie_head, **parts, **SMALL)
     weights = written(tmp_path, config.to_dict(), None)
     tokens = torch.randint(300, (3, 24), generator=torch.Generator().manual_seed(2))
     model = AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -15,15 +15,17 @@ from shared.workloads.generation.text_stream import TextStream
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.decoder import GptDecoder
 from shared.workloads.gpt.model import build
-from tests.support.workloads.tiny_gpt import WORKLOAD, config, sums
+from tests.support.workloads.tiny_gpt import LLAMA, SMALL, WORKLOAD, config, sums
 
 PROMPTS = ("1 plus 2 is", "", "39 less", "7 plus 8 is 15, and 8 less is", "plus plus plus")
 
 
-@pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Any, bytes]:
+@pytest.fixture(scope="module", params=[SMALL, LLAMA], ids=["gpt2", "llama"])
+def given(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Any, bytes]:
     data = sums(tmp_path_factory.mktemp("sums"))
-    model = config(data, block_size=64)
+    model = config(data, **{**request.param, "block_size": 64})
     weights = WORKLOAD.init(model, 3)
     weights = {name: value + 0.05 * torch.randn_like(value) for name, value in weights.items()}
     return model, weights, Path(data.asset("tokenizer")).read_bytes()

@@ -20,6 +20,7 @@ from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.evaluate import Sampling, TextGenerator
 from shared.workloads.gpt.model import build
 from tests.support.workloads.tiny_gpt import (
+    LLAMA,
     SMALL,
     WORKLOAD,
     Folder,
@@ -80,6 +81,12 @@ def test_the_vocabulary_comes_from_the_dataset(data: Folder) -> None:
         ({"dropout": 1.5}, "dropout 1.5 must be at least 0 and below 1"),
         ({"vocab_size": 100}, "vocab_size 100 is below the 300 tokens of the dataset"),
         ({"block_size": 4000}, "block_size must be at most"),
+        ({"architecture": "mamba"}, "model.*architecture"),
+        ({"n_kv_head": 1}, 'n_kv_head is for architecture = "llama"'),
+        ({"architecture": "llama", "n_kv_head": 3}, "n_head 2 must be a multiple of n_kv_head 3"),
+        ({"architecture": "llama", "n_kv_head": 0}, "n_head 2 must be a multiple of n_kv_head 0"),
+        ({"architecture": "llama", "n_head": 32}, "n_embd / n_head is 1.*must be even"),
+        ({"architecture": "llama", "bias": True}, "a llama has no biases"),
     ],
 )
 def test_a_wrong_model_table_is_explained(
@@ -101,15 +108,17 @@ def test_images_and_unknown_task_keys_are_refused(data: Folder) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_schema_is_exactly_the_models_parameters(data: Folder, tied: bool, bias: bool) -> None:
-    model = config(data, tie_head=tied, bias=bias)
+@pytest.mark.parametrize("parts", [{}, {"bias": True}, LLAMA])
+def test_the_schema_is_exactly_the_models_parameters(
+    data: Folder, tied: bool, parts: dict[str, Any]
+) -> None:
+    model = config(data, tie_head=tied, **parts)
     weights = WORKLOAD.init(model, 1)
     built = build(GptConfig.from_dict(model), weights, "cpu")
     expected = [(spec.name, spec.shape) for spec in WORKLOAD.schema(model)]
     assert [(name, tuple(p.shape)) for name, p in built.named_parameters()] == expected
     assert [(name, tuple(w.shape)) for name, w in weights.items()] == expected
-    assert not list(built.named_buffers())
+    assert not set(built.state_dict()) - set(weights)
     assert (
         len(
             {name.split(".")[0] for name, _ in expected}
@@ -117,6 +126,20 @@ def test_the_schema_is_exactly_the_models_parameters(data: Folder, tied: bool, b
         )
         == 0
     )
+
+
+def test_a_run_of_the_first_architecture_is_read_by_older_volunteers(data: Folder) -> None:
+    assert not {"architecture", "n_kv_head"} & config(data).keys()
+    assert config(data, **LLAMA)["n_kv_head"] == 2
+
+
+def test_a_llama_costs_and_weighs_about_what_a_gpt2_does() -> None:
+    shape = {"vocab_size": 512, "n_layer": 4, "n_head": 4, "n_embd": 384}
+    old, new = (
+        WORKLOAD.config({**shape, **more}, None) for more in ({}, {"architecture": "llama"})
+    )
+    assert count(WORKLOAD.schema(new)) == pytest.approx(count(WORKLOAD.schema(old)), rel=0.03)
+    assert WORKLOAD.flops_per_sample(new) == pytest.approx(WORKLOAD.flops_per_sample(old), rel=0.01)
 
 
 def test_a_schema_needs_no_torch() -> None:

@@ -1,0 +1,81 @@
+"""A folder that `AutoModelForCausalLM` and `AutoTokenizer` of the library transformers load.
+
+Needs torch only; the library is for those who load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from shared.workloads.base import Converted
+from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
+from shared.workloads.gpt import gpt2, llama
+from shared.workloads.gpt.config import GptConfig
+
+_ARCHITECTURES = {"gpt2": gpt2, "llama": llama}
+
+
+def converted(
+    config: GptConfig, weights: Mapping[str, Tensor], tokenizer: bytes | None
+) -> Converted:
+    """The tensors and files of the folder."""
+    architecture = _ARCHITECTURES[config.architecture]
+    end = end_of_text(load_tokenizer(tokenizer)) if tokenizer is not None else None
+    files = {
+        "config.json": {**architecture.settings(config), "dtype": "float32", **_ends(end)},
+        "generation_config.json": {"_from_model_config": True, **_ends(end)},
+    }
+    if tokenizer is not None:
+        files["tokenizer_config.json"] = _tokenizer_settings(config, tokenizer, end)
+    written = {
+        name: msgspec.json.format(msgspec.json.encode(table)) for name, table in files.items()
+    }
+    return Converted(
+        tensors=dict(architecture.tensors(config, weights)),
+        files=written if tokenizer is None else {**written, "tokenizer.json": tokenizer},
+        code=_code(config, tokenizer),
+        needs="transformers torch",
+    )
+
+
+def _code(config: GptConfig, tokenizer: bytes | None) -> list[str]:
+    load = 'model = AutoModelForCausalLM.from_pretrained(".")'
+    make = f"max_length={min(100, config.block_size)}, do_sample=True)[0]"
+    if tokenizer is None:
+        return [
+            "from transformers import AutoModelForCausalLM",
+            "",
+            load,
+            f"print(model.generate({make}.tolist())",
+        ]
+    begins = 0 < len(load_tokenizer(tokenizer).encode("A").ids) < config.block_size
+    return [
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        load,
+        'tokenizer = AutoTokenizer.from_pretrained(".")',
+        *(['tokens = tokenizer("A", return_tensors="pt")'] if begins else []),
+        f"print(tokenizer.decode(model.generate({'**tokens, ' if begins else ''}{make}))",
+    ]
+
+
+def _ends(end: int | None) -> dict[str, int | None]:
+    """Return what begins, ends and fills a text; from nothing it begins as in our own decoder."""
+    return {"bos_token_id": end or 0, "eos_token_id": end, "pad_token_id": end}
+
+
+def _tokenizer_settings(config: GptConfig, data: bytes, end: int | None) -> dict[str, Any]:
+    text = load_tokenizer(data).id_to_token(end) if end is not None else None
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.block_size,
+        "bos_token": text,
+        "eos_token": text,
+        "pad_token": text,
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,  # a mark inside a text is text, as it was in training
+    }
