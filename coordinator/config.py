@@ -406,9 +406,10 @@ def model_names(settings: Settings) -> dict[str, str]:
 
 def _check(settings: Settings) -> None:
     model_names(settings)
-    if settings.inference.startswith("http") and not urlsplit(settings.inference).hostname:
+    if settings.inference.startswith("http") and not _reachable(settings.inference):
         raise Configuration(
-            f'inference must be off, builtin or an address, not "{settings.inference}"'
+            "inference must be off, builtin or an address like http://HOST:PORT/v1, not "
+            f'"{settings.inference[:200]}"'
         )
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise Configuration("tls_cert and tls_key go together: give both or neither")
@@ -479,3 +480,13 @@ def without_password(url: str) -> str:
         return url
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{host}"))
+
+
+def _reachable(address: str) -> bool:
+    """Look whether a connection could be tried: a host that has a name and a port that exists."""
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname or "", parts.port
+        return bool(host.encode("idna")) and port != 0
+    except ValueError:
+        return False

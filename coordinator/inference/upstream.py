@@ -31,8 +31,9 @@ from coordinator.inference.engine import (
     TokenLogprob,
     check_length,
 )
+from coordinator.storage.secret_file import read_secret
 from shared.decoding import decoder
-from shared.errors import BadRequest, Configuration, NotFound, Unavailable
+from shared.errors import BadRequest, NotFound, Unavailable
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
 from shared.workloads.generation.text_stream import StopStrings
 
@@ -82,15 +83,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
 
 def upstream(settings: Settings) -> Upstream:
     """Return the server that the settings name. Raises Configuration for a key that is none."""
-    file, key = settings.inference_key_file, ""
-    try:
-        key = file.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        pass
-    except (OSError, UnicodeDecodeError) as error:
-        raise Configuration(f"{file} cannot be read as a key: {error}") from error
-    if not key.isprintable():
-        raise Configuration(f"{file} must hold one line: the key of {settings.inference}")
+    key = read_secret(settings.inference_key_file, f"the key of {settings.inference}")
     return Upstream(url=settings.inference, names=model_names(settings), key=key)
 
 

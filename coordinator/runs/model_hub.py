@@ -12,6 +12,7 @@ import os
 import re
 from pathlib import Path
 
+from coordinator.storage.secret_file import is_secret, read_secret
 from shared.errors import BadRequest, Configuration, Unauthorized, Unavailable, VolunteerError, why
 
 PREFIX = "hub:"
@@ -39,13 +40,16 @@ class Hub:
             raise Configuration(
                 "publishing on a hub needs the extra `hub`: pipx install 'volunteer[hub]'"
             ) from error
-        token = _read_token(token_file) or get_token()
+        kept = read_secret(token_file, "the token for the hub") if token_file else ""
+        token = kept or get_token()
         if not token:
             here = f", write it to {token_file}" if token_file else ""
             raise Configuration(
                 f"there is no token for the hub: set HF_TOKEN to one that may write{here}, or log "
                 "in with `hf auth login`"
             )
+        if not is_secret(token):
+            raise Configuration("the token for the hub must be one line of printable letters")
         return cls(named, token)
 
     def publish(self, folder: Path, message: str) -> str:
@@ -60,6 +64,9 @@ class Hub:
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
+        def told(error: Exception) -> str:  # a mirror may say again what it was sent
+            return why(error).replace(self._token, "***")
+
         disable_progress_bars()
         endpoint = os.environ.get("HF_ENDPOINT") or None
         api = HfApi(endpoint=endpoint, token=self._token, library_name="volunteer")
@@ -67,13 +74,14 @@ class Hub:
             made = api.create_repo(self.repository, private=True, exist_ok=True)
             api.upload_folder(repo_id=self.repository, folder_path=folder, commit_message=message)
         except HfHubHTTPError as error:
-            raise self._refused(error.response.status_code, str(error)) from error
+            raise self._refused(error.response.status_code, told(error)) from None
         except (
             Exception
         ) as error:  # what goes wrong on the way it tells by httpx, which is not ours to import
             if not type(error).__module__.startswith("httpx"):
-                raise VolunteerError(f"the hub refused {self.repository}: {why(error)}") from error
-            raise Unavailable(f"the hub {api.endpoint} cannot be reached: {why(error)}") from error
+                raise VolunteerError(f"the hub refused {self.repository}: {told(error)}") from None
+            where = re.sub("//[^/@]*@", "//", api.endpoint)  # it may hold a password
+            raise Unavailable(f"the hub {where} cannot be reached: {told(error)}") from None
         return str(made)
 
     def _refused(self, status: int, said: str) -> VolunteerError:
@@ -91,18 +99,3 @@ def repository(target: str) -> str:
     if not _REPOSITORY.fullmatch(name):
         raise BadRequest(f'"{target}" names no repository: write --to {PREFIX}OWNER/NAME')
     return name
-
-
-def _read_token(path: Path | None) -> str:
-    """Return the token in a file; "" where there is no file.
-
-    Raises Configuration, also when others can read it.
-    """
-    if path is None or not path.exists():
-        return ""
-    try:
-        if os.name == "posix" and path.stat().st_mode & 0o077:
-            raise Configuration(f"others can read the token for the hub: chmod 600 {path}")
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Configuration(f"the token file {path} cannot be read: {why(error)}") from error

@@ -70,7 +70,10 @@ def test_the_default_settings_file_and_the_named_one_are_read(tmp_path: Path) ->
         ("", {"COORDINATOR_CONTACT": "a\nb"}, {}, "contact must be one line of printable"),
         ('inference = "gpu"', {}, {}, "setting inference"),
         ('inference = "http://ann:pw@host/v1"', {}, {}, "setting inference"),
-        ('inference = "http:///v1"', {}, {}, "inference must be off, builtin or an address"),
+        *(
+            (f'inference = "http://{bad}/v1"', {}, {}, "inference must be off, builtin or an add")
+            for bad in ("", "h:99999", "h:0", "h:a", "[::1", "a..b", "a" * 64)
+        ),
         ('inference_models = "a=b"', {}, {}, "my-run@40=NAME"),
         ('inference_models = "a@1={version}"', {}, {}, "my-run@40=NAME"),
         ('inference_models = "a@1=b"', {}, {}, "set inference to one"),

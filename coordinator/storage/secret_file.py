@@ -1,0 +1,35 @@
+"""A secret that the organiser keeps in a file of its own: a token or a key of another server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shared.errors import Configuration, why
+
+BYTES_MAX = 4096
+
+
+def read_secret(path: Path, what: str) -> str:
+    """Return the one line that a file holds; "" where there is no file.
+
+    Raises Configuration when others can read it, or it is none that a request may carry.
+    """
+    try:
+        with path.open("rb") as file:
+            if os.name == "posix" and os.fstat(file.fileno()).st_mode & 0o077:
+                raise Configuration(f"others can read {what}: chmod 600 {path}")
+            found = file.read(BYTES_MAX + 1)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise Configuration(f"{path} cannot be read: {why(error)}") from error
+    secret = found.decode("ascii", errors="replace").strip()
+    if not is_secret(secret) or len(found) > BYTES_MAX:
+        raise Configuration(f"{path} must hold one line of printable letters: {what}")
+    return secret
+
+
+def is_secret(text: str) -> bool:
+    """Look whether a header may carry it: others end up, whole, in the words of an error."""
+    return text.isascii() and text.isprintable() and " " not in text
