@@ -284,7 +284,7 @@ class Volunteers:
         except NotFound:
             row = None
         if row is None or not row.public or row.state != "active":
-            raise NotFound(f'there is no volunteer "{escaped(nickname)}" to show here')
+            raise not_shown(nickname)
         return row.id, row.nickname
 
     async def report(self, run: str) -> tuple[Person, ...]:
@@ -452,6 +452,11 @@ class Volunteers:
         finally:
             self._tokens.forget()
             self._board.clear()
+
+
+def not_shown(nickname: str) -> NotFound:
+    """Return the error for a volunteer who is not there, or hides: nobody learns which."""
+    return NotFound(f'there is no volunteer "{escaped(nickname)}" to show here')
 
 
 def _find(conn: Connection, who: str) -> VolunteerRow:

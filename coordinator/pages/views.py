@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from coordinator.accounts.accounts import not_shown
 from coordinator.pages import chart, words
 from coordinator.pages.chart import Column, Line, Point
 from coordinator.pages.look import render
@@ -170,10 +171,10 @@ class Views:
                 rows = await volunteers.leaderboard(row.name, None, who, seldom=True)
                 found += [(row.name, mine) for mine in rows if mine.me]
             if not found:
-                raise NotFound(f'there is no volunteer "{words.plain(name, 40)}" to show here')
+                raise not_shown(name)
             return made(HTML, self._page("volunteer.html", nickname=nickname, rows=found))
 
-        return await self._once(f"volunteer {who}", make)
+        return await self._once(f"volunteer {who} {nickname}", make)
 
     # --- a run ---
 

@@ -92,7 +92,7 @@ class AutoPublish:
 
         def change(conn: Connection) -> PublicationRow:
             run = runs.by_name(conn, name)
-            before = publications.of(conn, run.id)
+            before = publications.to_change(conn, run.id)
             if before is None and not to:
                 raise BadRequest(f"name the repository: --to {PREFIX}OWNER/NAME")
             row = PublicationRow(

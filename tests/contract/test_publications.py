@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -88,3 +89,16 @@ async def test_what_goes_elsewhere_since_is_not_told_of_the_old_place(database: 
         await database.write(lambda conn: publications.report(conn, old, version=7))
         assert await database.read(lambda conn: publications.of(conn, run)) == new
     assert await database.read(lambda conn: publications.waiting(conn, 1e12)) == []
+
+
+async def test_two_orders_at_once_both_succeed(database: Database) -> None:
+    run = await database.write(add_run)
+
+    def change(every: int, conn: Connection) -> None:
+        publications.to_change(conn, run)
+        publications.store(conn, order(run, every=every))
+
+    await asyncio.gather(*(database.write(partial(change, n)) for n in range(1, 9)))
+    row = await database.read(lambda conn: publications.of(conn, run))
+    assert row is not None
+    assert row.every in range(1, 9)

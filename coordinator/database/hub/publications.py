@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from coordinator.database.runs import RunRow
-from coordinator.database.tables.runs import publications
+from coordinator.database.tables.runs import publications, runs
 from coordinator.database.tables.versions import evaluations
 
 Mode = Literal["every", "best", "off"]
@@ -37,6 +37,12 @@ def of(conn: Connection, run_id: int) -> PublicationRow | None:
     """Return what is published of a run, if that was ever asked for."""
     row = conn.execute(select(publications).where(_P.run_id == run_id)).mappings().first()
     return None if row is None else PublicationRow(**row)
+
+
+def to_change(conn: Connection, run_id: int) -> PublicationRow | None:
+    """As `of`, and whoever else would change it waits for the end of the transaction."""
+    conn.execute(select(runs.c.id).where(runs.c.id == run_id).with_for_update())
+    return of(conn, run_id)
 
 
 def store(conn: Connection, row: PublicationRow) -> None:

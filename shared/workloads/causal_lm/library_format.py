@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -87,7 +88,8 @@ def _adapter_settings(config: CausalConfig, lora: Lora) -> dict[str, Any]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": config.source or None,
+        # Of a folder only its name: where the organiser keeps it is nobody's business.
+        "base_model_name_or_path": Path(config.source).name or None,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,

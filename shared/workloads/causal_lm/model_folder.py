@@ -161,7 +161,8 @@ def shape_of(settings: Mapping[str, Any]) -> Shape:
                 f"{SETTINGS} has the setting {escaped(key, 60)}, which is not known here and could"
                 " change what the model computes"
             )
-    if any(each != "full_attention" for each in raw.get("layer_types") or ()):
+    kinds = raw.get("layer_types") or []
+    if not isinstance(kinds, list) or any(each != "full_attention" for each in kinds):
         raise InvalidRunFile(f"{SETTINGS}: only full attention is known here (layer_types)")
     kept = {key: value for key, value in raw.items() if key in known or key == "auto_map"}
     if str(kind).startswith("qwen"):

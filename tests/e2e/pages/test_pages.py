@@ -173,6 +173,18 @@ async def test_who_hides_is_gone_at_once(tmp_path: Path) -> None:
                 assert "Mia" not in text(await client.get(path))
 
 
+async def test_who_is_renamed_is_shown_by_the_new_name(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await merged(home)
+        async with home.client() as client:
+            mia, _ = await home.coordinator.volunteers.public("Mia")
+            assert "Mia" in text(await client.get("/volunteers/Mia"))
+            await home.coordinator.volunteers.rename(mia, "Zoe")
+            assert "Mia" not in text(await client.get("/volunteers/Zoe"))
+            await home.clock.advance(1.0)
+            assert "Mia" not in text(await client.get("/leaderboard"))
+
+
 async def test_what_others_wrote_stays_text(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path, name="A <b>bold</b> name") as home:
         quoted = msgspec.json.encode(NASTY).decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import peft
 import pytest
 import torch
@@ -15,6 +16,7 @@ from shared.errors import BadRequest
 from shared.workloads.base import Converted, load
 from shared.workloads.causal_lm.base_model import frozen_in
 from shared.workloads.causal_lm.config import CausalConfig
+from shared.workloads.causal_lm.library_format import as_adapter
 from shared.workloads.causal_lm.model import build
 from shared.workloads.data.tokenizer import train_tokenizer
 from tests.support.workloads import tiny_causal
@@ -95,3 +97,11 @@ def test_a_run_without_adapters_has_none_to_give() -> None:
     config, whole = trained("llama")
     with pytest.raises(BadRequest, match="trains all weights"):
         WORKLOAD.convert("peft", config.to_dict(), whole, None)
+
+
+def test_an_adapter_does_not_tell_where_the_organiser_keeps_the_model() -> None:
+    config, whole = trained("llama", train="lora")
+    secret = msgspec.structs.replace(config, source="/home/ann/private/models/tiny")
+    made = as_adapter(secret, whole).files
+    assert not any(b"/home/ann" in content for content in made.values())
+    assert b'"tiny"' in made["adapter_config.json"]

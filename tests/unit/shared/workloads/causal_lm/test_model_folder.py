@@ -198,3 +198,9 @@ def test_a_run_cannot_name_other_files(files: dict[str, Any]) -> None:
     table = tiny_causal.table({**tiny_causal.LLAMA, "vocab_size": 300}, files=files)
     with pytest.raises(InvalidRunFile, match="no file of weights"):
         WORKLOAD.config(table, None)
+
+
+@pytest.mark.parametrize("kinds", [1, True, 1.5, "full_attention", {"a": 1}, ["sliding"]])
+def test_layer_types_are_a_list_of_full_attention(kinds: Any) -> None:
+    with pytest.raises(InvalidRunFile, match="only full attention is known"):
+        shape_of({**tiny_causal.LLAMA, "vocab_size": 300, "layer_types": kinds})
