@@ -29,9 +29,11 @@ from coordinator.checking.recompute import Recomputes
 from coordinator.compute import Compute
 from coordinator.config import Settings
 from coordinator.database.engine.open import Database, file_of, is_new, migrate
+from coordinator.inference.answerers import Answerers
 from coordinator.inference.answers import Answers
 from coordinator.inference.builtin import BuiltinEngine, Power
 from coordinator.inference.engine import Engine
+from coordinator.inference.volunteer_engine import VolunteerEngine
 from coordinator.intake.intake import Examiners, Intake
 from coordinator.intake.similarity import Sketches
 from coordinator.intake.uploads import Uploads
@@ -203,6 +205,11 @@ class Coordinator:
             boxes=TransferBoxes(blobs.scratch() / "depot", clock, space),
         )
 
+    @property
+    def answerers(self) -> Answerers:
+        """Return the machines of volunteers that answer."""
+        return self.answers.answerers
+
     async def close(self) -> None:
         """Close everything. Background jobs must have ended."""
         await self.db.close()
@@ -245,7 +252,9 @@ class Coordinator:
         engine: Engine | None = None
         if wanted.inference == "builtin":
             power = Power.of(wanted)
-            engine = BuiltinEngine(self.db, self.clock, self.blobs, power)
+            own = BuiltinEngine(self.db, self.clock, self.blobs, power)
+            on, manifest = (self.db, self.blobs), self.run_queries.manifest
+            engine = VolunteerEngine(own, self.answerers, on, manifest)
             self.answers.connect(engine)
         elif wanted.inference != "off":
             from coordinator.inference.upstream import UpstreamEngine, upstream

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Integer, Select, case, cast, func, select
 
+from coordinator.database.ledger.payments import EARNING
 from coordinator.database.tables.accounts import codes, consents, volunteers, workers
 from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.ledger import accounts, events, postings
@@ -192,7 +193,7 @@ def earned(
     conn: Connection, run_id: int | None = None, since: float | None = None
 ) -> dict[str, int]:
     """Return what each volunteer earned, less what was taken back; spending does not count."""
-    also: list[ColumnElement[bool]] = [events.c.kind.in_(("earn", "vest", "reverse"))]
+    also: list[ColumnElement[bool]] = [events.c.kind.in_(EARNING)]
     if run_id is not None:
         also.append(events.c.run_id == run_id)
     if since is not None:

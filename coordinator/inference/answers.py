@@ -15,6 +15,7 @@ from coordinator.accounts.api_keys import Asker
 from coordinator.database import datasets, evaluations, runs, versions
 from coordinator.database.inference import keys
 from coordinator.database.ledger import payments
+from coordinator.inference.answerers import Answerers
 from coordinator.inference.engine import Engine, Generation, ModelVersion, Piece
 from coordinator.inference.metering import Meter, Metered, Order
 from coordinator.rate_limit import PerMinute
@@ -39,6 +40,10 @@ NO_KEY = (
 )
 TEXT_ITEMS, IMAGE_ITEMS = "tokens", "images"  # `Traits.items` of what can be asked
 PLAIN = "chat: a plain transcript (System, User, Assistant), because the run has no template"
+READ = (
+    "volunteers' machines may answer, and their owners can read prompts;"
+    ' answered_by = "organiser" keeps yours off them'
+)
 OWN = "chat: the run's own template"
 
 
@@ -78,6 +83,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    private: bool = False  # the organiser's machines alone may read it
 
 
 class Streams:
@@ -96,7 +102,7 @@ class Answer:
         metered: Metered,
         prompt_tokens: int,
         sequences: Sequence[AsyncIterator[Piece]],
-        count: Callable[[int], None],
+        count: Callable[[int, str], None],
         streams: Streams,
     ) -> None:
         self.id = metered.id
@@ -146,7 +152,7 @@ class Answer:
     def _counted(self, task: asyncio.Future[Piece | None]) -> Piece | None:
         piece = task.result()
         if piece is not None:
-            self._count(len(piece.tokens))
+            self._count(len(piece.tokens), piece.by)
         return piece
 
     async def stop(self) -> None:
@@ -170,6 +176,7 @@ class Answers:
         self.meter = Meter(db, clock, settings)
         self._rate = PerMinute(clock.monotonic)
         self.streams = Streams()
+        self.answerers = Answerers(db, clock)
         self._engine: Engine | None = None
         self._only: Mapping[str, int] = {}
 
@@ -271,11 +278,13 @@ class Answers:
                         top_p=wish.top_p,
                         stop=(*wish.stop, *model.serve.stop),
                         logprobs=wish.logprobs,
+                        volunteers=model.serve.answered_by == "volunteers" and not wish.private,
+                        asker=model.asker.volunteer_id,
                     )
                 )
                 for number in range(wish.count)
             ]
-            count = partial(self.meter.count, metered, run=model.version.run)
+            count = partial(self.meter.count, metered)
             answer = Answer(metered, len(prepared.tokens), sequences, count, self.streams)
         except BaseException:
             await self.settle(metered)
@@ -305,7 +314,7 @@ class Answers:
         metered = await self.meter.begin(_order(model, "image", 0, count))
         try:
             made = await engine.images(model.version, count, seed)
-            self.meter.count(metered, len(made), model.version.run)
+            self.meter.count(metered, len(made))
         finally:
             cost = await asyncio.shield(self.settle(metered))
         return made, cost
@@ -328,6 +337,7 @@ def _order(model: Servable, kind: str, tokens_in: int, most: int) -> Order:
         unit_nano=model.unit_nano,
         tokens_in=tokens_in,
         tokens_max=most,
+        house_share=model.serve.house_share,
     )
 
 
@@ -442,12 +452,13 @@ def _card(conn: Connection, run: RunRow, name: str, version: int) -> ModelCard:
     file = about.file
     text = about.workload.traits.items == TEXT_ITEMS
     plain = PLAIN if file.serve.chat == ServeSettings().chat else OWN
+    read = READ * (text and file.serve.answered_by == "volunteers")
     known = datasets.by_id(conn, run.dataset_id).name if run.dataset_id is not None else ""
     return ModelCard(
         id=name,
         created=int(versions.get(conn, run.id, version).created_at),
         owned_by="volunteers",
-        description=". ".join(part for part in (file.description, plain * text) if part),
+        description=". ".join(each for each in (file.description, plain * text, read) if each),
         licence=file.licence,
         dataset=known,
         loss=evaluations.evaluation(conn, run.id, version).loss,

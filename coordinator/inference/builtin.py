@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,6 +31,8 @@ from coordinator.inference.messages import (
     FRAME_BYTES_MAX,
     HEAD,
     Cancel,
+    Compare,
+    Compared,
     Drawn,
     Event,
     Failed,
@@ -110,24 +112,34 @@ class BuiltinEngine:
             raise Internal("the inference process gave another answer than it was asked for")
         return PreparedPrompt(tokens=found.tokens, context=found.context)
 
-    async def generate(self, request: Generation) -> AsyncIterator[Piece]:
+    async def generate(self, request: Generation) -> AsyncGenerator[Piece]:
         files = await self._files(request.model)
-        wanted = Wanted(
-            id=_id(),  # its own: names of requests are the caller's
-            prompt=request.prompt,
-            max_tokens=request.max_tokens,
-            seed=request.seed,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            stop=request.stop,
-            logprobs=request.logprobs,
-        )
-        async with self._ordered(Generate(model=files, sequence=wanted)) as events:
+        order = Generate(model=files, sequence=_sequence(request))
+        async with self._ordered(order) as events:
             while True:
                 piece = _piece(await _next(events))
                 yield piece
                 if piece.finish:
                     return
+
+    async def compare(
+        self, request: Generation, tokens: Sequence[int], *, ended: bool
+    ) -> tuple[int, int]:
+        """Return how many tokens of an answer were looked at, and how many of them the version
+        would not have chosen; `ended`: its text ended after them.
+        """
+        order = Compare(
+            id=_id(),
+            model=await self._files(request.model),
+            sequence=_sequence(request),
+            tokens=tuple(tokens),
+            ended=ended,
+        )
+        async with self._ordered(order) as events:
+            found = await _next(events)
+        if not isinstance(found, Compared):
+            raise Internal("the inference process gave another answer than it was asked for")
+        return found.looked, found.wrong
 
     async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
         files = await self._files(model)
@@ -149,7 +161,9 @@ class BuiltinEngine:
     # --- the process ---
 
     @contextlib.asynccontextmanager
-    async def _ordered(self, order: Prepare | Generate | Images) -> AsyncIterator[_Events]:
+    async def _ordered(
+        self, order: Prepare | Generate | Images | Compare
+    ) -> AsyncIterator[_Events]:
         """Send an order; its events come until the block is left, which cancels it."""
         its_id = order.sequence.id if isinstance(order, Generate) else order.id
         events: _Events = asyncio.Queue()
@@ -248,6 +262,20 @@ class BuiltinEngine:
 
 
 _Events = asyncio.Queue[Event | None]
+
+
+def _sequence(request: Generation) -> Wanted:
+    return Wanted(
+        id=_id(),  # its own: names of requests are the caller's
+        prompt=request.prompt,
+        max_tokens=request.max_tokens,
+        seed=request.seed,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        stop=request.stop,
+        logprobs=request.logprobs,
+        place=request.place,
+    )
 
 
 def _id() -> str:

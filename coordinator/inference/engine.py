@@ -45,6 +45,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     logprobs: int | None = None  # alternatives a token; None: no probabilities at all
+    place: int = 0  # tokens of the answer that are in the prompt already
+    volunteers: bool = False  # machines of volunteers may compute it, and so read it
+    asker: str = ""  # account that asks: its own machines do not answer it
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +68,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
+    by: str = ""  # volunteer whose machine made it; "": the organiser's
 
 
 class Engine(Protocol):

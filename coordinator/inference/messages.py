@@ -52,7 +52,17 @@ class Images(msgspec.Struct, frozen=True, kw_only=True, tag="images"):
     seed: int
 
 
-Order = Prepare | Generate | Cancel | Images
+class Compare(msgspec.Struct, frozen=True, kw_only=True, tag="compare"):
+    """Read a sequence together with the tokens that another machine chose for it."""
+
+    id: str
+    model: ModelFiles
+    sequence: Sequence
+    tokens: tuple[int, ...]
+    ended: bool  # the text ended after them
+
+
+Order = Prepare | Generate | Cancel | Images | Compare
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
@@ -81,6 +91,14 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
     images: tuple[bytes, ...]
 
 
+class Compared(msgspec.Struct, frozen=True, kw_only=True, tag="compared"):
+    """Counts of the tokens that were looked at, and of those this version would not choose."""
+
+    id: str
+    looked: int
+    wrong: int
+
+
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """An order that cannot be carried out: name of the error's class, and its message."""
 
@@ -90,7 +108,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     retry_after_s: float | None = None
 
 
-Event = Prepared | Token | Drawn | Failed
+Event = Prepared | Token | Drawn | Compared | Failed
 
 ENCODE = msgspec.msgpack.Encoder()
 ORDERS = msgspec.msgpack.Decoder(Order)

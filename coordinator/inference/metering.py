@@ -19,7 +19,7 @@ import structlog
 from coordinator.accounts.api_keys import Asker
 from coordinator.database import volunteers as store
 from coordinator.database.inference import keys, public, usage
-from coordinator.database.inference.usage import OpenRow, UnderWay
+from coordinator.database.inference.usage import OpenRow, Streamed, UnderWay
 from coordinator.database.ledger import payments
 from coordinator.database.ledger.postings import AMOUNT_MAX
 from coordinator.rules.run_file import ServeSettings, TierSettings
@@ -68,6 +68,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     unit_nano: int
     tokens_in: int
     tokens_max: int
+    house_share: float = 0.0
 
     @property
     def run(self) -> str:
@@ -83,9 +84,14 @@ class Metered:
         self.began = began  # monotonic
         self.day = 0  # of the quota that a request without a key was taken off
         self.tokens = 0
+        self.answered: Counter[str] = Counter()  # of them, made by volunteers, by account
         self.written = 0
         self.first_s: float | None = None
         self.ended = False
+
+    @property
+    def streamed(self) -> Streamed:
+        return Streamed(out=self.tokens, answered=dict(self.answered))
 
 
 class Meter:
@@ -155,13 +161,16 @@ class Meter:
         self.requests[order.run] += 1
         return metered
 
-    def count(self, metered: Metered, tokens: int, run: str) -> None:
-        """Count tokens that are about to be streamed."""
+    def count(self, metered: Metered, tokens: int, by: str = "") -> None:
+        """Count tokens that are about to be streamed; `by` is the volunteer who made them."""
+        run = metered.order.run
         if not metered.tokens and tokens:
             metered.first_s = self._clock.monotonic() - metered.began
             self.firsts[run] += 1
             self.first_s[run] += metered.first_s  # type: ignore[assignment] # floats as well
         metered.tokens += tokens
+        if by:
+            metered.answered[by] += tokens
         self.tokens[run] += tokens
 
     async def end(self, metered: Metered) -> int:
@@ -179,7 +188,8 @@ class Meter:
             )
             self._live.pop(metered.id, None)
             return 0
-        cost = await self._db.write(lambda conn: usage.end(conn, metered.id, out, now, first))
+        done = metered.streamed
+        cost = await self._db.write(lambda conn: usage.end(conn, metered.id, done, now, first))
         self._live.pop(metered.id, None)
         return cost
 
@@ -218,6 +228,7 @@ class Meter:
             held_micro=worst,
             replica=self._replica,
             at=now,
+            house_share=order.house_share,
         )
         usage.begin(conn, row, f"{order.kind} of {order.model}")
 
@@ -281,14 +292,14 @@ class Meter:
         due = self._clock.monotonic() - self._beaten > BEAT_S
         paying = [each for each in self._live.values() if not each.order.asker.public]
         rows = [each for each in paying if due or each.tokens != each.written]
-        out = {each.id: each.tokens for each in rows}
+        out = {each.id: each.streamed for each in rows}
         if due:
             self._beaten = self._clock.monotonic()
         if out:
             now = self._clock.now()
             await self._db.write(lambda conn: usage.beat(conn, out, now))
             for each in rows:
-                each.written = out[each.id]
+                each.written = out[each.id].out
 
     async def recover(self, *, everything: bool = False) -> int:
         """Settle requests of processes that are gone, for the tokens written down; how many.
@@ -298,8 +309,9 @@ class Meter:
         now = self._clock.now()
         before, mine = now + 1 if everything else now - GONE_S, tuple(self._live)
         found = await self._db.read(lambda conn: usage.abandoned(conn, before, mine))
-        for request_id, out in found:
-            await self._db.write(partial(usage.end, request_id=request_id, out=out, now=now))
+        for request_id, streamed in found:
+            end = partial(usage.end, request_id=request_id, streamed=streamed, now=now)
+            await self._db.write(end)
         if found:
             log.info("settled after a crash", requests=len(found))
         return len(found)

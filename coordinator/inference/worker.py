@@ -9,6 +9,7 @@ import contextlib
 import gc
 import os
 import queue
+import random
 import resource
 import signal
 import socket
@@ -25,6 +26,8 @@ from coordinator.inference.messages import (
     HEAD,
     ORDERS,
     Cancel,
+    Compare,
+    Compared,
     Drawn,
     Event,
     Failed,
@@ -40,8 +43,10 @@ from coordinator.inference.messages import (
 from shared.errors import BadRequest, Internal, VolunteerError
 from shared.workloads.base import Decoder
 from shared.workloads.generation.batch import Batch, Made
+from shared.workloads.generation.sampling import agrees, uniform
 
 SLOTS = 16
+LOOKED_MAX = 128  # tokens of an answer that are compared
 MEMORY_SHARE = 0.5  # of the machine's, or of the GPU's; beyond that a version is too large
 ROOM = 0.9  # of it is filled before versions that nobody asks are dropped
 LOADING = 3.0  # memory that loading a version takes, beside the size of its file: its parts are
@@ -123,7 +128,7 @@ class Worker:
                 message = "this version is too large for the memory that answers may take"
             self._tell(Failed(id=its_id, kind=Internal.__name__, message=message))
 
-    def _carry_out(self, order: Prepare | Generate | Images) -> None:
+    def _carry_out(self, order: Prepare | Generate | Images | Compare) -> None:
         if isinstance(order, Images):
             self._tell(Drawn(id=order.id, images=self._images(order)))
             return
@@ -133,6 +138,9 @@ class Worker:
             check_length(len(order.prompt), context)
             tokens = tuple(loaded.decoder.encode(order.prompt))
             self._tell(Prepared(id=order.id, tokens=tokens, context=context))
+        elif isinstance(order, Compare):
+            looked, wrong = compared(loaded.decoder, order)
+            self._tell(Compared(id=order.id, looked=looked, wrong=wrong))
         else:
             loaded.batch.add(order.sequence)
             if order.sequence.logprobs is not None:
@@ -170,6 +178,29 @@ class Worker:
 
     def _tell(self, event: Event) -> None:
         self._server.sendall(framed(event))
+
+
+def compared(decoder: Decoder, order: Compare) -> tuple[int, int]:
+    """Return how many tokens of an answer were looked at, and how many of them are wrong.
+
+    Of a long answer some are drawn: a cheat does not know which.
+    """
+    asked, tokens = order.sequence, list(order.tokens)
+    if order.ended and decoder.end is not None:
+        tokens.append(decoder.end)
+    whole = [*asked.prompt, *tokens]
+    if len(whole) > decoder.context + 1:
+        return len(tokens), len(tokens)
+    looked = sorted(random.SystemRandom().sample(range(len(tokens)), min(len(tokens), LOOKED_MAX)))
+    wrong = sum(not 0 <= token < decoder.vocabulary for token in tokens)
+    if wrong or not looked:
+        return len(looked), wrong
+    rows = decoder.scores(whole[:-1], [len(asked.prompt) + index - 1 for index in looked])
+    for index, logits in zip(looked, rows, strict=True):
+        draw = uniform(asked.seed, asked.place + index)
+        how = {"temperature": asked.temperature, "top_p": asked.top_p}
+        wrong += not agrees(logits, draw, tokens[index], **how)
+    return len(looked), wrong
 
 
 def _token(loaded: Loaded, made: Made) -> Token:

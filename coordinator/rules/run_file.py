@@ -173,6 +173,9 @@ class ServeSettings(Settings):
         _tier(100_000, 120, 1024),
         _tier(1_000_000, 300, 2048),
     )
+    # Who computes: the organiser's machines, or also those of vetted volunteers, who can read.
+    answered_by: Literal["organiser", "volunteers"] = "organiser"
+    house_share: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of what an asker pays volunteers
     chat: ChatSettings = ChatSettings()
     public: PublicSettings = PublicSettings()
 

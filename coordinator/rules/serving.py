@@ -13,6 +13,7 @@ from coordinator.rules.run_file import ChatSettings, ServeSettings, TierSettings
 MICRO = 1_000_000
 NANO = 1000  # in a micro-credit
 FORWARD_SHARE = 1 / 3  # of the FLOPs of a step: backward costs twice the forward pass
+WRONG_MIN, WRONG_SHARE = 3, 0.05  # of the tokens of an answer that were compared
 TOKEN_FLOPS = 2.0  # a parameter
 
 
@@ -46,3 +47,11 @@ def transcript(chat: ChatSettings, turns: Sequence[tuple[str, str]]) -> str:
     forms = {"system": chat.system, "developer": chat.system, "user": chat.user}
     said = [forms.get(role, chat.assistant).replace("{content}", text) for role, text in turns]
     return "".join(said) + chat.reply
+
+
+def is_other_model(looked: int, wrong: int) -> bool:
+    """Look whether so many wrong tokens prove that another model answered; too few prove nothing.
+
+    Honest hardware differs in about one of a thousand tokens (docs/decisions/0019).
+    """
+    return wrong >= WRONG_MIN and wrong > WRONG_SHARE * looked

@@ -32,6 +32,7 @@ def completion_wish(ask: CompletionRequest, seed: int) -> Wish:
         top_p=ask.top_p or 1.0,
         stop=_stops(ask.stop),
         logprobs=ask.logprobs,
+        private=ask.answered_by is not None,
     )
 
 
@@ -51,6 +52,7 @@ def chat_wish(ask: ChatRequest, seed: int, chat: ChatSettings) -> Wish:
         top_p=ask.top_p or 1.0,
         stop=(*_stops(ask.stop), *chat.stop),
         logprobs=(ask.top_logprobs or 0) if ask.logprobs else None,
+        private=ask.answered_by is not None,
     )
 
 

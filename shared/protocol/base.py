@@ -60,3 +60,16 @@ class ErrorBody(Message):
     message: str
     request_id: str = ""
     retry_after_s: float | None = None
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """State of the process, and if it takes in new things."""
+
+    status: str
+    read_only: bool = False
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that arrived."""
+
+    size: int

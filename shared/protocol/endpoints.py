@@ -29,6 +29,7 @@ from shared.protocol.accounts import (
     VisibilityRequest,
     WorkerInfo,
 )
+from shared.protocol.base import Health, StoredFile
 from shared.protocol.contributions import (
     SubmitReply,
     SubmitRequest,
@@ -38,6 +39,10 @@ from shared.protocol.contributions import (
 )
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 from shared.protocol.inference import (
+    AnswerGoOn,
+    AnswerOffer,
+    AnswerTokens,
+    AnswerWork,
     Given,
     GiveRequest,
     KeyInfo,
@@ -71,19 +76,6 @@ NOTHING = type(None)
 BYTES = "application/octet-stream"
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
-
-
-class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the process, and if it takes in new things."""
-
-    status: str
-    read_only: bool = False
-
-
-class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that arrived."""
-
-    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -542,6 +534,23 @@ METRICS = Endpoint(
     auth="none",
     reply=NOTHING,
     gives="text/plain",
+)
+
+# Machines of volunteers that answer prompts.
+
+ANSWER_OFFER = Endpoint(
+    method="POST",
+    path="/answers/offer",
+    summary="Offer to answer a prompt; waits up to half a minute for one",
+    request=AnswerOffer,
+    reply=AnswerWork,
+)
+ANSWER_TOKENS = Endpoint(
+    method="POST",
+    path="/answers/{answer}/tokens",
+    summary="Send the next tokens of an answer; the reply says if more are wanted",
+    request=AnswerTokens,
+    reply=AnswerGoOn,
 )
 
 # For the organiser.

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.protocol.base import Message, Number, Word
+from shared.protocol.versions import SignedManifest
 
 KEYS_MAX = 5  # of one account
 STOPS_MAX = 4
@@ -85,6 +86,49 @@ class Given(Message):
     left_micro: int
 
 
+# --- machines of volunteers that answer ---
+
+
+class AnswerOffer(Message):
+    """Runs whose prompts this machine would answer; none: any."""
+
+    runs: Words = ()
+
+
+class AnswerTask(Message):
+    """Tokens to continue. Sampling is that of the seed, so that the answer can be compared."""
+
+    id: str
+    manifest: SignedManifest
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    place: int  # tokens of the answer that are in the prompt already
+    temperature: float
+    top_p: float
+    end: int | None  # token that ends a text
+
+
+class AnswerWork(Message):
+    """An answer to make; none came within the wait where there is none."""
+
+    task: AnswerTask | None = None
+
+
+class AnswerTokens(Message):
+    """Next tokens of an answer, the first of them at place `start`; `finish` ends it."""
+
+    start: Number
+    tokens: Annotated[tuple[Number, ...], Meta(max_length=4096)] = ()
+    finish: Literal["", "stop", "length", "failed"] = ""
+
+
+class AnswerGoOn(Message):
+    """False: nobody waits for more."""
+
+    go_on: bool
+
+
 # --- OpenAI's requests ---
 
 Sequences: TypeAlias = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
@@ -92,6 +136,8 @@ Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
 Seed: TypeAlias = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
 TopP: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+# An addition to OpenAI's fields: "organiser" keeps a prompt off the machines of volunteers.
+AnsweredBy: TypeAlias = Literal["organiser"] | None
 Stop: TypeAlias = str | tuple[str, ...] | None
 
 
@@ -109,6 +155,7 @@ class CompletionRequest(_Strict, frozen=True, kw_only=True):
     """A text to continue."""
 
     model: str
+    answered_by: AnsweredBy = None
     prompt: str
     max_tokens: Tokens | None = None
     temperature: Temperature | None = None
@@ -145,6 +192,7 @@ class ChatRequest(_Strict, frozen=True, kw_only=True):
     """A conversation to continue."""
 
     model: str
+    answered_by: AnsweredBy = None
     messages: Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=1000)]
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None

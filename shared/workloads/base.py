@@ -237,6 +237,7 @@ class Decoder(Protocol):
     slots: int
     context: int  # tokens that fit into a slot
     end: int | None  # token that ends a text
+    vocabulary: int  # tokens that the model knows
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a prompt, at least one. Raises InvalidRunFile for unknown ones."""
@@ -253,6 +254,9 @@ class Decoder(Protocol):
         self, slots: Sequence[int], tokens: Sequence[int], places: Sequence[int]
     ) -> NDArray[np.float32]:
         """Read one token of each slot (slots ascending); return logits (len(slots), V)."""
+
+    def scores(self, tokens: Sequence[int], places: Sequence[int]) -> NDArray[np.float32]:
+        """Return logits (len(places), V) after the tokens at some places, all read at once."""
 
 
 class Traits(msgspec.Struct, frozen=True, kw_only=True):

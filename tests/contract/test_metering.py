@@ -95,7 +95,7 @@ async def test_the_worst_case_is_held_and_what_was_generated_settled(bench: Benc
     meter = bench.meter()
     one = await meter.begin(bench.order())
     assert await bench.has() == (CREDITS - 23, 23, 0)  # 15 tokens at 1.5, rounded up
-    meter.count(one, 3, "alpha")
+    meter.count(one, 3)
     assert await meter.end(one) == 12
     assert await meter.end(one) == 12
     assert await bench.has() == (CREDITS - 12, 0, 12)
@@ -109,7 +109,7 @@ async def test_the_ledger_is_written_twice_a_request(bench: Bench) -> None:
     before, meter = await bench.db.read(count), bench.meter()
     one = await meter.begin(bench.order(50))
     for _ in range(50):
-        meter.count(one, 1, "alpha")
+        meter.count(one, 1)
         await meter.tick()
     await meter.end(one)
     assert await bench.db.read(count) - before == 2
@@ -124,7 +124,7 @@ async def test_nothing_generated_costs_nothing(bench: Bench) -> None:
 async def test_after_a_kill_what_was_written_down_is_settled(bench: Bench) -> None:
     killed = bench.meter()
     one, two = await killed.begin(bench.order()), await killed.begin(bench.order())
-    killed.count(one, 4, "alpha")
+    killed.count(one, 4)
     await killed.tick()
     killed.count(one, 2, "alpha")  # streamed in its last second
     other = bench.meter()
@@ -169,7 +169,7 @@ async def test_the_free_quota_is_counted_a_day(bench: Bench) -> None:
     meter = bench.meter()
     for _ in range(2):
         one = await meter.begin(bench.order(free=30))
-        meter.count(one, 10, "alpha")
+        meter.count(one, 10)
         await meter.end(one)
     assert await bench.has() == (CREDITS, 0, 0)
     one = await meter.begin(bench.order(free=30))
@@ -283,7 +283,7 @@ async def _steps(bench: Bench, steps: list[tuple[str, int]]) -> None:
             except TooManyRequests:
                 continue
         elif step == "count" and one is not None and one.tokens < 10:
-            meter.count(one, 1, "alpha")
+            meter.count(one, 1)
             streamed += 1
         elif step == "tick":
             await meter.tick()

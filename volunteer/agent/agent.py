@@ -19,6 +19,7 @@ from shared.protocol.limits import PROTOCOL
 from shared.workloads.base import Workload
 from shared.workloads.base import load as load_any
 from volunteer.account.join import check_server, enabled
+from volunteer.agent.answering import Answering
 from volunteer.agent.base_versions import Base, BaseVersions
 from volunteer.agent.benchmarks import Benchmarks
 from volunteer.agent.claimer import Claimer
@@ -105,6 +106,7 @@ class Agent:
         self._started = timing.clock.monotonic()
         self._trainers: dict[str, Trainer] = {}
         self._lent: tuple[str, ...] = ()  # ids of the devices that work
+        self._working: list[LentDevice] = []  # and they themselves
         self._life = life = Lifecycle(timing.clock)
         self._versions: dict[str, int] = {}
         self._held = HeldLeases(life, settings.max_tasks)
@@ -295,6 +297,7 @@ class Agent:
                 memory_bytes=memory,
             )
             loops.append(self._device_loop(lent))
+            self._working.append(lent)
         self._lent = tuple(loop.device.id for loop in loops)
         await self._guard.look()  # nothing begins that the rules would stop at once
         revived = await life.unless(lambda: life.ending, self._revive())
@@ -327,7 +330,7 @@ class Agent:
         again = self._benchmarks.measure_again(
             pairs, may=lambda device: self._pauses.paused(device) is None
         )
-        return [
+        found = [
             Loop(name="the heartbeat", work=self._heartbeat.run()),
             Loop(name="submitting", work=submitter.run()),
             Loop(name="the news of runs", work=self._watcher.run()),
@@ -339,6 +342,9 @@ class Agent:
             Loop(name="the sensors", work=sensing, vital=False),
             Loop(name="measuring again", work=again, vital=False),
         ]
+        if self._settings.serve:
+            found.append(Loop(name="answering", work=self._answering().run(), vital=False))
+        return found
 
     # Making the loops.
 
@@ -361,6 +367,18 @@ class Agent:
             evidence=self.store.evidence,
             life=self._life,
             hub=self._hub,
+        )
+
+    def _answering(self) -> Answering:
+        return Answering(
+            remote=self.remote,
+            cache=self.store.cache,
+            devices=self._working,
+            pauses=self._pauses,
+            choice=self._choice,
+            life=self._life,
+            hub=self._hub,
+            load=self._machine.load,
         )
 
     def _workload_versions(self) -> dict[str, int]:

@@ -28,6 +28,10 @@ MaxTokens = Annotated[
     int | None, Parameter(help="Most tokens of the answer (default: what the coordinator allows).")
 ]
 Temperature = Annotated[float, Parameter(help="0 takes the likeliest token; up to 2.")]
+Private = Annotated[
+    bool,
+    Parameter(help="Ask the organiser's machines only: no volunteer can read it.", negative=""),
+]
 Seed = Annotated[int | None, Parameter(help="The same seed gives the same answer.")]
 
 key = App(name="key", help="Keys for programs that speak OpenAI's interface.")
@@ -130,6 +134,7 @@ def generate(
     seed: Seed = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = 1.0,
+    private: Private = False,
     profile: Profile = "",
 ) -> int:
     """Let the model continue a text; its price is printed at the end."""
@@ -137,6 +142,7 @@ def generate(
     given = {"seed": seed, "max_tokens": max_tokens}
     body = {"model": model, "prompt": text, "temperature": temperature}
     body |= {name: value for name, value in given.items() if value is not None}
+    body |= {"answered_by": "organiser"} if private else {}
     said, used = _ask(profile, lambda api: _said(api, COMPLETIONS, body, show=stream and not json))
     if json:
         return _print_json({"model": model, "text": said, "usage": used})
@@ -151,12 +157,14 @@ def chat(
     seed: Seed = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = 1.0,
+    private: Private = False,
     profile: Profile = "",
 ) -> int:
     """Talk with the model, one line at a time; an empty line ends it. Nothing is kept."""
     given = {"seed": seed, "max_tokens": max_tokens}
     options = {"model": model, "temperature": temperature}
     options |= {name: value for name, value in given.items() if value is not None}
+    options |= {"answered_by": "organiser"} if private else {}
 
     async def talk(api: Api) -> int:
         turns: list[dict[str, str]] = []

@@ -25,6 +25,9 @@ from shared.protocol.contributions import SubmitReply, SubmitRequest, UploadInfo
 from shared.protocol.endpoints import Endpoint
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 from shared.protocol.inference import (
+    AnswerOffer,
+    AnswerTokens,
+    AnswerWork,
     Given,
     GiveRequest,
     KeyInfo,
@@ -165,6 +168,19 @@ class Api:
         return await self._call(
             endpoints.BEGIN, {"task": task}, request, timeout_s=timeout_s, patience_s=patience_s
         )
+
+    async def offer_answers(self, runs: tuple[str, ...]) -> AnswerWork:
+        """Offer to answer a prompt of some runs (none: any), held open until there is one."""
+        timeout_s = LONG_POLL_S_MAX + HELD_S
+        body = AnswerOffer(runs=runs)
+        return await self._call(endpoints.ANSWER_OFFER, {}, body, timeout_s=timeout_s)
+
+    async def answer_tokens(self, answer: str, sent: AnswerTokens) -> bool:
+        """Send the next tokens of an answer; False when no more are wanted."""
+        reply = await self._call(
+            endpoints.ANSWER_TOKENS, {"answer": answer}, sent, patience_s=SHORT_S
+        )
+        return reply.go_on
 
     async def release(
         self, task: int, request: ReleaseRequest, patience_s: float = SHORT_S

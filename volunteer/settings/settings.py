@@ -95,6 +95,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prefetch: Annotated[
         bool, Meta(description="Fetch the next task while the current one trains.")
     ] = True
+    serve: Annotated[
+        bool,
+        Meta(
+            description="Answer prompts between the steps of training, and earn what the askers "
+            "pay; what they wrote is on this machine while it answers."
+        ),
+    ] = False
     sandbox: Annotated[
         bool,
         Meta(

@@ -78,6 +78,20 @@ class _Job:
             self._outcome.set_exception(error)
 
 
+def _outcome_of(function: Callable[[], T]) -> tuple[_Job, Future[T]]:
+    """Return a job that calls a function, and the future of what it returns or raises."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+    return _Job(run, future), future
+
+
 class Trainer:
     """A device and its thread."""
 
@@ -92,6 +106,7 @@ class Trainer:
         self._paused = False
         self._closing = False
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._between: deque[_Job] = deque()
         self._dead: ThreadDied | None = None
         self._thread = threading.Thread(target=self._main, name=f"trainer {device}", daemon=True)
 
@@ -108,17 +123,21 @@ class Trainer:
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run other torch work on the same thread."""
-        future: Future[T] = Future()
-
-        def job() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(function())
-                except BaseException as error:
-                    future.set_exception(error)
-
-        self._put(_Job(job, future))
+        job, future = _outcome_of(function)
+        self._put(job)
         return future
+
+    def interject(self, function: Callable[[], T]) -> Future[T]:
+        """Run short torch work between two micro-batches of whatever is under way."""
+        job, future = _outcome_of(function)
+        self._between.append(job)
+        self._put(_Job(self.interlude, future))  # where nothing is under way
+        return future
+
+    def interlude(self) -> None:
+        """Run what is to come between two micro-batches, on the thread."""
+        while self._between:
+            self._between.popleft().run()
 
     def _put(self, job: _Job) -> None:
         with self.changed:
@@ -274,6 +293,7 @@ class _Session(Generic[T]):
                 self._paused_s += self._trainer.obey(self._handle, work)
                 while self._handle.orders:
                     self._handle.orders.popleft()(work)
+                self._trainer.interlude()
                 began = self._clock.monotonic()
                 self._after(work, self._advance(work))
                 self._trainer.rest(self._handle, self._clock.monotonic() - began)

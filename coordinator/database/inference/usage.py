@@ -6,6 +6,7 @@ that were last written down.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,9 +15,10 @@ from sqlalchemy import Connection, bindparam, case, delete, func, insert, select
 
 from coordinator.database.engine.statements import its
 from coordinator.database.inference import keys
-from coordinator.database.ledger import spending
+from coordinator.database.ledger import answer_pay, spending
 from coordinator.database.tables.inference import api_keys, usage
 from coordinator.rules.serving import cost_micro
+from shared.decoding import decode
 from shared.errors import NotFound
 from shared.protocol.inference import UsageRow
 
@@ -43,6 +45,7 @@ class OpenRow(msgspec.Struct, frozen=True, kw_only=True):
     held_micro: int
     replica: str
     at: float
+    house_share: float
 
 
 _ADD = insert(usage)
@@ -51,7 +54,7 @@ _SET = update(usage).where(its(_u.id))
 _BEAT = (
     update(usage)
     .where(its(_u.id), _u.state == "open")
-    .values(tokens_out=bindparam("out"), beat_at=bindparam("beat"))
+    .values(tokens_out=bindparam("out"), answered=bindparam("by_others"), beat_at=bindparam("beat"))
 )
 
 
@@ -63,10 +66,24 @@ def begin(conn: Connection, row: OpenRow, memo: str) -> None:
     conn.execute(_ADD, msgspec.structs.asdict(row) | zero)
 
 
+class Streamed(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a request that were streamed, and those of them that volunteers made, by
+    account.
+    """
+
+    out: int
+    answered: Mapping[str, int] = {}
+
+
 def end(
-    conn: Connection, request_id: str, out: int, now: float, first_s: float | None = None
+    conn: Connection,
+    request_id: str,
+    streamed: Streamed,
+    now: float,
+    first_s: float | None = None,
 ) -> int:
-    """Settle what was generated, release the rest; the price. The second time changes nothing.
+    """Settle what was generated, release the rest, pay who made it; the price. The second time
+    changes nothing.
 
     Raises NotFound for a request that was never begun.
     """
@@ -75,7 +92,7 @@ def end(
         raise NotFound(f"there is no request {request_id}")
     if row["state"] != "open":
         return int(row["cost_micro"])
-    out = max(0, min(out, row["tokens_max"]))
+    out = max(0, min(streamed.out, row["tokens_max"]))
     units = row["tokens_in"] + out
     cost = min(row["held_micro"], cost_micro(row["unit_nano"], units)) if out else 0
     if cost:
@@ -86,23 +103,54 @@ def end(
     conn.execute(_SET, {"its_id": request_id, "first_token_s": first_s} | done)
     if cost and row["key_id"] is not None:
         keys.charge(conn, row["key_id"], cost)
+    pays = shares(cost, out, streamed.answered, row["house_share"])
+    if pays:
+        answer_pay.pay(conn, request_id, row["run_id"], pays, now)
     return cost
 
 
-def beat(conn: Connection, out: Mapping[str, int], now: float) -> None:
+def shares(cost: int, out: int, answered: Mapping[str, int], house_share: float) -> dict[str, int]:
+    """Return what volunteers get of a price, by account: by their tokens, less the house's share.
+
+    Never more than the price in all.
+    """
+    whole = math.floor(cost * (1 - house_share))
+    left = out
+    found: dict[str, int] = {}
+    for who in sorted(answered):
+        tokens = min(max(0, answered[who]), left)
+        left -= tokens
+        if amount := whole * tokens // max(1, out):
+            found[who] = amount
+    return found
+
+
+def beat(conn: Connection, streamed: Mapping[str, Streamed], now: float) -> None:
     """Write down how many tokens each request under way has been streamed."""
-    rows = [{"its_id": each, "out": out[each], "beat": now} for each in sorted(out)]
+    rows = [
+        {
+            "its_id": each,
+            "out": streamed[each].out,
+            "by_others": msgspec.json.encode(streamed[each].answered).decode(),
+            "beat": now,
+        }
+        for each in sorted(streamed)
+    ]
     if rows:
         conn.execute(_BEAT, rows)
 
 
-def abandoned(conn: Connection, before: float, mine: Sequence[str]) -> list[tuple[str, int]]:
+def abandoned(conn: Connection, before: float, mine: Sequence[str]) -> list[tuple[str, Streamed]]:
     """Return open requests last beaten for before an instant, with the tokens written down;
     without those that this process answers.
     """
-    query = select(_u.id, _u.tokens_out).where(_u.state == "open", _u.beat_at < before)
+    query = select(_u.id, _u.tokens_out, _u.answered).where(_u.state == "open", _u.beat_at < before)
     found = conn.execute(query.order_by(_u.beat_at).limit(RECOVERED_MAX + len(mine)))
-    return [(row.id, int(row.tokens_out)) for row in found if row.id not in set(mine)]
+    return [
+        (row.id, Streamed(out=int(row.tokens_out), answered=decode(row.answered, dict[str, int])))
+        for row in found
+        if row.id not in set(mine)
+    ]
 
 
 class UnderWay(msgspec.Struct, frozen=True, kw_only=True):

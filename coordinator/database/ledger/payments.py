@@ -88,9 +88,13 @@ WORDS: Mapping[str, str] = {
     "release": "released",
     "grant": "granted",
     "give": "given",
+    "answer": "earned",
+    "unanswer": "reversed",
 }
 
 
+# Kinds of events that sum up to what was earned.
+EARNING = ("earn", "vest", "answer", "reverse", "unanswer")
 # Told by what they do to the account "earned".
 BY_EARNED = ("earn", "vest", "debt", "repay", "hold", "release")
 
@@ -330,7 +334,7 @@ def earned_since(
         .join(events, events.c.id == postings.c.event_id)
         .join(accounts, accounts.c.id == postings.c.account_id)
         .where(accounts.c.owner == volunteer_id, accounts.c.kind == "earned")
-        .where(events.c.kind.in_(("earn", "vest", "reverse")), events.c.at >= at)
+        .where(events.c.kind.in_(EARNING), events.c.at >= at)
     )
     if after:
         query = query.where(postings.c.event_id > after)

@@ -56,6 +56,9 @@ usage = Table(
     Column("beat_at", Double, nullable=False),  # that process was alive
     Column("first_token_s", Double, nullable=True),
     Column("ended_at", Double, nullable=True),
+    # Tokens that machines of volunteers made, by account, as JSON; and what the house keeps.
+    Column("answered", Text, nullable=False, server_default="{}"),
+    Column("house_share", Double, nullable=False, server_default="0"),
 )
 _u = usage.c
 Index("ix_usage_volunteer", _u.volunteer_id, _u.at)

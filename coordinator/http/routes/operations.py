@@ -7,7 +7,8 @@ from coordinator.http.request import body_stream, read_body, read_json
 from coordinator.http.routes.endpoint import Call, Reply, json_reply
 from coordinator.http.routes.metrics import exposition, gauges
 from shared.errors import NotFound, Unavailable
-from shared.protocol.endpoints import BYTES, Health, StoredFile
+from shared.protocol.base import Health, StoredFile
+from shared.protocol.endpoints import BYTES
 
 ADMIN_BYTES_MAX = 16 << 20  # a run file, a class list
 

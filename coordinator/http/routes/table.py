@@ -21,6 +21,8 @@ HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {
     endpoints.LINK: workers.link,
     endpoints.CLAIM: workers.claim,
     endpoints.BEGIN: workers.begin,
+    endpoints.ANSWER_OFFER: workers.offer,
+    endpoints.ANSWER_TOKENS: workers.answer_tokens,
     endpoints.SUBMIT: workers.submit,
     endpoints.HEARTBEAT: workers.heartbeat,
     endpoints.UPLOAD_BYTES: workers.upload,

@@ -24,6 +24,7 @@ from shared.protocol.base import Reason
 from shared.protocol.contributions import SubmitReply, SubmitRequest, UploadInfo, Verdict
 from shared.protocol.endpoints import KEY_MAX
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
+from shared.protocol.inference import AnswerGoOn, AnswerOffer, AnswerTokens, AnswerWork
 from shared.protocol.leases import BeginReply, BeginRequest, ClaimReply, ClaimRequest, Idle
 
 T = TypeVar("T")
@@ -89,6 +90,17 @@ async def _while_wanted(work: Awaitable[T], receive: Receive, stopping: asyncio.
 async def _hung_up(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def offer(call: Call[AnswerOffer]) -> AnswerWork:
+    coordinator = call.coordinator
+    offering = coordinator.answerers.offer(call.principal, call.body)
+    return await _while_wanted(offering, call.receive, coordinator.stopping)
+
+
+async def answer_tokens(call: Call[AnswerTokens]) -> AnswerGoOn:
+    answerers = call.coordinator.answerers
+    return await answerers.tokens(call.principal, call.text("answer"), call.body)
 
 
 async def begin(call: Call[BeginRequest]) -> BeginReply:

@@ -91,6 +91,14 @@ class CausalDecoder(PromptText):
         return self._read(slots, [[token] for token in tokens], [[place] for place in places])
 
     @torch.inference_mode()
+    def scores(self, tokens: Sequence[int], places: Sequence[int]) -> NDArray[np.float32]:
+        wanted = torch.tensor(list(places), device=self._device)
+        given = torch.tensor([list(tokens)], device=self._device)
+        logits = self._model.logits(given, logits_to_keep=wanted)
+        found: NDArray[np.float32] = logits[0].float().cpu().numpy()
+        return found
+
+    @torch.inference_mode()
     def _read(
         self, slots: Sequence[int], tokens: list[list[int]], places: list[list[int]]
     ) -> NDArray[np.float32]:

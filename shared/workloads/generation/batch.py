@@ -36,6 +36,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    place: int = 0  # tokens of the answer that are in the prompt already
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +142,7 @@ class Batch:
         asked = one.sequence
         chosen = choose(
             logits,
-            uniform(asked.seed, one.made),
+            uniform(asked.seed, asked.place + one.made),
             temperature=asked.temperature,
             top_p=asked.top_p,
             logprobs=asked.logprobs,

@@ -17,7 +17,7 @@ class PromptText:
 
     def __init__(self, tokenizer: bytes | None, vocabulary: int) -> None:
         """Read a tokenizer.json, if there is one. Raises InvalidRunFile."""
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._tokenizer = load_tokenizer(tokenizer) if tokenizer is not None else None
         self.end = end_of_text(self._tokenizer) if self._tokenizer else None
 
@@ -27,7 +27,7 @@ class PromptText:
         Raises InvalidRunFile for what this model does not know.
         """
         tokens = self._tokens(text)
-        if any(token >= self._vocabulary for token in tokens):
+        if any(token >= self.vocabulary for token in tokens):
             raise InvalidRunFile("the prompt has tokens that this model does not know")
         return tokens or [self.end or 0]
 

@@ -15,7 +15,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.errors import BadRequest
+
 Floats = NDArray[np.float64]
+SLACK = 0.02  # nats that logits of the same weights may differ by on other hardware
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +63,41 @@ def choose(
         logprob=float(said[token]),
         top=tuple((int(each), float(said[each])) for each in first),
     )
+
+
+def agrees(
+    logits: NDArray[np.floating], draw: float, token: int, *, temperature: float, top_p: float = 1.0
+) -> bool:
+    """Look whether a token could have been chosen from logits (V,) that other hardware computed.
+
+    Greedy: none is likelier by more than `SLACK` nats. Drawn: the draw lies within the token's part
+    of [0, 1), or no further from it than the sums before it move with such logits. Raises
+    BadRequest for a token that is none.
+    """
+    scores: Floats = np.nan_to_num(logits.astype(np.float64))
+    if not 0 <= token < len(scores):
+        raise BadRequest(f"there is no token {token}")
+    if temperature <= 0:
+        return bool(scores.max() - scores[token] <= SLACK)
+    weights = np.exp((scores - scores.max()) / temperature)
+    weights /= weights.sum()
+    if top_p >= 1:
+        low, high = float(weights[:token].sum()), float(weights[: token + 1].sum())
+        return _within(low, high, draw)
+    # In the order of their weights, in which the last bits swap those that are near.
+    order = np.argsort(-weights, kind="stable")
+    sums = weights[order].cumsum()
+    near = np.abs(weights - weights[token]) <= SLACK * weights[token]
+    low = float(weights[(weights > weights[token]) & ~near].sum())
+    high = low + float(weights[near].sum())
+    last = int(np.searchsorted(sums, top_p))  # of those that are kept, and its neighbours
+    ends = {min(max(0, each), len(sums) - 1) for each in (last - 1, last, last + 1)}
+    return any(low < sums[end] and _within(low, high, draw * float(sums[end])) for end in ends)
+
+
+def _within(low: float, high: float, draw: float) -> bool:
+    reach = SLACK * min(high, 1 - low)
+    return low - reach <= draw <= high + reach
 
 
 def _drawn(scores: Floats, draw: float, top_p: float) -> int:

@@ -89,6 +89,13 @@ class GptDecoder(PromptText):
             x = x + block.mlp(block.ln2(x))
         return self._logits(x[:, -1])
 
+    @torch.inference_mode()
+    def scores(self, tokens: Sequence[int], places: Sequence[int]) -> NDArray[np.float32]:
+        hidden = self._model.hidden(torch.tensor([list(tokens)], device=self._device))
+        wanted = hidden[0, torch.tensor(list(places), device=self._device)]
+        found: NDArray[np.float32] = self._model.logits(wanted).float().cpu().numpy()
+        return found
+
     @property
     def _blocks(self) -> Sequence[Block]:
         return list(self._model.blocks)  # type: ignore[arg-type]

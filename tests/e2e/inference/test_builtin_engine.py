@@ -77,7 +77,7 @@ async def test_who_goes_away_leaves_room(engine: BuiltinEngine) -> None:
         )
         stream = engine.generate(request)
         await anext(stream)
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
 
     await asyncio.gather(*(leave() for _ in range(64)))
     assert (await ask(engine, "2 plus"))[-1].finish

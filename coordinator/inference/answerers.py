@@ -1,0 +1,198 @@
+"""Machines of volunteers that answer prompts: those that wait, and the streams of those at work.
+
+They live in this process alone: nothing of a prompt is stored, and a machine that offers itself to
+one serving process answers what is asked there. It is trusted with the words by both sides'
+consent, and with nothing else: its tokens are counted, bounded, timed, and may be compared later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import AsyncGenerator, Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from coordinator.accounts import suspension
+from coordinator.database import volunteers as store
+from coordinator.database.ledger import answer_pay
+from shared.errors import Forbidden, NotFound
+from shared.protocol.inference import (
+    AnswerGoOn,
+    AnswerOffer,
+    AnswerTask,
+    AnswerTokens,
+    AnswerWork,
+)
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.accounts.authentication import Principal
+    from coordinator.database.engine.open import Database
+    from shared.clock import Clock
+
+OFFER_S = 25.0  # an offer waits so long for a prompt
+WAITING_MAX = 10_000  # machines; beyond them the one that waits longest goes without
+FIRST_S, NEXT_S = 20.0, 5.0  # without a token, then it is asked elsewhere
+REST_S = 60.0  # for a machine that did not answer in time
+UNREAD_MAX = 4096  # tokens that an asker has not taken yet: a machine that sends more waits
+CAUGHT = "answers of its machine were not those of the model"
+
+log = structlog.get_logger("answers")
+
+
+class Silent(Exception):
+    """A machine stopped in the middle of an answer."""
+
+
+class Waiting:
+    """A machine that waits for a prompt."""
+
+    def __init__(self, principal: Principal, runs: Collection[str]) -> None:
+        self.worker_id = principal.worker_id
+        self.volunteer_id = principal.volunteer_id
+        self.runs = frozenset(runs)
+        self.task: asyncio.Future[AnswerTask | None] = asyncio.get_running_loop().create_future()
+
+
+class Part:
+    """Tokens that one machine makes of an answer."""
+
+    def __init__(self, waiting: Waiting, task: AnswerTask) -> None:
+        self.id = task.id
+        self.worker_id = waiting.worker_id
+        self.volunteer_id = waiting.volunteer_id
+        self.tokens: list[int] = []
+        self.finish = ""
+        self.wanted = True
+        self._most = task.max_tokens
+        self._arrived = asyncio.Event()
+
+    def take(self, sent: AnswerTokens) -> bool:
+        """Take in what was sent, the same again once; False where no more is wanted."""
+        if not self.wanted or self.finish:
+            return False
+        if sent.start > len(self.tokens):
+            self.finish = "failed"
+        else:
+            new = sent.tokens[len(self.tokens) - sent.start :]
+            self.tokens += new[: self._most - len(self.tokens)]
+            full = len(self.tokens) == self._most
+            self.finish = sent.finish or ("length" if full else "")
+        self._arrived.set()
+        return not self.finish
+
+    async def arriving(self) -> AsyncGenerator[int]:
+        """Yield tokens as they come, until the end. Raises Silent."""
+        told, limit_s = 0, FIRST_S
+        while True:
+            for token in self.tokens[told:]:
+                told, limit_s = told + 1, NEXT_S
+                yield token
+            if self.finish == "failed":
+                raise Silent
+            if self.finish and told == len(self.tokens):
+                return
+            self._arrived.clear()
+            if told == len(self.tokens) and not self.finish:
+                try:
+                    await asyncio.wait_for(self._arrived.wait(), limit_s)
+                except TimeoutError:
+                    raise Silent from None
+
+
+class Answerers:
+    """Machines that wait for prompts, and those that answer one."""
+
+    def __init__(self, db: Database, clock: Clock) -> None:
+        self._db = db
+        self._clock = clock
+        self._rng = random.SystemRandom()
+        self._waiting: dict[str, Waiting] = {}  # by worker, the longest first
+        self._parts: dict[str, Part] = {}
+        self._rests: dict[str, float] = {}  # worker -> until when
+
+    @property
+    def waiting(self) -> int:
+        """Machines that would answer now."""
+        return len(self._waiting)
+
+    async def offer(self, principal: Principal, request: AnswerOffer) -> AnswerWork:
+        """Wait for a prompt; an earlier offer of the same machine ends.
+
+        Raises Forbidden for an account that is not vetted.
+        """
+        who = principal.volunteer_id
+        account = await self._db.read(lambda conn: store.by_id(conn, who))
+        if account is None or account.state != "active" or account.standing != "vetted":
+            raise Forbidden("answering prompts is for accounts that are vetted: train first")
+        waiting = Waiting(principal, request.runs)
+        self._end(self._waiting.pop(waiting.worker_id, None))
+        while len(self._waiting) >= WAITING_MAX:
+            self._end(self._waiting.pop(next(iter(self._waiting))))
+        self._waiting[waiting.worker_id] = waiting
+        try:
+            with suppress(TimeoutError):
+                return AnswerWork(task=await asyncio.wait_for(waiting.task, OFFER_S))
+            return AnswerWork()
+        finally:
+            if self._waiting.get(waiting.worker_id) is waiting:
+                del self._waiting[waiting.worker_id]
+
+    def begin(self, run: str, task: AnswerTask, *, but: Collection[str]) -> Part | None:
+        """Give a task to a machine that waits, of an account that is not among `but`; None where
+        there is none. One volunteer is one voice, whatever number of machines.
+        """
+        now = self._clock.monotonic()
+        self._rests = {worker: until for worker, until in self._rests.items() if until > now}
+        fit = [
+            each
+            for each in self._waiting.values()
+            if each.volunteer_id not in but
+            and (not each.runs or run in each.runs)
+            and each.worker_id not in self._rests
+        ]
+        if not fit:
+            return None
+        chosen = self._rng.choice(sorted({each.volunteer_id for each in fit}))
+        waiting = self._rng.choice([each for each in fit if each.volunteer_id == chosen])
+        task = msgspec.structs.replace(task, id=secrets.token_hex(16))
+        part = self._parts[task.id] = Part(waiting, task)
+        del self._waiting[waiting.worker_id]
+        waiting.task.set_result(task)
+        return part
+
+    def end(self, part: Part, *, silent: bool = False) -> None:
+        """Forget a part; a machine that was silent rests."""
+        part.wanted = False
+        self._parts.pop(part.id, None)
+        if silent:
+            self._rests[part.worker_id] = self._clock.monotonic() + REST_S
+
+    async def tokens(self, principal: Principal, answer: str, request: AnswerTokens) -> AnswerGoOn:
+        """Take in the next tokens of an answer."""
+        part = self._parts.get(answer)
+        if part is None or part.worker_id != principal.worker_id:
+            return AnswerGoOn(go_on=False)
+        return AnswerGoOn(go_on=part.take(request))
+
+    async def caught(self, part: Part, request_id: str, reason: str) -> None:
+        """Suspend the account of a machine that answered otherwise, and take back its pay."""
+        now, who = self._clock.now(), part.volunteer_id
+
+        def change(conn: Connection) -> None:
+            answer_pay.take_back(conn, request_id, who, reason, now)
+            with suppress(NotFound):
+                suspension.suspend(conn, who, reason, now)
+
+        await self._db.write(change)
+        log.warning("an answer was not the model's", volunteer=who, worker=part.worker_id)
+
+    def _end(self, waiting: Waiting | None) -> None:
+        if waiting is not None and not waiting.task.done():
+            waiting.task.set_result(None)

@@ -1,0 +1,230 @@
+"""The engine that asks volunteers: their machines compute, and the organiser's own where none does.
+
+Prompts are read, and answers compared, by the engine at hand. An answer that breaks off goes on
+elsewhere from the tokens that exist; since the random number of a token depends on the seed and its
+place alone, it is the same answer. A share of them is compared afterwards (docs/decisions/0019).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from coordinator.database import datasets, runs
+from coordinator.inference.answerers import CAUGHT, Answerers, Part, Silent
+from coordinator.inference.builtin import BuiltinEngine
+from coordinator.inference.engine import Generation, ModelVersion, Piece, PreparedPrompt
+from coordinator.rules.serving import is_other_model
+from shared.errors import VolunteerError
+from shared.protocol.inference import AnswerTask
+from shared.workloads.generation.prompt_text import PromptText
+from shared.workloads.generation.text_stream import TextStream
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from coordinator.storage.blobs import BlobStore
+    from shared.protocol.versions import SignedManifest
+
+TRIES_MAX = 3  # machines that are asked for one answer
+CHECKED_SHARE = 0.1
+CHECKS_MAX = 8  # under way at once; more are left out
+TALLY_MAX, TALLIES_MAX = 1024, 10_000  # tokens of a volunteer, volunteers
+TEXTS_MAX = 64  # tokenizers that are kept
+
+log = structlog.get_logger("answers")
+
+
+class VolunteerEngine:
+    """See `Engine`."""
+
+    def __init__(
+        self,
+        own: BuiltinEngine,
+        answerers: Answerers,
+        on: tuple[Database, BlobStore],
+        manifest: Callable[[str, int], Awaitable[SignedManifest]],
+        checked_share: float = CHECKED_SHARE,
+    ) -> None:
+        self._own = own
+        self._answerers = answerers
+        self._db, self._blobs = on
+        self._manifest = manifest
+        self._checked_share = checked_share
+        self._rng = random.SystemRandom()
+        self._texts: dict[int, PromptText] = {}  # by dataset
+        self._checks: set[asyncio.Task[None]] = set()
+        self._tallies = _Tallies()
+
+    async def prepare(self, model: ModelVersion, prompt: str) -> PreparedPrompt:
+        return await self._own.prepare(model, prompt)
+
+    async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
+        return await self._own.images(model, count, seed)
+
+    async def close(self) -> None:
+        """End the checks and the engine at hand."""
+        for check in self._checks:
+            check.cancel()
+        await asyncio.gather(*self._checks, return_exceptions=True)
+        await self._own.close()
+
+    async def generate(self, request: Generation) -> AsyncGenerator[Piece]:
+        # Probabilities are not on the wire, so who wants them asks the engine at hand.
+        if not request.volunteers or request.logprobs is not None or not self._answerers.waiting:
+            async with aclosing(self._own.generate(request)) as pieces:
+                async for piece in pieces:
+                    yield piece
+            return
+        text = await self._text(request.model)
+        answer = _Answer(request, text)
+        tried = {request.asker}
+        for _ in range(TRIES_MAX):
+            part = await self._begin(answer, text, tried)
+            if part is None:
+                break
+            tried.add(part.volunteer_id)
+            begun = answer.rest()
+            silent = False
+            try:
+                async with aclosing(part.arriving()) as tokens:
+                    async for token in tokens:
+                        yield answer.add(token, part.volunteer_id)
+                        if answer.over:
+                            return
+                yield answer.end(part.finish)
+                return
+            except Silent:
+                silent = True
+                log.info("an answer goes on elsewhere", worker=part.worker_id)
+            finally:
+                self._answerers.end(part, silent=silent)
+                self._check(begun, part)
+        async with aclosing(self._own.generate(answer.rest())) as pieces:
+            async for piece in pieces:
+                for token in piece.tokens:
+                    yield answer.add(token)
+                    if answer.over:
+                        return
+                if piece.finish:
+                    yield answer.end(piece.finish)
+                    return
+
+    async def _begin(self, answer: _Answer, text: PromptText, tried: set[str]) -> Part | None:
+        rest = answer.rest()
+        model = rest.model
+        task = AnswerTask(
+            id="",
+            manifest=await self._manifest(model.run, model.version),
+            prompt=rest.prompt,
+            max_tokens=rest.max_tokens,
+            seed=rest.seed,
+            place=rest.place,
+            temperature=rest.temperature,
+            top_p=rest.top_p,
+            end=text.end,
+        )
+        return self._answerers.begin(model.run, task, but=tried)
+
+    async def _text(self, model: ModelVersion) -> PromptText:
+        """Return what turns the tokens of a run into text."""
+
+        def look(conn: Connection) -> tuple[int, str | None]:
+            run = runs.by_id(conn, model.run_id)
+            dataset = datasets.by_id(conn, run.dataset_id) if run.dataset_id is not None else None
+            asset = dataset.manifest.assets.get("tokenizer") if dataset else None
+            return run.dataset_id or 0, asset.sha256 if asset else None
+
+        dataset, tokenizer = await self._db.read(look)
+        found = self._texts.get(dataset)
+        if found is None:
+            path = None if tokenizer is None else await self._blobs.local(tokenizer)
+            data = None if path is None else await asyncio.to_thread(path.read_bytes)
+            found = await asyncio.to_thread(PromptText, data, 0)
+            while len(self._texts) >= TEXTS_MAX:
+                del self._texts[next(iter(self._texts))]
+            self._texts[dataset] = found
+        return found
+
+    # --- checks ---
+
+    def _check(self, request: Generation, part: Part) -> None:
+        """Compare what a machine sent, for a share that is drawn now."""
+        wanted = (part.tokens or part.finish == "stop") and (
+            self._rng.random() < self._checked_share
+        )
+        if wanted and len(self._checks) < CHECKS_MAX:
+            check = asyncio.ensure_future(self._compare(request, part))
+            self._checks.add(check)
+            check.add_done_callback(self._checks.discard)
+
+    async def _compare(self, request: Generation, part: Part) -> None:
+        ended = part.finish == "stop"
+        try:
+            found = await self._own.compare(request, part.tokens, ended=ended)
+            looked, wrong = self._tallies.add(part.volunteer_id, *found)
+            if is_other_model(looked, wrong):
+                request_id = request.id.rpartition("-")[0]
+                reason = f"{CAUGHT}: {wrong} of {looked} tokens of {request.model.run}"
+                await self._answerers.caught(part, request_id, reason)
+        except VolunteerError as error:  # a check that cannot tell punishes nobody
+            log.warning("an answer was not compared", error=error.message)
+
+
+class _Tallies:
+    """Tokens compared of each volunteer, and the wrong ones: short answers prove nothing alone."""
+
+    def __init__(self) -> None:
+        self._by: dict[str, tuple[int, int]] = {}
+
+    def add(self, who: str, looked: int, wrong: int) -> tuple[int, int]:
+        """Return the sums with these; of many only the newer half counts."""
+        before = self._by.pop(who, (0, 0))
+        looked, wrong = before[0] + looked, before[1] + wrong
+        if looked > TALLY_MAX:
+            looked, wrong = looked // 2, wrong // 2
+        while len(self._by) >= TALLIES_MAX:
+            del self._by[next(iter(self._by))]
+        self._by[who] = (looked, wrong)
+        return looked, wrong
+
+
+class _Answer:
+    """An answer as its tokens come from one place or another."""
+
+    def __init__(self, request: Generation, text: PromptText) -> None:
+        self._request = request
+        self._stream = TextStream(text.decode, request.stop)
+        self._made: list[int] = []
+
+    @property
+    def over(self) -> bool:
+        return self._stream.stopped
+
+    def rest(self) -> Generation:
+        """Return what is left to generate."""
+        request, made = self._request, tuple(self._made)
+        return msgspec.structs.replace(
+            request,
+            prompt=(*request.prompt, *made),
+            max_tokens=request.max_tokens - len(made),
+            place=request.place + len(made),
+            stop=request.stop,
+        )
+
+    def add(self, token: int, by: str = "") -> Piece:
+        self._made.append(token)
+        text = self._stream.add(token)
+        return Piece(text=text, tokens=(token,), finish="stop" if self.over else None, by=by)
+
+    def end(self, finish: str) -> Piece:
+        return Piece(text=self._stream.end(), finish="stop" if finish == "stop" else "length")

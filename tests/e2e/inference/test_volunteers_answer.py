@@ -1,0 +1,185 @@
+"""Machines of volunteers answer prompts: whole volunteers beside a real server and its engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.database import volunteers as store
+from coordinator.database.ledger import payments
+from coordinator.inference import answerers
+from coordinator.inference.builtin import BuiltinEngine, Power
+from coordinator.inference.volunteer_engine import VolunteerEngine
+from shared.clock import SystemClock
+from tests.support.answering import Answering, answering
+from tests.support.local_coordinator import RUN
+from tests.support.local_volunteer import LocalMachine, Process
+
+TIERS = """
+[[serve.tiers]]
+requests_per_minute = 10000
+tokens = 4096
+tokens_waiting = 1000000
+"""
+SERVED = RUN.replace("block_size = 8", "block_size = 512") + (
+    '[serve]\nanswered_by = "volunteers"\nhouse_share = 0.25\n' + TIERS
+)
+
+
+@asynccontextmanager
+async def house(path: Path, run: str = SERVED, **more: Any) -> AsyncIterator[Answering]:
+    """A server whose engine asks volunteers, and compares all that they answer."""
+    async with answering(path / "coordinator", run, **more) as made:
+        home = made.coordinator
+        own = BuiltinEngine(home.db, SystemClock(), home.blobs, Power(threads=1))
+        on = (home.db, home.blobs)
+        engine = VolunteerEngine(own, home.answerers, on, home.run_queries.manifest, 1.0)
+        made.coordinator.answers.connect(engine)
+        try:
+            yield made
+        finally:
+            await engine.close()
+
+
+@asynccontextmanager
+async def machine(path: Path, made: Answering, name: str) -> AsyncIterator[Process]:
+    """A volunteer's machine that waits for prompts."""
+    lent = LocalMachine(path / name, made.home)
+    lent.speed = 1.0
+    await lent.join(name)
+    waiting = made.coordinator.answerers.waiting
+    async with lent.working(serve=True) as process:
+        async with asyncio.timeout(60):
+            while made.coordinator.answerers.waiting <= waiting:
+                await asyncio.sleep(0.02)
+        yield process
+
+
+async def id_of(made: Answering, name: str) -> str:
+    who, _ = await made.coordinator.volunteers.public(name)
+    return str(who)
+
+
+async def standing(made: Answering, name: str) -> str:
+    who = await id_of(made, name)
+    found = await made.coordinator.db.read(lambda conn: store.by_id(conn, who))
+    return str(found.standing)
+
+
+async def earned(made: Answering, name: str) -> int:
+    who = await id_of(made, name)
+    found = await made.coordinator.db.read(lambda conn: payments.balances(conn, who))
+    return int(found.earned_micro)
+
+
+async def checked(made: Answering) -> None:
+    """Wait until every answer has been compared."""
+    engine = made.coordinator.answers._engine
+    async with asyncio.timeout(60):
+        while engine._checks:
+            await asyncio.sleep(0.02)
+
+
+async def ask(made: Answering, tokens: int = 24, **more: Any) -> Any:
+    async with made.client() as client:
+        return await client.completions.create(
+            model="tiny", prompt="1 plus 1", max_tokens=tokens, seed=5, **more
+        )
+
+
+async def test_a_volunteer_answers_as_the_organiser_would_and_is_paid(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with house(tmp_path, database=database_url) as made:
+        own = await ask(made)
+        async with machine(tmp_path, made, "Cid"):
+            before = await earned(made, "Cid")
+            said = await ask(made)
+            assert said.choices[0].text == own.choices[0].text
+            assert said.usage == own.usage
+            await made.settled()
+            price = said.usage.model_dump()["cost_micro"]
+            assert await earned(made, "Cid") - before == int(price * 0.75)
+            await checked(made)
+            assert await standing(made, "Cid") == "vetted"
+        await made.sound()
+
+
+async def test_who_asks_may_keep_a_prompt_off_the_machines_of_others(tmp_path: Path) -> None:
+    async with house(tmp_path) as made, machine(tmp_path, made, "Cid") as cid:
+        before = len([path for path in cid.network.seen if "/tokens" in path])
+        await ask(made, extra_body={"answered_by": "organiser"})
+        assert len([path for path in cid.network.seen if "/tokens" in path]) == before
+        async with made.client() as client:
+            card = (await client.models.retrieve("tiny")).model_dump()
+        assert "can read prompts" in card["description"]
+
+
+async def test_a_run_that_forbids_it_asks_no_volunteer(tmp_path: Path) -> None:
+    run = SERVED.replace('answered_by = "volunteers"\n', "")
+    async with house(tmp_path, run) as made, machine(tmp_path, made, "Cid") as cid:
+        await ask(made)
+        assert not [path for path in cid.network.seen if "/tokens" in path]
+
+
+async def test_an_answer_goes_on_elsewhere_when_its_machine_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answerers, "NEXT_S", 0.5)
+    async with house(tmp_path) as made:
+        whole = await ask(made, 400)
+        async with machine(tmp_path, made, "Cid") as cid:
+            before = await earned(made, "Cid")
+            async with made.client() as client:
+                stream = await client.completions.create(
+                    model="tiny", prompt="1 plus 1", max_tokens=400, seed=5, stream=True
+                )
+                text = ""
+                async for chunk in stream:
+                    text += chunk.choices[0].text if chunk.choices else ""
+                    if not cid.network.cut:
+                        await cid.kill()
+            assert text == whole.choices[0].text
+            await made.settled()
+            price = whole.usage.model_dump()["cost_micro"]
+            assert 0 < await earned(made, "Cid") - before < price
+        await made.sound()
+
+
+async def test_a_machine_that_answers_with_other_words_is_suspended_and_not_paid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from volunteer.training import answer
+
+    real = answer.AnswerModel.made
+
+    def lies(self: Any, version: Any, task: Any) -> Any:
+        import msgspec
+
+        yield from real(self, version, msgspec.structs.replace(task, seed=task.seed + 1))
+
+    monkeypatch.setattr(answer.AnswerModel, "made", lies)
+    async with house(tmp_path) as made, machine(tmp_path, made, "Cid"):
+        before = await earned(made, "Cid")
+        await ask(made, 100)
+        await made.settled()
+        await checked(made)
+        assert await standing(made, "Cid") == "suspended"
+        assert await earned(made, "Cid") <= before
+        await made.sound()
+
+
+async def test_an_account_that_nobody_vouched_for_gets_no_prompts(tmp_path: Path) -> None:
+    async with house(tmp_path) as made:
+        eve = await made.home.join("Eve")
+        await made.coordinator.db.write(
+            lambda conn: store.set_volunteer(conn, eve.volunteer_id, standing="probation")
+        )
+        refused = await eve.post("/answers/offer", {"runs": []})
+        assert refused.status_code == 403
+        assert "vetted" in refused.text

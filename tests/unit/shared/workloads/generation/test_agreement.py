@@ -1,0 +1,50 @@
+"""Tokens that another machine chose: those of the seed agree, others do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.errors import BadRequest
+from shared.workloads.generation.sampling import agrees, choose, uniform
+
+HOW: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.5, "top_p": 0.3},
+]
+
+
+@pytest.mark.parametrize("how", HOW)
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 1 << 32), sharpness=st.floats(0.1, 6))
+def test_what_the_seed_draws_agrees_also_by_other_arithmetic(
+    how: dict[str, Any], seed: int, sharpness: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = (rng.standard_normal(200) * sharpness).astype(np.float32)
+    elsewhere = logits + (rng.standard_normal(200) * 1e-3).astype(np.float32)
+    draw = uniform(seed, 3)
+    assert agrees(logits, draw, choose(elsewhere, draw, **how).token, **how)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_tokens_of_another_model_do_not(how: dict[str, Any]) -> None:
+    rng = np.random.default_rng(1)
+    wrong = 0
+    for place in range(200):
+        logits, other = rng.standard_normal((2, 200)) * 2
+        draw = uniform(5, place)
+        wrong += not agrees(logits, draw, choose(other, draw, **how).token, **how)
+    assert wrong > 150
+
+
+def test_a_number_that_is_no_token_is_refused() -> None:
+    for token in (-1, 7):
+        with pytest.raises(BadRequest, match="there is no token"):
+            agrees(np.zeros(7), 0.5, token, temperature=1.0)

@@ -1,0 +1,156 @@
+"""Answers prompts beside the training, for an owner who agreed: the machine offers itself, pauses
+its training between two micro-batches, and sends the tokens as they come.
+
+What somebody wrote is in memory while it is answered, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import Forbidden, InvalidFrame, VolunteerError
+from shared.protocol.inference import AnswerTask, AnswerTokens
+from shared.protocol.versions import VersionManifest
+from shared.workloads.base import Workload
+from volunteer.agent.collaborators import LentDevice, Remote
+from volunteer.agent.downloads import blob_of
+from volunteer.agent.lifecycle import Lifecycle
+from volunteer.agent.pause_board import PauseBoard
+from volunteer.agent.run_choice import RunChoice
+from volunteer.control.event_bus import Hub
+from volunteer.net.retry import passing
+from volunteer.storage.blob_cache import Cache
+from volunteer.storage.manifests import checked
+from volunteer.training.answer import AnswerFiles, AnswerModel
+
+if TYPE_CHECKING:
+    from shared.workloads.generation.batch import Finish
+
+GATHER_S = 0.05  # tokens that come within this are sent together
+AGAIN_S = 30.0  # before the next offer after trouble that may pass
+UNVETTED_S = 600.0  # and after a refusal
+CONTEXT_MAX = 1 << 20  # tokens of a prompt that are read here
+
+
+@dataclass(eq=False, kw_only=True)
+class Answering:
+    """Offers the first of the lent devices that is not paused, and answers on it."""
+
+    remote: Remote
+    cache: Cache
+    devices: Sequence[LentDevice]
+    pauses: PauseBoard
+    choice: RunChoice
+    life: Lifecycle
+    hub: Hub
+    load: Callable[[str], Workload]
+    _models: dict[str, AnswerModel] = field(default_factory=dict, init=False)  # by device
+    _told: bool = field(default=False, init=False)
+
+    async def run(self) -> None:
+        """Answer until cancelled."""
+        while True:
+            await self.life.until(lambda: self._free() is not None)
+            try:
+                offer = self.remote.api.offer_answers(self.choice.wanted() or ())
+                work = await self.life.unless(lambda: self._free() is None, offer)
+                if work is not None and work.task is not None:
+                    await self._answer(work.task)
+            except Forbidden as error:
+                if not self._told:
+                    self._told = True
+                    self.hub.notice(f"no prompts yet: {error.message}")
+                await self.life.clock.sleep(UNVETTED_S)
+            except VolunteerError as error:
+                if not passing(error):
+                    self.hub.notice(f"a prompt was not answered: {error.message}", "warning")
+                await self.life.clock.sleep(AGAIN_S)
+
+    def _free(self) -> LentDevice | None:
+        if self.life.winding_up or self.choice.wanted() is None:
+            return None
+        free = (each for each in self.devices if not self.pauses.paused(each.id))
+        return next(free, None)
+
+    async def _answer(self, task: AnswerTask) -> None:
+        """Answer one prompt; the coordinator hears of a failure, and asks elsewhere."""
+        device = self._free()
+        try:
+            if device is None or not 0 < len(task.prompt) <= CONTEXT_MAX:
+                raise InvalidFrame("this machine cannot read this prompt")
+            manifest = checked(task.manifest, self.remote.identity.public_key)
+            with ExitStack() as stack:
+                version = await self._brought(manifest, stack)
+                await self._stream(task, device, version)
+        except BaseException as error:
+            sent = AnswerTokens(start=0, finish="failed")
+            if not isinstance(error, asyncio.CancelledError):
+                await self.remote.api.answer_tokens(task.id, sent)
+            raise
+
+    async def _brought(self, manifest: VersionManifest, stack: ExitStack) -> AnswerFiles:
+        """Bring a version here, for as long as `stack` is open."""
+        workload = self.load(manifest.workload)
+        more = workload.files(manifest.config)
+        files = {name: blob_of(chunk) for name, chunk in more.items()}
+        hashes = [manifest.weights.sha256, *(ref.sha256 for ref in files.values())]
+        stack.enter_context(self.cache.hold(hashes))
+        transfers = self.remote.transfers
+        return AnswerFiles(
+            sha256=manifest.weights.sha256,
+            workload=workload,
+            config=manifest.config,
+            weights=await self.remote.weights.fetch(manifest, lambda total: lambda done: None),
+            files={name: await transfers.fetch(ref, _unseen) for name, ref in files.items()},
+        )
+
+    async def _stream(self, task: AnswerTask, device: LentDevice, version: AnswerFiles) -> None:
+        """Generate on the device's thread, and send what has come every so often.
+
+        A pause ends it within a token: the coordinator asks elsewhere.
+        """
+        loop = asyncio.get_running_loop()
+        model = self._models.setdefault(device.id, AnswerModel(device.id))
+        tokens: list[int] = []
+        wanted = True
+
+        def generate() -> Finish | None:
+            """On the thread of the device."""
+            for made in model.made(version, task):
+                if made.chosen is not None:
+                    loop.call_soon_threadsafe(tokens.append, made.chosen.token)
+                if made.finish or not wanted:
+                    return made.finish
+            return None
+
+        working = asyncio.wrap_future(device.trainer.interject(generate))
+        sent = 0
+        try:
+            while not working.done() and wanted:
+                await asyncio.wait((working,), timeout=GATHER_S)
+                if self.pauses.paused(device.id):
+                    raise InvalidFrame("this machine was paused in the middle of an answer")
+                if not working.done() and len(tokens) > sent:
+                    part = AnswerTokens(start=sent, tokens=tuple(tokens[sent:]))
+                    wanted = await self.remote.api.answer_tokens(task.id, part)
+                    sent += len(part.tokens)
+            if wanted:
+                finish = working.result() or "failed"
+                part = AnswerTokens(start=sent, tokens=tuple(tokens[sent:]), finish=finish)
+                await self.remote.api.answer_tokens(task.id, part)
+        finally:
+            wanted = False
+            working.add_done_callback(_forgotten)
+
+
+def _unseen(done: int) -> None:
+    pass
+
+
+def _forgotten(working: asyncio.Future[Any]) -> None:
+    if not working.cancelled():
+        working.exception()

@@ -1,0 +1,81 @@
+"""The version that answers prompts on a device, on the thread that trains there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import InvalidFrame
+from shared.protocol.inference import AnswerTask
+from shared.tensors.frame import open_frame
+from shared.workloads.base import Workload
+
+if TYPE_CHECKING:
+    from shared.workloads.base import Decoder
+    from shared.workloads.generation.batch import Made
+
+ONE = 1  # slot: a machine answers one prompt at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFiles:
+    """A version as its files on this machine."""
+
+    sha256: str  # of its weights
+    workload: Workload
+    config: Mapping[str, Any]
+    weights: Path
+    files: Mapping[str, Path]  # of the run, by name
+
+
+class AnswerModel:
+    """Keeps the version that answered last."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._sha256 = ""
+        self._decoder: Decoder | None = None
+
+    def made(self, version: AnswerFiles, task: AnswerTask) -> Iterator[Made]:
+        """Yield an answer token by token. Raises InvalidFrame for what this version cannot read."""
+        from shared.workloads.generation.batch import Batch, Sequence
+
+        decoder = self._loaded(version)
+        if any(not 0 <= token < decoder.vocabulary for token in task.prompt):
+            raise InvalidFrame("the prompt has tokens that this model does not know")
+        if not 0 < task.max_tokens <= decoder.context - len(task.prompt):
+            raise InvalidFrame(f"{decoder.context} tokens fit, prompt and answer together")
+        decoder.end = task.end
+        batch = Batch(decoder)
+        batch.add(
+            Sequence(
+                id=task.id,
+                prompt=task.prompt,
+                max_tokens=task.max_tokens,
+                seed=task.seed,
+                place=task.place,
+                temperature=task.temperature,
+                top_p=task.top_p,
+            )
+        )
+        while len(batch):
+            yield from batch.step()
+
+    def _loaded(self, version: AnswerFiles) -> Decoder:
+        import torch
+
+        if self._decoder is not None and self._sha256 == version.sha256:
+            return self._decoder
+        self._decoder = None  # never two in memory
+        workload, config = version.workload, version.config
+        schema = workload.schema(config)
+        frame = open_frame(version.weights, schema, copy_on_write=True)
+        weights = {spec.name: torch.from_numpy(frame.array(spec.name)) for spec in schema}
+        whole = workload.whole(config, weights, version.files)
+        self._decoder = workload.decoder(config, whole, None, ONE, self._device)
+        if self._decoder is None:
+            raise InvalidFrame(f"runs of the workload {workload.name} answer no prompts")
+        self._sha256 = version.sha256
+        return self._decoder
