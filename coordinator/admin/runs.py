@@ -92,12 +92,20 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     publishing: Publishing | None = None
 
 
-async def create(coordinator: Coordinator, ask: CreateRun) -> RunInfo:
+class Created(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that is stored, and advice on its file."""
+
+    run: RunInfo
+    advice: tuple[str, ...] = ()
+
+
+async def create(coordinator: Coordinator, ask: CreateRun) -> Created:
     if ask.example == bool(ask.text):
         raise BadRequest("give a run file, or --example")
     if ask.example:
         await example_dataset(coordinator.datasets)
-    return await coordinator.runs.create(EXAMPLE if ask.example else ask.text)
+    run = await coordinator.runs.create(EXAMPLE if ask.example else ask.text)
+    return Created(run=run, advice=await coordinator.runs.queries.advice(run.name))
 
 
 async def start(coordinator: Coordinator, ask: Named) -> RunInfo:
@@ -184,7 +192,7 @@ def _publishing(row: PublicationRow) -> Publishing:
 
 
 COMMANDS = (
-    Command(name="run.create", request=CreateRun, reply=RunInfo, run=create, needs="nothing"),
+    Command(name="run.create", request=CreateRun, reply=Created, run=create, needs="nothing"),
     Command(name="run.start", request=Named, reply=RunInfo, run=start),
     Command(
         name="run.list", request=Nothing, reply=tuple[RunInfo, ...], run=listing, needs="database"

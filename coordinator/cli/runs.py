@@ -53,13 +53,16 @@ def create(
     else:
         done = call(where, "run.create", text=_read(file or Path()))
     if json:
-        as_json(_plain(done))
+        as_json({**_plain(done.run), "advice": done.advice})
         return
+    run = done.run
     print(
-        f'The run "{done.name}" is stored: {done.parameters:,} parameters, '
-        f"{f'on {done.dataset}' if done.dataset else 'no dataset needed'}."
+        f'The run "{run.name}" is stored: {run.parameters:,} parameters, '
+        f"{f'on {run.dataset}' if run.dataset else 'no dataset needed'}."
     )
-    print(where.hint(f"Next: `coordinator run start {done.name}`"))
+    for sentence in done.advice:
+        print(f"Beware: {sentence}.")
+    print(where.hint(f"Next: `coordinator run start {run.name}`"))
 
 
 def _read(file: Path) -> str:

@@ -191,6 +191,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     samples: int
     oldest_at: float | None
+    newest_at: float | None
     workers: int
 
 
@@ -207,6 +208,7 @@ _PENDING = select(
     func.coalesce(func.sum(_C.steps), 0),
     func.coalesce(func.sum(_C.samples), 0),
     func.min(_C.decided_at),
+    func.max(_C.decided_at),
     func.count(func.distinct(_C.worker_id)),
 ).where(_TO_MERGE)
 
@@ -217,9 +219,16 @@ _PENDING_VETTED = _PENDING.where(_C.vetted.is_(True))
 def pending(conn: Connection, run_id: int, *, vetted: bool = False) -> Pending:
     """Return what waits for the next merge of a run; with `vetted` only of vetted accounts."""
     query = _PENDING_VETTED if vetted else _PENDING
-    count, steps, samples, oldest, workers = conn.execute(query, {"its_run_id": run_id}).one()
+    count, steps, samples, oldest, newest, workers = conn.execute(
+        query, {"its_run_id": run_id}
+    ).one()
     return Pending(
-        count=count, steps=int(steps), samples=int(samples), oldest_at=oldest, workers=workers
+        count=count,
+        steps=int(steps),
+        samples=int(samples),
+        oldest_at=oldest,
+        newest_at=newest,
+        workers=workers,
     )
 
 

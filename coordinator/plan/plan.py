@@ -119,6 +119,8 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     work: int = 0  # steps (deltas) or samples (gradients)
     waited_s: float = 0.0  # since the oldest was accepted
+    quiet_s: float = 0.0  # since the newest was
+    round_s: float = 0.0  # from the last version to the newest
     live_workers: int = 1
 
 
@@ -147,7 +149,19 @@ def ready(plan: Plan, pending: Pending) -> Ready:
         return Ready(now=False, needs=needs, deadline_in_s=None)
     left_s = max(0.0, plan.deadline_seconds - pending.waited_s) if plan.deadline_seconds else None
     enough_work = 0 < plan.work_target <= pending.work
-    return Ready(now=needs == 0 or enough_work or left_s == 0, needs=needs, deadline_in_s=left_s)
+    grace_s = _grace_left(plan, pending)
+    if needs == 0 and grace_s > 0:
+        left_s = grace_s if left_s is None else min(left_s, grace_s)
+    due = (needs == 0 and grace_s <= 0) or enough_work or left_s == 0
+    return Ready(now=due, needs=needs, deadline_in_s=left_s)
+
+
+def _grace_left(plan: Plan, pending: Pending) -> float:
+    """Return the seconds that a merge with a quorum still waits for the other live workers."""
+    if pending.count >= pending.live_workers:
+        return 0.0
+    round_s = min(pending.round_s, plan.deadline_seconds or math.inf)
+    return max(0.0, plan.grace * round_s - pending.quiet_s)
 
 
 def no_base(plan: Plan, head: int, base: int) -> str:

@@ -44,6 +44,7 @@ _ADAPTIVE: dict[str, Any] = {
 }
 _GRADIENT: dict[str, Any] = {
     "update": "gradient",
+    "grace": 0.0,
     "arrival_scale": "one",
     "optimizer": "adam",
     "lr": 1e-3,
@@ -56,6 +57,7 @@ _SAME_VERSION: dict[str, Any] = {"max_staleness": 0, "table": "constant", "overl
 _EVERY_BATCH: dict[str, Any] = {"gradient_every": 1, "pull_every": 1}
 _EVERY_ARRIVAL: dict[str, Any] = {
     "quorum": 1,
+    "grace": 0.0,
     "deadline_seconds": 0.0,
     "arrival_scale": "one",
     "damping": True,
@@ -79,6 +81,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     | {
         "quorum": 2,
         "quorum_share": 0.5,
+        "grace": 0.0,
         "table": "polynomial",
         "damping": True,
         "overlap": True,
@@ -109,6 +112,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "self-play": _AVERAGING
     | {
         "quorum": 1,
+        "grace": 0.0,
         "deadline_seconds": 0.0,
         "arrival_scale": "one",  # most workers play and bring no update
         "max_staleness": 2,

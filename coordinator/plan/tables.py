@@ -60,6 +60,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # for a third.
     quorum: Annotated[int, Meta(ge=1, le=10_000)] = 3
     quorum_share: Share = 0.0  # or this share of the live workers, if that is more
+    # With a quorum the merge still waits for the other live workers, for this share of the time
+    # since the last version. Of four equal machines, merged by threes, one is always left waiting.
+    grace: Share = 0.1
     deadline_seconds: NotNegative = 300.0  # since the oldest waiting contribution; 0 = off
     min_contributions: Annotated[int, Meta(ge=1, le=10_000)] = 1  # for the deadline and the work
     work_target: CountOrOff = 0  # steps (deltas) or samples (gradients); 0 = off

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import NamedTuple
 
 import msgspec
 
@@ -197,12 +198,30 @@ def total_steps(file: RunFile, plan: Plan, samples: int, sample_size: int = 1) -
     """
     if file.train.decay_steps:
         return file.train.decay_steps
+    phases = phase_lengths(file, plan, samples, sample_size)
+    return math.ceil(sum(phase.versions * phase.local_steps for phase in phases) - 1e-6)
+
+
+class PhaseLength(NamedTuple):
+    """A phase as far as `[stop]` lets it come."""
+
+    versions: float
+    local_steps: int
+
+
+def phase_lengths(
+    file: RunFile, plan: Plan, samples: int, sample_size: int = 1
+) -> list[PhaseLength]:
+    """Return the length of each phase, and of the plan itself after them; none where `[stop]` names
+    no end.
+    """
     stop = file.stop
     ends = [stop.passes * samples, stop.tokens / sample_size if samples else 0]
     most = min((end for end in ends if end), default=math.inf)  # samples
     if not stop.versions and math.isinf(most):
-        return 0
-    version = seen = steps = 0.0
+        return []
+    found: list[PhaseLength] = []
+    version = seen = 0.0
     for index in range(len(plan.phases) + 1):
         now = in_phase(plan, index)
         local = steps_of_update(now, file.task.local_steps)
@@ -215,8 +234,9 @@ def total_steps(file: RunFile, plan: Plan, samples: int, sample_size: int = 1) -
             until += [by_tokens / each] if phase.until_tokens else []
             left += until or [0.0]
         count = max(0.0, min(left))
-        version, seen, steps = version + count, seen + count * each, steps + count * local
-    return math.ceil(steps - 1e-6)
+        version, seen = version + count, seen + count * each
+        found.append(PhaseLength(count, local))
+    return found
 
 
 def steps_in(samples: int, batch_size: int) -> int:

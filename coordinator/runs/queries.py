@@ -12,6 +12,7 @@ from coordinator.database.runs import RunRow
 from coordinator.database.volunteers import worker_state
 from coordinator.plan.plan import Pending, Ready, ready
 from coordinator.plan.tables import Plan
+from coordinator.rules.advice import advice
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition
@@ -129,10 +130,15 @@ class RunQueries:
             if others.oldest_at is not None and others.oldest_at <= long_ago:
                 waiting = others
         live = live or runs.steering_workers(conn, run, now - LIVE_S, vetted=False)
+        newest, round_s = waiting.newest_at, 0.0
+        if plan.grace and newest is not None and waiting.count < live:
+            round_s = max(0.0, newest - versions.get(conn, run.id, run.head).created_at)
         pending = Pending(
             count=waiting.count,
             work=waiting.samples if plan.update == "gradient" else waiting.steps,
             waited_s=now - waiting.oldest_at if waiting.oldest_at is not None else 0.0,
+            quiet_s=now - newest if newest is not None else 0.0,
+            round_s=round_s,
             live_workers=live,
         )
         return ready(plan, pending), live
@@ -178,6 +184,17 @@ class RunQueries:
                 )
                 for info in found
             )
+
+        return await self._db.read(read)
+
+    async def advice(self, name: str) -> tuple[str, ...]:
+        """Return what is known to go wrong with a run file. Raises NotFound."""
+
+        def read(conn: Connection) -> tuple[str, ...]:
+            run = runs.by_name(conn, name)
+            about = definition(run)
+            samples = 0 if about.play else run.samples_total
+            return advice(about.file, about.plan, samples, run.sample_size)
 
         return await self._db.read(read)
 

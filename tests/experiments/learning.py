@@ -108,6 +108,7 @@ def defaults(preset: str) -> dict[str, Any]:
     return {
         "preset": preset,
         "quorum": default.quorum,
+        "grace": default.grace,
         "deadline_seconds": default.deadline_seconds,
     }
 

@@ -192,6 +192,32 @@ def test_merging_waits_for_the_count_or_the_deadline(pending: Pending, expected:
     assert ready(plan({"quorum": 3, "deadline_seconds": 300}), pending) == expected
 
 
+@pytest.mark.parametrize(
+    ("count", "quiet_s", "now", "left_s"),
+    [
+        (3, 0.0, False, 10.0),  # the fourth of four equal machines is about to arrive
+        (3, 9.0, False, 1.0),
+        (3, 10.0, True, 300.0),  # it does not
+        (4, 0.0, True, 300.0),
+        (2, 50.0, False, 300.0),  # without a quorum there is no grace
+    ],
+)
+def test_with_a_quorum_it_waits_a_little_for_the_others(
+    count: int, quiet_s: float, now: bool, left_s: float
+) -> None:
+    wants = plan({"quorum": 3, "grace": 0.1})
+    pending = Pending(count=count, live_workers=4, quiet_s=quiet_s, round_s=100.0)
+    found = ready(wants, pending)
+    assert (found.now, found.deadline_in_s) == (now, left_s)
+    assert ready(plan({"quorum": 3, "grace": 0}), pending).now == (count >= 3)
+
+
+def test_a_run_that_stood_still_has_no_long_grace() -> None:
+    wants = plan({"quorum": 3, "grace": 0.1, "deadline_seconds": 60})
+    pending = Pending(count=3, live_workers=4, quiet_s=6.0, round_s=1e6)
+    assert ready(wants, pending).now
+
+
 def test_enough_work_merges_before_the_count() -> None:
     wants = plan({"quorum": 10, "work_target": 100, "min_contributions": 2})
     assert not ready(wants, Pending(count=2, work=99, live_workers=20)).now

@@ -1,0 +1,56 @@
+"""Advice on a run file that is valid and still a bad idea: sentences for whoever creates the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coordinator.plan.plan import in_phase
+from coordinator.plan.tables import Plan
+from coordinator.rules.run_file import RunFile
+from coordinator.rules.sizing import phase_lengths
+
+# Outer momentum on deltas of 30 local steps (docs/experiments.md): up to this rate every seed learnt,
+# at 1.4 each ended above one machine alone; so did all that had momentum from the first version on.
+LR_STEADY, LR_UNSTEADY = 1.0, 1.4
+MOMENTUM_MIN = 0.5
+LEAST_AFTER = 0.25  # of the versions of a plan with phases come after them, at the least
+
+
+def advice(file: RunFile, plan: Plan, samples: int, sample_size: int = 1) -> tuple[str, ...]:
+    """Return what is known to go wrong with a run; a pass has so many samples (0: no end)."""
+    return (*_unsteady(file, plan), *_too_short(file, plan, samples, sample_size))
+
+
+def _unsteady(file: RunFile, plan: Plan) -> Iterator[str]:
+    last = in_phase(plan, len(plan.phases))
+    if last.update != "delta" or last.momentum < MOMENTUM_MIN:
+        return
+    if last.lr >= LR_UNSTEADY:
+        yield (
+            f"[plan] lr = {last.lr:g} with momentum = {last.momentum:g} is outside of what was "
+            f"measured to be steady: at 30 local steps every seed learnt up to {LR_STEADY:g}, and "
+            f"at {LR_UNSTEADY:g} each ended worse than one machine alone"
+        )
+    if not file.train.init_from and in_phase(plan, 0).momentum >= MOMENTUM_MIN:
+        yield (
+            "[plan] has outer momentum from the first version on, and no weights to begin with: "
+            "so each measured seed ended worse than one machine alone; leave phases out to begin "
+            "with plain averaging, or name weights in [train] init_from"
+        )
+
+
+def _too_short(file: RunFile, plan: Plan, samples: int, sample_size: int) -> tuple[str, ...]:
+    lengths = phase_lengths(file, plan, samples, sample_size)
+    if len(lengths) < 2:  # without phases, or without an end
+        return ()
+    after = lengths[-1]
+    whole = sum(phase.versions for phase in lengths)
+    first = whole - after.versions
+    if after.versions >= LEAST_AFTER * whole:
+        return ()
+    what = "never begins" if after.versions < 1 else f"is left {after.versions:.0f} of them"
+    return (
+        f"this run makes about {whole:.0f} versions, the first {first:.0f} of them in the phases "
+        f'that come before its plan: "{plan.preset}" itself {what}. Let it run longer ([stop]), '
+        "shorten the phases ([plan] phases), or choose fedavg",
+    )

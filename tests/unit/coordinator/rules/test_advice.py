@@ -1,0 +1,47 @@
+"""Advice on run files that are valid and still a bad idea."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from coordinator.plan.plan import plan
+from coordinator.rules import run_file
+from coordinator.rules.advice import advice
+
+SAMPLES = 1_000_000
+
+
+def given(wants: dict[str, Any], **tables: Any) -> tuple[str, ...]:
+    file = run_file.parse('name = "a"\nworkload = "gpt"\n')
+    stop = msgspec.structs.replace(file.stop, **tables)
+    file = msgspec.structs.replace(file, stop=stop, plan=wants)
+    return advice(file, plan(wants), SAMPLES)
+
+
+@pytest.mark.parametrize("preset", ["fedavg", "diloco", "fedavgm", "async-diloco", "fedadam"])
+def test_presets_with_room_get_no_advice(preset: str) -> None:
+    assert given({"preset": preset}, versions=400) == ()
+    assert given({"preset": preset}) == ()  # without an end
+
+
+def test_an_outer_rate_that_was_unsteady_is_named_with_the_range() -> None:
+    (said,) = given({"preset": "diloco", "lr": 1.4})
+    assert "every seed learnt up to 1, and at 1.4" in said
+    assert given({"preset": "fedavg", "lr": 1.4}) == ()
+
+
+def test_outer_momentum_from_nothing_is_told_to_begin_with_averaging() -> None:
+    (said,) = given({"preset": "diloco", "phases": []})
+    assert "begin with plain averaging" in said
+
+
+def test_a_run_that_ends_in_its_warm_up_is_told_so() -> None:
+    (said,) = given({"preset": "diloco"}, versions=40)
+    assert "about 40 versions, the first 40" in said
+    assert '"diloco" itself never begins' in said
+    (said,) = given({"preset": "diloco"}, versions=70)
+    assert "is left 10 of them" in said
+    assert given({"preset": "fedavg"}, versions=4) == ()
