@@ -28,6 +28,7 @@ from shared.protocol.inference import (
     AnswerTokens,
     AnswerWork,
 )
+from shared.protocol.limits import LONG_POLL_S_MAX
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open import Database
     from shared.clock import Clock
 
-OFFER_S = 25.0  # an offer waits so long for a prompt
 WAITING_MAX = 10_000  # machines; beyond them the one that waits longest goes without
 FIRST_S, NEXT_S = 20.0, 5.0  # without a token, then it is asked elsewhere
 REST_S = 60.0  # for a machine that did not answer in time
@@ -123,7 +123,7 @@ class Answerers:
         return len(self._waiting)
 
     async def offer(self, principal: Principal, request: AnswerOffer) -> AnswerWork:
-        """Wait for a prompt; an earlier offer of the same machine ends.
+        """Wait for a prompt, as long as the request says; an earlier offer of the same machine ends.
 
         Raises Forbidden for an account that is not vetted.
         """
@@ -131,6 +131,7 @@ class Answerers:
         account = await self._db.read(lambda conn: store.by_id(conn, who))
         if account is None or account.state != "active" or account.standing != "vetted":
             raise Forbidden("answering prompts is for accounts that are vetted: train first")
+        wait_s = max(0.0, min(request.wait_s, LONG_POLL_S_MAX))
         waiting = Waiting(principal, request.runs)
         self._end(self._waiting.pop(waiting.worker_id, None))
         while len(self._waiting) >= WAITING_MAX:
@@ -138,7 +139,7 @@ class Answerers:
         self._waiting[waiting.worker_id] = waiting
         try:
             with suppress(TimeoutError):
-                return AnswerWork(task=await asyncio.wait_for(waiting.task, OFFER_S))
+                return AnswerWork(task=await asyncio.wait_for(waiting.task, wait_s))
             return AnswerWork()
         finally:
             if self._waiting.get(waiting.worker_id) is waiting:

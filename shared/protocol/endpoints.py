@@ -541,7 +541,7 @@ METRICS = Endpoint(
 ANSWER_OFFER = Endpoint(
     method="POST",
     path="/answers/offer",
-    summary="Offer to answer a prompt; waits up to half a minute for one",
+    summary="Offer to answer a prompt; waits up to `wait_s` for one",
     request=AnswerOffer,
     reply=AnswerWork,
 )

@@ -93,6 +93,7 @@ class AnswerOffer(Message):
     """Runs whose prompts this machine would answer; none: any."""
 
     runs: Words = ()
+    wait_s: float = 0.0  # at most; a long poll
 
 
 class AnswerTask(Message):

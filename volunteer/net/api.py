@@ -172,7 +172,7 @@ class Api:
     async def offer_answers(self, runs: tuple[str, ...]) -> AnswerWork:
         """Offer to answer a prompt of some runs (none: any), held open until there is one."""
         timeout_s = LONG_POLL_S_MAX + HELD_S
-        body = AnswerOffer(runs=runs)
+        body = AnswerOffer(runs=runs, wait_s=LONG_POLL_S_MAX)
         return await self._call(endpoints.ANSWER_OFFER, {}, body, timeout_s=timeout_s)
 
     async def answer_tokens(self, answer: str, sent: AnswerTokens) -> bool:

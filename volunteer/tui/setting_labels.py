@@ -31,7 +31,10 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Network and disk",
         ("upload_mbit", "download_mbit", "cache_gb", "disk_free_gb", "prefetch"),
     ),
-    ("What to help", ("runs", "workloads", "consent", "public", "public_runs", "max_tasks")),
+    (
+        "What to help",
+        ("runs", "workloads", "serve", "consent", "public", "public_runs", "max_tasks"),
+    ),
     (
         "Screen and alerts",
         ("theme", "ascii", "animations", "keys", "power_price", "alerts", "webhook"),
@@ -60,6 +63,7 @@ LABELS = {
     "prefetch": "fetch ahead",
     "runs": "runs to help",
     "workloads": "workloads allowed",
+    "serve": "answer prompts",
     "consent": "licences",
     "public": "nickname shown",
     "public_runs": "list of public runs",
