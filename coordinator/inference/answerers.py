@@ -123,7 +123,7 @@ class Answerers:
         return len(self._waiting)
 
     async def offer(self, principal: Principal, request: AnswerOffer) -> AnswerWork:
-        """Wait for a prompt, as long as the request says; an earlier offer of the same machine ends.
+        """Wait for a prompt as long as the request says; an earlier offer of this machine ends.
 
         Raises Forbidden for an account that is not vetted.
         """
