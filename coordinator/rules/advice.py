@@ -9,8 +9,8 @@ from coordinator.plan.tables import Plan
 from coordinator.rules.run_file import RunFile
 from coordinator.rules.sizing import phase_lengths
 
-# Outer momentum on deltas of 30 local steps (docs/experiments.md): up to this rate it learnt, at 1.4
-# it ended above one machine alone; so did what had momentum from the first version on.
+# Outer momentum on deltas of 30 local steps (docs/experiments.md): up to this rate it learnt, at
+# 1.4 it ended above one machine alone; so did what had momentum from the first version on.
 LR_STEADY, LR_UNSTEADY = 1.0, 1.4
 MOMENTUM_MIN = 0.5
 LEAST_AFTER = 0.25  # of the versions of a plan with phases come after them, at the least
