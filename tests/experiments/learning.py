@@ -4,9 +4,10 @@ bytes.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -34,23 +35,57 @@ from shared.workloads.data.text_dataset import build_text
 
 BYTES = 257  # every byte and the end of a text
 HELD_OUT = 0.05  # of the texts
+MANUALS = ("/usr/share/doc", *(f"/usr/share/man/man{number}" for number in (1, 5, 7, 8)))
+NO_MANUALS = ("changelog", "copyright")
 PIECE = 1024  # characters
 EVALUATE_S = 600.0
 
 
-def corpus(folder: Path, documents: int = 0) -> Dataset:
-    """The standard library's source as bytes, kept in `folder`; the first `documents` of it, or
-    all.
-    """
-    path = folder / f"pieces-{documents}"
-    if not (path / "manifest.json").exists():
+def manuals() -> Iterator[Document]:
+    """Manual pages and notes that come with a Debian system: prose, beside the code."""
+    seen: set[bytes] = set()
+    for place in MANUALS:
+        for path in sorted(Path(place).rglob("*")):
+            name = path.name.lower()
+            if not path.is_file() or path.is_symlink() or name.startswith(NO_MANUALS):
+                continue
+            try:
+                data = gzip.decompress(path.read_bytes()) if name.endswith(".gz") else b""
+                data = data or path.read_bytes()
+                text = data.decode()
+            except (OSError, EOFError, UnicodeDecodeError):
+                continue
+            known = hashlib.sha256(data).digest()
+            if 2_000 < len(text) < 200_000 and "\0" not in text and known not in seen:
+                seen.add(known)
+                yield Document(str(path), text)
+
+
+TEXTS: Mapping[str, Callable[[], Iterator[Document]]] = {
+    "code": standard_library_documents,
+    "manuals": manuals,
+}
+
+
+def corpus(folder: Path, documents: int = 0, texts: str = "code") -> Dataset:
+    """A corpus as bytes, kept in `folder`; the first `documents` of it, or all."""
+    path = folder / (f"pieces-{documents}" if texts == "code" else f"pieces-{texts}-{documents}")
+    if not (path / "test.json").exists():
         path.mkdir(parents=True, exist_ok=True)
-        _build(path, documents)
+        _build(path, documents, TEXTS[texts])
     manifest = msgspec.json.decode((path / "manifest.json").read_bytes(), type=DatasetManifest)
     return manifest, {file.name: file.read_bytes() for file in path.glob("?" * 64)}
 
 
-def _build(path: Path, documents: int) -> None:
+def unseen_chunks(folder: Path, texts: str) -> tuple[ChunkRef, ...]:
+    """Held-out texts of a whole corpus that no choice has seen: every second one."""
+    name = "pieces-0" if texts == "code" else f"pieces-{texts}-0"
+    return msgspec.json.decode(
+        (folder / name / "test.json").read_bytes(), type=tuple[ChunkRef, ...]
+    )
+
+
+def _build(path: Path, documents: int, source: Callable[[], Iterator[Document]]) -> None:
     """Held out are whole texts; the others are cut into pieces in random order, so that every
     stretch of a pass is alike.
     """
@@ -62,16 +97,16 @@ def _build(path: Path, documents: int) -> None:
 
     def built(some: Sequence[Document]) -> DatasetManifest:
         return build_text(
-            "stdlib",
+            path.name,
             some,
             put,
             vocab_size=BYTES,
             heldout_share=0.001,
-            licence="PSF-2.0",
-            source="the Python standard library of this machine",
+            licence="of each text",
+            source="texts of this machine",
         )
 
-    texts = list(islice(standard_library_documents(), documents or None))
+    texts = list(islice(source(), documents or None))
     texts.sort(key=lambda text: hashlib.sha256(text.name.encode()).digest())
     held = max(2, round(HELD_OUT * len(texts)))
     pieces = [
@@ -79,8 +114,9 @@ def _build(path: Path, documents: int) -> None:
         for text in texts[held:]
         for at in range(0, len(text.text), PIECE)
     ]
-    kept = built(texts[:held])
+    kept, test = built(texts[:held:2]), built(texts[1:held:2])
     manifest = msgspec.structs.replace(built(pieces), heldout=(*kept.chunks, *kept.heldout))
+    (path / "test.json").write_bytes(msgspec.json.encode((*test.chunks, *test.heldout)))
     (path / "manifest.json").write_bytes(msgspec.json.encode(manifest))
 
 
@@ -94,6 +130,7 @@ class Setup:
     batch: int = 4
     lr: float = 1e-3
     warmup: int = 40
+    test: tuple[ChunkRef, ...] = ()  # measured once, at the end
 
 
 PROBE = {"block_size": 64, "n_layer": 4, "n_head": 4, "n_embd": 128, "dropout": 0.0}
@@ -148,6 +185,7 @@ class Learned:
     """What came of it."""
 
     loss: float
+    test_loss: float | None  # on texts that no choice has seen, where there are some
     curve: list[tuple[int, float, float]]  # global step, virtual seconds, loss
     outcome: SimulationResult
     up: float  # bytes a parameter and worker
@@ -162,6 +200,7 @@ class Learned:
                     refused[verdict] = refused.get(verdict, 0) + count
         return {
             "loss": round(self.loss, 6),
+            **({} if self.test_loss is None else {"test": round(self.test_loss, 6)}),
             "up": round(self.up, 2),
             "down": round(self.down, 2),
             "versions": len(self.outcome.merged_at),
@@ -204,6 +243,7 @@ def learn(setup: Setup, run: Run) -> Learned:
     size = outcome.parameters * len(outcome.traces)
     return Learned(
         loss=loss,
+        test_loss=watch.test(),
         curve=watch.curve,
         outcome=outcome,
         up=sum(trace.up_bytes for trace in outcome.traces) / size,
@@ -246,13 +286,21 @@ class _Watch:
             return seconds >= self._measured_at + self._run.curve_s
         return step >= self._measured + self._run.curve_every * self._run.stretch
 
-    def _measure(self) -> float:
+    def test(self) -> float | None:
+        """Loss of the last version on the texts for the end."""
+        chunks = self._setup.test
+        return self._on(local(self._setup.dataset, chunks)) if chunks else None
 
+    def _measure(self) -> float:
+        loss = self._on(self._heldout)
+        self.curve.append((*self._at, loss))
+        return loss
+
+    def _on(self, heldout: LocalData) -> float:
         assert self._about is not None, "no version was merged"
         weights = {name: torch.from_numpy(value) for name, value in self._last.items()}
         workload, model = self._about.workload, self._about.file.model
-        found = workload.evaluate(model, weights, self._heldout, EVALUATE_S, lambda: False)
-        self.curve.append((*self._at, found["loss"]))
+        found = workload.evaluate(model, weights, heldout, EVALUATE_S, lambda: False)
         return found["loss"]
 
     def final(self) -> float:
