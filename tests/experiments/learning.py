@@ -114,9 +114,12 @@ def _build(path: Path, documents: int, source: Callable[[], Iterator[Document]])
         for text in texts[held:]
         for at in range(0, len(text.text), PIECE)
     ]
-    kept, test = built(texts[:held:2]), built(texts[1:held:2])
+    split = not documents  # a corpus cut short has too few texts for two ends
+    kept = built(texts[: held : 1 + split])
     manifest = msgspec.structs.replace(built(pieces), heldout=(*kept.chunks, *kept.heldout))
-    (path / "test.json").write_bytes(msgspec.json.encode((*test.chunks, *test.heldout)))
+    test = built(texts[1:held:2]) if split else None
+    unseen = (*test.chunks, *test.heldout) if test else ()
+    (path / "test.json").write_bytes(msgspec.json.encode(unseen))
     (path / "manifest.json").write_bytes(msgspec.json.encode(manifest))
 
 
