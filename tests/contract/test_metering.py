@@ -18,7 +18,7 @@ from coordinator.config import Settings
 from coordinator.database import volunteers as store
 from coordinator.database.engine.open import Database
 from coordinator.database.inference import usage
-from coordinator.database.ledger import gifts, payments
+from coordinator.database.ledger import answer_pay, gifts, payments
 from coordinator.database.tables.ledger import accounts, events
 from coordinator.inference.metering import GONE_S, Meter, Metered, Order
 from coordinator.rules.run_file import ServeSettings, TierSettings
@@ -115,6 +115,35 @@ async def test_the_ledger_is_written_twice_a_request(bench: Bench) -> None:
     assert await bench.db.read(count) - before == 2
 
 
+async def test_after_a_kill_volunteers_are_paid_once_for_what_was_written_down(
+    bench: Bench,
+) -> None:
+    bob = await join(bench.people, "Bob")
+    killed = bench.meter()
+    one = await killed.begin(bench.order(house_share=0.25))
+    killed.count(one, 2)
+    killed.count(one, 2, bob.volunteer_id)
+    await killed.tick()
+    killed.count(one, 4, bob.volunteer_id)  # streamed in its last second
+    meter = bench.meter()
+    assert await meter.recover(everything=True) == 1
+    assert await meter.recover(everything=True) == 0
+    await killed.end(one)  # too late
+    assert await bench.has() == (CREDITS - 14, 0, 14)  # 9 tokens at 1.5, rounded up
+    found = await bench.db.read(lambda c: payments.balances(c, bob.volunteer_id))
+    assert found.earned_micro == 14 * 3 // 4 * 2 // 4
+    assert await breaches(bench.db) == []
+
+    def caught(conn: Connection) -> int:
+        return answer_pay.take_back(conn, one.id, bob.volunteer_id, "not the model's", 5.0)
+
+    for _ in range(2):
+        assert await bench.db.write(caught) == found.earned_micro
+    found = await bench.db.read(lambda c: payments.balances(c, bob.volunteer_id))
+    assert found.earned_micro == 0
+    assert await breaches(bench.db) == []
+
+
 async def test_nothing_generated_costs_nothing(bench: Bench) -> None:
     meter = bench.meter()
     await meter.end(await meter.begin(bench.order()))
@@ -126,7 +155,7 @@ async def test_after_a_kill_what_was_written_down_is_settled(bench: Bench) -> No
     one, two = await killed.begin(bench.order()), await killed.begin(bench.order())
     killed.count(one, 4)
     await killed.tick()
-    killed.count(one, 2, "alpha")  # streamed in its last second
+    killed.count(one, 2)  # streamed in its last second
     other = bench.meter()
     assert await other.recover() == 0  # it may still live
     await bench.clock.advance(GONE_S + 1)
