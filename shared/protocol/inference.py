@@ -241,6 +241,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     parameters: int = 0
     price_micro: int = 0  # of a thousand tokens, or of one image
+    answered_by: str = "organiser"  # "volunteers": their machines, too, and their owners can read
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What the presets keep of data-parallel's gain by their defaults, on two corpora and by six seeds,
+"""Share of data-parallel's gain that the presets keep by default, on two corpora and by six seeds,
 beside controls at their own best learning rate.
 
     make experiments EXPERIMENT=defaults                              about an hour of one core
@@ -6,8 +6,8 @@ beside controls at their own best learning rate.
     ... EXPERIMENT_ARGS='--table'                                     only the table again
 
 Four equal machines, 1,200 steps each, 30 local steps, 0.1 M parameters. The rate of each control is
-the one of three that is best on the validation texts, by the mean of the seeds; presets take that of
-data-parallel. The table is of test texts, which no choice has seen.
+the one of three that is best on the validation texts, by the mean of the seeds; presets take the
+one of data-parallel. The table is of test texts, which no choice has seen.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from textual.pilot import Pilot
 
@@ -156,3 +157,22 @@ async def test_a_model_that_is_not_there_is_a_sentence(engine: FakeEngine) -> No
         await pilot.press("escape")
         await settle(app, pilot)
         assert "Ask stdlib" not in screen_text(app)
+
+
+async def test_that_strangers_may_read_is_said_before_and_can_be_forbidden(
+    engine: FakeEngine,
+) -> None:
+    answering(engine, DONE)
+    engine.answers[commands.GetModel] = msgspec.structs.replace(CARD, answered_by="volunteers")
+    async with opened(engine, scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("p")
+        await settle(app, pilot)
+        assert "their owners can read your prompt" in screen_text(app)
+        await pilot.press("ctrl+o")
+        await settle(app, pilot)
+        assert "organiser's machines read your prompt" in screen_text(app)
+        await pilot.press(*"def", "enter")
+        await settle(app, pilot)
+    (sent,) = (c for c in engine.asked if isinstance(c, commands.AskModel))
+    assert sent.private

@@ -166,5 +166,9 @@ def _body(command: AskModel) -> dict[str, Any]:
         "temperature": command.temperature,
         "top_p": command.top_p,
     }
-    given = {"max_tokens": command.max_tokens, "seed": command.seed}
+    given = {
+        "max_tokens": command.max_tokens,
+        "seed": command.seed,
+        "answered_by": "organiser" if command.private else None,
+    }
     return body | {name: value for name, value in given.items() if value is not None}

@@ -21,6 +21,8 @@ DAY_S = 86_400.0
 PROMPT_BYTES_MAX = 1 << 20
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
+STRANGERS = "volunteers' machines may answer and read this; --private keeps it off them"
+
 Profile = Annotated[str, Parameter(help="Profile on this host.")]
 Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 Model = Annotated[str, Parameter(help="A run, or one of its versions: RUN, RUN@best, RUN@40.")]
@@ -218,6 +220,9 @@ async def _said(
 ) -> tuple[str, Usage | None]:
     """Return an answer and its use; with `show` its words are printed as they come."""
     from volunteer.net.prompts import streamed
+
+    if "answered_by" not in body and (await api.model(body["model"])).answered_by == "volunteers":
+        print(STRANGERS, file=sys.stderr)
 
     parts: list[str] = []
     used = None

@@ -205,6 +205,7 @@ class AskModel(Ask[int]):
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int | None = None
+    private: bool = False  # the organiser's machines alone may read it
 
 
 class ReadAnswer(Ask[Answer]):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 PRIVACY = (
     "The organiser's machines read your prompt, and do not keep it. It is remembered here only."
 )
+OPEN = "Volunteers' machines may answer, and their owners can read your prompt: ^o forbids it."
 SHOWN_CHARS = 50_000  # of one answer
 CHARS_A_TOKEN = 3  # a guess, for the price before
 FIRST = "@0"  # the version before any training
@@ -112,6 +113,7 @@ class Ask(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", "close", show=False),
         Binding("ctrl+b", "both", "before and after", show=False),
+        Binding("ctrl+o", "private", "the organiser's machines only", show=False),
         Binding("ctrl+r", "erase", "erase history", show=False),
         Binding("up", "past(-1)", "earlier prompt", show=False),
         Binding("down", "past(1)", "later prompt", show=False),
@@ -171,10 +173,16 @@ class Ask(Screen[None]):
             self._past = await control.prompts()
             self._at = len(self._past)
             self._card = await control.model(self._info.name)
+            self._tell_who_reads()
         except VolunteerError as error:
             self._say(error.message)
         else:
             self._say(self._price())
+
+    def _tell_who_reads(self) -> None:
+        strangers = self._card is not None and self._card.answered_by == "volunteers"
+        said = OPEN if strangers and not self.has_class("-private") else PRIVACY
+        self.query_one("#about", Static).update(said)
 
     def _price(self) -> str:
         """Return what the prompt may cost, and what there is."""
@@ -239,6 +247,7 @@ class Ask(Screen[None]):
                 temperature=knobs.temperature,
                 top_p=knobs.top_p,
                 seed=knobs.seed,
+                private=self.has_class("-private"),
             )
             self.run_worker(self._follow(control, pane, command), group=pane.id or "")
 
@@ -292,6 +301,11 @@ class Ask(Screen[None]):
         self.toggle_class("-both")
         self.query_one("#before").border_title = "Version 0"
         self._weigh()
+
+    def action_private(self) -> None:
+        """Ask the organiser's machines only, or volunteers' too."""
+        self.toggle_class("-private")
+        self._tell_who_reads()
 
     def action_past(self, step: int) -> None:
         """Show an earlier or later prompt of this machine, with its answer."""
