@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 WAITING_MAX = 10_000  # machines; beyond them the one that waits longest goes without
 FIRST_S, NEXT_S = 20.0, 5.0  # without a token, then it is asked elsewhere
 REST_S = 60.0  # for a machine that did not answer in time
-UNREAD_MAX = 4096  # tokens that an asker has not taken yet: a machine that sends more waits
 CAUGHT = "answers of its machine were not those of the model"
 
 log = structlog.get_logger("answers")
@@ -154,7 +153,8 @@ class Answerers:
         fit = [
             each
             for each in self._waiting.values()
-            if each.volunteer_id not in but
+            if not each.task.done()  # its wait is just over
+            and each.volunteer_id not in but
             and (not each.runs or run in each.runs)
             and each.worker_id not in self._rests
         ]

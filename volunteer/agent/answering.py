@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import Forbidden, InvalidFrame, VolunteerError
+from shared.errors import Forbidden, InvalidFrame, NotFound, VolunteerError
 from shared.protocol.inference import AnswerTask, AnswerTokens
 from shared.protocol.versions import VersionManifest
 from shared.workloads.base import Workload
@@ -60,7 +60,7 @@ class Answering:
                 work = await self.life.unless(lambda: self._free() is None, offer)
                 if work is not None and work.task is not None:
                     await self._answer(work.task)
-            except Forbidden as error:
+            except (Forbidden, NotFound) as error:  # also of a coordinator that has no such work
                 if not self._told:
                     self._told = True
                     self.hub.notice(f"no prompts yet: {error.message}")
