@@ -100,7 +100,9 @@ def end(
     elif row["held_micro"]:
         spending.release(conn, row["volunteer_id"], request_id, now)
     done = {"state": "done", "tokens_out": out, "cost_micro": cost, "ended_at": now}
-    conn.execute(_SET, {"its_id": request_id, "first_token_s": first_s} | done)
+    by_others = msgspec.json.encode(streamed.answered).decode()
+    told = {"first_token_s": first_s, "answered": by_others}
+    conn.execute(_SET, {"its_id": request_id} | told | done)
     if cost and row["key_id"] is not None:
         keys.charge(conn, row["key_id"], cost)
     pays = shares(cost, out, streamed.answered, row["house_share"])
