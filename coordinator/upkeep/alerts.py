@@ -79,12 +79,14 @@ class Alerts:
             found: dict[Kind, str] = {"database": self._db.failed}
         else:
             found = await self._db.read(lambda conn: dict(_found(conn, since, now)))
-        self._looked_at = now
         due = tuple(
             Alert(kind=kind, message=message, server=self._server, at=now)
             for kind, message in found.items()
             if now - self._said.get(kind, -SILENT_S) >= SILENT_S
         )
+        silent = found.keys() - {alert.kind for alert in due}
+        if "failed check" not in silent:  # else they are told when the hour is over
+            self._looked_at = now
         for alert in due:
             self._said[alert.kind] = now
             log.warning("alert", kind=alert.kind, message=alert.message)

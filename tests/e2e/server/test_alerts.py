@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
+from coordinator.database import standings
 from coordinator.upkeep.alerts import WAVE_MIN, Alert, Alerts
 from shared import proof_of_work
 from tests.e2e.server.test_recomputes import lazy, results, run_file
@@ -86,3 +89,30 @@ async def test_a_webhook_that_does_not_answer_costs_nothing(tmp_path: Path) -> N
     async with local_coordinator(tmp_path, **settings) as home:
         await strangers(home, range(WAVE_MIN))
         assert len(await home.coordinator.alerts.look()) == 1
+
+
+async def test_a_check_that_fails_within_the_silent_hour_is_said_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        alerts, clock = home.coordinator.alerts, home.clock
+        failed: list[tuple[float, int]] = []
+        monkeypatch.setattr(
+            standings,
+            "failed_recomputes",
+            lambda conn, since: [n for at, n in failed if at > since],
+        )
+
+        async def fails(number: int) -> str:
+            await clock.advance(60.0)
+            failed.append((clock.now(), number))
+            await clock.advance(1.0)
+            return " ".join(alert.message for alert in await alerts.look())
+
+        assert "contribution 1 is" in await fails(1)
+        assert await fails(2) == ""
+        assert await alerts.look() == ()
+        await clock.advance(3600.0)
+        (late,) = await alerts.look()
+        assert "contribution 2 is" in late.message
+        assert await alerts.look() == ()
