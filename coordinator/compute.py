@@ -56,7 +56,13 @@ class Compute:
         self._died_at = -RESTART_S
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Return `work(stop, *arguments)`; into a process of its own all of it is pickled.
+        """Return `work(stop, *arguments)`; into a process of its own all of it is pickled. Raises
+        as `timed` does.
+        """
+        return (await self.timed(work, *arguments))[0]
+
+    async def timed(self, work: Callable[..., T], *arguments: Any) -> tuple[T, float]:
+        """Return what `run` does, and the seconds that it took once its turn had come.
 
         Raises what `work` raises, from a process of its own as a VolunteerError; Unavailable when
         that died of it, or the server stops.
@@ -88,13 +94,14 @@ class Compute:
 
     # --- on the thread ---
 
-    def _timed(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    def _timed(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> tuple[T, float]:
         call = self._remotely if self._separate else self._here
-        began = monotonic()
+        before, began = self.busy_s, monotonic()
         try:
-            return call(work, arguments)
+            found = call(work, arguments)
         finally:
             self.busy_s += monotonic() - began
+        return found, self.busy_s - before
 
     def _here(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> T:
         _limit_threads(self._torch_threads)

@@ -11,6 +11,7 @@ import msgspec
 from coordinator.admin.command import Ask, Command, Named, Nothing
 from coordinator.database import runs
 from coordinator.database.hub.publications import PublicationRow
+from coordinator.database.standings import CostOfChecks, cost
 from coordinator.database.statistics import Person
 from coordinator.merging.healing import Proposal, proposal
 from coordinator.runs.example import EXAMPLE, example_dataset
@@ -90,6 +91,7 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     gate: bool = False  # versions are evaluated before they are published
     heal: Proposal | None = None  # a rollback that is proposed
     publishing: Publishing | None = None
+    checks: CostOfChecks | None = None
 
 
 class Created(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +125,7 @@ async def show(coordinator: Coordinator, ask: Named) -> RunShown:
     file = await coordinator.runs.queries.file(ask.name)
     heal = await coordinator.db.read(lambda conn: proposal(conn, runs.by_name(conn, ask.name)))
     sent = await coordinator.publishing.of(ask.name)
+    checks = await coordinator.db.read(lambda conn: cost(conn, runs.by_name(conn, ask.name).id))
     return RunShown(
         run=run,
         versions=versions,
@@ -132,6 +135,7 @@ async def show(coordinator: Coordinator, ask: Named) -> RunShown:
         gate=file.evaluation.gate,
         heal=heal,
         publishing=None if sent is None else _publishing(sent),
+        checks=checks,
     )
 
 

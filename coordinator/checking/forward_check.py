@@ -15,7 +15,7 @@ import structlog
 
 from coordinator.checking.case import Case, Draws
 from coordinator.compute import Compute, Stop
-from coordinator.database import checks, runs
+from coordinator.database import checks, contributions, runs
 from coordinator.database.contributions import ContributionRow
 from coordinator.rules import checks as rules
 from coordinator.rules.checks import Result
@@ -82,13 +82,13 @@ class ForwardChecks:
         if case is None:
             return None
         try:
-            found = await self._measured(case, row)
+            found, seconds = await self._measured(case, row)
         except (VolunteerError, OSError) as error:
             log.warning("check failed", contribution=row.id, error=str(error))
             return None
         if found is None:
             return None
-        return await self._db.write(lambda conn: self._record(conn, row, found))
+        return await self._db.write(lambda conn: self._record(conn, row, found, seconds))
 
     def _case(self, conn: Connection, row: ContributionRow) -> Case | None:
         """Return what a check needs; None where none is drawn."""
@@ -96,14 +96,19 @@ class ForwardChecks:
             return None
         return Case.of(conn, row, runs.by_id(conn, row.run_id))
 
-    async def _measured(self, case: Case, row: ContributionRow) -> ForwardFigures | None:
+    async def _measured(
+        self, case: Case, row: ContributionRow
+    ) -> tuple[ForwardFigures | None, float]:
         own = await case.data(self._blobs)
         data = own, await heldout(case.dataset.manifest, self._blobs, case.files)
         weights = await self._blobs.local(case.base_sha256)
         files = weights, await self._blobs.local(row.sha256), row.codec
-        return await self._compute.run(measure, case, files, data, self._draws.seed(row))
+        return await self._compute.timed(measure, case, files, data, self._draws.seed(row))
 
-    def _record(self, conn: Connection, row: ContributionRow, found: ForwardFigures) -> Result:
+    def _record(
+        self, conn: Connection, row: ContributionRow, found: ForwardFigures, seconds: float
+    ) -> Result:
+        contributions.checked(conn, row.id, seconds)
         gaps = [each.gap for each in checks.peers(conn, row.run_id, PEERS)]
         result = rules.judge_forward(found, gaps)
         result = checks.add(conn, row, found, result, self._clock.now())

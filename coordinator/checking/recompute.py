@@ -255,13 +255,14 @@ class Recomputes:
         files = await self._files(case, contribution, said)
         data = await case.data(self._blobs)
         try:
-            found = await self._compute.run(redo, case, files, data)
+            found, seconds = await self._compute.timed(redo, case, files, data)
         except Unavailable:
             raise
         except Exception as error:  # what is here was whole before: the evidence is not
             why = f"its evidence cannot be used: {error}"
             await self._end(row, "unproven", why[:SENTENCE_CHARS_MAX])
             return
+        await self._db.write(lambda conn: contributions.checked(conn, contribution.id, seconds))
         device = decode(contribution.report, SubmitRequest).device
         comparable = device.partition(":")[0] == HERE
         precision = case.job.train.precision

@@ -70,3 +70,10 @@ def _text(value: object) -> str:
 def when(at: float | None, never: str = "-") -> str:
     """Return an instant as people read it, UTC."""
     return never if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def results(found: Any) -> str:
+    """Say how many checks had which result, in a few words."""
+    names = ("passed", "failed", "unclear", "unproven", "open")
+    said = [(getattr(found, name), name) for name in names]
+    return ", ".join(f"{count} {name}" for count, name in said if count)

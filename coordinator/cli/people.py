@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from coordinator.cli.listing import as_json, facts, table, when, write_csv
+from coordinator.cli.listing import as_json, facts, results, table, when, write_csv
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, Where, call
 from shared.errors import BadRequest, why
@@ -146,8 +146,8 @@ def trust(*, where: Where = HERE, json: Json = False) -> None:
     facts(
         [
             ("accounts", ", ".join(counts)),
-            ("forward checks", _results(report.forward)),
-            ("recomputes", _results(report.recompute)),
+            ("forward checks", results(report.forward)),
+            ("recomputes", results(report.recompute)),
         ]
     )
     print()
@@ -156,8 +156,8 @@ def trust(*, where: Where = HERE, json: Json = False) -> None:
         "standing": lambda a: f"{a.standing}{', vouched for' if a.invited else ''}",
         "trust": lambda a: f"{a.trust:.2f}",
         "accepted": lambda a: a.accepted,
-        "forward": lambda a: _results(a.forward) or "none",
-        "recomputed": lambda a: _results(a.recompute) or "none",
+        "forward": lambda a: results(a.forward) or "none",
+        "recomputed": lambda a: results(a.recompute) or "none",
         "why": lambda a: a.reason,
     }
     table(report.accounts, columns, "No volunteer yet.")
@@ -179,13 +179,6 @@ def grant(
         as_json(done)
     else:
         print(f"{done.name} got {credit(done.amount_micro)} credits.")
-
-
-def _results(found: Any) -> str:
-    """Say how many checks had which result, in a few words."""
-    names = ("passed", "failed", "unclear", "unproven", "open")
-    said = [(getattr(found, name), name) for name in names]
-    return ", ".join(f"{count} {name}" for count, name in said if count)
 
 
 @volunteers.command

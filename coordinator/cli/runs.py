@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from coordinator.cli.listing import as_json, facts, table, when, write_csv
+from coordinator.cli.listing import as_json, facts, results, table, when, write_csv
 from coordinator.cli.target import HERE, Where, call
 from shared.errors import BadRequest, why
 from shared.text import credit, size
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coordinator.admin.runs import Publishing
+    from coordinator.database.standings import CostOfChecks
     from coordinator.database.statistics import Person
     from coordinator.merging.healing import Proposal
     from shared.protocol.accounts import RunInfo
@@ -162,6 +163,7 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             "gate": shown.gate,
             "heal": shown.heal,
             "publishing": shown.publishing,
+            "checks": None if shown.checks is None else _cost(shown.checks),
         }
         as_json({"run": _plain(run), "versions": shown.versions, **ways})
         return
@@ -184,6 +186,7 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             ("down", DOWNLINKS.get(shown.downlink, shown.downlink)),
             ("rule", shown.rule),
             ("gate", "versions are evaluated before they are published" if shown.gate else None),
+            ("checks", None if shown.checks is None else _checked(shown.checks)),
             ("publish", None if shown.publishing is None else _sent(shown.publishing)),
             ("heal", None if shown.heal is None else _healed(shown.heal, where)),
         ]
@@ -201,6 +204,30 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
     best = next((v.loss for v in shown.versions if v.best and v.loss is not None), None)
     if best is not None and any(v.loss is not None and v.loss < best for v in shown.versions):
         print("* the best: another replaces it once it is better beyond doubt, not by its loss")
+
+
+def _checked(cost: CostOfChecks) -> str | None:
+    """Say which checks were made and what they found, and their seconds beside the work's."""
+    made = [
+        f"{name}: {results(found)}"
+        for name, found in (("forward", cost.forward), ("done again", cost.recompute))
+        if results(found)
+    ]
+    if cost.games:
+        made.append(f"files of games: {cost.games}")
+    if not made:
+        return None
+    share = "" if cost.share is None else f" ({cost.share:.1%})"
+    return (
+        f"{'; '.join(made)}; {cost.checked_s:,.1f} s beside {cost.work_s:,.1f} s of accepted"
+        f" work{share}"
+    )
+
+
+def _cost(cost: CostOfChecks) -> dict[str, Any]:
+    import msgspec
+
+    return {**msgspec.to_builtins(cost), "share": cost.share}
 
 
 def _healed(proposed: Proposal, where: Where) -> str:

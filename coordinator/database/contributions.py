@@ -68,6 +68,7 @@ class ContributionRow(msgspec.Struct, frozen=True, kw_only=True):
     merged_at: float | None
     vetted: bool
     network: str
+    checked_s: float = 0.0
 
 
 def _row(mapping: Any) -> ContributionRow:
@@ -321,6 +322,16 @@ def counts(conn: Connection, run_id: int) -> dict[str, int]:
     c = contributions.c
     query = select(c.state, func.count()).where(c.run_id == run_id, c.state.in_(STATES))
     return dict(conn.execute(query.group_by(contributions.c.state)).all())
+
+
+_CHECKED = (
+    update(contributions).where(its(_C.id)).values(checked_s=_C.checked_s + bindparam("seconds"))
+)
+
+
+def checked(conn: Connection, contribution_id: int, seconds: float) -> None:
+    """Count seconds that a check of a contribution took."""
+    conn.execute(_CHECKED, {"its_id": contribution_id, "seconds": seconds})
 
 
 def merged_by(

@@ -14,6 +14,8 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.trust import checks, recomputes
 
 LISTING_MAX = 1000
+ACCEPTED = ("accepted", "merged", "superseded")
+PLAYED = ("games", "evaluation")
 NEWEST = 200  # decisions that the share of refusals is of
 
 
@@ -49,6 +51,21 @@ class TrustReport(msgspec.Struct, frozen=True, kw_only=True):
     forward: Checked
     recompute: Checked
     accounts: tuple[AccountTrust, ...]
+
+
+class CostOfChecks(msgspec.Struct, frozen=True, kw_only=True):
+    """Checks of a run's contributions, and what they cost beside the work that was accepted."""
+
+    forward: Checked
+    recompute: Checked
+    games: int  # files that the referee replayed
+    checked_s: float
+    work_s: float
+
+    @property
+    def share(self) -> float | None:
+        """Seconds of checks by those of accepted work; None where there is none."""
+        return self.checked_s / self.work_s if self.work_s > 0 else None
 
 
 _V = volunteers.c
@@ -87,6 +104,38 @@ def report(conn: Connection) -> TrustReport:
             )
             for row in rows
         ),
+    )
+
+
+def cost(conn: Connection, run_id: int) -> CostOfChecks:
+    """Return the checks of a run and their cost."""
+    c = contributions.c
+    good, checked = c.state.in_(ACCEPTED), c.checked_s > 0
+    sums = select(
+        func.coalesce(func.sum(c.checked_s), 0.0),
+        func.coalesce(func.sum(case((good, c.train_s), else_=0.0)), 0.0),
+        func.coalesce(func.sum(case((checked & c.kind.in_(PLAYED), 1), else_=0)), 0),
+    )
+    checked_s, work_s, games = conn.execute(sums.where(c.run_id == run_id)).one()
+    forward, recompute = (
+        Counter(
+            {
+                result or "open": int(count)
+                for result, count in conn.execute(
+                    select(table.c.result, func.count())
+                    .where(table.c.run_id == run_id)
+                    .group_by(table.c.result)
+                )
+            }
+        )
+        for table in (checks, recomputes)
+    )
+    return CostOfChecks(
+        forward=_checked(forward),
+        recompute=_checked(recompute),
+        games=int(games),
+        checked_s=float(checked_s),
+        work_s=float(work_s),
     )
 
 

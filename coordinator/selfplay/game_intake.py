@@ -91,9 +91,14 @@ class Harvest:
         case = await self._db.read(lambda conn: self._case(conn, row))
         path = await self._blobs.local(row.sha256)
         files = {known.number: await self._blobs.local(known.sha256) for known in case.known}
-        found = await self._compute.run(inspect, case, path, files)
+        found, seconds = await self._compute.timed(inspect, case, path, files)
         sha256 = await self._blobs.put_bytes(found.data) if found.data else ""
-        await self._db.write(lambda conn: self._decide(conn, row.id, case, found, sha256))
+
+        def write(conn: Connection) -> None:
+            contributions.checked(conn, row.id, seconds)
+            self._decide(conn, row.id, case, found, sha256)
+
+        await self._db.write(write)
 
     def _case(self, conn: Connection, row: ContributionRow) -> Case:
         run = runs.by_id(conn, row.run_id)

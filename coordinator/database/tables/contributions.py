@@ -76,6 +76,8 @@ contributions = Table(
     # of its account, when it was received: statistics need no joins
     Column("vetted", Boolean, nullable=False, server_default=true()),
     Column("network", String(64), nullable=False, server_default=""),
+    # seconds of the checks that were made of it
+    Column("checked_s", Double, nullable=False, server_default="0"),
     UniqueConstraint("task_id", "attempt", "part", "tries"),
 )
 _c = contributions.c

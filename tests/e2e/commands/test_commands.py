@@ -7,6 +7,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,20 @@ def test_a_run_from_text_to_files(here: Run, busy: Path, tmp_path: Path) -> None
     assert done["version"] == 1
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert "tok_emb.weight" in tensors or any("tok_emb" in name for name in tensors)
+
+
+def test_a_run_shows_what_its_checks_found_and_cost(here: Run, busy: Path) -> None:
+    assert "checks" not in here("run", "show", "tiny").out  # none was made
+    with closing(sqlite3.connect(busy / "coordinator.sqlite3")) as rows, rows:
+        rows.execute("UPDATE contributions SET train_s = 50, checked_s = 1.25")
+        rows.execute(
+            "INSERT INTO checks (contribution_id, run_id, volunteer_id, result, measured, at)"
+            " SELECT id, run_id, volunteer_id, 'passed', '{}', 1 FROM contributions"
+        )
+    shown = here("run", "show", "tiny").out
+    assert "forward: 2 passed; 2.5 s beside 100.0 s of accepted work (2.5%)" in shown
+    cost = json.loads(here("run", "show", "tiny", "--json").out)["checks"]
+    assert (cost["forward"]["passed"], cost["checked_s"], cost["share"]) == (2, 2.5, 0.025)
 
 
 def test_the_report_of_a_class_opens_in_a_spreadsheet(here: Run, busy: Path) -> None:

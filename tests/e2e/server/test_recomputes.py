@@ -15,6 +15,8 @@ import pytest
 import torch
 from sqlalchemy import Connection, select
 
+from coordinator.admin.command import Named
+from coordinator.admin.runs import show
 from coordinator.database import volunteers
 from coordinator.database.ledger import payments
 from coordinator.database.recomputes import open_count
@@ -116,6 +118,10 @@ async def test_honest_work_passes_whatever_its_codec(
                 assert await process.ended(120) == 0
                 found = await results(home, TASKS)
         assert [result for result, _ in found] == ["passed"] * TASKS, found
+        cost = (await show(home.coordinator, Named(name="tiny"))).checks
+        assert cost is not None
+        assert cost.recompute.passed == TASKS
+        assert cost.checked_s > 0
         assert await home.coordinator.ledger.check() == ()
         assert not [*(tmp_path / "machine").glob("**/evidence/*.json")]
 
