@@ -207,8 +207,10 @@ def _new(profile: Profile) -> bool:
 def _look(settings: Settings, *, first: bool) -> Look:
     """Return what the owner wants to see, and first of all."""
     from volunteer.tui.look import Look
+    from volunteer.tui.terminal.graphics import protocol
 
     return Look(
+        pictures=protocol(settings.display.pictures),
         theme=settings.display.theme,
         ascii=settings.display.ascii,
         animations=settings.display.animations,

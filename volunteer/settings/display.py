@@ -25,6 +25,14 @@ class Display(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = "volunteer-dark"
     ascii: Annotated[bool, Meta(description="Draw with the 95 plain characters only.")] = False
     animations: Annotated[bool, Meta(description="Let things move where they could jump.")] = False
+    pictures: Annotated[
+        Literal["auto", "kitty", "sixel", "blocks"],
+        Meta(
+            description="How pictures are drawn: by the terminal's protocol (Kitty's, or Sixel, "
+            "which iTerm2 and others know) or in half blocks; auto asks the terminal, unless it is "
+            "reached over SSH.",
+        ),
+    ] = "auto"
     keys: Annotated[
         dict[str, str],
         Meta(

@@ -9,6 +9,7 @@ from textual.theme import Theme
 
 from volunteer.tui import themes
 from volunteer.tui.terminal.ascii import AsciiFilter
+from volunteer.tui.terminal.graphics import Protocol
 from volunteer.tui.text import ASCII, UNICODE, Glyphs
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     keys: dict[str, str] = {}  # action id -> key
     page: str = "dashboard"  # the first one
     power_price: float = 0.0  # of a kilowatt-hour
+    pictures: Protocol = "blocks"
 
 
 class Appearance:
@@ -37,6 +39,11 @@ class Appearance:
     @property
     def glyphs(self) -> Glyphs:
         return ASCII if self.look.ascii else UNICODE
+
+    @property
+    def pictures(self) -> Protocol:
+        """Return how pictures are drawn."""
+        return "blocks" if self.look.ascii else self.look.pictures
 
     def begin(self) -> None:
         """Apply all settings, before the application is mounted."""
@@ -57,7 +64,7 @@ class Appearance:
     def change(self, name: str, value: Any) -> None:
         """Apply one setting that is saved already."""
         app = self._app
-        if name == "theme" and value not in app.available_themes:
+        if name == "pictures" or (name == "theme" and value not in app.available_themes):
             return
         self.look = msgspec.structs.replace(self.look, **{name: value})
         match name:

@@ -37,7 +37,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "Screen and alerts",
-        ("theme", "ascii", "animations", "keys", "power_price", "alerts", "webhook"),
+        ("theme", "ascii", "pictures", "animations", "keys", "power_price", "alerts", "webhook"),
     ),
     ("Ending", ("snapshot_seconds", "quit_seconds", "log_level", "sandbox")),
 )
@@ -70,6 +70,7 @@ LABELS = {
     "max_tasks": "tasks to do",
     "theme": "colours",
     "ascii": "plain characters",
+    "pictures": "drawing of pictures",
     "animations": "animations",
     "keys": "other keys",
     "power_price": "price of a kWh",
@@ -90,7 +91,7 @@ WORDS = {
 }
 _AT_ONCE = frozenset(
     field.name for kind in (Rules, Display) for field in msgspec.structs.fields(kind)
-)
+) - {"pictures"}  # the terminal is asked before the screen starts
 SOURCES = {
     "flag": "the command line",
     "environment": "the environment",

@@ -16,6 +16,35 @@ UPPER = "▀"
 CELLS_MIN = 8  # a picture in fewer shows nothing
 COARSE = 2.6  # pixels a cell, at most: a part of the picture is better than a blur
 GAP = 2
+SIDE_MAX = 1024  # pixels of a picture that is shown, the longer side
+
+
+def decoded(png: bytes) -> Picture:
+    """Return the pixels of a PNG, made smaller where it is very large.
+
+    Raises BadRequest for what is no picture.
+    """
+    import numpy as np
+
+    from shared.workloads.data.image_files import read_png
+    from shared.workloads.data.resize import resize
+
+    pixels = read_png(png)
+    scale = min(1.0, SIDE_MAX / max(pixels.shape[:2]))
+    height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
+    small = resize(pixels, height, width)
+    colour = np.repeat(small[..., None], 3, axis=-1) if small.ndim == 2 else small
+    return Picture(width=width, height=height, pixels=colour.tobytes())
+
+
+def png_of(picture: Picture) -> bytes:
+    """Return a picture as a PNG."""
+    import numpy as np
+
+    from shared.workloads.data.image_files import write_png
+
+    shape = (picture.height, picture.width, 3)
+    return write_png(np.frombuffer(picture.pixels, np.uint8).reshape(shape))
 
 
 def size_in(shape: tuple[int, int], cells: int, rows: int) -> tuple[int, int]:
