@@ -36,17 +36,26 @@ app = App(name="run", help="Runs: create, start, pause, roll back, export.")
 
 @app.command
 def create(
-    file: Annotated[Path | None, Parameter(help="The run file (TOML).")] = None,
+    file: Annotated[
+        Path | None, Parameter(help="The run file (TOML); with --recipe the one to write.")
+    ] = None,
     *,
     example: Annotated[
         bool, Parameter(help="A small GPT on Python's own source.", negative="")
     ] = False,
+    recipe: Annotated[str, Parameter(help="Write a commented run file to begin from.")] = "",
+    list: Annotated[bool, Parameter(help="List the recipes.", negative="")] = False,
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Check a run file and store it as a draft."""
+    """Check a run file and store it as a draft; or write one to begin from."""
+    if recipe or list:
+        if example or (recipe and list) or (list and file):
+            raise BadRequest("give one of a run file, --recipe, --list and --example")
+        _list_recipes(json) if list else _write_recipe(recipe, file, json)
+        return
     if (file is None) != example:
-        raise BadRequest("give a run file, or --example")
+        raise BadRequest("give a run file, --recipe NAME, or --example")
     if example:
         if not json:
             print("Building the example's dataset and tokenizer: about ten seconds.", flush=True)
@@ -64,6 +73,28 @@ def create(
     for sentence in done.advice:
         print(f"Beware: {sentence}.")
     print(where.hint(f"Next: `coordinator run start {run.name}`"))
+
+
+def _list_recipes(json: bool) -> None:
+    from coordinator.runs.recipe import recipes
+
+    found = recipes()
+    if json:
+        as_json([{"name": each.name, "about": each.about} for each in found])
+        return
+    table(found, {"recipe": lambda r: r.name, "": lambda r: r.about}, "")
+    print("\nNext: `coordinator run create --recipe NAME`")
+
+
+def _write_recipe(name: str, file: Path | None, json: bool) -> None:
+    from coordinator.runs.recipe import write_recipe
+
+    path = write_recipe(name, file)
+    if json:
+        as_json({"recipe": name, "file": str(path)})
+        return
+    print(f"The recipe is in {path}: its first lines say what to prepare.")
+    print(f"Next: `coordinator run create {path}`")
 
 
 def _read(file: Path) -> str:

@@ -1,0 +1,63 @@
+"""Recipes: commented run files to begin from, as TOML files beside this module."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import BadRequest, why
+
+_SUFFIX = ".toml"
+_FOLDER = files("coordinator.runs") / "recipes"
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """A run file to copy; `about` is the first sentence of its comments."""
+
+    name: str
+    about: str
+    text: str
+
+
+def recipes() -> tuple[Recipe, ...]:
+    """Return every recipe, by name."""
+    found = (each for each in _FOLDER.iterdir() if each.name.endswith(_SUFFIX))
+    return tuple(
+        _read(each.name.removesuffix(_SUFFIX)) for each in sorted(found, key=lambda each: each.name)
+    )
+
+
+def recipe(name: str) -> Recipe:
+    """Return one recipe. Raises BadRequest with the nearest one for a name that is not known."""
+    known = [each.name for each in recipes()]
+    if name not in known:
+        near = difflib.get_close_matches(name[:64].lower(), known, n=1, cutoff=0.4)
+        hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(known)}"
+        raise BadRequest(f'there is no recipe "{name[:64]}": {hint}')
+    return _read(name)
+
+
+def write_recipe(name: str, file: Path | None) -> Path:
+    """Write a recipe as a new file, by default NAME.toml here.
+
+    Raises BadRequest when it is there already, or cannot be written.
+    """
+    text, path = recipe(name).text, file or Path(f"{name}{_SUFFIX}")
+    try:
+        with path.expanduser().open("x", encoding="utf-8") as target:
+            target.write(text.replace("THIS_FILE", os.fspath(path)))
+    except FileExistsError:
+        raise BadRequest(f"{path} is there already: name another file") from None
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be written: {why(error)}") from error
+    return path
+
+
+def _read(name: str) -> Recipe:
+    text = (_FOLDER / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
+    first = text.partition("\n")[0].removeprefix("#").strip()
+    return Recipe(name=name, about=first, text=text)
