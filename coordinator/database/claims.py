@@ -30,7 +30,8 @@ from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tasks import BESIDE, TaskRow, awaits_verdict, row_of
-from coordinator.rules.dispatch import Holding, Load, Todo, Waiter
+from coordinator.rules.dispatch import Holding, Load
+from coordinator.rules.fit import Todo, Waiter
 from coordinator.rules.standing import State
 from shared.decoding import decode
 from shared.protocol.accounts import Benchmark, Hardware

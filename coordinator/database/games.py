@@ -24,6 +24,7 @@ from coordinator.database.tables.games import chunks, harvests, matches, metrics
 from coordinator.database.tables.tasks import tasks
 
 KEPT_S = 86_400.0  # a chunk that left the window stays for the learners who still read it
+LATELY = 64  # newest chunks that say how fast games are played
 
 
 class HarvestRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +140,18 @@ def blobs_in_use(conn: Connection, now: float) -> set[str]:
     waiting = select(harvests.c.sha256).where(harvests.c.chunk.is_(None))
     found = set(conn.execute(waiting).scalars())
     return found | set(conn.execute(select(chunks.c.sha256).where(kept)).scalars())
+
+
+def per_hour(conn: Connection, run_id: int, now: float) -> float:
+    """Return the games that were sealed lately, told for an hour; 0 before there are two chunks."""
+    c = chunks.c
+    query = select(c.games, c.sealed_at).where(c.run_id == run_id).order_by(c.number.desc())
+    lately = [row for row in conn.execute(query.limit(LATELY)) if row.sealed_at >= now - 3600.0]
+    if len(lately) < 2:
+        return 0.0
+    *played, oldest = lately
+    count = sum(int(row.games) for row in played)
+    return count * 3600.0 / max(1.0, now - float(oldest.sealed_at))
 
 
 def totals(conn: Connection, run_id: int) -> Totals:

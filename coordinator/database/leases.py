@@ -29,7 +29,8 @@ from coordinator.database.engine.statements import its
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.versions import versions
 from coordinator.database.tasks import Begun, TaskRow, begin, holder, may_submit, row_of
-from coordinator.rules.dispatch import Assignment, Waiter
+from coordinator.rules.dispatch import Assignment
+from coordinator.rules.fit import Waiter
 from coordinator.rules.sizing import steps_in, task_seed
 from shared.errors import Conflict
 from shared.protocol.limits import RENEW_S

@@ -3,66 +3,33 @@
 For each waiting worker, those of volunteers with the least in hand first: the run that was given
 the least device time lately for its weight, of those that fit; in it a reissued task before a new
 range of the pass. A task that a worker has failed before goes to another worker while there is
-one.
+one; one beside the pass to a worker that is fast enough for it, by `placement.py`.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
-from coordinator.rules.codec_choice import agreed
+from coordinator.rules.fit import Todo, Waiter, does, misfit, speed, wanted
+from coordinator.rules.placement import NOBODY, Bench, Placement
 from coordinator.rules.sizing import (
     Run,
     allowance_beside_s,
     allowance_s,
-    clamped,
     price_micro,
     split_at,
     steps_for,
     steps_in,
     task_seed,
+    work_of,
 )
 from shared.protocol.base import Reason
-from shared.protocol.limits import memory_on
 
 HALF_LIFE_S = 900.0  # work that was given that long ago counts half
-
-
-class Waiter(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that asks for work on one of its devices."""
-
-    claim_id: str
-    worker_id: str
-    volunteer_id: str
-    device: str
-    flops: float = 0.0  # speed of a training step; 0 = unknown
-    memory_bytes: int = 0  # 0 = unknown
-    workloads: frozenset[str] = frozenset()
-    runs: frozenset[str] = frozenset()  # chosen; empty = any
-    kinds: frozenset[str] = frozenset()
-    codecs: frozenset[str] = frozenset()
-    versions: Mapping[str, int] = {}  # of its workloads, as far as it told them
-    leases_max: int = 0  # of its volunteer at once, on probation; 0 = as everybody
-    vouched: bool = True  # False: its speed is believed within bounds only
-    step_s: Mapping[int, float] = {}  # seconds a step of each run took its device lately
-
-
-class Todo(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that came back."""
-
-    id: int
-    run_id: int
-    pass_no: int
-    start: int
-    stop: int
-    failed_by: frozenset[str] = frozenset()
-    beside: str = ""  # its kind, where it is not a range of the pass; then it stays as it is
-    steps: int = 0
-    price_micro: int = 0
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +48,14 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     device: str
     count: int
+
+
+class Open(msgspec.Struct, frozen=True, kw_only=True):
+    """Open tasks: those that came back, in the order in which to take them, and who holds others."""
+
+    todo: Sequence[Todo] = ()
+    loads: Sequence[Load] = ()
+    holdings: Sequence[Holding] = ()
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,35 +92,7 @@ class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):
     moved: dict[int, tuple[int, int]]  # run -> its pass and cursor, where they changed
     refusals: dict[int, Refusal]
     more: bool  # a task was split: its rest is there for those who were refused
-
-
-# --- rules ---
-
-
-def misfit(run: Run, waiter: Waiter) -> str:
-    """Return the reason why a worker cannot take part in a run, in words; "" when it can."""
-    if run.workload not in waiter.workloads:
-        return (
-            f'"{run.name}" needs the workload "{run.workload}", which is not enabled on this '
-            "machine"
-        )
-    has = waiter.versions.get(run.workload, run.workload_version)
-    if run.workload_version and has != run.workload_version:
-        how = "upgrade this machine" if has < run.workload_version else "the coordinator is older"
-        return (
-            f'"{run.name}" needs version {run.workload_version} of the workload "{run.workload}", '
-            f"here is {has}: {how}"
-        )
-    if waiter.kinds and not waiter.kinds.intersection(run.kinds):
-        kinds = " and ".join(f'"{kind}"' for kind in run.kinds)
-        return f'"{run.name}" has tasks of the kind {kinds} only'
-    if not agreed(run.codec, waiter.codecs):
-        return f'"{run.name}" wants updates as "{run.codec}", which this version cannot write'
-    wanted = memory_on(waiter.device, run.memory_bytes)
-    if 0 < waiter.memory_bytes < wanted:
-        need, have = wanted / 2**30, waiter.memory_bytes / 2**30
-        return f'"{run.name}" needs about {need:.1f} GiB of memory, {waiter.device} has {have:.1f}'
-    return ""
+    left: frozenset[int] = frozenset()  # tasks that somebody left to a faster machine
 
 
 class _Share:
@@ -184,8 +131,11 @@ class _Share:
 class _Batch:
     """Hands out work to the waiters of one transaction."""
 
-    def __init__(self, waiters: Sequence[Waiter], runs: Iterable[Run], leases_max: int) -> None:
+    def __init__(
+        self, waiters: Sequence[Waiter], runs: Iterable[Run], placement: Placement, leases_max: int
+    ) -> None:
         self._waiters = waiters
+        self._placement = placement
         self._runs = {run.id: _Share(run) for run in runs}
         self._leases_max = leases_max
         self._more = False
@@ -193,22 +143,22 @@ class _Batch:
         self._by_device: Counter[tuple[str, str]] = Counter()
         self._fits: list[list[_Share]] = []
         for waiter in waiters:
-            wanted = [share for share in self._runs.values() if _wanted(share.run, waiter)]
-            self._fits.append([share for share in wanted if not misfit(share.run, waiter)])
+            chosen = [share for share in self._runs.values() if wanted(share.run, waiter)]
+            self._fits.append([share for share in chosen if not misfit(share.run, waiter)])
             for share in self._fits[-1]:
                 share.near.add(waiter.worker_id)
 
-    def see(self, todo: Iterable[Todo], loads: Iterable[Load], holdings: Iterable[Holding]) -> None:
+    def see(self, tasks: Open) -> None:
         """Take in what is open."""
-        for task in todo:
+        for task in tasks.todo:
             self._runs[task.run_id].todo.append(task)
-        for load in loads:
+        for load in tasks.loads:
             share = self._runs.get(load.run_id)
             if share is not None:
                 share.open = load.open
                 share.work = work_of(share.run, load.price_micro)
                 share.near |= load.holders
-        for held in holdings:
+        for held in tasks.holdings:
             self._by_volunteer[held.volunteer_id] += held.count
             self._by_device[held.worker_id, held.device] += held.count
 
@@ -234,7 +184,11 @@ class _Batch:
             if (share.pass_no, share.cursor) != (share.run.pass_no, share.run.cursor)
         }
         return DispatchResult(
-            assignments=tuple(assignments), moved=moved, refusals=refusals, more=self._more
+            assignments=tuple(assignments),
+            moved=moved,
+            refusals=refusals,
+            more=self._more,
+            left=frozenset(self._placement.left),
         )
 
     def _serve(self, index: int, waiter: Waiter) -> Assignment | Refusal:
@@ -264,11 +218,12 @@ class _Batch:
                 if found is not None:
                     self._note(share, waiter, found)
                     return found
-        return _taken(free)
+        return _taken(free, waiter, self._placement.left)
 
     def _note(self, share: _Share, waiter: Waiter, found: Assignment) -> None:
         self._by_volunteer[waiter.volunteer_id] += 1
         self._by_device[waiter.worker_id, waiter.device] += 1
+        self._placement.note(share.run, found.price_micro, waiter)
         work = work_of(share.run, found.price_micro)
         share.work += work
         share.lately += work
@@ -280,7 +235,9 @@ class _Batch:
             failed = waiter.worker_id in task.failed_by
             if failed and not (again and share.near <= task.failed_by):
                 continue
-            if not _does(waiter, task.beside or share.run.kind):
+            if not does(waiter, task.beside or share.run.kind):
+                continue
+            if task.beside and self._placement.leaves(share.run, task, waiter):
                 continue
             del share.todo[position]
             if task.beside:
@@ -295,7 +252,7 @@ class _Batch:
     def _cut(self, share: _Share, index: int, waiter: Waiter) -> Assignment | None:
         share.turn()
         run = share.run
-        if share.ended or share.cursor >= run.samples_total or not _does(waiter, run.kind):
+        if share.ended or share.cursor >= run.samples_total or not does(waiter, run.kind):
             return None
         start = share.cursor
         size = steps_for(run, speed(run, waiter)) * run.settings.batch_size
@@ -304,36 +261,23 @@ class _Batch:
         return _assign(run, index, waiter, (share.pass_no, start), share.cursor)
 
     def _no_fit(self, waiter: Waiter) -> Refusal:
-        wanted = [share.run for share in self._runs.values() if _wanted(share.run, waiter)]
-        if not wanted:
+        chosen = [share.run for share in self._runs.values() if wanted(share.run, waiter)]
+        if not chosen:
             return Refusal(reason=Reason.NO_RUN, message="nothing is running here just now")
-        why = misfit(wanted[0], waiter)
+        why = misfit(chosen[0], waiter)
         return Refusal(reason=Reason.NO_FIT, message=f"no run needs this device: {why}")
 
 
-def work_of(run: Run, price_micro: int) -> float:
-    """Operations that a task of this price needs, whatever its kind: all work of a run has one
-    price for an operation.
-    """
-    return price_micro / max(1, run.price_micro) * run.step_flops
-
-
-def speed(run: Run, waiter: Waiter) -> float:
-    """Return the speed by which a waiter's work of a run is sized; 0 = unknown."""
-    if waiter.vouched:
-        return waiter.flops
-    return clamped(run, waiter.flops, waiter.step_s.get(run.id, 0.0))
-
-
-def _wanted(run: Run, waiter: Waiter) -> bool:
-    return not waiter.runs or run.name in waiter.runs
-
-
-def _does(waiter: Waiter, kind: str) -> bool:
-    return not waiter.kinds or kind in waiter.kinds
-
-
-def _taken(free: Sequence[_Share]) -> Refusal:
+def _taken(free: Sequence[_Share], waiter: Waiter, left: Container[int]) -> Refusal:
+    for share in free:
+        task = next((task for task in share.todo if task.id in left), None)
+        if task is not None and does(waiter, task.beside):
+            message = f'the "{task.beside}" task that waits is left to a faster machine'
+            return Refusal(reason=Reason.ALL_TAKEN, message=message)
+    if not any(does(waiter, share.run.kind) for share in free):
+        kinds = " or ".join(f'"{kind}"' for kind in sorted(waiter.kinds))
+        message = f"no task of the kind {kinds} waits just now"
+        return Refusal(reason=Reason.ALL_TAKEN, message=message)
     waits = next((share.run.short_of for share in free if share.run.short_of), "")
     if waits:
         return Refusal(reason=Reason.ALL_TAKEN, message=waits)
@@ -387,18 +331,17 @@ def _beside(run: Run, index: int, waiter: Waiter, task: Todo) -> Assignment:
 def dispatch(
     waiters: Sequence[Waiter],
     runs: Iterable[Run],
-    todo: Iterable[Todo],
-    loads: Iterable[Load],
-    holdings: Iterable[Holding],
+    tasks: Open,
     *,
     leases_max: int,
+    bench: Bench = NOBODY,
 ) -> DispatchResult:
     """Decide for every waiter: a lease, or why there is none.
 
-    `todo` in the order in which it should be taken.
+    `bench` are those to whom a task beside the pass may be left.
     """
-    batch = _Batch(waiters, runs, leases_max)
-    batch.see(todo, loads, holdings)
+    batch = _Batch(waiters, runs, Placement(bench), leases_max)
+    batch.see(tasks)
     return batch.run()
 
 

@@ -259,6 +259,13 @@ def first_part(steps: int, price: int, part_steps: int) -> tuple[int, int]:
     return part_steps, price * part_steps // steps
 
 
+def work_of(run: Run, price_micro: int) -> float:
+    """Operations that a task of this price needs, whatever its kind: all work of a run has one
+    price for an operation.
+    """
+    return price_micro / max(1, run.price_micro) * run.step_flops
+
+
 def price_micro(run: Run, samples: int) -> int:
     return max(1, run.price_micro * samples // run.settings.batch_size)
 

@@ -144,6 +144,7 @@ class RunQueries:
         return ready(plan, pending), live
 
     def _beat(self, conn: Connection, run: RunRow) -> RunBeat:
+        now, plays = self._clock.now(), definition(run).workload.games is not None
         state, _ = self.readiness(conn, run)
         return RunBeat(
             run=run.name,
@@ -152,7 +153,8 @@ class RunQueries:
             loss=evaluations.newest_loss(conn, run.id),
             needs=state.needs,
             merge_in_s=state.deadline_in_s,
-            workers=runs.live_workers(conn, run.id, self._clock.now() - LIVE_S),
+            workers=runs.live_workers(conn, run.id, now - LIVE_S),
+            games_per_hour=games.per_hour(conn, run.id, now) if plays else None,
         )
 
     async def beats(self) -> tuple[RunBeat, ...]:

@@ -30,12 +30,13 @@ from coordinator.rules.dispatch import (
     Assignment,
     DispatchResult,
     FairShares,
+    Open,
     Refusal,
-    Waiter,
     dispatch,
-    work_of,
 )
-from coordinator.rules.sizing import Pace
+from coordinator.rules.fit import Waiter
+from coordinator.rules.placement import Machines
+from coordinator.rules.sizing import Pace, work_of
 from coordinator.rules.standing import PROBATION_LEASES, TRUST_MIN
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import Spec
@@ -154,6 +155,7 @@ class Claims:
         self._known: dict[str, _Known] = {}  # by worker
         self._agreements = Agreements()
         self._shares = FairShares()
+        self._machines = Machines()
         self.joined_max = JOINED_MAX
 
     async def claim(self, principal: Principal, request: ClaimRequest) -> ClaimReply:
@@ -251,16 +253,20 @@ class Claims:
             )
             for run in view.runs
         }
+        busy = [(held.worker_id, held.device) for held in view.holdings if held.count]
+        self._machines.saw(able, busy, now)
         outcome = dispatch(
             able,
             offers.values(),
-            view.todo,
-            view.loads,
-            view.holdings,
+            Open(todo=view.todo, loads=view.loads, holdings=view.holdings),
             leases_max=self._terms.leases_max,
+            bench=self._machines.bench(view.todo, now),
         )
+        self._machines.left(outcome.left, now)
         for one in outcome.assignments:
-            served.given[one.run_id] += round(work_of(offers[one.run_id], one.price_micro))
+            run = offers[one.run_id]
+            served.given[one.run_id] += round(work_of(run, one.price_micro))
+            self._machines.gave(run, one.price_micro, able[one.waiter])
         claims.move(conn, outcome.moved)
         plans = {run.id: lease_message.phase(specs[run.id], run) for run in view.runs}
         wanted = [

@@ -42,6 +42,8 @@ class RunBeat(Message):
     needs: int  # contributions until the next merge
     merge_in_s: float | None  # or this deadline
     workers: int
+    # Games that all machines together play in an hour; None in a run that plays none.
+    games_per_hour: float | None = None
 
 
 class TaskOrder(Message):

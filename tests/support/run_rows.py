@@ -72,7 +72,7 @@ def add_run(
         "name": name,
         "state": state,
         "file": run_file.encode(file),
-        "workload": WORKLOAD,
+        "workload": file.workload,
         "workload_version": 1,
         "dataset_id": None,
         "seed": seed,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.rules.dispatch import DispatchResult, Holding, Load, Todo, Waiter, dispatch
+from coordinator.rules.dispatch import DispatchResult, Holding, Load, Open, dispatch
+from coordinator.rules.fit import Todo, Waiter
+from coordinator.rules.placement import NOBODY, Bench
 from coordinator.rules.run_file import TaskSettings
 from coordinator.rules.sizing import Run
 
@@ -54,11 +56,18 @@ def ask(
     loads: list[Load] | None = None,
     holdings: list[Holding] | None = None,
     leases_max: int = 64,
+    bench: Bench = NOBODY,
 ) -> DispatchResult:
     back = todo or []
     if loads is None:
         loads = [Load(run_id=task.run_id, open=len(back), price_micro=0) for task in back]
-    return dispatch(waiters, runs, back, loads, holdings or [], leases_max=leases_max)
+    return dispatch(
+        waiters,
+        runs,
+        Open(todo=back, loads=loads, holdings=holdings or []),
+        leases_max=leases_max,
+        bench=bench,
+    )
 
 
 def todo_of(

@@ -170,6 +170,7 @@ class Agent:
     def change_rules(self, rules: Rules) -> None:
         """Apply other rules on when and how hard to work from now on."""
         self._guard.change(rules)
+        self._choice.obey(rules)
         self._limit(rules)
 
     def finish(self) -> None:
@@ -255,7 +256,7 @@ class Agent:
 
     def _thread(self, device: str) -> Trainer:
         trainer = self._machine.trainer(device)
-        trainer.share = self._pauses.share
+        trainer.share = self._pauses.share(device)
         trainer.start()
         self._trainers[device] = trainer
         return trainer
@@ -526,7 +527,7 @@ class Agent:
             read=self._machine.read or Senses(self.store.cache.root).read,
             devices=lambda: self._lent,
             busy=self._busy,
-            share=self._pauses.set_share,
+            share=self._pauses.set_shares,
             say=self._hub.notice,
             clock=self._timing.clock,
         )

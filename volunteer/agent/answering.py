@@ -56,7 +56,7 @@ class Answering:
         while True:
             await self.life.until(lambda: self._free() is not None)
             try:
-                offer = self.remote.api.offer_answers(self.choice.wanted() or ())
+                offer = self.remote.api.offer_answers(self.choice.runs() or ())
                 work = await self.life.unless(lambda: self._free() is None, offer)
                 if work is not None and work.task is not None:
                     await self._answer(work.task)
@@ -71,7 +71,7 @@ class Answering:
                 await self.life.clock.sleep(AGAIN_S)
 
     def _free(self) -> LentDevice | None:
-        if self.life.winding_up or self.choice.wanted() is None:
+        if self.life.winding_up or self.choice.runs() is None:
             return None
         free = (each for each in self.devices if not self.pauses.paused(each.id))
         return next(free, None)

@@ -15,6 +15,7 @@ from volunteer.agent.collaborators import LentDevice
 from volunteer.agent.held_leases import HeldLeases, LeaseInWork
 from volunteer.agent.lease_ends import LeaseEnds
 from volunteer.agent.lifecycle import FATAL
+from volunteer.agent.run_choice import Wanted
 from volunteer.net.api import Api
 from volunteer.storage.leases import HeldLease, Leases
 from volunteer.storage.outbox import Outbox
@@ -22,7 +23,6 @@ from volunteer.storage.outbox import Outbox
 WAIT_S = 30.0  # how long one claim may wait at the coordinator
 REFUSED_WAIT_S = 60.0
 DISK_WAIT_S = 60.0
-KINDS = ("train", "selfplay", "learn", "evaluate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +54,13 @@ class Claimer:
     rng: random.Random
     versions: Callable[[], dict[str, int]] = dict  # of the workloads that run here
 
-    def ready(self, runs: tuple[str, ...] | None) -> Idle | None:
-        """Return what forbids a claim for these runs, if anything does."""
+    def ready(self, wanted: Wanted | None) -> Idle | None:
+        """Return what forbids a claim for this work, if anything does."""
         if self.outbox.full:
             return Idle(
                 reason="outbox_full", message="many results wait to be submitted: no new work"
             )
-        if runs is None:
+        if wanted is None:
             return Idle(reason="consent", message="say yes to the licence of a run first")
         return None
 
@@ -76,15 +76,13 @@ class Claimer:
         """Return True if all the tasks that were wanted are submitted."""
         return self.held.exhausted and not len(self.outbox)
 
-    async def claim(
-        self, runs: tuple[str, ...], *, share: float, long_poll: bool
-    ) -> LeaseInWork | Idle:
+    async def claim(self, wanted: Wanted, *, share: float, long_poll: bool) -> LeaseInWork | Idle:
         """Claim once; with `long_poll` the coordinator may keep the request until it has work.
 
         `share` is the part of the time in which the device works. Raises what ends the agent.
         """
         try:
-            reply = await self._request(runs, share, WAIT_S if long_poll else 0.0)
+            reply = await self._request(wanted, share, WAIT_S if long_poll else 0.0)
         except FATAL:
             raise
         except VolunteerError as error:
@@ -97,15 +95,15 @@ class Claimer:
         return Idle(reason=reply.reason.value, message=printable(reply.message), wait_s=wait)
 
     async def _request(
-        self, runs: tuple[str, ...], share: float, wait_s: float
+        self, wanted: Wanted, share: float, wait_s: float
     ) -> Lease | wire.Idle | None:
         request = ClaimRequest(
             claim_id=self.leases.claim_id(self.device.id),
             device=self.device.id,
             step_flops=self.device.speed() * share,
             memory_bytes=self.device.memory_bytes,
-            runs=runs,
-            kinds=KINDS,
+            runs=wanted.runs,
+            kinds=wanted.kinds,
             codecs=tuple(CODECS),
             workload_versions=self.versions(),
             wait_s=wait_s,

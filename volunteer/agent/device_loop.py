@@ -163,15 +163,16 @@ class DeviceLoop:
         return None
 
     async def _claim_once(self, *, long_poll: bool) -> LeaseInWork | Idle:
-        """Claim, but give it up when claiming ends or other runs are chosen meanwhile."""
-        runs = self.choice.wanted()
-        hindrance = self.claimer.ready(runs)
-        if hindrance is not None or runs is None:
+        """Claim, but give it up when claiming ends or other work is chosen meanwhile."""
+        device = self.device.id
+        wanted = self.choice.wanted(device)
+        hindrance = self.claimer.ready(wanted)
+        if hindrance is not None or wanted is None:
             return hindrance or UNWANTED
-        claim = self.claimer.claim(runs, share=self.pauses.share, long_poll=long_poll)
+        claim = self.claimer.claim(wanted, share=self.pauses.share(device), long_poll=long_poll)
         try:
             answer = await self.life.unless(
-                lambda: not self._open() or self.choice.wanted() != runs, claim
+                lambda: not self._open() or self.choice.wanted(device) != wanted, claim
             )
         except FATAL as error:
             self.life.give_up(error)

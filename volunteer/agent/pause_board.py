@@ -4,6 +4,7 @@ trainers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from volunteer.agent.lifecycle import Lifecycle
@@ -32,23 +33,27 @@ class PauseBoard:
     """
 
     def __init__(self, life: Lifecycle, hub: Hub) -> None:
-        self.share = 1.0  # of the time in which devices may work
         self._life = life
         self._hub = hub
         self._reasons: dict[str, dict[str, PauseReason]] = {}  # device ("" = all) -> by -> reason
         self._trainers: dict[str, Trainer] = {}
+        self._shares: dict[str, float] = {}  # of the time; "" = of all devices not named
 
     def watch(self, device: str, trainer: Trainer) -> None:
         """Apply pauses and share to this trainer from now on."""
         self._trainers[device] = trainer
-        trainer.share = self.share
+        trainer.share = self.share(device)
         self._apply()
 
-    def set_share(self, share: float) -> None:
-        """Let devices work for this share of the time."""
-        self.share = share
-        for trainer in self._trainers.values():
-            trainer.share = share
+    def set_shares(self, shares: Mapping[str, float]) -> None:
+        """Let devices work for these shares of the time; "" stands for all that are not named."""
+        self._shares = dict(shares)
+        for device, trainer in self._trainers.items():
+            trainer.share = self.share(device)
+
+    def share(self, device: str) -> float:
+        """Return the share of the time in which a device may work."""
+        return self._shares.get(device, self._shares.get("", 1.0))
 
     def pause(
         self, device: str = "", *, by: str, message: str, until: str, ends_at: float = 0.0

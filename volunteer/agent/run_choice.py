@@ -1,11 +1,13 @@
-"""Runs that this volunteer helps: chosen by its owner, agreed to, and those that the command line
-names.
+"""Runs that this volunteer helps, and kinds of their tasks: chosen by its owner, agreed to, and those
+that the command line names.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+
+import msgspec
 
 from shared.errors import BadRequest
 from shared.protocol.accounts import RunInfo
@@ -15,16 +17,25 @@ from volunteer.agent.lifecycle import Lifecycle
 from volunteer.control.event_bus import Hub
 from volunteer.net.api import Api
 from volunteer.settings.settings import Settings
+from volunteer.settings.work_rules import Rules
 
 ENDED = ("completed", "failed")
 LISTED_MAX = 20
 
 
+class Wanted(msgspec.Struct, frozen=True):
+    """Work that a device claims."""
+
+    runs: tuple[str, ...]  # () is any run
+    kinds: tuple[str, ...]  # of tasks
+
+
 class RunChoice:
-    """Holds which runs to claim for, and records consent to their licences."""
+    """Holds what to claim, and records consent to the licences of runs."""
 
     def __init__(self, settings: Settings, api: Api, home: Home, hub: Hub, life: Lifecycle) -> None:
         self._chosen = settings.runs  # empty = any
+        self._rules = settings.rules
         self._any_licence = settings.consent == "all"
         self._api = api
         self._home = home
@@ -36,13 +47,23 @@ class RunChoice:
         self._chosen = runs
         self._life.notify()
 
-    def wanted(self) -> tuple[str, ...] | None:
-        """Return the runs to claim for: () is any run, None is nothing."""
+    def obey(self, rules: Rules) -> None:
+        """Claim the kinds of tasks that these rules name, from the next task on."""
+        self._rules = rules
+        self._life.notify()
+
+    def runs(self) -> tuple[str, ...] | None:
+        """Return the runs to help: () is any run, None is nothing."""
         if self._any_licence:
             return self._chosen
         agreed = self._home.memory.consents
         runs = tuple(run for run in agreed if not self._chosen or run in self._chosen)
         return runs or None
+
+    def wanted(self, device: str) -> Wanted | None:
+        """Return what a device claims; None is nothing."""
+        runs = self.runs()
+        return None if runs is None else Wanted(runs, self._rules.kinds(device))
 
     async def consent(self, run: str) -> None:
         """Agree to the licence of a run. Raises NotFound."""

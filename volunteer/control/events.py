@@ -91,6 +91,7 @@ class Claimed(Event):
     samples: int
     price_micro: int
     finish_by: float
+    kind: str = ""  # of the task: train, selfplay, learn, evaluate
 
 
 class Fetching(Event):

@@ -62,6 +62,7 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     items: str = "tokens"  # what `tokens_per_s` counts
     counted: str = ""  # what steps and samples are where nothing is learnt: "games"
+    kind: str = ""  # train, selfplay, learn, evaluate
 
 
 class WorkDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +75,7 @@ class WorkDone(msgspec.Struct, frozen=True, kw_only=True):
     train_s: float
     seconds: float  # since the end of the task before on this device, waits included
     at: float
+    kind: str = ""  # train, selfplay, learn, evaluate
 
 
 class PauseStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,6 +243,7 @@ def _worked(status: Status, event: events.Trained) -> Status:
         train_s=event.train_s,
         seconds=max(event.train_s, since_s),
         at=event.at,
+        kind=task.kind,
     )
     return PLAIN(status, work=(*status.work, work)[-WORK_MAX:])
 
@@ -288,6 +291,7 @@ def _claimed(status: Status, event: events.Claimed) -> Status:
         samples=event.samples,
         price_micro=event.price_micro,
         finish_by=event.finish_by,
+        kind=event.kind,
     )
     others = _without(status, event.task).tasks
     return PLAIN(status, tasks=(*others, task), idle="", idle_message="", idle_until=None)

@@ -76,7 +76,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Decision of the rules."""
 
     holds: tuple[Hold, ...] = ()
-    share: float = 1.0  # of the time in which a device may work
+    shares: dict[str, float] = {}  # of the time in which a device may work; "" = any other
     unknown: tuple[str, ...] = ()  # rules in force that nothing here can measure, as sentences
     standing: PolicyState = PolicyState()
 
@@ -110,7 +110,7 @@ def decide(
     kept = [hold for hold in holds if hold.rule not in lifted]
     return Decision(
         holds=(*kept, *heat),
-        share=_share(rules, facts),
+        shares=_shares(rules, facts),
         unknown=_unknown(rules, facts, devices),
         standing=PolicyState(hot=frozenset(hold.device for hold in heat), lifted=frozenset(lifted)),
     )
@@ -220,9 +220,11 @@ def _temperature(
     return holds
 
 
-def _share(rules: Rules, facts: Facts) -> float:
-    gentle = rules.in_use == "gentle" and _used(rules, facts)
-    return rules.duty_percent / 100 * (GENTLE if gentle else 1.0)
+def _shares(rules: Rules, facts: Facts) -> dict[str, float]:
+    gentle = GENTLE if rules.in_use == "gentle" and _used(rules, facts) else 1.0
+    duty = {"": rules.duty_percent, **rules.device_duty}
+    shares = {device: percent / 100 * gentle for device, percent in duty.items()}
+    return {device: share for device, share in shares.items() if device or share < 1.0}
 
 
 def _unknown(rules: Rules, facts: Facts, devices: Sequence[str]) -> tuple[str, ...]:

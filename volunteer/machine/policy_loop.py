@@ -5,7 +5,7 @@ agent accordingly.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, TypeAlias
@@ -37,7 +37,8 @@ class Watched:
     read: Read  # in a thread
     devices: Callable[[], tuple[str, ...]]
     busy: Callable[[], bool]  # whether anything trains
-    share: Callable[[float], None]  # told the share of the time in which devices may work
+    # Told the shares of the time in which devices may work; "" is every device not named.
+    share: Callable[[Mapping[str, float]], None]
     say: Callable[[str], None]  # a sentence for the owner
     clock: Clock
 
@@ -114,7 +115,7 @@ class Guard:
                 self._pausing.pause(
                     hold.device, by=hold.rule.value, message=hold.message, until=hold.until
                 )
-        self._watched.share(self.decision.share)
+        self._watched.share(self.decision.shares)
         for sentence in self.decision.unknown:
             self._tell(sentence)
 

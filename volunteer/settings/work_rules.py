@@ -4,7 +4,8 @@ volunteer's settings.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -12,6 +13,15 @@ from msgspec import Meta
 from volunteer.settings.schedule import parse_schedule
 
 _Rate = {"unit": "Mbit/s"}
+Role: TypeAlias = Literal["play", "learn", "train"]
+# Kinds of tasks that each role takes: a match is played too.
+KINDS: dict[str, tuple[str, ...]] = {
+    "play": ("selfplay", "evaluate"),
+    "learn": ("learn",),
+    "train": ("train",),
+}
+DEVICES_MAX = 64  # that have rules of their own
+_DEVICE = re.compile(r"cpu|mps|(cuda|xpu):[0-9]{1,3}")
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,6 +77,31 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             extra={"unit": "%"},
         ),
     ] = 100
+    device_duty: Annotated[
+        dict[str, Annotated[int, Meta(ge=5, le=100)]],
+        Meta(
+            description='Share of the time of single devices: cpu = 50, "cuda:0" = 80; the others '
+            "have duty_percent.",
+            max_length=DEVICES_MAX,
+        ),
+    ] = msgspec.field(default_factory=dict)
+    roles: Annotated[
+        tuple[Role, ...],
+        Meta(
+            description='Work that this machine takes: of a run of games "play" (games and '
+            'matches) and "learn" from them; "train" in all other runs.',
+            min_length=1,
+            max_length=3,
+        ),
+    ] = ("play", "learn", "train")
+    device_roles: Annotated[
+        dict[str, str],
+        Meta(
+            description='Work of single devices: cpu = "play", "cuda:0" = "learn train"; the '
+            "others have roles.",
+            max_length=DEVICES_MAX,
+        ),
+    ] = msgspec.field(default_factory=dict)
     metered: Annotated[
         Literal["pause", "work"],
         Meta(description="What to do while the network connection is metered."),
@@ -93,3 +128,24 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         parse_schedule(self.schedule)  # a slip is reported when it is made, not at midnight
+        for device in (*self.device_duty, *self.device_roles):
+            if not _DEVICE.fullmatch(device):
+                raise ValueError(f'no device is called "{device[:40]}": cpu, mps, cuda:0, xpu:0')
+        for device, text in self.device_roles.items():
+            wrong = [word for word in text.split() if word not in KINDS]
+            if wrong or not text.split():
+                said = f'"{wrong[0][:40]}" is no role' if wrong else "a role is missing"
+                raise ValueError(f"{device}: {said}; they are play, learn and train")
+
+    def duty(self, device: str) -> int:
+        """Return the share of the time in which a device may work, in percent."""
+        return self.device_duty.get(device, self.duty_percent)
+
+    def roles_of(self, device: str) -> tuple[str, ...]:
+        """Return the roles of a device."""
+        own = self.device_roles.get(device)
+        return tuple(dict.fromkeys(own.split())) if own else self.roles
+
+    def kinds(self, device: str) -> tuple[str, ...]:
+        """Return the kinds of tasks that a device takes."""
+        return tuple(kind for role in self.roles_of(device) for kind in KINDS[role])

@@ -22,6 +22,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "threads",
             "memory_gb",
             "duty_percent",
+            "device_duty",
             "temperature_max",
             "priority",
             "keep_awake",
@@ -33,7 +34,17 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "What to help",
-        ("runs", "workloads", "serve", "consent", "public", "public_runs", "max_tasks"),
+        (
+            "runs",
+            "roles",
+            "device_roles",
+            "workloads",
+            "serve",
+            "consent",
+            "public",
+            "public_runs",
+            "max_tasks",
+        ),
     ),
     (
         "Screen and alerts",
@@ -53,6 +64,9 @@ LABELS = {
     "threads": "processor threads",
     "memory_gb": "memory of a task",
     "duty_percent": "share of the time",
+    "device_duty": "share of single devices",
+    "roles": "work to take",
+    "device_roles": "work of single devices",
     "temperature_max": "pause when hotter",
     "priority": "priority",
     "keep_awake": "keep awake",
@@ -154,10 +168,10 @@ def shown(row: SettingRow) -> str:
 
 def holds(row: SettingRow) -> str:
     """Return the time from which a change applies."""
+    if row.name in ("runs", "roles", "device_roles"):
+        return "from the next task"
     if row.name in _AT_ONCE:
         return "at once"
-    if row.name == "runs":
-        return "from the next task"
     if row.name == "public":
         return "as soon as the coordinator answers"
     return "from the next start"

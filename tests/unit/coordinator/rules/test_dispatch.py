@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.rules.dispatch import HALF_LIFE_S, Assignment, FairShares, Holding, Load, Todo
+from coordinator.rules.dispatch import HALF_LIFE_S, Assignment, FairShares, Holding, Load
+from coordinator.rules.fit import Todo
 from shared.protocol.base import Reason
 from tests.support.waiting_workers import ask, run_of, todo_of, waiter
 

@@ -1,4 +1,4 @@
-"""A run that is named on the command line: one that is not there, or is over, is told at once."""
+"""Claims for the runs and the work that an owner chose; what is not there, or is over, is told."""
 
 from __future__ import annotations
 
@@ -49,3 +49,15 @@ async def test_a_run_that_was_chosen_once_and_is_over_is_waited_out(tmp_path: Pa
             while not (told := [e for e in process.all(events.Idle) if e.reason == "run_ended"]):
                 await machine.home.clock.advance(5)  # a claim waits at the coordinator
             assert '"tiny" has ended' in told[0].message
+
+
+async def test_a_machine_claims_the_work_that_its_owner_likes(tmp_path: Path) -> None:
+    async with local_machine(tmp_path) as machine:
+        settings.save(machine.directories.config / "config.toml", {"roles": ["play"]})
+        async with machine.working(max_tasks=1) as process:
+            told = await process.until(events.Idle, lambda e: e.reason == "no_fit")
+            assert '"tiny" has tasks of the kind "train" only' in told.message
+            assert "roles" in told.message
+            await process.control.set_settings({"device_roles": {"cpu": "train"}})
+            claimed = await process.until(events.Claimed)
+            assert (claimed.run, claimed.kind) == ("tiny", "train")

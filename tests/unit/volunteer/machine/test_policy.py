@@ -228,9 +228,11 @@ def test_what_cannot_be_measured_holds_nothing_back_but_is_told() -> None:
 
 def test_gentle_halves_the_share_while_somebody_is_there() -> None:
     rules = Rules(in_use="gentle", idle_minutes=2, duty_percent=80)
-    assert ask(rules, Facts(unused_s=10)).share == 0.4
-    assert ask(rules, Facts(unused_s=120)).share == 0.8
-    assert ask(rules, Facts()).share == 0.8
+    assert ask(rules, Facts(unused_s=10)).shares == {"": 0.4}
+    assert ask(rules, Facts(unused_s=120)).shares == {"": 0.8}
+    assert ask(rules, Facts()).shares == {"": 0.8}
+    own = msgspec.structs.replace(rules, device_duty={"cuda:0": 50})
+    assert ask(own, Facts(unused_s=10)).shares == {"": 0.4, "cuda:0": 0.25}
 
 
 @given(st.floats(0, 60), st.floats(0.05, 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import pytest
@@ -24,7 +24,7 @@ class Machine:
         self.clock = VirtualClock(NOON)
         self.done: list[str] = []
         self.said: list[str] = []
-        self.shares: list[float] = []
+        self.shares: list[Mapping[str, float]] = []
         watched = Watched(
             read=self._read,
             devices=lambda: ("cuda:0", "cuda:1"),
@@ -97,7 +97,7 @@ async def test_other_rules_hold_at_once() -> None:
     machine.done = []
     machine.guard.change(Rules(on_battery=True, in_use="gentle"))
     assert machine.done == ["resume all: battery"]
-    assert machine.shares[-1] == 0.5
+    assert machine.shares[-1] == {"": 0.5}
 
 
 async def test_it_looks_again_and_again_until_it_is_cancelled() -> None:

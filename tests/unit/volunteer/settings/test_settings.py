@@ -217,3 +217,36 @@ def test_the_documentation_holds_the_table_of_settings() -> None:
     text = page.read_text(encoding="utf-8")
     missing = [row.name for row in config.describe() if config.table_row(row) not in text]
     assert not missing, "paste the lines that config.table_row gives"
+
+
+def test_a_device_takes_the_work_and_the_time_of_its_own(tmp_path: Path) -> None:
+    table = '{ cpu = "play", "cuda:0" = "learn train" }'
+    write(tmp_path, f'roles = ["train"]\ndevice_roles = {table}\ndevice_duty = {{ cpu = 40 }}\n')
+    rules = load(tmp_path).settings.rules
+    assert rules.kinds("cpu") == ("selfplay", "evaluate")
+    assert rules.kinds("cuda:0") == ("learn", "train")
+    assert rules.kinds("mps") == ("train",)
+    assert (rules.duty("cpu"), rules.duty("cuda:0")) == (40, 100)
+    environ = {"VOLUNTEER_DEVICE_DUTY": "cuda:0=25", "VOLUNTEER_DEVICE_ROLES": "cpu=play learn"}
+    rules = load(tmp_path, None, **environ).settings.rules
+    assert (rules.duty("cuda:0"), rules.roles_of("cpu")) == (25, ("play", "learn"))
+    assert set(Rules().kinds("cpu")) == {"train", "selfplay", "learn", "evaluate"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "says"),
+    [
+        ("DEVICE_ROLES", "cpu=dance", '"dance" is no role; they are play, learn and train'),
+        ("DEVICE_ROLES", "cpu=", "a role is missing"),
+        ("DEVICE_ROLES", "gpu0=play", 'no device is called "gpu0"'),
+        ("DEVICE_DUTY", "cpu=0", "5"),
+        ("DEVICE_DUTY", "cpu=much", "a whole number"),
+        ("ROLES", "learn,dance", "dance"),
+    ],
+)
+def test_work_that_there_is_not_is_named(
+    tmp_path: Path, variable: str, text: str, says: str
+) -> None:
+    with pytest.raises(Configuration) as error:
+        load(tmp_path, None, **{f"VOLUNTEER_{variable}": text})
+    assert says in error.value.message

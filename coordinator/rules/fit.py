@@ -1,0 +1,91 @@
+"""Workers and tasks that wait, and which of them fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from coordinator.rules.codec_choice import agreed
+from coordinator.rules.sizing import Run, clamped
+from shared.protocol.limits import memory_on
+
+
+class Waiter(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that asks for work on one of its devices."""
+
+    claim_id: str
+    worker_id: str
+    volunteer_id: str
+    device: str
+    flops: float = 0.0  # speed of a training step; 0 = unknown
+    memory_bytes: int = 0  # 0 = unknown
+    workloads: frozenset[str] = frozenset()
+    runs: frozenset[str] = frozenset()  # chosen; empty = any
+    kinds: frozenset[str] = frozenset()
+    codecs: frozenset[str] = frozenset()
+    versions: Mapping[str, int] = {}  # of its workloads, as far as it told them
+    leases_max: int = 0  # of its volunteer at once, on probation; 0 = as everybody
+    vouched: bool = True  # False: its speed is believed within bounds only
+    step_s: Mapping[int, float] = {}  # seconds a step of each run took its device lately
+
+
+class Todo(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that came back."""
+
+    id: int
+    run_id: int
+    pass_no: int
+    start: int
+    stop: int
+    failed_by: frozenset[str] = frozenset()
+    beside: str = ""  # its kind, where it is not a range of the pass; then it stays as it is
+    steps: int = 0
+    price_micro: int = 0
+
+
+def misfit(run: Run, waiter: Waiter) -> str:
+    """Return the reason why a worker cannot take part in a run, in words; "" when it can."""
+    if run.workload not in waiter.workloads:
+        return (
+            f'"{run.name}" needs the workload "{run.workload}", which is not enabled on this '
+            "machine"
+        )
+    has = waiter.versions.get(run.workload, run.workload_version)
+    if run.workload_version and has != run.workload_version:
+        how = "upgrade this machine" if has < run.workload_version else "the coordinator is older"
+        return (
+            f'"{run.name}" needs version {run.workload_version} of the workload "{run.workload}", '
+            f"here is {has}: {how}"
+        )
+    if waiter.kinds and not waiter.kinds.intersection(run.kinds):
+        kinds = " and ".join(f'"{kind}"' for kind in run.kinds)
+        takes = " and ".join(f'"{kind}"' for kind in sorted(waiter.kinds))
+        return (
+            f'"{run.name}" has tasks of the kind {kinds} only, this machine takes {takes} '
+            "(its setting roles)"
+        )
+    if not agreed(run.codec, waiter.codecs):
+        return f'"{run.name}" wants updates as "{run.codec}", which this version cannot write'
+    wanted = memory_on(waiter.device, run.memory_bytes)
+    if 0 < waiter.memory_bytes < wanted:
+        need, have = wanted / 2**30, waiter.memory_bytes / 2**30
+        return f'"{run.name}" needs about {need:.1f} GiB of memory, {waiter.device} has {have:.1f}'
+    return ""
+
+
+def speed(run: Run, waiter: Waiter) -> float:
+    """Return the speed by which a waiter's work of a run is sized; 0 = unknown."""
+    if waiter.vouched:
+        return waiter.flops
+    return clamped(run, waiter.flops, waiter.step_s.get(run.id, 0.0))
+
+
+def wanted(run: Run, waiter: Waiter) -> bool:
+    """Return True if the owner of a worker lets it help this run."""
+    return not waiter.runs or run.name in waiter.runs
+
+
+def does(waiter: Waiter, kind: str) -> bool:
+    """Return True if a worker takes tasks of this kind."""
+    return not waiter.kinds or kind in waiter.kinds

@@ -1,0 +1,136 @@
+"""Placement of the few tasks beside the pass, which everybody else waits for: a learn task, a match
+or an evaluation goes to a machine that is fast enough for it.
+
+A worker leaves such a task to another that would end it in half the time, counted from now. It
+does so no longer than it would need itself, so that a run of slow machines never stands still, and
+an only machine never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from coordinator.rules.fit import Todo, Waiter, does, misfit, speed, wanted
+from coordinator.rules.sizing import OPTIMISM, Run, work_of
+
+WORTH_WAITING = 2.0  # times as soon, before a task is left to another machine
+PATIENCE_S = 600.0  # no task is left to others for longer
+THERE_S = 45.0  # a worker that asks for work does so again within its long poll of 30 s
+MACHINES_MAX = 4096  # devices that are remembered
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that asked for work lately, and the seconds until it is free."""
+
+    waiter: Waiter
+    free_s: float = 0.0
+
+
+class Bench(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices that may take a task beside the pass, and since when such tasks are left to them."""
+
+    peers: tuple[Peer, ...] = ()
+    left_s: Mapping[int, float] = {}  # by task
+
+
+NOBODY = Bench()
+
+
+def took_s(run: Run, price: int, flops: float) -> float:
+    """Return the seconds that a task of this price takes at this speed; 0 = unknown."""
+    return OPTIMISM * work_of(run, price) / flops if flops > 0 and run.step_flops > 0 else 0.0
+
+
+class Placement:
+    """Says which worker a task beside the pass is left to, while work is handed out."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._left_s = bench.left_s
+        self._peers = bench.peers
+        self._free_s = {_place(peer.waiter): peer.free_s for peer in bench.peers}
+        self.left: set[int] = set()  # tasks that were left to another worker
+
+    def leaves(self, run: Run, task: Todo, waiter: Waiter) -> bool:
+        """Return True if a waiter leaves this task to a machine that ends it much sooner."""
+        own = took_s(run, task.price_micro, speed(run, waiter))
+        if not own or self._left_s.get(task.id, 0.0) >= min(own, PATIENCE_S):
+            return False
+        mine = own + self._free_s.get(_place(waiter), 0.0)
+        if not any(
+            end * WORTH_WAITING < mine
+            for peer in self._peers
+            if (end := self._end_s(run, task, peer.waiter))
+        ):
+            return False
+        self.left.add(task.id)
+        return True
+
+    def note(self, run: Run, price: int, waiter: Waiter) -> None:
+        """Count a task that a waiter was given: it is busy for so much longer."""
+        place = _place(waiter)
+        if place in self._free_s:
+            self._free_s[place] += took_s(run, price, speed(run, waiter))
+
+    def _end_s(self, run: Run, task: Todo, peer: Waiter) -> float:
+        """Return the seconds until a worker would have done a task; 0 = it cannot, or unknown."""
+        fits = wanted(run, peer) and does(peer, task.beside) and not misfit(run, peer)
+        if not fits or peer.worker_id in task.failed_by:
+            return 0.0
+        needs = took_s(run, task.price_micro, speed(run, peer))
+        return self._free_s[_place(peer)] + needs if needs else 0.0
+
+
+class Machines:
+    """Remembers the devices that asked for work lately, and when they will be free.
+
+    Kept in memory: after a restart a task goes to whoever asks first, and each of several replicas
+    knows those that ask it.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], tuple[Waiter, float, float]] = {}  # seen, busy until
+        self._left: dict[int, float] = {}  # by task: when it was first left to another worker
+
+    def saw(self, waiters: Iterable[Waiter], busy: Iterable[tuple[str, str]], now: float) -> None:
+        """Remember who asks now; a device that holds no task is free."""
+        working = set(busy)
+        for waiter in waiters:
+            place = _place(waiter)
+            until = self._seen.pop(place, (waiter, now, now))[2] if place in working else now
+            self._seen[place] = (waiter, now, max(now, until))
+        while len(self._seen) > MACHINES_MAX:
+            del self._seen[next(iter(self._seen))]
+
+    def gave(self, run: Run, price: int, waiter: Waiter) -> None:
+        """Remember that a device was given a task, and for how long it is busy."""
+        place = _place(waiter)
+        if place in self._seen:
+            known, seen, until = self._seen[place]
+            needs = took_s(run, price, speed(run, waiter))
+            self._seen[place] = (known, seen, until + needs)
+
+    def bench(self, todo: Sequence[Todo], now: float) -> Bench:
+        """Return who may take the tasks beside the pass that wait; nobody where none does."""
+        waiting = {task.id for task in todo if task.beside}
+        if not waiting:
+            return Bench()
+        self._left = {task: at for task, at in self._left.items() if task in waiting}
+        return Bench(
+            peers=tuple(
+                Peer(waiter=waiter, free_s=max(0.0, until - now))
+                for waiter, seen, until in self._seen.values()
+                if now <= max(seen, until) + THERE_S
+            ),
+            left_s={task: now - at for task, at in self._left.items()},
+        )
+
+    def left(self, tasks: Iterable[int], now: float) -> None:
+        """Remember since when tasks are left to a faster machine."""
+        for task in tasks:
+            self._left.setdefault(task, now)
+
+
+def _place(waiter: Waiter) -> tuple[str, str]:
+    return waiter.worker_id, waiter.device
