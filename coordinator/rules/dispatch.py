@@ -51,7 +51,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True):
-    """Open tasks: those that came back, in the order in which to take them, and who holds others."""
+    """Open tasks: those that came back, in the order to take them, and who holds others."""
 
     todo: Sequence[Todo] = ()
     loads: Sequence[Load] = ()

@@ -1,5 +1,5 @@
-"""Runs that this volunteer helps, and kinds of their tasks: chosen by its owner, agreed to, and those
-that the command line names.
+"""Runs that this volunteer helps, and the kinds of their tasks: chosen by its owner, agreed to, and
+those that the command line names.
 """
 
 from __future__ import annotations
