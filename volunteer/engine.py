@@ -21,7 +21,7 @@ from shared.workloads.base import Workload, load
 from volunteer.account.join import Connect, Enrolment, connector, join, probe, register
 from volunteer.account.practice_server import Practice
 from volunteer.account.profile import Identity, Profile
-from volunteer.account.prompts import Prompts
+from volunteer.account.prompts import Prompts, drawn
 from volunteer.account.public_runs import public_runs
 from volunteer.agent.agent import Agent, Machine
 from volunteer.agent.collaborators import Remote, Store, Timing
@@ -55,6 +55,9 @@ PROMPTING = (
     commands.AskModel,
     commands.ReadAnswer,
     commands.StopAnswer,
+    commands.DrawImage,
+    commands.CreateKey,
+    commands.RevokeKey,
     commands.GetPrompts,
     commands.ForgetPrompts,
 )
@@ -396,6 +399,12 @@ async def _prompting(prompts: Prompts, api: Api, command: Command) -> Any:
             return await prompts.read(number, seen)
         case commands.StopAnswer(id=number):
             await prompts.stop(number)
+        case commands.DrawImage(model=name, seed=seed):
+            return await drawn(api, name, seed)
+        case commands.CreateKey(request=request):
+            return await api.create_key(request)
+        case commands.RevokeKey(key=key):
+            return await api.revoke_key(key)
         case commands.GetPrompts():
             return prompts.past()
         case commands.ForgetPrompts():

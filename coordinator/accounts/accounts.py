@@ -254,6 +254,7 @@ class Volunteers:
                 device_s=done.device_s,
                 workers=tuple(statistics.machines(conn, who, now)),
                 escrow_micro=has.escrow_micro,
+                held_micro=has.held_micro,
                 debt_micro=has.debt_micro,
                 standing=row.standing,
                 standing_reason=self._explained(row),

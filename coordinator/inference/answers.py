@@ -465,5 +465,6 @@ def _card(conn: Connection, run: RunRow, name: str, version: int) -> ModelCard:
         version=version,
         parameters=about.parameters,
         price_micro=serving.cost_micro(_unit_nano(run), 1000 if text else 1),
+        items=about.workload.traits.items,
         answered_by=file.serve.answered_by if text else "organiser",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -29,7 +28,10 @@ from shared.errors import (
 from shared.protocol.inference import (
     ChatRequest,
     CompletionRequest,
+    ImageData,
+    ImageReply,
     ImageRequest,
+    ImageUsage,
     ModelList,
     StreamOptions,
 )
@@ -75,9 +77,9 @@ class V1Api:
         model = await self._answers.find(asker, ask.model)
         making = self._answers.images(model, ask.n or 1, _seed(ask.seed))
         made, cost = await out.while_there(making)
-        data = [{"b64_json": base64.b64encode(png).decode()} for png in made]
+        data = tuple(ImageData(b64_json=png) for png in made)
         created = int(self._coordinator.clock.now())
-        await out.whole({"created": created, "data": data, "usage": {"cost_micro": cost}})
+        await out.whole(ImageReply(created=created, data=data, usage=ImageUsage(cost_micro=cost)))
 
     async def _text(
         self,

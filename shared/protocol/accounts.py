@@ -154,8 +154,14 @@ class Me(Message):
     escrow_micro: int = 0  # earned once enough later work stands behind it
     debt_micro: int = 0  # taken back after it was spent; later pay settles it first
     standing: Literal["probation", "vetted", "suspended"] = "vetted"
+    held_micro: int = 0  # for answers under way: spent, or given back, when they end
     standing_reason: str = ""  # of a suspension, with whom to write to
     at: float = 0.0  # the coordinator's time of all this
+
+    @property
+    def balance_micro(self) -> int:
+        """Return what may be spent now; less than nothing while something is owed."""
+        return self.earned_micro - self.spent_micro - self.held_micro
 
 
 class LinkCode(Message):

@@ -218,6 +218,26 @@ class ImageRequest(_Strict, frozen=True, kw_only=True):
     response_format: Literal["b64_json"] = "b64_json"
 
 
+class ImageData(msgspec.Struct, frozen=True, kw_only=True):
+    """One picture: PNG, base64 on the wire."""
+
+    b64_json: bytes
+
+
+class ImageUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Price of pictures in micro-credits."""
+
+    cost_micro: int = 0
+
+
+class ImageReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Pictures of an image run."""
+
+    created: int
+    data: tuple[ImageData, ...]
+    usage: ImageUsage = ImageUsage()
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of a request, and its price in micro-credits (an addition to OpenAI's fields)."""
 
@@ -241,6 +261,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     parameters: int = 0
     price_micro: int = 0  # of a thousand tokens, or of one image
+    items: str = "tokens"  # "images": it draws, and reads no prompt
     answered_by: str = "organiser"  # "volunteers": their machines, too, and their owners can read
 
 

@@ -10,10 +10,13 @@ from shared.protocol.endpoints import Endpoint
 from shared.protocol.inference import (
     ChatRequest,
     CompletionRequest,
+    ImageReply,
     ImageRequest,
     ModelCard,
     ModelList,
 )
+
+IMAGES_BYTES_MAX = 64 << 20  # a reply with the most pictures
 
 MODEL = Endpoint(
     method="GET",
@@ -22,6 +25,16 @@ MODEL = Endpoint(
     summary="One of them: RUN, RUN@best or RUN@40",
     auth="key",
     reply=ModelCard,
+)
+IMAGES = Endpoint(
+    method="POST",
+    path="/v1/images/generations",
+    root=True,
+    summary="Pictures of an image run, as base64 PNG",
+    auth="key",
+    request=ImageRequest,
+    reply=ImageReply,
+    bytes_max=IMAGES_BYTES_MAX,
 )
 V1: tuple[Endpoint[Any], ...] = (
     Endpoint(
@@ -51,13 +64,5 @@ V1: tuple[Endpoint[Any], ...] = (
         request=ChatRequest,
         reply=dict[str, Any],
     ),
-    Endpoint(
-        method="POST",
-        path="/v1/images/generations",
-        root=True,
-        summary="Pictures of an image run, as base64 PNG",
-        auth="key",
-        request=ImageRequest,
-        reply=dict[str, Any],
-    ),
+    IMAGES,
 )

@@ -6,16 +6,19 @@ import asyncio
 import itertools
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from shared.errors import Conflict, NotFound, TooLarge, VolunteerError, why
-from shared.protocol.inference import Usage
-from volunteer.control.commands import Answer, AskModel, PastPrompt
+from shared.protocol.inference import ImageRequest, Usage
+from volunteer.control.commands import Answer, AskModel, Drawn, PastPrompt
 from volunteer.files import read_record, write_record
 from volunteer.net.client import Client
 from volunteer.net.prompts import streamed
+
+if TYPE_CHECKING:
+    from volunteer.net.api import Api
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +27,7 @@ KEPT = 8  # ended answers that may still be read
 PAST_MAX = 50  # prompts that are remembered
 CHARS_MAX = 2_000  # of a remembered prompt or answer
 ANSWER_CHARS_MAX = 1 << 20  # a coordinator could send words without end
+IMAGE_BYTES_MAX = 2 << 20  # shown pictures; a line of the local socket has 4 MiB
 POLL_S = 10.0
 
 
@@ -151,6 +155,15 @@ class Prompts:
         except (VolunteerError, OSError) as error:
             return f"not remembered: {why(error)}"
         return ""
+
+
+async def drawn(api: Api, model: str, seed: int | None) -> Drawn:
+    """Return a picture of an image run and its price. Raises what the coordinator says."""
+    reply = await api.images(ImageRequest(model=model, seed=seed))
+    images = tuple(each.b64_json for each in reply.data)
+    if sum(map(len, images)) > IMAGE_BYTES_MAX:
+        raise TooLarge("the picture is too large to be shown: `volunteer generate` writes it")
+    return Drawn(images=images, cost_micro=reply.usage.cost_micro)
 
 
 async def _end(answer: _Running, error: str) -> None:

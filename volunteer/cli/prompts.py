@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import sys
 import unicodedata
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from shared.errors import BadRequest
+from volunteer.cli.drawings import draw, picture_of, put
 from volunteer.cli.exit_codes import at_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from shared.protocol.inference import KeyInfo, Usage
+    from shared.protocol.inference import ImageReply, KeyInfo, Usage
     from volunteer.net.api import Api
 
 DAY_S = 86_400.0
@@ -137,19 +140,51 @@ def generate(
     max_tokens: MaxTokens = None,
     temperature: Temperature = 1.0,
     private: Private = False,
+    output: Annotated[
+        Path | None, Parameter(name=("--output", "-o"), help="PNG file, of an image run.")
+    ] = None,
     profile: Profile = "",
 ) -> int:
-    """Let the model continue a text; its price is printed at the end."""
-    text = _standard_input() if prompt == "-" else prompt
+    """Let the model continue a text, or an image run draw; the price is printed at the end."""
+    from shared.protocol.inference import ImageReply
+
     given = {"seed": seed, "max_tokens": max_tokens}
-    body = {"model": model, "prompt": text, "temperature": temperature}
+    body = {"model": model, "temperature": temperature}
     body |= {name: value for name, value in given.items() if value is not None}
     body |= {"answered_by": "organiser"} if private else {}
-    said, used = _ask(profile, lambda api: _said(api, COMPLETIONS, body, show=stream and not json))
+
+    async def asked(api: Api) -> tuple[str, Usage | None] | ImageReply:
+        card = await api.model(model)
+        if card.items == "images":
+            return await draw(api, model, seed)
+        if output is not None:
+            raise BadRequest(f"{model} writes text: --output is for image runs")
+        text = await asyncio.to_thread(_standard_input) if prompt == "-" else prompt
+        told = {**body, "prompt": text}
+        return await _said(api, COMPLETIONS, told, show=stream and not json)
+
+    found = _ask(profile, asked)
+    if isinstance(found, ImageReply):
+        return _drawn(found, model, profile, None if json else output, json=json)
+    said, used = found
     if json:
         return _print_json({"model": model, "text": said, "usage": used})
     print("" if stream else _safe(said))
     print(_price(used), file=sys.stderr)
+    return 0
+
+
+def _drawn(reply: ImageReply, model: str, profile: str, output: Path | None, *, json: bool) -> int:
+    """Show the picture of an image run and its price."""
+    from shared.text import credit
+    from volunteer.settings.settings import directories, load
+
+    png = picture_of(reply)
+    if json:
+        return _print_json({"model": model, "images": [png], "usage": reply.usage})
+    settings = load(path=directories(profile=profile).config / "config.toml").settings
+    put(png, output, settings.display)
+    print(f"1 picture: {credit(reply.usage.cost_micro, 6)} credits", file=sys.stderr)
     return 0
 
 
@@ -244,8 +279,6 @@ def _line() -> str:
 
 
 def _standard_input() -> str:
-    from shared.errors import BadRequest
-
     data = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1)
     if len(data) > PROMPT_BYTES_MAX:
         raise BadRequest(f"a prompt has at most {PROMPT_BYTES_MAX} bytes")
@@ -282,8 +315,6 @@ def _key_line(found: KeyInfo) -> str:
 
 def _micro(credits: float, micro: int) -> int:
     """Return credits in micro-credits. Raises BadRequest for what is no amount."""
-    from shared.errors import BadRequest
-
     if not 0 < credits <= 1e9:
         raise BadRequest("an amount is more than 0 and at most 1,000,000,000 credits")
     return round(credits * micro)

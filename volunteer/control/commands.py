@@ -9,7 +9,7 @@ import msgspec
 from shared.errors import BadRequest
 from shared.protocol.accounts import Benchmark, LinkCode, ServerInfo
 from shared.protocol.endpoints import QUERIES, Endpoint
-from shared.protocol.inference import ModelCard, Usage
+from shared.protocol.inference import KeyInfo, KeyRequest, ModelCard, NewKey, Usage
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status
 
@@ -221,6 +221,32 @@ class StopAnswer(Command):
     id: int
 
 
+class Drawn(msgspec.Struct, frozen=True, kw_only=True):
+    """Pictures (PNG) and their price."""
+
+    images: tuple[bytes, ...]
+    cost_micro: int
+
+
+class DrawImage(Ask[Drawn]):
+    """Let a version of an image run draw one picture."""
+
+    model: str
+    seed: int | None = None
+
+
+class CreateKey(Ask[NewKey]):
+    """Make a key for programs; it is shown this once."""
+
+    request: KeyRequest
+
+
+class RevokeKey(Ask[KeyInfo]):
+    """Make a key worthless from its next request on."""
+
+    key: int
+
+
 class GetPrompts(Ask[tuple[PastPrompt, ...]]):
     """The prompts that this machine remembers, the newest last."""
 
@@ -260,6 +286,9 @@ AnyCommand = (
     | AskModel
     | ReadAnswer
     | StopAnswer
+    | DrawImage
+    | CreateKey
+    | RevokeKey
     | GetPrompts
     | ForgetPrompts
 )
@@ -279,6 +308,9 @@ REPLIES: dict[type[Command], Any] = {
     GetModel: ModelCard,
     AskModel: int,
     ReadAnswer: Answer,
+    DrawImage: Drawn,
+    CreateKey: NewKey,
+    RevokeKey: KeyInfo,
     GetPrompts: tuple[PastPrompt, ...],
 }
 

@@ -16,13 +16,14 @@ from typing import Any, Protocol, TypeVar
 
 from shared.protocol.accounts import Benchmark, LinkCode, ServerInfo
 from shared.protocol.endpoints import Endpoint
-from shared.protocol.inference import ModelCard
+from shared.protocol.inference import KeyInfo, KeyRequest, ModelCard, NewKey
 from volunteer.control import commands
 from volunteer.control.commands import (
     Answer,
     Ask,
     AskModel,
     Command,
+    Drawn,
     Joined,
     PastPrompt,
     PublicRun,
@@ -182,6 +183,18 @@ class Control:
     async def stop_answer(self, id: int) -> None:
         """End an answer; what was generated is paid."""
         await self._execute(commands.StopAnswer(id=id))
+
+    async def draw(self, model: str, seed: int | None = None) -> Drawn:
+        """Let a version of an image run draw one picture. Raises what the coordinator says."""
+        return await self._ask(commands.DrawImage(model=model, seed=seed))
+
+    async def create_key(self, request: KeyRequest) -> NewKey:
+        """Make a key for programs; it is shown this once."""
+        return await self._ask(commands.CreateKey(request=request))
+
+    async def revoke_key(self, key: int) -> KeyInfo:
+        """Make a key worthless from its next request on."""
+        return await self._ask(commands.RevokeKey(key=key))
 
     async def prompts(self) -> tuple[PastPrompt, ...]:
         """Return the prompts that this machine remembers, the newest last."""

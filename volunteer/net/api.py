@@ -30,6 +30,8 @@ from shared.protocol.inference import (
     AnswerWork,
     Given,
     GiveRequest,
+    ImageReply,
+    ImageRequest,
     KeyInfo,
     KeyRequest,
     ModelCard,
@@ -45,7 +47,7 @@ from shared.protocol.leases import (
 )
 from shared.protocol.limits import LONG_POLL_S_MAX
 from shared.protocol.transparency import SignedHead, SignedReceipt, TreeProof
-from shared.protocol.v1_endpoints import MODEL
+from shared.protocol.v1_endpoints import IMAGES, MODEL
 from shared.protocol.versions import SignedManifest, VersionInfo
 from shared.workloads.base import DatasetManifest
 from volunteer.net.client import Call, Client
@@ -54,6 +56,8 @@ from volunteer.net.retry import FOREVER
 ASK_S = 15.0  # patience of a request that a person waits for
 SHORT_S = 5.0  # patience of a request that is only courtesy
 HELD_S = 20.0  # a long poll is answered this long after its wait at the latest
+
+DRAW_S = 180.0  # a picture, of a version that is loaded first
 
 CURSOR_CHARS_MAX = 64
 
@@ -236,6 +240,10 @@ class Api:
     async def model(self, name: str) -> ModelCard:
         """Return a version that answers prompts. Raises NotFound with the nearest."""
         return await self._call(MODEL, {"model": name}, patience_s=ASK_S)
+
+    async def images(self, request: ImageRequest) -> ImageReply:
+        """Let an image run draw; not retried, because it would be paid twice."""
+        return await self._call(IMAGES, {}, request, patience_s=0, timeout_s=DRAW_S)
 
     async def usage(self, key: int = 0) -> tuple[UsageRow, ...]:
         return await self.query(endpoints.USAGE, key=key)

@@ -284,6 +284,11 @@ def clock_time(at: float) -> str:
     return time.strftime("%H:%M", time.localtime(at)) if 0 < at < 4e9 else "--:--"
 
 
+def when(at: float, now: float) -> str:
+    """Return the time of day, or the days since then."""
+    return clock_time(at) if 0 <= now - at < 20 * 3600 else f"{ago(now - at)} ago"
+
+
 def percent(share: float) -> str:
     """Return whole per cent, 100 only when it is done."""
     return f"{min(100, int(max(0.0, share) * 100 + 1e-9))} %"

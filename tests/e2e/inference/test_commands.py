@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import openai
 import pytest
 
+from coordinator.inference.builtin import BuiltinEngine, Power
+from shared.clock import SystemClock
 from shared.protocol.accounts import ServerInfo
+from shared.workloads.data.image_files import read_png
+from tests.e2e.workloads.test_dcgan import RUN as DIGITS
+from tests.e2e.workloads.test_dcgan import copied
 from tests.support.answering import Answering, answering
 from tests.support.counting_engine import expected
 from tests.support.local_coordinator import RUN
+from tests.tui.terminal import Terminal
 from volunteer.account.profile import Identity, Profile
 from volunteer.cli.main import run_command
 from volunteer.settings.settings import directories
+from volunteer.tui.widgets.pictures import UPPER
 
 Run = Callable[..., Awaitable[tuple[int, str, str]]]
 SERVE = '[serve]\nfree_tokens_per_day = 20\n[serve.chat]\nuser = "Q: {content} "\nreply = "A:"\n'
@@ -74,6 +83,48 @@ async def test_generate_says_the_text_and_its_price(house: Answering, run: Run) 
     code, out, _ = await run("usage")
     assert sorted("free" in line for line in out.splitlines()) == [False, False, True]
     await house.sound()
+
+
+async def test_generate_of_an_image_run_writes_or_draws_a_picture(
+    house: Answering, run: Run, tmp_path: Path
+) -> None:
+    inside = house.coordinator
+    await inside.datasets.add(copied)
+    await inside.runs.create(DIGITS)
+    await inside.runs.start("digits")
+    engine = BuiltinEngine(inside.db, SystemClock(), inside.blobs, Power(threads=1))
+    inside.answers.connect(engine)
+    try:
+        path = tmp_path / "a.png"
+        code, _, err = await run("generate", "digits", "--seed", "3", "--output", str(path))
+        assert code == 0, err
+        assert "1 picture: 0.0" in err
+        code, out, _ = await run("generate", "digits", "--seed", "3", "--json")
+        said = json.loads(out)
+        assert read_png(base64.b64decode(said["images"][0])).ndim == 2
+        assert said["usage"]["cost_micro"] > 0
+        command = [sys.executable, "-m", "volunteer", "generate", "digits", "--seed", "3"]
+        drawn = await asyncio.to_thread(in_a_terminal, command)
+        assert UPPER in drawn
+        piped = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        assert (await piped.communicate())[0] == path.read_bytes()
+        async with house.client() as client:
+            reply = await client.images.generate(model="digits", prompt="seven", n=2)
+            assert len(reply.data or ()) == 2
+        code, _, err = await run("generate", "tiny", "x", "--output", str(path))
+        assert "--output is for image runs" in err
+        assert code != 0
+    finally:
+        await engine.close()
+    rows = (await house.ann.get("/me/usage")).json()
+    assert {row["kind"] for row in rows} == {"image"}
+    await house.sound()
+
+
+def in_a_terminal(command: list[str]) -> str:
+    with Terminal(command) as terminal:
+        assert terminal.ended() == 0
+        return terminal.text
 
 
 async def test_generate_reads_standard_input(

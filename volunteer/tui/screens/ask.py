@@ -187,7 +187,7 @@ class Ask(Screen[None]):
     def _price(self) -> str:
         """Return what the prompt may cost, and what there is."""
         me = self.volunteer.latest.status.me
-        have = f"; you have {credit(me.earned_micro - me.spent_micro, 3)}" if me else ""
+        have = f"; you have {credit(me.balance_micro, 3)}" if me else ""
         try:
             knobs = self._knobs()
         except ValueError as error:

@@ -1,5 +1,5 @@
-"""Screen with a link to pass on: alone on its rows from the first column on, so that a mouse
-selects nothing else, as a QR code where there is room, and one key copies it.
+"""Screen with a link or key to pass on: alone on its rows from the first column on, so that a mouse
+selects nothing else, a link as a QR code where there is room, and one key copies it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TITLE_ROWS = 5  # title and margins
 
 
 class CopyText(ModalScreen[None]):
-    """Screen with a link and its code; escape closes it."""
+    """Screen with a text, and as a link with its code; escape closes it."""
 
     CSS = """
     CopyText { background: $background; }
@@ -37,12 +37,12 @@ class CopyText(ModalScreen[None]):
         Binding("c", "copy", "copy", show=False),
     ]
 
-    def __init__(self, title: str, what: str, text: str) -> None:
+    def __init__(self, title: str, what: str, text: str, *, code: bool = True) -> None:
         super().__init__()
         self._title = title
         self._what = what
         self._text = text
-        self._code = qr_rows(text)
+        self._code = qr_rows(text) if code else ()
 
     def compose(self) -> ComposeResult:
         yield Static(self._title, id="title", markup=False)
@@ -58,6 +58,9 @@ class CopyText(ModalScreen[None]):
         width, height = event.size
         said = 2 + sum(len(text) // max(1, width) + 1 for text in (self._what, self._text))
         tall = len(self._code) + said
+        if not self._code:
+            self.query_one("#code").display = False
+            return
         wide = len(self._code[0]) + 2 <= width and not self.app.has_class("-ascii")
         self.query_one("#code").display = wide and tall <= height
         self.set_class(tall + TITLE_ROWS > height, "-tight")

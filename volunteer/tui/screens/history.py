@@ -25,7 +25,7 @@ from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import recap_since, week
 from volunteer.tui import keys
 from volunteer.tui.query_page import Answer, PageQuery, QueryPage
-from volunteer.tui.text import Line, ago, clock_time, fit, left, spark, wrap
+from volunteer.tui.text import Line, clock_time, fit, left, spark, when, wrap
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
 from volunteer.tui.widgets.recent_work import VERDICTS, reason_of
@@ -91,6 +91,24 @@ class History(QueryPage):
             help="Write the ledger into a CSV file in ~/volunteer.",
             place="footer",
             rank=37,
+        ),
+        keys.Command(
+            id="api_keys",
+            key="a",
+            action="api_keys",
+            short="keys",
+            help="Keys for programs that ask the model on your credits: make, list, revoke.",
+            place="footer",
+            rank=32,
+        ),
+        keys.Command(
+            id="usage",
+            key="u",
+            action="usage",
+            short="usage",
+            help="What you asked the models, and what it cost.",
+            place="footer",
+            rank=33,
         ),
         keys.Command(
             id="reload", key="r", action="reload", short="reload", help="Ask the coordinator again."
@@ -244,6 +262,18 @@ class History(QueryPage):
         answer: Answer[Sequence[LedgerRow]] = self.answer("ledger")
         return aged(total_lines(answer.value or (), scene, width, height), scene)
 
+    def action_api_keys(self) -> None:
+        """Show the keys for programs."""
+        from volunteer.tui.screens.api_keys import ApiKeys
+
+        self.app.push_screen(ApiKeys())
+
+    def action_usage(self) -> None:
+        """Show what was asked, and what it cost."""
+        from volunteer.tui.screens.usage import UsageLog
+
+        self.app.push_screen(UsageLog())
+
     def action_export(self) -> None:
         """Write the whole ledger into a file."""
         self.run_worker(self._export(), group="export", exclusive=True)
@@ -309,11 +339,6 @@ def verdict_row(verdict: Verdict, scene: Scene, paid: Collection[int], *, old: b
     )
 
 
-def when(at: float, now: float) -> str:
-    """Return the time of day, or the days since then."""
-    return clock_time(at) if 0 <= now - at < 20 * 3600 else f"{ago(now - at)} ago"
-
-
 def way(state: str, scene: Scene) -> Line:
     """Return the line "pending, checked, paid", bright as far as a contribution in this state has
     come.
@@ -376,7 +401,7 @@ def total_lines(rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int
         said = "credits appear here when your first contribution has been checked"
         return [((text, "dim"),) for text in wrap(said, cells, height)]
     lines: list[Line] = [
-        _fact("balance", credit(me.earned_micro - me.spent_micro), "value"),
+        _fact("balance", credit(me.balance_micro), "value"),
         _fact("pending", credit(me.pending_micro), "warn" if me.pending_micro else "text"),
         _fact("today", f"+{credit(me.today_micro)}", "good" if me.today_micro else "text"),
     ]
@@ -390,6 +415,8 @@ def total_lines(rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int
         lines.append(((left("7 days", NAME_CELLS), "dim"), ("".join(s * 2 for s in drawn), "fill")))
     lines.append(_fact("earned", credit(me.earned_micro)))
     lines.append(_fact("spent", credit(me.spent_micro)))
+    if me.held_micro:
+        lines.append(_fact("held", f"{credit(me.held_micro, 6)} for answers under way", "warn"))
     lines.append(_fact("accepted", f"{me.accepted} of {me.accepted + me.rejected}"))
     lines.append(_fact("trust", f"{me.trust:.0%}"))
     for said in (ESCROW * bool(me.escrow_micro), DEBT * bool(me.debt_micro)):

@@ -270,12 +270,15 @@ class Runs(QueryPage):
 
     def action_ask(self) -> None:
         from volunteer.tui.screens.ask import Ask, answers
+        from volunteer.tui.screens.draw import Draw, draws
 
         info = self._under_cursor()
         if info is None or self.volunteer.control is None:
             return
         if answers(info):
             self.app.push_screen(Ask(info))
+        elif draws(info):
+            self.app.push_screen(Draw(info))
         else:
             self.volunteer.tell(
                 f"{info.name} learns from {info.items} and answers no prompts", "warning"

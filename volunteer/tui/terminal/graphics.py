@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from textual_image.widget import SixelImage, TGPImage
@@ -64,12 +64,13 @@ def cell_size() -> tuple[int, int]:
     return wide, high
 
 
-def drawing(png: bytes, how: Protocol, size: tuple[int, int]) -> Any:
-    """Return what Rich prints as a picture of `size` in cells."""
+def print_picture(png: bytes, how: Protocol, size: tuple[int, int]) -> None:
+    """Print a picture of `size` in cells, by a protocol that was found before."""
+    from rich.console import Console
     from textual_image.renderable import SixelImage, TGPImage
 
     kind = SixelImage if how == "sixel" else TGPImage
-    return kind(BytesIO(png), *size)
+    Console().print(kind(BytesIO(png), *size))
 
 
 def _promising(environ: Mapping[str, str]) -> bool:

@@ -159,7 +159,7 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     if me is None:
         text = "credits appear here when your first contribution has been checked"
         return blank(text, cells, height)
-    total = credit(me.earned_micro - me.spent_micro)
+    total = credit(me.balance_micro)
     large = big(total) if scene.glyphs.curve == "braille" and height >= 7 else None
     lines: list[Line] = []
     if large is not None and len(large[0]) <= cells:

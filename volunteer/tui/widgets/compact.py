@@ -43,7 +43,7 @@ def brief(scene: Scene, cells: int, height: int) -> list[Line]:
     elif state.sentence:
         lines.append(((fit(state.sentence, cells, glyphs.ellipsis), "text"),))
     if view.status.me is not None:
-        total = view.status.me.earned_micro - view.status.me.spent_micro
+        total = view.status.me.balance_micro
         lines.append(((fit(f"{credit(total)} credits", cells, glyphs.ellipsis), "accent"),))
     lines.append(
         ((fit(f"{link.sign} {link.word} {link.sentence}", cells, glyphs.ellipsis), link.role),)

@@ -1,0 +1,78 @@
+"""Pictures of an image run on the command line: drawn in the terminal, or written as PNG."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shared.errors import BadRequest, Configuration
+
+if TYPE_CHECKING:
+    from shared.protocol.inference import ImageReply
+    from volunteer.net.api import Api
+    from volunteer.settings.display import Display
+
+ROWS_LEFT = 3  # of the terminal, for the prompt and the price
+CLEAR = "\x1b[0m"
+
+
+async def draw(api: Api, model: str, seed: int | None) -> ImageReply:
+    """Ask an image run for one sheet of pictures."""
+    from shared.protocol.inference import ImageRequest
+
+    return await api.images(ImageRequest(model=model, seed=seed))
+
+
+def put(png: bytes, output: Path | None, display: Display) -> None:
+    """Write a PNG to a file or a pipe; without both, draw it in the terminal.
+
+    Raises Configuration where the file cannot be written, BadRequest for what is no picture.
+    """
+    from volunteer.files import write_whole
+    from volunteer.tui.widgets.pictures import decoded, png_of
+
+    clean = png_of(decoded(png))  # nothing that a stranger sent goes to a file or a terminal as is
+    if output is not None:
+        try:
+            write_whole(output, clean)
+        except OSError as error:
+            raise Configuration(f"{output} cannot be written: {error.strerror}") from error
+        print(f"written to {output}", file=sys.stderr)
+    elif sys.stdout.isatty():
+        _show(clean, display)
+    else:
+        sys.stdout.buffer.write(clean)
+        sys.stdout.buffer.flush()
+
+
+def picture_of(reply: ImageReply) -> bytes:
+    """Return the picture of a reply. Raises BadRequest without one."""
+    if not reply.data:
+        raise BadRequest("the coordinator sent no picture")
+    return reply.data[0].b64_json
+
+
+def _show(png: bytes, display: Display) -> None:
+    from volunteer.tui.terminal import graphics
+    from volunteer.tui.widgets.pictures import decoded, half_blocks, size_in
+
+    found = decoded(png)
+    cells, lines = shutil.get_terminal_size()
+    rows = max(1, lines - ROWS_LEFT)
+    how = "blocks" if display.ascii else graphics.protocol(display.pictures)
+    if how == "blocks":
+        for line in half_blocks(found, cells, rows):
+            print("".join(_coloured(text, role) for text, role in line) + CLEAR)
+        return
+    wide, high = graphics.cell_size()
+    shape = (found.width * high, found.height * wide * 2)
+    graphics.print_picture(png, how, size_in(shape, cells, rows))
+
+
+def _coloured(text: str, role: str) -> str:
+    """Return a cell in its two colours, "#rrggbb/#rrggbb"."""
+    ink, _, paper = role.partition("/")
+    inks, papers = (";".join(str(each) for each in bytes.fromhex(c[1:])) for c in (ink, paper))
+    return f"\x1b[38;2;{inks};48;2;{papers}m{text}"

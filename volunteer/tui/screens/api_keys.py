@@ -1,0 +1,264 @@
+"""Keys for programs: a list, a form for a new one, which is shown once, and revoking with a
+question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static
+
+from shared.protocol import endpoints
+from shared.protocol.inference import KEYS_MAX, KeyInfo, KeyRequest, NewKey
+from shared.text import MICRO, credit, printable
+from volunteer.tui import keys
+from volunteer.tui.query_page import Answer, PageQuery, QueryPage
+from volunteer.tui.screens.copy_text import CopyText
+from volunteer.tui.text import ago
+from volunteer.tui.widgets.panel import Scene
+from volunteer.tui.widgets.search_box import Field
+from volunteer.tui.widgets.table import Column, Filling, Listing, Row
+
+DAY_S = 86_400.0
+CREDITS_MAX = 1e9
+DAYS_MAX = 36_500.0
+COLUMNS = (
+    Column(title="key", cells=14),
+    Column(title="name", least=56),
+    Column(title="state", cells=9),
+    Column(title="spent", cells=12, align="right"),
+    Column(title="cap", cells=10, align="right", least=66),
+    Column(title="ends", cells=9, align="right", least=78),
+    Column(title="runs", cells=20, least=104),
+)
+EMPTY = (
+    "No key yet. With one, any program that speaks OpenAI's interface asks the models on your "
+    "credits: press n."
+)
+ONCE = "Keep it: the coordinator stores only its hash, so it is shown this once. Base URL: /v1"
+
+
+class ApiKeys(QueryPage):
+    """Page of the account's keys."""
+
+    NAME = "history"
+    AUTO_FOCUS = "#keys-list"
+    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
+        keys.Command(
+            id="back",
+            key="escape",
+            action="back",
+            short="back",
+            help="Back to the contributions.",
+            place="footer",
+            rank=1,
+        ),
+        keys.Command(
+            id="new_key",
+            key="n",
+            action="new",
+            short="new key",
+            help="Make a key; it is shown once.",
+            place="footer",
+            rank=2,
+        ),
+        keys.Command(
+            id="revoke_key",
+            key="delete,d",
+            action="revoke",
+            short="revoke",
+            help="Make the key under the cursor worthless.",
+            place="footer",
+            rank=3,
+        ),
+        keys.Command(
+            id="reload", key="r", action="reload", short="reload", help="Ask the coordinator again."
+        ),
+    )
+
+    def body(self) -> ComposeResult:
+        yield Listing(COLUMNS, self._filling, id="keys-list")
+
+    def queries(self) -> dict[str, PageQuery]:
+        return {"keys": lambda control: control.query(endpoints.KEYS)}
+
+    def _keys(self) -> tuple[KeyInfo, ...]:
+        return self.answer("keys").value or ()
+
+    def _filling(self, scene: Scene) -> Filling:
+        answer: Answer[tuple[KeyInfo, ...]] = self.answer("keys")
+        found = sorted(self._keys(), key=lambda each: (each.state != "active", -each.id))
+        working = sum(each.state == "active" for each in found)
+        count = f"{working} of at most {KEYS_MAX} work" if found else ""
+        waiting = answer.asking and answer.value is None
+        return Filling(
+            rows=tuple(key_row(each, scene, old=answer.old(scene)) for each in found),
+            empty=answer.error or ("asking the coordinator" if waiting else EMPTY),
+            title="Keys for programs",
+            subtitle=" ".join(part for part in (count, answer.note(scene)) if part),
+        )
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+    def action_new(self) -> None:
+        self.app.push_screen(NewKeyForm(), self._make)
+
+    def _make(self, request: KeyRequest | None) -> None:
+        control = self.volunteer.control
+        if request is None or control is None:
+            return
+
+        async def make() -> None:
+            made: NewKey = await control.create_key(request)
+            self.app.push_screen(CopyText("New key", ONCE, made.key, code=False))
+
+        self._do(make())
+
+    def action_revoke(self) -> None:
+        chosen = self.query_one(Listing).key
+        found = next((each for each in self._keys() if str(each.id) == chosen), None)
+        if found is None or found.state != "active":
+            return
+        control = self.volunteer.control
+
+        def answered(yes: bool | None) -> None:
+            if yes and control is not None:
+                self._do(control.revoke_key(found.id), lambda: self._told(found))
+
+        name = f' "{printable(found.name, 40)}"' if found.name else ""
+        said = f"Programs that use {found.prefix}...{name} are refused from their next request on."
+        self.app.push_screen(Sure("Revoke this key?", said), answered)
+
+    def _told(self, found: KeyInfo) -> None:
+        self.volunteer.tell(f"{found.prefix}... is revoked")
+
+    def _do(self, work: Coroutine[Any, Any, Any], then: Callable[[], None] | None = None) -> None:
+        def done() -> None:
+            if then is not None:
+                then()
+            self.again()
+
+        self.volunteer.command(work, done)
+
+
+def key_row(found: KeyInfo, scene: Scene, *, old: bool) -> Row:
+    """Return a key as a row of the table."""
+    working = found.state == "active"
+    sign = scene.glyphs.check if working else scene.glyphs.cross
+    left_s = None if found.expires_at is None else found.expires_at - scene.now
+    ends = "never" if left_s is None else f"in {ago(left_s)}" if left_s > 0 else "-"
+    return Row(
+        key=str(found.id),
+        cells=(
+            ((f"{found.prefix}...", "text"),),
+            ((printable(found.name, 64), "value" if working else "dim"),),
+            ((f"{sign} {'works' if working else found.state}", "good" if working else "dim"),),
+            ((credit(found.spent_micro, 4), "value" if working else "dim"),),
+            (("none" if found.cap_micro is None else credit(found.cap_micro), "dim"),),
+            ((ends if working else "-", "dim"),),
+            ((printable(", ".join(found.runs) or "every run", 200), "dim"),),
+        ),
+        dim=old,
+    )
+
+
+class NewKeyForm(ModalScreen[KeyRequest | None]):
+    """Form for a key: enter makes it, escape leaves; every field may stay empty."""
+
+    CSS = """
+    NewKeyForm #form { width: 64; max-width: 100%; height: 13; max-height: 100%; padding: 0 2; }
+    NewKeyForm Static { width: 100%; height: 1; color: $dim; }
+    NewKeyForm Field { height: 1; border: none; padding: 0; color: $accent; background: $panel; }
+    NewKeyForm #wrong { color: $error; height: 2; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "close", show=False)]
+    FIELDS: ClassVar[tuple[tuple[str, str, str], ...]] = (
+        ("name", "name", "for you to tell keys apart"),
+        ("cap", "most credits it may ever spend", "no cap"),
+        ("days", "days until it ends", "never"),
+        ("runs", "runs it may ask", "every run; several with commas"),
+    )
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="form", classes="card dialog") as form:
+            form.border_title = "New key"
+            for name, title, empty in self.FIELDS:
+                yield Static(title, markup=False)
+                yield Field("", placeholder=empty, id=name, compact=True)
+            yield Static("", id="wrong", markup=False)
+            yield Static("enter make it  tab next field  esc cancel", markup=False)
+
+    @on(Input.Submitted)
+    def _enter(self) -> None:
+        try:
+            request = self.request()
+        except ValueError as error:
+            self.query_one("#wrong", Static).update(printable(str(error), 120))
+        else:
+            self.dismiss(request)
+
+    def request(self) -> KeyRequest:
+        """Return what was typed. Raises ValueError with a sentence."""
+        typed = {
+            name: self.query_one(f"#{name}", Input).value.strip() for name, _, _ in self.FIELDS
+        }
+        cap = _number("credits", typed["cap"], CREDITS_MAX)
+        days = _number("days", typed["days"], DAYS_MAX)
+        runs = tuple(part for each in typed["runs"].split(",") if (part := each.strip()))
+        now = self.app.clock.now()  # type: ignore[attr-defined] # it is the volunteer's
+        return KeyRequest(
+            name=typed["name"],
+            cap_micro=None if cap is None else round(cap * MICRO),
+            expires_at=None if days is None else now + days * DAY_S,
+            runs=runs,
+        )
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+
+def _number(what: str, text: str, most: float) -> float | None:
+    """Return a number that was typed; None for nothing. Raises ValueError with a sentence."""
+    if not text:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        raise ValueError(f"{what}: {text} is no number") from None
+    if not 0 < found <= most:
+        raise ValueError(f"{what}: more than 0 and at most {most:,.0f}")
+    return found
+
+
+class Sure(ModalScreen[bool]):
+    """Question that is dismissed with True for yes."""
+
+    CSS = """
+    Sure #sure { width: 60; max-width: 100%; height: auto; max-height: 100%; }
+    Sure Static { width: 100%; height: auto; }
+    Sure #hint { color: $dim; margin-top: 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "answer(True)", "yes", show=False),
+        Binding("escape,n,q", "answer(False)", "no", show=False),
+    ]
+
+    def __init__(self, title: str, said: str) -> None:
+        super().__init__()
+        self._title, self._said = title, said
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="sure", classes="card dialog") as dialog:
+            dialog.border_title = self._title
+            yield Static(self._said, markup=False)
+            yield Static("y yes   esc no", id="hint", markup=False)
+
+    def action_answer(self, yes: bool) -> None:
+        self.dismiss(yes)

@@ -1,0 +1,123 @@
+"""Usage log: every request to a model, by tokens, credits and time. No prompt is kept."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+
+from shared.protocol import endpoints
+from shared.protocol.inference import UsageRow
+from shared.text import credit, printable
+from volunteer.tui import keys
+from volunteer.tui.query_page import Answer, PageQuery, QueryPage
+from volunteer.tui.text import Line, count, when
+from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
+from volunteer.tui.widgets.table import Column, Filling, Listing, Row
+
+COLUMNS = (
+    Column(title="when", cells=8),
+    Column(title="model", least=36),
+    Column(title="in", cells=6, align="right", least=44),
+    Column(title="out", cells=6, align="right"),
+    Column(title="credits", cells=11, align="right"),
+    Column(title="took", cells=9, align="right", least=60),
+    Column(title="first", cells=8, align="right", least=100),
+    Column(title="by", cells=14, least=76),
+)
+EMPTY = "Nothing was asked yet. Press p on a run of the Runs page, or run: volunteer generate RUN"
+
+
+class UsageLog(QueryPage):
+    """Page of requests to models."""
+
+    NAME = "history"
+    AUTO_FOCUS = "#requests"
+    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
+        keys.Command(
+            id="back",
+            key="escape",
+            action="back",
+            short="back",
+            help="Back to the contributions.",
+            place="footer",
+            rank=1,
+        ),
+        keys.Command(
+            id="reload", key="r", action="reload", short="reload", help="Ask the coordinator again."
+        ),
+    )
+    CSS = """
+    UsageLog {
+        #spent { height: 4; }
+        &.-short #spent, &.-flat #spent { display: none; }
+    }
+    """
+
+    def body(self) -> ComposeResult:
+        yield FunctionPanel(self._totals, title="Spent on answers", id="spent", classes="card")
+        yield Listing(COLUMNS, self._filling, id="requests")
+
+    def queries(self) -> dict[str, PageQuery]:
+        return {"usage": lambda control: control.query(endpoints.USAGE)}
+
+    def _rows(self) -> tuple[UsageRow, ...]:
+        return self.answer("usage").value or ()
+
+    def _filling(self, scene: Scene) -> Filling:
+        answer: Answer[tuple[UsageRow, ...]] = self.answer("usage")
+        empty = answer.error or ("" if answer.asking and answer.value is None else EMPTY)
+        return Filling(
+            rows=tuple(usage_row(row, scene, old=answer.old(scene)) for row in self._rows()),
+            empty=empty or "asking the coordinator",
+            title="Requests",
+            subtitle=answer.note(scene),
+        )
+
+    def _totals(self, scene: Scene, width: int, height: int) -> list[Line]:
+        return aged(total_lines(self._rows(), scene), scene)[:height]
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+
+def usage_row(row: UsageRow, scene: Scene, *, old: bool) -> Row:
+    """Return a request as a row of the table."""
+    under_way = row.latency_s is None
+    images = " img" if row.kind == "image" else ""
+    price = "free" if row.free else credit(row.cost_micro, 6)
+    return Row(
+        key=row.id,
+        cells=(
+            ((when(row.at, scene.now), "dim"),),
+            ((printable(row.model, 80), "text"),),
+            ((count(row.tokens_in, 4), "dim"),),
+            ((f"{count(row.tokens_out, 4)}{images}", "text"),),
+            (("held" if under_way else price, "warn" if under_way else "value"),),
+            (("under way" if row.latency_s is None else f"{row.latency_s:.1f} s", "dim"),),
+            (("-" if row.first_token_s is None else f"{row.first_token_s:.2f} s", "dim"),),
+            ((f"{row.key}..." if row.key else "this account", "dim"),),
+        ),
+        dim=old,
+    )
+
+
+def total_lines(rows: tuple[UsageRow, ...], scene: Scene) -> list[Line]:
+    """Return what the account has, and what the listed requests came to."""
+    me = scene.view.status.me
+    lines: list[Line] = []
+    if me is not None:
+        held = f"   held {credit(me.held_micro, 6)}" if me.held_micro else ""
+        lines.append(
+            (
+                ("spent ", "dim"),
+                (credit(me.spent_micro, 6), "value"),
+                (held, "warn"),
+                ("   balance ", "dim"),
+                (credit(me.balance_micro), "value"),
+            )
+        )
+    written = sum(row.tokens_out for row in rows if row.kind != "image")
+    said = f"{len(rows)} newest requests: {sum(row.tokens_in for row in rows)} tokens in, "
+    lines.append(((f"{said}{written} out", "text"),))
+    return lines
