@@ -132,7 +132,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "info"
     json_logs: Annotated[bool, Meta(description="Write log lines as JSON objects.")] = False
     public_dashboard: Annotated[bool, Meta(description="Serve the public web page.")] = True
-    metrics: Annotated[bool, Meta(description="Serve /metrics for Prometheus.")] = True
+    metrics: Annotated[
+        Literal["token", "public", "off"],
+        Meta(
+            description="Who may read /metrics: token = who has the token in metrics.token of the "
+            "data directory, and on a server of this machine alone everybody; public; off."
+        ),
+    ] = "token"
     upload_quota_bytes: Annotated[
         int,
         Meta(
@@ -301,6 +307,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def admin_token_file(self) -> Path:
         """The secret of the organiser's commands over HTTP; made on first start, 0600."""
         return self.directory / "admin.token"
+
+    @property
+    def metrics_token_file(self) -> Path:
+        """The token of who reads the metrics; made on first start, 0600."""
+        return self.directory / "metrics.token"
 
     @property
     def hub_token_file(self) -> Path:

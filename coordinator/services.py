@@ -29,6 +29,7 @@ from coordinator.checking.recompute import Recomputes
 from coordinator.compute import Compute
 from coordinator.config import Settings
 from coordinator.database.engine.open import Database, file_of, is_new, migrate
+from coordinator.database.monitoring.gauges import Gauge, gauges
 from coordinator.inference.answerers import Answerers
 from coordinator.inference.answers import Answers
 from coordinator.inference.builtin import BuiltinEngine, Power
@@ -60,6 +61,7 @@ from coordinator.storage.folders import data_directory
 from coordinator.storage.open import open_blobs
 from coordinator.storage.transfer_boxes import TransferBoxes
 from coordinator.traffic import Traffic
+from coordinator.ttl_cache import REST, Fresh
 from coordinator.upkeep.alerts import Alerts
 from coordinator.upkeep.checks import Checks
 from coordinator.upkeep.upkeep import Upkeep
@@ -69,6 +71,7 @@ from shared.signing import SigningKey
 
 RESTART_S = 1.0  # a background job that failed starts again after this long
 STOP_S = 20.0  # and has this long to end
+GAUGES_S = 2.0  # the database is asked for its gauges this often, however many look
 
 log = structlog.get_logger("app")
 
@@ -90,6 +93,7 @@ class Coordinator:
     space: Space
     rates: Rates
     traffic: Traffic
+    gauges: Fresh[list[Gauge]]
     server: ServerIdentity
     volunteers: Volunteers
     ledger: Ledger
@@ -163,7 +167,6 @@ class Coordinator:
         await server.load()
         evaluation = Evaluation(db, clock, signals, blobs, computing)
         merger = Merger(db, clock, signals, blobs, runs, evaluation)
-        # Beside them a merge writes, hashes and syncs in threads of its own.
         merger.configure(threads=settings.merge_threads or _half(), lease_s=settings.merge_lease_s)
         return cls(
             settings=settings,
@@ -177,6 +180,7 @@ class Coordinator:
             space=space,
             rates=Rates(settings, clock.monotonic),
             traffic=Traffic(),
+            gauges=_gauges(db, clock),
             server=server,
             volunteers=Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock)),
             ledger=Ledger(db),
@@ -285,6 +289,15 @@ class Coordinator:
                 log.warning("background job is cut off", job=task.get_name())
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _gauges(db: Database, clock: Clock) -> Fresh[list[Gauge]]:
+    """Return the gauges of the database, read by one statement and kept for a moment."""
+
+    def read() -> Awaitable[list[Gauge]]:
+        return db.read(lambda conn: gauges(conn, clock.now()))
+
+    return Fresh(read, GAUGES_S, clock, rest=REST)
 
 
 def _half() -> int:

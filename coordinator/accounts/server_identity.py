@@ -8,6 +8,7 @@ import hashlib
 import secrets
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open import Database
     from shared.clock import Clock
 
+ADMIN = "admin"  # whose secret follows it in a token
 RUNS_S = 1.0  # how long a listing of the runs is served again
 
 
@@ -58,7 +60,8 @@ class ServerIdentity:
         self._db = db
         self._key = key
         self._listing = Fresh(listing, RUNS_S, clock)
-        self._admin_hash = _admin_hash(settings)
+        self._admin_hash = _token_hash(settings.admin_token_file)
+        self._metrics_hash = _token_hash(settings.metrics_token_file)
         self.address = Address(url=settings.url or f"http://127.0.0.1:{settings.port}")
 
     async def load(self) -> None:
@@ -115,6 +118,13 @@ class ServerIdentity:
         """Return True if this is the organiser's token."""
         return secrets.compare_digest(hashlib.sha256(token.encode()).digest(), self._admin_hash)
 
+    def may_scrape(self, token: str) -> bool:
+        """Return True if this is the token of who reads the metrics, or the organiser's."""
+        given = hashlib.sha256(token.encode()).digest()
+        return secrets.compare_digest(given, self._metrics_hash) or (
+            token.startswith(f"{ADMIN}.") and self.is_admin(token.removeprefix(f"{ADMIN}."))
+        )
+
     async def runs(self) -> tuple[RunInfo, ...]:
         """Return every run; the listing may be a second old."""
         return await self._listing.get()
@@ -153,9 +163,8 @@ def software() -> str:
         return "0"
 
 
-def _admin_hash(settings: Settings) -> bytes:
-    """Return the SHA-256 of the organiser's token, which is made on first use."""
-    path = settings.admin_token_file
+def _token_hash(path: Path) -> bytes:
+    """Return the SHA-256 of the token in a file, which is made on first use."""
     if not path.exists():
         write_private(path, secrets.token_urlsafe(32).encode() + b"\n")
     try:

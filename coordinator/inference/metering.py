@@ -24,6 +24,7 @@ from coordinator.database.ledger import payments
 from coordinator.database.ledger.postings import AMOUNT_MAX
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.rules.serving import cost_micro
+from coordinator.traffic import SLOW_S, Durations
 from shared.errors import (
     BadRequest,
     Forbidden,
@@ -106,8 +107,7 @@ class Meter:
         self._beaten = clock.monotonic()
         self.requests: Counter[str] = Counter()  # by run, since the start
         self.tokens: Counter[str] = Counter()
-        self.first_s: Counter[str] = Counter()  # summed, of those that had a first token
-        self.firsts: Counter[str] = Counter()  # and how many had one
+        self.first_token = Durations(SLOW_S)
 
     @property
     def waiting(self) -> int:
@@ -166,8 +166,7 @@ class Meter:
         run = metered.order.run
         if not metered.tokens and tokens:
             metered.first_s = self._clock.monotonic() - metered.began
-            self.firsts[run] += 1
-            self.first_s[run] += metered.first_s  # type: ignore[assignment] # floats as well
+            self.first_token.add(metered.first_s)
         metered.tokens += tokens
         if by:
             metered.answered[by] += tokens

@@ -11,6 +11,7 @@ decides it then.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,7 @@ from coordinator.runs.definition import Definition, definition
 from coordinator.scheduling.lease_message import UPDATES
 from coordinator.selfplay.game_intake import Harvest
 from coordinator.signals import Signals
+from coordinator.traffic import SLOW_S, Durations
 from shared.clock import Clock
 from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, NotFound
@@ -119,6 +121,8 @@ class Intake:
         self._recomputes = examiners.recomputes
         self._harvest = examiners.games
         self._under_way: dict[int, asyncio.Task[None]] = {}  # checks, by contribution
+        self.durations = Durations(SLOW_S)  # of submissions, their check included
+        self.decided: Counter[tuple[str, str, str]] = Counter()  # run, state, reason
         self._abouts: dict[int, Definition] = {}  # what does not change of a run, read once
 
     async def submit(self, principal: Principal, task_id: int, request: SubmitRequest) -> Verdict:
@@ -131,16 +135,23 @@ class Intake:
         if not (0 <= request.part < PARTS_MAX and 0 <= request.tries < TRIES_MAX):
             raise BadRequest("part or tries is out of range")
         quantize.codec(request.codec)
-        row = await self._db.write(lambda conn: self._receive(conn, principal, task_id, request))
-        if row.state == "checking":
-            await self._check(row)
-        elif row.state == "rejected":
-            self._signals.notify("queue")
-        return await self.verdict(principal, row.id)
+        with self.durations.timed():
+            row, fresh = await self._db.write(
+                lambda conn: self._receive(conn, principal, task_id, request)
+            )
+            if row.state == "checking":
+                await self._check(row)
+            elif row.state == "rejected":
+                self._signals.notify("queue")
+            verdict = await self.verdict(principal, row.id)
+        if fresh:  # else it was counted when it was sent first
+            self.decided[verdict.run, verdict.state, verdict.reason] += 1
+        return verdict
 
     def _receive(
         self, conn: Connection, principal: Principal, task_id: int, request: SubmitRequest
-    ) -> ContributionRow:
+    ) -> tuple[ContributionRow, bool]:
+        """Return the contribution, and whether it was not known before."""
         now = self._clock.now()
         content = _digest(request)
         task = tasks.holder(conn, task_id)  # locked first: the same may be sent twice at once
@@ -150,7 +161,7 @@ class Intake:
                 raise NotFound(f"there is no task {task_id} of yours")
             if known.digest != content:
                 raise Conflict(f"task {task_id} was submitted before with other content")
-            return known
+            return known, False
         tasks.may_submit(task, principal.worker_id, request.attempt)
         if task.base_version is None:
             raise Conflict(f"task {task_id} has not begun: there is no base version yet")
@@ -175,9 +186,9 @@ class Intake:
         kind = UPDATES.get(task.kind) or task.update_kind or now_holds.update
         row = contributions.add(conn, values | {"kind": kind}, last=part.last)
         if not _is_late(row, run, now_holds):
-            return row
+            return row, True
         self._too_late(conn, row, run, now_holds)
-        return contributions.by_id(conn, row.id)
+        return contributions.by_id(conn, row.id), True
 
     async def _check(self, row: ContributionRow) -> None:
         """Check a contribution once, however often it is sent meanwhile, and to the end, also when

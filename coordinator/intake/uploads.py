@@ -30,6 +30,7 @@ from coordinator.rules.sizing import evidence_bytes_max
 from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.signals import Signals
 from coordinator.storage.blobs import check_name, in_pool, open_in_pool, storage_errors
+from coordinator.traffic import SLOW_S, Durations
 from shared.errors import (
     BadRequest,
     Conflict,
@@ -153,6 +154,7 @@ class Uploads:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._writers: dict[str, _Writer] = {}
         self._hashes: OrderedDict[str, tuple[int, Digest]] = OrderedDict()
+        self.durations = Durations(SLOW_S)  # of requests that brought bytes
 
     def _path(self, upload_id: str) -> Path:
         return self._directory / upload_id
@@ -314,10 +316,11 @@ class Uploads:
             if row.complete:
                 return self._view(row, row.size)
             receive = self._receive_small if row.size - offset <= SMALL_BYTES else self._receive
-            there = await receive(row, offset, stream)
-            if there == row.size:
-                writer.storing = True
-                return await self._finish(row)
+            with self.durations.timed():
+                there = await receive(row, offset, stream)
+                if there == row.size:
+                    writer.storing = True
+                    return await self._finish(row)
             return self._view(row, there)
 
     @asynccontextmanager

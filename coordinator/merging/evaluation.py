@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,6 +24,7 @@ from coordinator.runs.datasets import heldout
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from coordinator.signals import Signals
+from coordinator.traffic import SLOW_S, Durations
 from shared.clock import Clock
 from shared.errors import Unavailable, VolunteerError
 from shared.local_data import LocalData
@@ -76,6 +78,8 @@ class Evaluation:
         self._signals = signals
         self._blobs = blobs
         self._compute = compute
+        self.durations = Durations(SLOW_S)
+        self.outcomes: Counter[tuple[str, str]] = Counter()  # run, "done" or "failed"
 
     async def run(self, stop: asyncio.Event) -> None:
         """Evaluate whatever waits until `stop` is set."""
@@ -99,8 +103,10 @@ class Evaluation:
             return False
         run, version = picked
         try:
-            measured = await self._measure(run, version)
+            with self.durations.timed():
+                measured = await self._measure(run, version)
         except (VolunteerError, OSError, RuntimeError, ValueError) as error:
+            self.outcomes[run.name, "failed"] += 1
             log.warning(
                 "evaluation failed", run=run.name, version=version.version, error=str(error)
             )
@@ -111,6 +117,7 @@ class Evaluation:
             return True
         if measured is not None:
             await self._store(run, version, measured)
+            self.outcomes[run.name, "done"] += 1
         return True
 
     def _pick(self, conn: Connection) -> tuple[RunRow, VersionRow] | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,7 @@ from coordinator.runs import phases, publishing, settlement
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import Content
 from coordinator.signals import Signals
+from coordinator.traffic import SLOW_S, Durations
 from shared.clock import Clock
 from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, VolunteerError
 
@@ -101,10 +103,16 @@ class Merger:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="merge")
         self._owner = secrets.token_hex(8)
         self._parts = Parts(db, clock, signals, blobs, self._owner)
+        self.durations = Durations(SLOW_S)  # of merges that were committed
+        self.outcomes: Counter[tuple[str, str]] = Counter()  # run, merged or failed or overtaken
+        self.merged: Counter[str] = Counter()  # contributions, by run
         self.configure(threads=1, lease_s=LEASE_S)
 
     def configure(self, *, threads: int, lease_s: float) -> None:
-        """Set the number of threads of a merge, and how long its owner may be silent."""
+        """Set the number of threads of a merge, and how long its owner may be silent.
+
+        Beside them it writes, hashes and syncs in threads of its own.
+        """
         self._threads = self._parts.threads = threads
         self.lease_s = self._parts.lease_s = lease_s
 
@@ -167,6 +175,9 @@ class Merger:
             await self._db.write(lambda conn: self._commit(conn, job, content, draft))
         except Conflict as error:
             return await self._overtaken(job, error)
+        self.durations.add(took)
+        self.outcomes[job.run.name, "merged"] += 1
+        self.merged[job.run.name] += len(job.rows)
         await self._parts.discard(draft.spent)
         log.info(
             "merged",
@@ -180,6 +191,7 @@ class Merger:
         return True
 
     async def _overtaken(self, job: MergeJob, error: Conflict) -> bool:
+        self.outcomes[job.run.name, "overtaken"] += 1
         log.info("merge overtaken", run=job.run.name, error=error.message)
         await self._abandon(job)
         return False
@@ -356,6 +368,7 @@ class Merger:
     async def _failed(self, job: MergeJob, error: Exception) -> None:
         """Count the failure; after the second, find out who is to blame and go on without them."""
         failures = job.merge.failures + 1
+        self.outcomes[job.run.name, "failed"] += 1
         log.warning(
             "merge failed",
             run=job.run.name,

@@ -92,7 +92,12 @@ class Site:
         async def state() -> Live:
             return (await self.views.model(row.name)).live
 
-        await self.broadcast.serve(row.name, state, scope, receive, send)
+        traffic = self.coordinator.traffic
+        traffic.viewers += 1
+        try:
+            await self.broadcast.serve(row.name, state, scope, receive, send)
+        finally:
+            traffic.viewers -= 1
 
 
 class _Served:

@@ -40,6 +40,7 @@ from coordinator.rules.sizing import Pace, work_of
 from coordinator.rules.standing import PROBATION_LEASES, TRUST_MIN
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import Spec
+from coordinator.traffic import Durations
 from shared.errors import BadRequest, Banned, Unauthorized, VolunteerError
 from shared.protocol.base import Reason
 from shared.protocol.leases import ClaimReply, ClaimRequest, Idle, Lease
@@ -111,6 +112,7 @@ class _Served:
     refusals: dict[str, Refusal] = field(default_factory=dict)
     shut_out: dict[str, VolunteerError] = field(default_factory=dict)
     runs: dict[int, _About] = field(default_factory=dict)
+    fresh: set[str] = field(default_factory=set)  # claims answered with a new lease
     more: bool = False
     given: Counter[int] = field(default_factory=Counter)  # operations by run
 
@@ -156,6 +158,8 @@ class Claims:
         self._agreements = Agreements()
         self._shares = FairShares()
         self._machines = Machines()
+        self.durations = Durations()  # of a transaction, for all who asked together
+        self.leases: Counter[str] = Counter()  # given, by run
         self.joined_max = JOINED_MAX
 
     async def claim(self, principal: Principal, request: ClaimRequest) -> ClaimReply:
@@ -206,13 +210,15 @@ class Claims:
         if not waiters:
             return {}
         now = self._clock.now()
-        served = await self._db.write(lambda conn: self._transact(conn, waiters, now))
+        with self.durations.timed():
+            served = await self._db.write(lambda conn: self._transact(conn, waiters, now))
         self._shares.note(served.given)
         answers: dict[str, Answer] = {**served.refusals, **served.shut_out}
         speaks = {waiter.claim_id: waiter for waiter in waiters}
         for claim_id, row in served.rows.items():
             self._renewals.hold(row)
             run, waiter = served.runs[row.run_id], speaks[claim_id]
+            self.leases[run.spec.name] += claim_id in served.fresh
             given = lease_message.lease(
                 run.spec, run.plan, run.global_step, row, now, waiter.codecs
             )
@@ -275,6 +281,7 @@ class Claims:
         ]
         for row, item in zip(leases.take(conn, wanted, now), wanted, strict=True):
             served.rows[item.waiter.claim_id] = row
+            served.fresh.add(item.waiter.claim_id)
         states = _states(conn, outcome, able)
         for position, refusal in outcome.refusals.items():
             waiter = able[position]

@@ -6,6 +6,7 @@ for a second, and verdicts are only queried when there are new ones at all.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from coordinator.accounts.announcements import Announcements
 from coordinator.database import verdicts
 from coordinator.database.ledger import payments
+from coordinator.traffic import Durations
 from coordinator.ttl_cache import Fresh
 from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
@@ -49,6 +51,7 @@ class Heartbeats:
         self._db = db
         self._clock = clock
         self._renewals = renewals
+        self.durations = Durations()
         self._runs = Fresh(runs.queries.beats, SHARED_S, clock)
         self._newest = Fresh(self._newest_verdict, SHARED_S, clock)
         self.announcements = Announcements(db, clock)
@@ -59,6 +62,12 @@ class Heartbeats:
 
     async def answer(self, principal: Principal, request: HeartbeatRequest) -> HeartbeatReply:
         """Renew the leases of a worker and return its orders, the runs and its new verdicts."""
+        began = time.perf_counter()
+        reply = await self._answer(principal, request)
+        self.durations.add(time.perf_counter() - began)
+        return reply
+
+    async def _answer(self, principal: Principal, request: HeartbeatRequest) -> HeartbeatReply:
         orders = await self._renewals.beat(principal, request)
         runs = self._runs.peek() or await self._runs.get()
         announced = self._announced.peek()

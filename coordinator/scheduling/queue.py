@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -68,6 +69,8 @@ class Queue:
         self.claims = claims
         self.renewals = renewals
         self._started_at = clock.now()
+        self.expired = 0  # leases, by this process
+        self.released: Counter[str] = Counter()  # "failed" or "given back"
         # By worker: tasks given back as failed, in a row, and until when it rests.
         self._failed_in_row: dict[str, tuple[int, float]] = {}
 
@@ -196,6 +199,7 @@ class Queue:
             self._failed_in_row[principal.worker_id] = (count, now + rest_s(count))
             while len(self._failed_in_row) > WORKERS_MAX:
                 del self._failed_in_row[next(iter(self._failed_in_row))]
+        self.released["failed" if request.failed else "given back"] += 1
         self.renewals.drop(task_id)
         self.renewals.saw(principal.worker_id)
         self._signals.notify("queue")
@@ -227,6 +231,7 @@ class Queue:
             for row in rows:
                 self.renewals.drop(row.id)
             count += len(rows)
+            self.expired += len(rows)
             if rows:
                 log.info("leases expired", tasks=[row.id for row in rows])
                 self._signals.notify("queue")

@@ -8,6 +8,7 @@ Store functions are plain functions of a connection; what runs them differs by d
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
@@ -22,6 +23,7 @@ from coordinator.database.migrations.upgrade import REVISIONS, upgrade
 from coordinator.database.tables.contributions import verdicts
 from coordinator.database.tables.ledger import events
 from coordinator.database.tables.record import audit, meta
+from coordinator.traffic import Durations
 from shared.errors import Configuration
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class Database:
         self._runner = runner
         self._lock = lock
         self.dialect: Dialect = dialect
+        self.reads, self.writes = Durations(), Durations()  # the wait for their turn included
 
     @staticmethod
     async def open(
@@ -88,11 +91,19 @@ class Database:
 
         On PostgreSQL `fn` may run several times.
         """
-        return await self._runner.write(fn)
+        began = time.perf_counter()
+        try:
+            return await self._runner.write(fn)
+        finally:
+            self.writes.add(time.perf_counter() - began)
 
     async def read(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` on one consistent view of the data; it cannot write."""
-        return await self._runner.read(fn)
+        began = time.perf_counter()
+        try:
+            return await self._runner.read(fn)
+        finally:
+            self.reads.add(time.perf_counter() - began)
 
     async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
         """Hear other processes: `deliver` gets a topic, or None when anything may have changed.

@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from coordinator.accounts.server_identity import ADMIN
 from coordinator.http.request import (
     INTEGER_DIGITS_MAX,
     ClientGone,
@@ -32,6 +33,7 @@ from coordinator.http.request import (
 from coordinator.http.sendfile import of_scope
 from coordinator.storage.blobs import FileStream, Pieces
 from shared.errors import BadRequest, NotFound, Unauthorized, VolunteerError
+from shared.links import is_loopback
 from shared.protocol.base import ErrorBody
 from shared.protocol.endpoints import KEY_MAX, NUMBERS, Endpoint
 
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
 Body = TypeVar("Body")
-ADMIN = "admin"
 
 _NUMBER = re.compile(rf"[0-9]{{1,{INTEGER_DIGITS_MAX}}}")
 _encode = msgspec.json.Encoder().encode
@@ -301,4 +302,21 @@ def check_admin(scope: Scope, coordinator: Coordinator) -> None:
     if who != ADMIN or not coordinator.server.is_admin(secret):
         raise Unauthorized(
             "this needs the organiser's token: the file admin.token of the data directory"
+        )
+
+
+def check_metrics(scope: Scope, coordinator: Coordinator) -> None:
+    """Check who scrapes: anybody on a server of this machine alone or with `metrics = "public"`,
+    else who has the token. Raises NotFound where metrics are off, Unauthorized.
+    """
+    settings = coordinator.settings
+    if settings.metrics == "off":
+        raise NotFound("metrics are switched off here")
+    if settings.metrics == "public" or (not settings.url and is_loopback(settings.host)):
+        return
+    kind, _, token = header(scope, b"authorization").partition(" ")
+    if kind.lower() != "bearer" or not coordinator.server.may_scrape(token.strip()):
+        raise Unauthorized(
+            "metrics need the header Authorization: Bearer and the one line of the file"
+            ' metrics.token of the data directory, or the setting metrics = "public"'
         )

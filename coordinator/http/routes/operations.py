@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from coordinator.admin.registry import COMMANDS
 from coordinator.http.request import body_stream, read_body, read_json
-from coordinator.http.routes.endpoint import Call, Reply, json_reply
-from coordinator.http.routes.metrics import exposition, gauges
+from coordinator.http.routes.endpoint import Call, Reply, check_metrics, json_reply
+from coordinator.http.routes.metrics import exposition
 from shared.errors import NotFound, Unavailable
 from shared.protocol.base import Health, StoredFile
 from shared.protocol.endpoints import BYTES
@@ -48,8 +48,6 @@ async def ready(call: Call[None]) -> Health:
 
 
 async def metrics(call: Call[None]) -> Reply:
-    coordinator = call.coordinator
-    if not coordinator.settings.metrics:
-        raise NotFound("metrics are switched off here")
-    kind, body = exposition(coordinator.traffic, await gauges(coordinator))
+    check_metrics(call.scope, call.coordinator)
+    kind, body = await exposition(call.coordinator)
     return Reply(headers=(("content-type", kind),), body=body)

@@ -221,10 +221,10 @@ async def test_metrics_count_requests_tokens_and_time_to_the_first(house: Answer
         await client.completions.create(model="tiny", prompt="x", max_tokens=7)
     async with httpx.AsyncClient(base_url=house.url) as http:
         said = (await http.get("/metrics")).text
-    assert 'answers_requests{run="tiny"} 1.0' in said
-    assert 'answers_tokens{run="tiny"} 7.0' in said
-    assert 'answers_first_token_seconds{run="tiny"}' in said
-    assert 'answers_waiting{run=""} 0.0' in said
+    assert 'coordinator_answers_requests_total{run="tiny"} 1.0' in said
+    assert 'coordinator_answers_tokens_total{run="tiny"} 7.0' in said
+    assert "coordinator_answers_first_token_seconds_count 1.0" in said
+    assert "coordinator_answers_waiting 0.0" in said
 
 
 async def test_the_interface_describes_itself(house: Answering) -> None:

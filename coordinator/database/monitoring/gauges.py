@@ -1,0 +1,141 @@
+"""Gauges of the whole installation, read by one statement: the queue, the machines, the runs.
+
+Every part goes along an index, or over a table that grows with people and not with history: what
+is done is never counted here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import (
+    Connection,
+    Select,
+    bindparam,
+    case,
+    func,
+    literal,
+    literal_column,
+    select,
+    union_all,
+)
+
+from coordinator.database.tables.accounts import volunteers, workers
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.record import meta
+from coordinator.database.tables.runs import runs
+from coordinator.database.tables.tasks import tasks
+from coordinator.database.tables.trust import recomputes
+from coordinator.database.tables.versions import evaluations, versions
+from coordinator.database.volunteers import OFFLINE_S
+
+BACKUP = "backup_at"  # key of the instant of the newest backup, in the table of single values
+RUNS_MAX = 100  # that are named; all others count as one, "other"
+
+_R, _T, _C, _W = runs.c, tasks.c, contributions.c, workers.c
+
+
+class Gauge(msgspec.Struct, frozen=True):
+    """One number: what it is of, the run ("" = of none), a state or the like, and the value."""
+
+    name: str
+    run: str
+    label: str
+    value: float
+
+
+def _row(name: str, run: Any, label: Any, value: Any) -> tuple[Any, ...]:
+    return (
+        literal(name).label("name"),
+        run.label("run"),
+        label.label("label"),
+        (value * 1.0).label("value"),
+    )
+
+
+def _statement() -> Any:
+    # The runs that are on first, then the newest: what an organiser makes does not end.
+    on = case((_R.state.in_(("running", "paused")), 0), else_=1)
+    told = (_R.id, _R.name, _R.state, _R.head, _R.global_step, _R.tokens)
+    named = select(*told).order_by(on, _R.id.desc()).limit(RUNS_MAX).cte("named")
+    empty = literal("")
+    # Written out, or the databases would not see that the index of open tasks has all of them.
+    open_now = _T.state.in_((literal_column("'todo'"), literal_column("'doing'")))
+    failed = _T.state == "discarded"
+    counted = [
+        select(literal("tasks"), _T.run_id, _T.state, func.count()).where(open_now),
+        select(literal("tasks"), _T.run_id, _T.state, func.count()).where(failed),
+        select(literal("contributions_waiting"), _C.run_id, _C.state, func.count()).where(
+            _C.state.in_(("checking", "accepted"))
+        ),
+    ]
+    grouped = [each.group_by(*list(each.selected_columns)[1:3]) for each in counted]
+    holding = select(
+        literal("run_workers"), _T.run_id, empty, func.count(func.distinct(_T.worker_id))
+    )
+    by_id = union_all(*grouped, holding.where(_T.state == "doing").group_by(_T.run_id)).subquery()
+    what, run_id, label, count = by_id.c
+    name = func.coalesce(named.c.name, "other")
+    queue = (
+        select(what, name, label, func.sum(count) * 1.0)
+        .select_from(by_id.outerjoin(named, named.c.id == run_id))
+        .group_by(what, name, label)
+    )
+    late = _W.last_seen_at < bindparam("now") - OFFLINE_S
+    known = _W.state.in_(("training", "paused", "left"))
+    state = case((_W.state == "left", "left"), (late, "offline"), (known, _W.state), else_="online")
+    machines = (
+        select(*_row("workers", empty, state, func.count()))
+        .where(_W.revoked_at.is_(None))
+        .group_by(state)
+    )
+    v = volunteers.c
+    accounts = (
+        select(*_row("accounts", empty, v.standing, func.count()))
+        .where(v.state == "active")
+        .group_by(v.standing)
+    )
+    redone = (
+        select(*_row("recomputes_waiting", empty, recomputes.c.state, func.count()))
+        .where(recomputes.c.state.in_(("asked", "revealed")))
+        .group_by(recomputes.c.state)
+    )
+    unmeasured = select(*_row("evaluations_waiting", empty, empty, func.count())).where(
+        evaluations.c.state.in_(("waiting", "running"))
+    )
+    saved = select(*_row("backup", empty, meta.c.value, literal(0.0))).where(meta.c.key == BACKUP)
+    return union_all(machines, accounts, redone, unmeasured, saved, queue, *_of_runs(named))
+
+
+def _of_runs(named: Any) -> list[Select[Any]]:
+    """Return what is said of each named run: its state, head, totals, loss and age."""
+    r, e, v = named.c, evaluations.c, versions.c
+    measured = (e.run_id == r.id) & e.loss.is_not(None)
+    loss = select(e.loss).where(measured).order_by(e.version.desc()).limit(1).scalar_subquery()
+    made_at = select(v.created_at).where(v.run_id == r.id, v.version == r.head).scalar_subquery()
+    figures = {
+        "run_version": r.head,
+        "run_steps": r.global_step,
+        "run_tokens": r.tokens,
+        "run_loss": loss,
+        "run_version_at": made_at,
+        "run_state": literal(1),
+    }
+    return [
+        select(*_row(figure, r.name, r.state if figure == "run_state" else literal(""), value))
+        for figure, value in figures.items()
+    ]
+
+
+_STATEMENT = _statement()
+
+
+def gauges(conn: Connection, now: float) -> list[Gauge]:
+    """Return every gauge; those of runs beyond `RUNS_MAX` are summed as "other"."""
+    found = conn.execute(_STATEMENT, {"now": now})
+    return [
+        Gauge(row.name, row.run, row.label, float(row.value))
+        for row in found
+        if row.value is not None
+    ]
