@@ -30,6 +30,7 @@ from shared.decoding import convert, decode
 from shared.protocol.leases import Grant, Lease
 from shared.workloads.base import DatasetManifest, Job, installed, load
 from shared.workloads.data.pass_order import PassOrder
+from shared.workloads.training.lr_schedule import warmup
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -206,6 +207,8 @@ def lease(
 def job(spec: Spec, plan: Plan, global_step: int, task: TaskRow) -> Job:
     """Return the job of a task: all that its worker needs to compute it."""
     train = spec.file.train
+    rising = warmup(train, train.decay_steps or spec.total_steps)
+    train = msgspec.structs.replace(train, warmup_steps=rising)
     if plan.prox_mu:
         train = msgspec.structs.replace(train, prox_mu=plan.prox_mu)
     options: dict[str, Any] = decode(task.options)

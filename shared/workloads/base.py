@@ -59,7 +59,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     lr: Annotated[float, Meta(gt=0, le=1e6)] = 3e-4
     # the cosine ends here, as a share of lr
     min_lr_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.1
-    warmup_steps: StepsOrOff = 20  # global steps
+    warmup_steps: StepsOrOff | None = None  # global steps; None = a tenth of the run's
     # global steps of the cosine; 0 = as many as the run will make ([stop])
     decay_steps: StepsOrOff = 0
     # local steps of re-warm-up when the inner state was reset

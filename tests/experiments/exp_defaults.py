@@ -118,7 +118,7 @@ def main() -> None:
     def work(cell: Any) -> Row:
         texts, rate, run = cell
         data = corpus(folder, 0, texts)
-        setup = Setup(dataset=data, model=MODEL, steps=LONG, lr=rate)
+        setup = Setup(dataset=data, model=MODEL, steps=LONG, lr=rate, warmup=None)
         return learn(dataclasses.replace(setup, test=unseen_chunks(folder, texts)), run).row()
 
     done = work_off(options, controls(), work)

@@ -132,7 +132,7 @@ class Setup:
     steps: int = 600  # of each worker
     batch: int = 4
     lr: float = 1e-3
-    warmup: int = 40
+    warmup: int | None = 40  # None = as a run file that says nothing
     test: tuple[ChunkRef, ...] = ()  # measured once, at the end
 
 
@@ -323,7 +323,7 @@ def _table(setup: Setup, run: Run) -> dict[str, Any]:
     )
     train: dict[str, Any] = {
         "lr": setup.lr,
-        "warmup_steps": setup.warmup,
+        **({} if setup.warmup is None else {"warmup_steps": setup.warmup}),
         "decay_steps": int(steps * run.stretch),
         "rewarm_steps": run.rewarm,
         **run.train,

@@ -48,7 +48,7 @@ class GomokuWorkload(Workload):
         return {
             "plan": {"preset": "self-play", "codec": "bf16"},
             "task": {"local_steps": 100, "batch_size": 256},
-            "train": {"lr": 2e-3, "beta2": 0.99, "weight_decay": 1e-3},
+            "train": {"lr": 2e-3, "warmup_steps": 20, "beta2": 0.99, "weight_decay": 1e-3},
         }
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:

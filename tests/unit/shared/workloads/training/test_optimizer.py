@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shared.workloads.base import TrainSettings
-from shared.workloads.training.lr_schedule import learning_rate
+from shared.workloads.training.lr_schedule import learning_rate, warmup
 from shared.workloads.training.micro_batch import Pace
 from shared.workloads.training.optimizer import InnerOptimizer
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, Weights, config, finish, job, sums
@@ -31,6 +31,15 @@ def test_the_learning_rate_follows_global_steps() -> None:
     assert learning_rate(train, 5000, 0) == 1.0  # nobody knows how long: level
     short = msgspec.structs.replace(train, decay_steps=60)
     assert learning_rate(short, 60, 110) == pytest.approx(0.1)
+
+
+def test_a_run_that_says_nothing_warms_up_over_a_tenth_of_itself() -> None:
+    train = TrainSettings(lr=1.0)
+    assert [warmup(train, total) for total in (1_200, 50, 1_000_000, 0)] == [120, 20, 500, 100]
+    assert learning_rate(train, 59, 1_200) == pytest.approx(0.5)
+    assert max(learning_rate(train, step, 1_200) for step in range(1_200)) == 1.0
+    assert warmup(TrainSettings(lr=1.0, warmup_steps=0), 1_200) == 0
+    assert warmup(TrainSettings(lr=1.0, warmup_steps=7), 1_200) == 7
 
 
 def test_a_reset_inner_state_warms_up_again(data: Folder) -> None:
