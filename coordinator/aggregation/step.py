@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,13 +42,14 @@ from coordinator.aggregation.shards import (
 )
 from coordinator.aggregation.state import NewState, OldState
 from coordinator.plan.tables import Plan
-from shared.tensors.blocks import SPAN, sum_squares
+from shared.tensors.blocks import SPAN, inner_product, sum_squares
 from shared.tensors.frame import Frame, FrameWriter, Written, open_frame, schema_of_file
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema, TensorSpec, grid
 
 STEPS_MAX = 1 << 40
 COUNTS_A_STEP = 16  # at most: a batch norm counts each forward pass of a step
+MOMENTUM = "momentum"  # slot of every optimiser that has it
 BUFFER_REACH = 100.0  # x (1 + the base's largest): a statistic moves so far in a merge
 
 
@@ -81,6 +83,13 @@ class Order:
         return aggregate.aggregator(self.plan, len(self.inputs))
 
 
+class Turn(NamedTuple):
+    """Figures of a piece of the update beside the momentum that it meets."""
+
+    momentum: float  # its squared norm
+    product: float  # inner product of both
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOutput:
     """Files and figures that a merge, or a shard's part of one, produced."""
@@ -88,10 +97,15 @@ class MergeOutput:
     weights: Written
     state: Written | None
     squares: tuple[float, ...]  # squared norm of the update in each piece
+    turns: tuple[Turn, ...] = ()  # of each piece, where the optimiser has momentum
 
     @property
     def update_norm(self) -> float:
         return norm_of(self.squares)
+
+    @property
+    def heading(self) -> float | None:
+        return heading_of(self.squares, self.turns)
 
 
 def norm_of(squares: Iterable[float]) -> float:
@@ -112,6 +126,16 @@ def run(order: Order, weights: Path, state: Path) -> MergeOutput:
         factors = aggregate.prepare(rule, gathered, pieces(order.schema), order.threads)
         opened = _Opened(files, order, gathered)
         return _write(opened, layout_of_model(order.schema), factors, weights, state)
+
+
+def heading_of(squares: Iterable[float], turns: Iterable[Turn]) -> float | None:
+    """Return the cosine between the update and the momentum before it: below 0 it turns back.
+
+    None without momentum, and where one of both is nothing.
+    """
+    turns = tuple(turns)
+    both = norm_of(squares) * norm_of(turn.momentum for turn in turns)
+    return math.fsum(turn.product for turn in turns) / both if both else None
 
 
 # --- in shards ---
@@ -235,9 +259,11 @@ def _write(
     kept = NewState(files, state, layout, optimizer, old) if optimizer.slots else None
     writer = files.enter_context(FrameWriter(weights, layout.schema, order.metadata))
     walk = _Walk(order, layout, gathered, base, writer, optimizer, kept, tick)
-    squares = walk.run(factors)
+    squares, turns = walk.run(factors)
     written = writer.close()
-    return MergeOutput(weights=written, state=kept.close(tick) if kept else None, squares=squares)
+    return MergeOutput(
+        weights=written, state=kept.close(tick) if kept else None, squares=squares, turns=turns
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,14 +279,15 @@ class _Walk:
     state: NewState | None
     tick: Tick
 
-    def run(self, factors: Floats) -> tuple[float, ...]:
+    def run(self, factors: Floats) -> tuple[tuple[float, ...], tuple[Turn, ...]]:
         """Write every piece; returns the squared norm of the aggregated update in each piece of a
-        parameter.
+        parameter, and how it lies to the momentum, if there is some.
         """
         rule = self.order.rule
         grid = [piece for piece in self.layout.pieces if piece.spec.role != "counter"]
         merged = aggregate.merge(rule, self.gathered, factors, grid, self.order.threads)
-        squares = []
+        squares: list[float] = []
+        turns: list[Turn] = []
         for piece in self.layout.pieces:
             name, _ = self.layout.place(piece)
             if piece.spec.role == "counter":
@@ -268,17 +295,19 @@ class _Walk:
                 continue
             values = next(merged).values
             if piece.spec.role == "parameter":
-                squares.append(self._step(name, piece, values))
+                slots = self.state.slots(piece) if self.state else {}
+                if MOMENTUM in slots:
+                    turns.append(_turn(slots[MOMENTUM], values))
+                squares.append(self._step(name, piece, values, slots))
             else:
                 self.writer.write(name, self._bounded(piece, values))
-        return tuple(squares)
+        return tuple(squares), tuple(turns)
 
-    def _step(self, name: str, piece: Piece, update: Floats) -> float:
+    def _step(self, name: str, piece: Piece, update: Floats, slots: Mapping[str, Floats]) -> float:
         """Write the parameters of a piece, in blocks that stay in the cache; returns the squared
         norm of the update.
         """
         flat: Floats = self.base.array(piece.spec.name).reshape(-1)
-        slots = self.state.slots(piece) if self.state else {}
         square = 0.0
         for start, stop in grid(piece.size, SPAN):
             params = self.writer.room(name, stop - start)
@@ -301,3 +330,7 @@ class _Walk:
         reach = BUFFER_REACH * (1 + np.max(np.abs(base), initial=0))
         here = base[piece.start : piece.stop]
         return np.clip(values, here - reach, here + reach, out=values)
+
+
+def _turn(momentum: Floats, update: Floats) -> Turn:
+    return Turn(momentum=sum_squares(momentum), product=inner_product(momentum, update))

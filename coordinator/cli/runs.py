@@ -216,6 +216,7 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             ("up", shown.codec),
             ("down", DOWNLINKS.get(shown.downlink, shown.downlink)),
             ("rule", shown.rule),
+            ("outer rate", _lowered(run) if run.outer_scale < 1 else None),
             ("gate", "versions are evaluated before they are published" if shown.gate else None),
             ("checks", None if shown.checks is None else _checked(shown.checks)),
             ("publish", None if shown.publishing is None else _sent(shown.publishing)),
@@ -259,6 +260,13 @@ def _cost(cost: CostOfChecks) -> dict[str, Any]:
     import msgspec
 
     return {**msgspec.to_builtins(cost), "share": cost.share}
+
+
+def _lowered(run: RunInfo) -> str:
+    return (
+        f"{run.outer_scale:.0%} of the plan's: the run lowered it by itself, since updates turned "
+        "back against its momentum"
+    )
 
 
 def _healed(proposed: Proposal, where: Where) -> str:

@@ -18,6 +18,7 @@ from sqlalchemy import (
 from coordinator.database.engine.statements import its
 from coordinator.database.evaluations import EvaluationRow
 from coordinator.database.tables.versions import evaluations, version_blobs, versions
+from coordinator.rules.steadiness import Heading
 from shared.errors import NotFound
 
 
@@ -39,6 +40,8 @@ class VersionRow(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     phase: int
     update_norm: float | None
+    heading: float | None
+    outer_scale: float
     created_at: float
 
 
@@ -115,6 +118,39 @@ def content_before(conn: Connection, row: VersionRow) -> int | None:
     )
     found: int | None = conn.execute(query).scalar()
     return found
+
+
+_HEADINGS = (
+    select(versions.c.outer_scale, versions.c.heading)
+    .where(
+        its(versions.c.run_id),
+        versions.c.version <= bindparam("head"),
+        versions.c.version > bindparam("head") - bindparam("most"),
+        its(versions.c.phase),
+        versions.c.kind == "merge",
+    )
+    .order_by(versions.c.version.desc())
+)
+
+
+def recent_headings(
+    conn: Connection, run_id: int, head: int, phase: int, most: int
+) -> list[Heading]:
+    """Return how the last versions were stepped to, newest first: those of a phase among so many
+    up to `head`.
+    """
+    given = {"its_run_id": run_id, "head": head, "most": most, "its_phase": phase}
+    return [Heading(*row) for row in conn.execute(_HEADINGS, given)]
+
+
+_OUTER_SCALE = select(versions.c.outer_scale).where(its(versions.c.run_id), its(versions.c.version))
+
+
+def outer_scale(conn: Connection, run_id: int, version: int) -> float:
+    """Return the part of the outer rate that a version was stepped by; 1 where there is none."""
+    given = {"its_run_id": run_id, "its_version": version}
+    found: float | None = conn.execute(_OUTER_SCALE, given).scalar()
+    return 1.0 if found is None else found
 
 
 # --- retention ---

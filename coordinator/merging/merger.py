@@ -42,6 +42,8 @@ from coordinator.merging import recipe as recipes
 from coordinator.merging.recipe import Recipe, Terms
 from coordinator.merging.shard_jobs import TOPIC, Draft, Parts
 from coordinator.plan.checks import BATCH_MAX
+from coordinator.plan.plan import in_phase
+from coordinator.rules import steadiness
 from coordinator.runs import phases, publishing, settlement
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import Content
@@ -238,13 +240,29 @@ class Merger:
         """All that waits, on the head."""
         rows = contributions.mergeable(conn, run.id, BATCH_MAX)
         plan = definition(run).plan
-        return recipes.of_contributions(
-            conn,
-            run=run,
-            base=versions.get(conn, run.id, run.head),
-            ids=[row.id for row in rows if row.weight],
-            terms=Terms(workers=max(1, live), shards=plan.shards, shard_by=plan.shard_by),
+        ids = [row.id for row in rows if row.weight]
+        terms = Terms(
+            workers=max(1, live),
+            shards=plan.shards,
+            shard_by=plan.shard_by,
+            outer_scale=self._outer_scale(conn, run, len(ids) / max(1, live)),
         )
+        base = versions.get(conn, run.id, run.head)
+        return recipes.of_contributions(conn, run=run, base=base, ids=ids, terms=terms)
+
+    def _outer_scale(self, conn: Connection, run: RunRow, share: float) -> float:
+        """Return the part of the outer rate that this merge of a share of the live workers steps
+        by: less than before where the last versions turned back.
+        """
+        plan = in_phase(definition(run).plan, run.phase)
+        if not plan.momentum or not plan.steady:
+            return 1.0
+        window = steadiness.window(share)
+        recent = versions.recent_headings(conn, run.id, run.head, run.phase, window)
+        scale = steadiness.outer_scale(recent, window)
+        if recent and scale < recent[0].outer_scale:
+            log.warning("outer rate lowered", run=run.name, version=run.head + 1, to=scale)
+        return scale
 
     def _left_behind(self, conn: Connection, run: RunRow) -> Recipe | None:
         """A merge in shards whose leader is gone, to go on with what is done of it: only with the
@@ -295,7 +313,12 @@ class Merger:
         outcome = await asyncio.get_running_loop().run_in_executor(
             self._thread, step.run, order, path, _state_of(path)
         )
-        return Draft(weights=outcome.weights, norm=outcome.update_norm, state=outcome.state)
+        return Draft(
+            weights=outcome.weights,
+            norm=outcome.update_norm,
+            heading=outcome.heading,
+            state=outcome.state,
+        )
 
     async def _gate(self, run: RunRow, weights: Path) -> None:
         """`gate = true`: measure before anything is published.
@@ -357,6 +380,8 @@ class Merger:
                 "tokens": progress.tokens,
                 "phase": phase,
                 "update_norm": draft.norm,
+                "heading": draft.heading,
+                "outer_scale": job.recipe.terms.outer_scale,
                 "created_at": now,
             },
             evaluate=every > 0 and progress.version % every == 0,

@@ -39,6 +39,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1  # live ones
     shards: int = 1
     shard_by: Literal["size", "name"] = "size"
+    outer_scale: float = 1.0  # part of the plan's outer rate
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +165,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         task = self.about.file.task
         whole = steps_of_update(plan, task.local_steps)
         whole *= task.batch_size if plan.update == "gradient" else 1
-        return Push(scale=weighing.scale, work=weighing.work / whole, workers=self.terms.workers)
+        return Push(
+            scale=weighing.scale * self.terms.outer_scale,
+            work=weighing.work / whole,
+            workers=self.terms.workers,
+        )
 
 
 def read(conn: Connection, merge: MergeRow) -> Recipe:

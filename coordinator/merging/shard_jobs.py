@@ -53,6 +53,7 @@ class Draft:
 
     weights: Written  # in a scratch file
     norm: float  # of the update
+    heading: float | None  # its cosine to the momentum before it, where there is some
     state: Written | None = None  # in a scratch file
     states: tuple[StateFile, ...] = ()  # in the store, one a shard
     spent: tuple[str, ...] = ()  # blobs that nobody needs once the version is there
@@ -228,6 +229,7 @@ class Parts:
                 state_sha256=outcome.state.sha256 if outcome.state else "",
                 state_size=outcome.state.size if outcome.state else 0,
                 squares=outcome.squares,
+                turns=outcome.turns,
             )
         finally:
             path.unlink(missing_ok=True)
@@ -251,9 +253,12 @@ class Parts:
             weights,
             recipe.metadata(),
         )
+        squares = [square for each in shards.values() for square in each.squares]
+        turns = [step.Turn(*turn) for each in shards.values() for turn in each.turns]
         return Draft(
             weights=written,
-            norm=step.norm_of(square for each in shards.values() for square in each.squares),
+            norm=step.norm_of(squares),
+            heading=step.heading_of(squares, turns),
             states=tuple(
                 StateFile(shard, each.state_sha256, each.state_size)
                 for shard, each in sorted(shards.items())

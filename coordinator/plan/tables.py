@@ -101,6 +101,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     optimizer: Literal["sgd", "nesterov", "delayed-nesterov", "adam", "yogi", "adagrad"] = "sgd"
     lr: Positive = 1.0
     momentum: Decay = 0.0
+    # With momentum: halve the outer rate, at most thrice, when updates turn back against it.
+    steady: bool = True
     beta1: Decay = 0.9
     beta2: Decay = 0.99
     tau: Positive = 1e-3  # below which adaptive rules stop dividing

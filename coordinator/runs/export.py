@@ -239,6 +239,7 @@ def _metrics(source: Source) -> list[str]:
             "tokens": row.tokens,
             "contributions": len(decode(row.contributions)),
             "update_norm": row.update_norm,
+            "outer_scale": row.outer_scale,
             "loss": seen.loss,
             **decode(seen.metrics, dict[str, float]),
         }

@@ -113,6 +113,7 @@ class RunQueries:
             merging=merging_text(beat.needs, beat.merge_in_s) if run.state == "running" else "",
             items=about.workload.traits.items,
             measure=about.workload.traits.measure,
+            outer_scale=versions.outer_scale(conn, run.id, run.head),
         )
 
     def readiness(self, conn: Connection, run: RunRow) -> tuple[Ready, int]:
@@ -342,4 +343,6 @@ def _version_info(
         metrics=metrics | dict(rated.get(row.version, {})),
         sample=seen.sample,
         update_norm=row.update_norm,
+        heading=row.heading,
+        outer_scale=row.outer_scale,
     )

@@ -264,6 +264,8 @@ class Runs:
                 "tokens": run.tokens,
                 "phase": run.phase,
                 "update_norm": None,
+                "heading": None,
+                "outer_scale": 1.0,
                 "created_at": now,
             },
             ways=[way.sha256 for way in content.ways],

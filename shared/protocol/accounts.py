@@ -34,6 +34,8 @@ class RunInfo(Message):
     merging: str = ""  # "merging after 2 more contributions or 3:12"
     items: str = "tokens"  # what `tokens` counts
     measure: str = "held-out loss"  # what `loss` is
+    # part of the plan's outer rate that it steps by: below 1 it has lowered it by itself
+    outer_scale: float = 1.0
 
 
 class ServerInfo(Message):

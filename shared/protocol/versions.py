@@ -90,6 +90,8 @@ class VersionInfo(Message):
     sample: str = ""
     picture: BlobRef | None = None  # a PNG, where the sample is one
     update_norm: float | None = None
+    heading: float | None = None  # cosine of its update to the outer momentum before it
+    outer_scale: float = 1.0  # part of the plan's outer rate that was stepped by
     mine: int = 0  # contributions of the volunteer who asks
 
 

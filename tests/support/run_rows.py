@@ -29,7 +29,12 @@ _numbers = itertools.count(1)
 
 
 def add_version(
-    conn: Connection, run_id: int, version: int, global_step: int = 0, kind: str = ""
+    conn: Connection,
+    run_id: int,
+    version: int,
+    global_step: int = 0,
+    kind: str = "",
+    **columns: Any,
 ) -> None:
     """A version without files, and the head moved to it."""
     conn.execute(
@@ -49,6 +54,7 @@ def add_version(
             tokens=0,
             update_norm=None,
             created_at=0.0,
+            **columns,
         )
     )
     moved = update(runs_table).where(runs_table.c.id == run_id)

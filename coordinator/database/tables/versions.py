@@ -36,6 +36,9 @@ versions = Table(
     # index of the phase that holds from it to the next version
     Column("phase", Integer, nullable=False, server_default="0"),
     Column("update_norm", Double, nullable=True),
+    Column("heading", Double, nullable=True),  # cosine of the update to the momentum before it
+    # part of the plan's outer rate that was stepped by
+    Column("outer_scale", Double, nullable=False, server_default="1"),
     Column("created_at", Double, nullable=False),
 )
 

@@ -22,7 +22,9 @@ from coordinator.aggregation.shards import Shard, split
 from coordinator.aggregation.step import (
     Input,
     Order,
+    Turn,
     assemble,
+    heading_of,
     merge_shard,
     norm_of,
     run,
@@ -58,6 +60,7 @@ PLANS: dict[str, Plan] = {
     },
 }
 ROUNDS, WORKERS = 3, 5
+Figures = tuple[float, float | None]  # norm of an update, its cosine to the momentum before it
 
 
 def exact(spec: TensorSpec, seed: int) -> np.ndarray[Any, np.dtype[Any]]:
@@ -114,15 +117,15 @@ class Run:
             metadata={"version": str(self.version + 1)},
         )
 
-    def whole(self, threads: int = 1) -> float:
-        """One merge at once; the norm of its update."""
+    def whole(self, threads: int = 1) -> Figures:
+        """One merge at once; its figures."""
         weights = self.folder / f"version-{self.version + 1}"
         state = self.folder / f"state-{self.version + 1}"
         outcome = run(self.order(threads), weights, state)
         self._done(outcome.weights.sha256, [state] if outcome.state else [])
-        return outcome.update_norm
+        return outcome.update_norm, outcome.heading
 
-    def sharded(self, shards: Sequence[Shard], threads: int = 1) -> float:
+    def sharded(self, shards: Sequence[Shard], threads: int = 1) -> Figures:
         """One merge in shards, last shard first."""
         order = self.order(threads)
         surveys = [self.folder / f"survey-{self.version}-{index}" for index in range(len(shards))]
@@ -131,18 +134,20 @@ class Run:
         parts: dict[int, Path] = {}
         states: dict[int, Path] = {}
         squares: list[float] = []
+        turns: list[Turn] = []
         for index in reversed(range(len(shards))):
             weights = self.folder / f"part-{self.version + 1}-{index}"
             state = self.folder / f"state-{self.version + 1}-{index}"
             outcome = merge_shard(order, shards[index], surveys, weights, state)
             parts[index] = weights
             squares += outcome.squares
+            turns += outcome.turns
             if outcome.state:
                 states[index] = state
         path = self.folder / f"version-{self.version + 1}"
         written = assemble(self.schema, shards, parts, path, order.metadata)
         self._done(written.sha256, list(states.values()))
-        return norm_of(squares)
+        return norm_of(squares), heading_of(squares, turns)
 
     def _done(self, sha256: str, state: list[Path]) -> None:
         assert hashlib.sha256((self.folder / f"version-{self.version + 1}").read_bytes()).hexdigest() == sha256  # fmt: skip

@@ -120,6 +120,24 @@ def test_nesterov_keeps_its_momentum_from_merge_to_merge(folder: Path) -> None:
         np.testing.assert_allclose(twice[name], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_merge_says_how_its_update_lies_to_the_momentum_before_it(folder: Path) -> None:
+    chosen = plan({"preset": "diloco", "phases": []})
+    first, _ = merge(folder, chosen, [1.0, 1.0, 1.0])
+    assert first.heading is None
+    state = (folder / "out-1-False-state").rename(folder / "kept")
+    assert merge(folder, plan({"preset": "fedavg"}), [1.0, 1.0])[0].heading is None
+    again, _ = merge(folder, chosen, [1.0, 1.0, 1.0], state=state)
+    assert again.heading == pytest.approx(1.0)
+    (folder / "out-1-True-state").unlink()
+    for index in range(3):
+        backwards = {name: -value for name, value in model(10 + index).items() if name != "seen"}
+        codec("float32").encode(
+            backwards | {"seen": np.array([3], np.int64)}, SCHEMA, folder / f"update-{index}"
+        )
+    back, _ = merge(folder, chosen, [1.0, 1.0, 1.0], state=state)
+    assert back.heading == pytest.approx(-1.0)
+
+
 def test_the_bytes_do_not_depend_on_the_number_of_threads(folder: Path) -> None:
     one, _ = merge(folder, plan({"preset": "fedavg"}), [1.0, 2.0, 3.0], threads=1)
     two, _ = merge(folder, plan({"preset": "fedavg"}), [1.0, 2.0, 3.0], threads=3)

@@ -34,6 +34,13 @@ def test_four_who_average_learn_more_than_one_alone_and_less_than_one_large_batc
     assert together.up == pytest.approx(setup.steps / 20 * 1.02, rel=0.15)  # int8
 
 
+def test_a_run_that_steps_too_far_lowers_its_outer_rate_by_itself(setup: Setup) -> None:
+    plan = {"preset": "diloco", "phases": [], "lr": 2.5}
+    kept = learn(setup, Run(plan=plan | {"steady": False}, steps=80, local_steps=5))
+    lowered = learn(setup, Run(plan=plan, steps=80, local_steps=5))
+    assert (kept.outer_scale, lowered.outer_scale) == (1.0, 0.5)
+
+
 def test_nobody_is_refused_for_what_he_trained_while_the_learning_rate_rose(setup: Setup) -> None:
     """Judged by steps alone, whatever came after the first eight contributions was refused for
     ever.

@@ -1,0 +1,37 @@
+"""Headings of versions: what a merge looks at before it steps, and what people see of it."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from coordinator.database import versions
+from coordinator.database.engine.open import Database
+from coordinator.rules.steadiness import Heading
+from tests.support.run_rows import add_run, add_version
+
+
+def stepped(conn: Connection, run: int, version: int, phase: int, heading: float | None) -> None:
+    scale = 0.5 if version > 3 else 1.0
+    add_version(conn, run, version, phase=phase, heading=heading, outer_scale=scale)
+
+
+async def test_the_last_versions_of_a_phase_come_newest_first(database: Database) -> None:
+    def write(conn: Connection) -> int:
+        run = add_run(conn)
+        add_run(conn, "another")
+        for version, heading in enumerate((None, 0.3, 0.2, -0.1, 0.1), start=1):
+            stepped(conn, run, version, 1 if version > 1 else 0, heading)
+        add_version(conn, run, 6, kind="rollback")
+        return run
+
+    run = await database.write(write)
+
+    def read(conn: Connection) -> tuple[list[Heading], list[Heading], list[float]]:
+        whole = versions.recent_headings(conn, run, head=6, phase=1, most=256)
+        near = versions.recent_headings(conn, run, head=6, phase=1, most=3)
+        return whole, near, [versions.outer_scale(conn, run, at) for at in (0, 3, 5, 99)]
+
+    whole, near, scales = await database.read(read)
+    assert whole == [Heading(0.5, 0.1), Heading(0.5, -0.1), Heading(1.0, 0.2), Heading(1.0, 0.3)]
+    assert near == whole[:2]  # among the three newest versions
+    assert scales == [1.0, 1.0, 0.5, 1.0]
