@@ -323,6 +323,8 @@ class Engine:
                 await agent.measure(command.device, quick=command.quick)
             case commands.StopMeasuring():
                 agent.stop_measuring()
+            case commands.LookAtDevices():
+                agent.look()
             case commands.GetMeasured():
                 return agent.store.home.memory.measured
             case commands.GetInvitation():

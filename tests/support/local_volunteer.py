@@ -26,7 +26,7 @@ from volunteer.control.events import AnyEvent, Event
 from volunteer.engine import Engine, World
 from volunteer.machine.policy import Facts
 from volunteer.machine.policy_loop import Read
-from volunteer.machine.sensors import Sensors
+from volunteer.machine.sensors import Sense, Sensors
 from volunteer.net.client import Client
 from volunteer.net.tls import Address
 from volunteer.settings.settings import Directories
@@ -101,7 +101,7 @@ class LocalMachine:
         self.home = home
         self.path = path
         self.speed = SPEED
-        self.sense = Sensors().read
+        self.sense: Sense = Sensors().read
         self.read: Read = lambda rules, devices: Facts()
         self.devices: tuple[Device, ...] = (CPU,)
         self.directories = Directories(config=path, profile=path / "profile", cache=path / "cache")

@@ -5,12 +5,14 @@ pause.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from shared.protocol import endpoints
 from shared.protocol.accounts import LinkCode
+from shared.protocol.heartbeat import RunBeat
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import (
@@ -45,7 +47,49 @@ def measuring() -> Iterator[AnyEvent]:
     yield events.BenchmarkProgress(stage="step", done=0.63, device="cpu")
 
 
+def live() -> Iterator[AnyEvent]:
+    """A processor and a GPU that tell all that there is, over a minute."""
+    yield from scenes.filled()
+    yield events.DevicesFound(devices=(scenes.GPU, scenes.CPU))
+    yield events.RunProgress(beat=GAMES, message="")
+    for second in range(60):
+        yield events.Sensed(
+            device="cpu", at=scenes.NOW + second, utilisation=0.5 + second % 7 / 20, **PROCESSOR
+        )
+        yield events.Sensed(
+            device=scenes.GPU.id, at=scenes.NOW + second, utilisation=0.9 - second % 5 / 9, **CARD
+        )
+
+
+GAMES = RunBeat(
+    run=scenes.RUN.name,
+    state="running",
+    version=41,
+    loss=3.412,
+    needs=2,
+    merge_in_s=192.0,
+    workers=12,
+    games_per_hour=5300.0,
+)
+PROCESSOR: dict[str, Any] = {
+    "memory_bytes": 2_000_000_000,
+    "celsius": 61.0,
+    "mhz": 3420.0,
+    "fan_rpm": 1180,
+    "watts": 42.4,
+    "joules": 1_123_000.0,
+    "estimated": True,
+}
+CARD: dict[str, Any] = {
+    "memory_bytes": 9_000_000_000,
+    "celsius": 71.0,
+    "mhz": 1410.0,
+    "fan": 0.45,
+    "watts": 212.4,
+    "joules": 5_123_000.0,
+}
 scenes.SCENES["two devices"] = two_devices
+scenes.SCENES["live"] = live
 scenes.SCENES["measuring"] = measuring
 
 
@@ -53,6 +97,14 @@ scenes.SCENES["measuring"] = measuring
 @pytest.mark.parametrize("state", [*STATES, "two devices", "measuring"])
 def test_picture(engine: FakeEngine, snap_compare: Snapshot, state: str, size: str) -> None:
     assert picture(engine, snap_compare, "device", state=state, size=SIZES[size])
+
+
+@pytest.mark.parametrize("size", [SMALL, (80, 24), (120, 36), (200, 60)])
+def test_picture_of_a_device_at_work(
+    engine: FakeEngine, snap_compare: Snapshot, size: tuple[int, int]
+) -> None:
+    look = Look(power_price=0.31)
+    assert picture(engine, snap_compare, "device", state="live", size=size, look=look)
 
 
 def test_picture_of_a_small_terminal(engine: FakeEngine, snap_compare: Snapshot) -> None:
@@ -83,7 +135,7 @@ async def test_measuring_is_started_and_stopped(engine: FakeEngine) -> None:
         assert "real training steps" in screen_text(app)
         await pilot.press("b")
         await settle(app, pilot)
-        assert isinstance(engine.asked[-1], commands.StopMeasuring)
+        assert any(isinstance(c, commands.StopMeasuring) for c in engine.asked)
 
 
 async def test_one_device_rests_alone(engine: FakeEngine) -> None:
@@ -130,7 +182,8 @@ async def test_comparison_and_history(engine: FakeEngine) -> None:
 
 async def test_only_what_was_measured_of_the_network_is_told(engine: FakeEngine) -> None:
     traffic = events.Traffic(sent_bytes=0, received_bytes=9, down_bytes_per_s=66_600_000.0)
-    async with opened(prepared(engine), [*scenes.filled(), traffic], look=PAGE) as (app, pilot):
+    told = [*scenes.filled(), traffic]
+    async with opened(prepared(engine), told, look=PAGE, size=(120, 36)) as (app, pilot):
         await settle(app, pilot)
         assert "network    ↓ 66.6 MB/s" in screen_text(app)
 
@@ -140,3 +193,86 @@ async def test_a_machine_with_several_tasks_is_one_machine(engine: FakeEngine) -
     async with opened(engine, scenes.filled(), look=PAGE, size=(120, 36)) as (app, pilot):
         await settle(app, pilot)
         assert "the median of" not in screen_text(app)
+
+
+def looks(engine: FakeEngine) -> int:
+    return sum(isinstance(asked, commands.LookAtDevices) for asked in engine.asked)
+
+
+async def test_sensors_are_read_only_while_the_page_is_in_front(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), live(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        assert looks(engine) == 1
+        for _ in range(4):
+            await engine.clock.advance(0.5)
+            await settle(app, pilot)
+        assert looks(engine) == 2  # every second or two
+        await pilot.press("1")
+        await engine.clock.advance(60)
+        await settle(app, pilot)
+        assert looks(engine) == 2
+
+
+async def test_energy_of_today_has_its_cost_and_an_estimate_says_so(engine: FakeEngine) -> None:
+    look = Look(page="device", power_price=0.31)
+    async with opened(prepared(engine), live(), look=look, size=(120, 36)) as (app, pilot):
+        await settle(app, pilot)
+        text = screen_text(app)
+        assert "212 W, 1.423 kWh today = 0.44" in text
+        assert "(estimate)" not in text
+        assert "71 °C, fan 45 %, clock 1.41 GHz" in text
+        await pilot.press("down")
+        await settle(app, pilot)
+        assert "42 W, 0.312 kWh today = 0.10 (estimate)" in screen_text(app)
+        assert "fan 1,180 a minute" in screen_text(app)
+
+
+async def test_the_share_of_the_time_of_one_device_is_set_by_keys(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), live(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        assert "80 %" in screen_text(app)  # by duty_percent
+        await pilot.press("minus", "minus", "plus")
+        await settle(app, pilot)
+        saved = [c.changes for c in engine.asked if isinstance(c, commands.SetSettings)]
+        assert saved[-1] == {"device_duty": {scenes.GPU.id: 70}}
+        await pilot.press(*["minus"] * 9)
+        await settle(app, pilot)
+        assert "5 %" in screen_text(app)
+        saved = [c.changes for c in engine.asked if isinstance(c, commands.SetSettings)]
+        assert saved[-1] == {"device_duty": {scenes.GPU.id: 5}}
+
+
+async def test_a_device_says_which_part_of_a_run_of_games_it_plays(engine: FakeEngine) -> None:
+    played = [
+        events.Claimed(
+            task=number,
+            attempt=1,
+            run=scenes.RUN.name,
+            workload="gomoku",
+            device="cpu",
+            steps=30,
+            samples=30,
+            price_micro=1,
+            finish_by=scenes.NOW + 999,
+            kind="selfplay",
+        )
+        for number in (1, 2)
+    ]
+    ended = [
+        events.Trained(
+            task=number,
+            run=scenes.RUN.name,
+            steps=30,
+            samples=30,
+            loss_first=None,
+            loss_last=None,
+            train_s=60.0,
+        )
+        for number in (1, 2)
+    ]
+    told = [*live(), events.DevicesFound(devices=(scenes.CPU,)), *played, *ended]
+    async with opened(prepared(engine), told, look=PAGE, size=(120, 36)) as (app, pilot):
+        await settle(app, pilot)
+        text = " ".join(line[60:].strip(" │") for line in screen_text(app).splitlines())
+        assert "This device plays games and matches and learns from them." in text
+        assert "1,800 of 5,300 games an hour by all machines." in text

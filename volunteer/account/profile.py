@@ -28,6 +28,7 @@ from shared.protocol.accounts import Benchmark, ServerInfo
 from shared.protocol.contributions import Verdict
 from shared.signing import digest
 from volunteer.files import private_directory, read_record, set_aside, write_record, write_whole
+from volunteer.machine.energy import Today
 
 VERDICTS_KEPT = 200
 
@@ -66,6 +67,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     torch: str = ""  # version the benchmarks were made with
     tasks: int = 0  # submitted, ever
     read: tuple[int, ...] = ()  # announcements that were read and may still stand
+    energy: Today = Today()  # that the devices used
     show_name: bool | None = None  # the value of `public` that the coordinator does not have yet
 
 

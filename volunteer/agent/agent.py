@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -52,8 +52,9 @@ from volunteer.control import events
 from volunteer.control.commands import How, Pause
 from volunteer.control.event_bus import Hub
 from volunteer.machine.devices import choose, detect
+from volunteer.machine.energy import EnergyMeter
 from volunteer.machine.policy_loop import Guard, Read, Watched
-from volunteer.machine.sensors import Sensors, keep_telling
+from volunteer.machine.sensors import Sense, Sensors, Watch
 from volunteer.machine.surroundings import Senses
 from volunteer.net.retry import Backoff
 from volunteer.settings.settings import Settings
@@ -79,9 +80,7 @@ class Machine:
     detect: Callable[[], tuple[Device, ...]] = detect
     measure: bool = True  # benchmark a device that has not been measured
     read: Read | None = None  # what else goes on here; None: by the sensors of this machine
-    sense: Callable[[Sequence[str]], tuple[events.Sensed, ...]] = field(
-        default_factory=lambda: Sensors().read
-    )
+    sense: Sense = field(default_factory=lambda: Sensors().read)
 
 
 class Agent:
@@ -140,6 +139,7 @@ class Agent:
             scratch=store.cache.root,
         )
         self._guard = Guard(settings.rules, self._watched(), self._pauses)
+        self._sensors = Watch(hub, timing.clock, self._sense, self._meter())
         self._limit(settings.rules)
         remote.api.client.watch = self._connection
 
@@ -215,6 +215,10 @@ class Agent:
         trainer = self._trainers.get(chosen.id) or self._thread(chosen.id)
         await self._benchmarks.measure(chosen, trainer, quick=quick)
         await self._benchmarks.publish()
+
+    def look(self) -> None:
+        """Read the sensors of the devices now: somebody looks at them."""
+        self._sensors.look()
 
     def stop_measuring(self) -> None:
         """End a benchmark that is under way; what it had is forgotten."""
@@ -325,7 +329,6 @@ class Agent:
     def _loops(self, submitter: Submitter, pairs: list[tuple[Device, Trainer]]) -> list[Loop]:
         """Return what goes on beside the work, until its end."""
         clock, hub, remote = self._timing.clock, self._hub, self.remote
-        sensing = keep_telling(hub, clock, self._watched().devices, self._machine.sense)
         counting = keep_counting(remote.transfers, remote.api.client, hub, clock)
         keeper = ReceiptKeeper(remote, self.store, hub, clock)
         again = self._benchmarks.measure_again(
@@ -340,7 +343,7 @@ class Agent:
             Loop(name="the receipts", work=keeper.run(), vital=False),
             Loop(name="revealing", work=self._revealer().run(), vital=False),
             Loop(name="the count of bytes", work=counting, vital=False),
-            Loop(name="the sensors", work=sensing, vital=False),
+            Loop(name="the sensors", work=self._sensors.run(), vital=False),
             Loop(name="measuring again", work=again, vital=False),
         ]
         if self._settings.serve:
@@ -531,6 +534,13 @@ class Agent:
             say=self._hub.notice,
             clock=self._timing.clock,
         )
+
+    def _sense(self) -> tuple[events.Sensed, ...]:
+        return self._machine.sense(self._lent, self._guard.rules.device_watts)
+
+    def _meter(self) -> EnergyMeter:
+        home = self.store.home
+        return EnergyMeter(home.memory.energy, lambda today: home.remember(energy=today))
 
     def _busy(self) -> bool:
         return any(self._pauses.paused(held.stored.device) is None for held in self._held)

@@ -125,6 +125,10 @@ class StopMeasuring(Command):
     """End a benchmark that is under way."""
 
 
+class LookAtDevices(Command):
+    """Read the sensors of the devices now: somebody looks at them."""
+
+
 class GetMeasured(Ask[tuple[Benchmark, ...]]):
     """All benchmarks of this machine that are remembered, oldest first."""
 
@@ -273,6 +277,7 @@ AnyCommand = (
     | Begin
     | Measure
     | StopMeasuring
+    | LookAtDevices
     | GetMeasured
     | GetInvitation
     | StartPractice

@@ -125,6 +125,10 @@ class Control:
         """End a benchmark that is under way."""
         await self._execute(commands.StopMeasuring())
 
+    async def look_at_devices(self) -> None:
+        """Read the sensors now; what has changed comes as events."""
+        await self._execute(commands.LookAtDevices())
+
     async def measured(self) -> tuple[Benchmark, ...]:
         """Return all benchmarks that are remembered, oldest first."""
         return await self._ask(commands.GetMeasured())

@@ -233,7 +233,7 @@ class Traffic(Event):
 class Sensed(Event):
     """Sensors of a device; None where there is no sensor.
 
-    Energy is that of the whole device since we started.
+    Power and energy are those of the whole device, whoever uses it.
     """
 
     device: str
@@ -241,7 +241,12 @@ class Sensed(Event):
     memory_bytes: int | None = None  # in use
     celsius: float | None = None
     watts: float | None = None
-    joules: float | None = None
+    mhz: float | None = None
+    fan: float | None = None  # 0..1 of its highest speed
+    fan_rpm: int | None = None
+    metered_joules: float | None = None  # by a counter of the device
+    joules: float | None = None  # today
+    estimated: bool = False  # power, or some of today's energy, was not measured
 
 
 class Notice(Event):

@@ -85,6 +85,14 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             max_length=DEVICES_MAX,
         ),
     ] = msgspec.field(default_factory=dict)
+    device_watts: Annotated[
+        dict[str, Annotated[float, Meta(ge=0, le=5000)]],
+        Meta(
+            description="Power of devices at full load, in watts, where no sensor tells it: "
+            "cpu = 65; their energy is then estimated by their load.",
+            max_length=DEVICES_MAX,
+        ),
+    ] = msgspec.field(default_factory=dict)
     roles: Annotated[
         tuple[Role, ...],
         Meta(
@@ -128,7 +136,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         parse_schedule(self.schedule)  # a slip is reported when it is made, not at midnight
-        for device in (*self.device_duty, *self.device_roles):
+        for device in (*self.device_duty, *self.device_watts, *self.device_roles):
             if not _DEVICE.fullmatch(device):
                 raise ValueError(f'no device is called "{device[:40]}": cpu, mps, cuda:0, xpu:0')
         for device, text in self.device_roles.items():

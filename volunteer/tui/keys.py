@@ -52,7 +52,7 @@ PAGES = (
         key="3",
         title="Device",
         source="volunteer.tui.screens.device:DevicePage",
-        help="Benchmarks, and the tasks that your devices will get.",
+        help="Your devices as they work: load, heat, energy, their share of the time.",
     ),
     PageInfo(
         name="history",
@@ -199,6 +199,8 @@ _NAMES = {
     "right_square_bracket": "]",
     "escape": "esc",
     "delete": "del",
+    "minus": "-",
+    "plus": "+",
     "left": "←",
     "right": "→",
 }

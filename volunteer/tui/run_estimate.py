@@ -140,3 +140,25 @@ def duration_words(seconds: float) -> str:
     if seconds < 9.95:
         return f"{seconds:.2g} s"
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.2g} min"
+
+
+def part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> str:
+    """Return which part of a run of games a device takes, and the games an hour here and in all;
+    "" for other runs.
+    """
+    beat = next((beat for beat in status.beats if beat.run == run), None)
+    if beat is None or beat.games_per_hour is None:
+        return ""
+    does = [word for role, word in _PARTS.items() if role in roles or not roles]
+    if not does:
+        return "This device takes no part in it: its roles are for other runs."
+    said = f"This device {' and '.join(does)}."
+    done = [work for work in status.work if work.run == run and work.device == device]
+    played = [work for work in done if work.kind == "selfplay"][-TASKS_MAX:]
+    seconds = sum(work.seconds for work in played)
+    here = sum(work.steps for work in played) * 3600 / seconds if seconds > 0 else None
+    whole = f"{beat.games_per_hour:,.0f} games an hour by all machines"
+    return f"{said} {whole}." if here is None else f"{said} {here:,.0f} of {whole}."
+
+
+_PARTS = {"play": "plays games and matches", "learn": "learns from them"}

@@ -48,7 +48,17 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "Screen and alerts",
-        ("theme", "ascii", "pictures", "animations", "keys", "power_price", "alerts", "webhook"),
+        (
+            "theme",
+            "ascii",
+            "pictures",
+            "animations",
+            "keys",
+            "power_price",
+            "device_watts",
+            "alerts",
+            "webhook",
+        ),
     ),
     ("Ending", ("snapshot_seconds", "quit_seconds", "log_level", "sandbox")),
 )
@@ -88,6 +98,7 @@ LABELS = {
     "animations": "animations",
     "keys": "other keys",
     "power_price": "price of a kWh",
+    "device_watts": "watts of devices",
     "alerts": "alerts",
     "webhook": "webhook",
     "snapshot_seconds": "save half-done tasks",

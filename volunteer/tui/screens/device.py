@@ -1,30 +1,35 @@
-"""Device page: benchmarks, how they compare, and which tasks a run will give."""
+"""Device page: the devices as they work, their benchmarks, and the tasks that a run will give."""
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
+from shared.errors import VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, Device, RunInfo, WorkerInfo
 from shared.text import printable, size
+from volunteer.control.commands import SettingRow
+from volunteer.control.control import Control
 from volunteer.tui import keys
 from volunteer.tui.query_page import Answer, PageQuery, QueryPage
-from volunteer.tui.run_estimate import duration_words, estimate
+from volunteer.tui.run_estimate import duration_words, estimate, part_words
 from volunteer.tui.screens.copy_text import CopyText
-from volunteer.tui.status_line import activity
 from volunteer.tui.text import Line, ago, count, fit, flops, left, spark, wrap
 from volunteer.tui.widgets.benchmark_progress import progress_lines
-from volunteer.tui.widgets.cards import fact, memory, pace, sensed_lines
+from volunteer.tui.widgets.live import Readings, device_state, live_lines
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 NAME_CELLS = 11
+LOOK_S = 1.5  # between two looks at the sensors, while this page is in front
+DUTY_MIN = 5
 COLUMNS = (
     Column(title="device", cells=8),
     Column(title="name", least=56),
@@ -61,6 +66,24 @@ class DevicePage(QueryPage):
             rank=35,
         ),
         keys.Command(
+            id="less_duty",
+            key="minus",
+            action="duty(-10)",
+            short="less",
+            help="Let the device under the cursor work for a smaller share of the time.",
+            place="footer",
+            rank=37,
+        ),
+        keys.Command(
+            id="more_duty",
+            key="plus,equals_sign",
+            action="duty(10)",
+            short="more",
+            help="Let the device under the cursor work for a larger share of the time.",
+            place="footer",
+            rank=38,
+        ),
+        keys.Command(
             id="link",
             key="l",
             action="link",
@@ -76,12 +99,20 @@ class DevicePage(QueryPage):
     CSS = """
     DevicePage {
         #devices { height: 8; }
-        #now { height: 8; display: none; }
-        &.-tall #now { display: block; }
-        #measured { width: 1fr; }
+        #state-and-speed { width: 1fr; }
+        #now { height: 12; }
+        #measured { height: 1fr; }
         #given { width: 1fr; }
         &.-narrow #below, &.-tiny #below { layout: vertical; }
-        &.-middle #devices { height: 7; }
+        &.-middle, &.-short {
+            #devices { height: 7; }
+            #now { height: 1fr; }
+            #measured { display: none; }
+        }
+        &.-measuring {
+            #now { display: none; }
+            #measured { display: block; }
+        }
         &.-short #devices { height: 5; }
         &.-short #given { display: none; }
         &.-flat #below { display: none; }
@@ -89,24 +120,61 @@ class DevicePage(QueryPage):
     }
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._readings = Readings()
+        self._looked_at = float("-inf")
+        self._wanted_duty: dict[str, int] = {}  # set here, not yet read back
+
     def body(self) -> ComposeResult:
         with Vertical():
             yield Listing(COLUMNS, self._filling, id="devices")
             with Horizontal(id="below"):
-                yield FunctionPanel(
-                    self._measured, title=self._measured_title, id="measured", classes="card"
-                )
+                with Vertical(id="state-and-speed"):
+                    yield FunctionPanel(self._now, title=self._now_title, id="now", classes="card")
+                    yield FunctionPanel(
+                        self._measured, title=self._measured_title, id="measured", classes="card"
+                    )
                 yield FunctionPanel(
                     self._given, title="Tasks for this device", id="given", classes="card"
                 )
-            yield FunctionPanel(self._now, title=self._now_title, id="now", classes="card")
 
     def queries(self) -> dict[str, PageQuery]:
         run = self.volunteer.view.run()
-        asked: dict[str, PageQuery] = {"measured": lambda control: control.measured()}
+        asked: dict[str, PageQuery] = {
+            "measured": lambda control: control.measured(),
+            "settings": lambda control: control.settings(),
+        }
         if run:
             asked["workers"] = lambda control: control.query(endpoints.WORKERS, run=run)
         return asked
+
+    def shown(self, scene: Scene) -> None:
+        """Let the sensors be read while this page is in front."""
+        super().shown(scene)
+        self.set_class(scene.view.benchmark is not None, "-measuring")
+        self._readings.take(scene.view.sensors)
+        control = self.volunteer.control
+        if control is None or scene.view.ended is not None:
+            return
+        if not 0 <= scene.now - self._looked_at < LOOK_S:
+            self._looked_at = scene.now
+            self.run_worker(self._look(control), group="look", exclusive=True)
+
+    async def _look(self, control: Control) -> None:
+        with contextlib.suppress(VolunteerError):  # not joined yet, or of an older version
+            await control.look_at_devices()
+
+    def _setting(self, name: str) -> Any:
+        rows: Sequence[SettingRow] = self.answer("settings").value or ()
+        return next((row.value for row in rows if row.name == name), None)
+
+    def _duty(self, device: str) -> int | None:
+        """Return the share of the time of a device in percent; None before it is known."""
+        whole = self._setting("duty_percent")
+        own = {**(self._setting("device_duty") or {}), **self._wanted_duty}
+        found = own.get(device, whole)
+        return None if found is None else int(found)
 
     # Drawing.
 
@@ -146,10 +214,19 @@ class DevicePage(QueryPage):
 
     def _now(self, scene: Scene, width: int, height: int) -> list[Line]:
         device = self._device()
-        return now_lines(device, scene, width)[:height] if device is not None else []
+        if device is None:
+            return []
+        loads, duty = self._readings.load(device.id), self._duty(device.id)
+        return live_lines(device, scene, width, loads, duty)[:height]
 
     def _given(self, scene: Scene, width: int, height: int) -> list[Line]:
-        return given_lines(self._device(), scene, width, height)
+        return given_lines(self._device(), scene, width, height, self._roles())
+
+    def _roles(self) -> tuple[str, ...]:
+        """Return the roles of the device under the cursor."""
+        device = self._device()
+        own = (self._setting("device_roles") or {}).get(device.id if device else "")
+        return tuple(own.split()) if own else tuple(self._setting("roles") or ())
 
     @on(Listing.Moved)
     def _moved(self) -> None:
@@ -184,6 +261,33 @@ class DevicePage(QueryPage):
         mine = [p for p in self.volunteer.view.status.pauses if p.device == device.id]
         self.volunteer.command(control.resume(device.id) if mine else control.pause(device.id))
 
+    def action_duty(self, change: int) -> None:
+        """Change the share of the time in which the device under the cursor works."""
+        control, device = self.volunteer.control, self._device()
+        known = self._duty(device.id) if device else None
+        if control is None or device is None or known is None:
+            return
+        # From 100 over the tens down to the least.
+        step = (known + change) // 10 * 10 if change > 0 else -(-(known + change) // 10) * 10
+        self._wanted_duty[device.id] = max(DUTY_MIN, min(100, step))
+        self.query_one("#now", FunctionPanel).draw()
+        self.run_worker(self._save_duty(control), group="duty", exclusive=True)
+
+    async def _save_duty(self, control: Control) -> None:
+        duty = {**(self._setting("device_duty") or {}), **self._wanted_duty}
+        try:
+            await control.set_settings({"device_duty": duty})
+        except VolunteerError as error:
+            self._wanted_duty.clear()
+            self.volunteer.tell(error.message, "error")
+        self.query_now("settings", lambda control: control.settings())
+
+    def answered(self, name: str) -> None:
+        """Forget the shares that are settings by now."""
+        stored = self._setting("device_duty") or {}
+        if name == "settings" and self._wanted_duty.items() <= stored.items():
+            self._wanted_duty.clear()
+
     def action_link(self) -> None:
         control = self.volunteer.control
         if control is None:
@@ -202,14 +306,8 @@ class DevicePage(QueryPage):
 def device_row(device: Device, speed: Benchmark | None, scene: Scene) -> Row:
     """Return a device as a row of the table."""
     glyphs = scene.glyphs
-    state = activity(scene.view, scene.now, glyphs, device.id)
-    lent = scene.view.task(device.id) is not None or scene.view.status.paused(device.id)
-    if not device.usable:
-        shown: Line = ((f"{glyphs.cross} unusable", "bad"),)
-    elif lent or speed is not None:
-        shown = ((f"{state.sign} {state.word}", state.role),)
-    else:
-        shown = ((f"{glyphs.off} not lent", "dim"),)
+    unusable: Line = ((f"{glyphs.cross} unusable", "bad"),)
+    shown = (device_state(device, scene)[0],) if device.usable else unusable
     return Row(
         key=device.id,
         cells=(
@@ -284,19 +382,9 @@ def _compared(
     return [_fact("others", said, room)]
 
 
-def now_lines(device: Device, scene: Scene, cells: int) -> list[Line]:
-    """Return the state of a device now: its pace lately, load, memory, heat and energy."""
-    state = activity(scene.view, scene.now, scene.glyphs, device.id)
-    lines: list[Line] = [
-        fact("state", (f"{state.sign} {state.word}", state.role), (f"  {state.sentence}", "text"))
-    ]
-    told = pace(scene, device.id, cells)
-    lines += told or [fact("pace", ("no training since this screen was opened", "dim"))]
-    lines.append(fact("memory", *memory(scene, device, cells)))
-    return [*lines, *sensed_lines(scene, device, cells)]
-
-
-def given_lines(device: Device | None, scene: Scene, cells: int, height: int) -> list[Line]:
+def given_lines(
+    device: Device | None, scene: Scene, cells: int, height: int, roles: Sequence[str] = ()
+) -> list[Line]:
     """Return, for each run, the time of a step and of a task on a device, and its credits."""
     infos = [info for info in scene.view.status.runs if info.state == "running"]
     if device is None or not infos:
@@ -304,7 +392,9 @@ def given_lines(device: Device | None, scene: Scene, cells: int, height: int) ->
         return [((text, "dim"),) for text in wrap(said, cells, height)]
     lines: list[Line] = []
     for info in infos:
-        lines += [*_given(info, device, scene, cells), ()]
+        lines += _given(info, device, scene, cells)
+        said = part_words(scene.view.status, info.name, device.id, roles)
+        lines += [*(((text, "text"),) for text in wrap(said, cells, 4)), ()]
     return lines[:height]
 
 

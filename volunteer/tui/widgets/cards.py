@@ -111,9 +111,7 @@ def pace(scene: Scene, device: str, cells: int) -> list[Line]:
 
 
 def sensed_lines(scene: Scene, device: Device, cells: int) -> list[Line]:
-    """Return the readings of the sensors; energy that no sensor measures is reported as such, not
-    guessed.
-    """
+    """Return the readings of the sensors; energy that no sensor measures is marked as such."""
     sensed = scene.view.sensors.get(device.id) or Sensed(device=device.id)
     lines = []
     if sensed.utilisation is not None:
@@ -122,20 +120,20 @@ def sensed_lines(scene: Scene, device: Device, cells: int) -> list[Line]:
         lines.append(fact("load", *bar(sensed.utilisation, room, scene.glyphs), (tail, "text")))
     if sensed.celsius is not None:
         lines.append(fact("heat", (f"{sensed.celsius:.0f} °C", "text")))
+    return [*lines, fact("energy", *energy(sensed, scene.power_price))]
+
+
+def energy(sensed: Sensed, price: float) -> Line:
+    """Return the power of a device and its energy of today, with its cost where the price is
+    known; what was not measured is marked as an estimate.
+    """
     if sensed.watts is None:
-        return [*lines, fact("energy", ("not measured", "dim"))]
-    return [
-        *lines,
-        fact("energy", (f"{sensed.watts:.0f} W{_used(sensed, scene.power_price)}", "text")),
-    ]
-
-
-def _used(sensed: Sensed, price: float) -> str:
-    """Return the energy since the start, and its cost where the price is known."""
-    if sensed.joules is None:
-        return ""
-    kwh = sensed.joules / 3_600_000
-    return f", {kwh:.3f} kWh" + (f" = {kwh * price:.2f}" if price > 0 else "")
+        return (("not measured", "dim"),)
+    said = f"{sensed.watts:.0f} W"
+    if sensed.joules is not None:
+        kwh = sensed.joules / 3_600_000
+        said += f", {kwh:.3f} kWh today" + (f" = {kwh * price:.2f}" if price > 0 else "")
+    return ((said, "text"), (" (estimate)" if sensed.estimated else "", "warn"))
 
 
 WORTH = {"run": "cannot be spent yet", "practice": "practice credits"}

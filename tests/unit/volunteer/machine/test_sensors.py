@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from tests.support.virtual_clock import VirtualClock
 from volunteer.control import events
 from volunteer.control.event_bus import Hub
-from volunteer.machine.sensors import SENSE_S, Sensors, keep_telling
+from volunteer.machine.energy import EnergyMeter, Rapl, Today
+from volunteer.machine.sensors import LOOK_S, SENSE_S, Sensors, Watch
+
+
+def work(seconds: float) -> None:
+    """Keep a core busy."""
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
 
 
 class Refused(Exception):
@@ -25,6 +34,7 @@ class Driver:
 
     NVMLError = Refused
     NVML_TEMPERATURE_GPU = 0
+    NVML_CLOCK_SM = 1
 
     def __init__(self, *silent: str) -> None:
         self.silent = silent
@@ -38,6 +48,9 @@ class Driver:
             "nvmlDeviceGetTemperature": 61,
             "nvmlDeviceGetPowerUsage": 142_500,
             "nvmlDeviceGetTotalEnergyConsumption": self.energy_mj,
+            "nvmlDeviceGetClockInfo": 1410,
+            "nvmlDeviceGetFanSpeed": 45,
+            "nvmlDeviceGetEnforcedPowerLimit": 300_000,
         }
 
         def answer(*_: object) -> Any:
@@ -48,19 +61,17 @@ class Driver:
         return answer
 
 
-def test_a_gpu_tells_load_memory_heat_power_and_the_energy_since_the_start() -> None:
-    driver = Driver()
-    sensors = Sensors(driver)
-    assert sensors.read(["cuda:0"])[0].joules == 0.0
-    driver.energy_mj += 7_200_000
-    assert sensors.read(["cuda:0"]) == (
+def test_a_gpu_tells_load_memory_heat_clock_fan_power_and_energy() -> None:
+    assert Sensors(Driver()).read(["cuda:0"]) == (
         events.Sensed(
             device="cuda:0",
             utilisation=0.83,
             memory_bytes=3_000,
             celsius=61.0,
             watts=142.5,
-            joules=7_200.0,
+            mhz=1410.0,
+            fan=0.45,
+            metered_joules=5_000.0,
         ),
     )
 
@@ -68,17 +79,48 @@ def test_a_gpu_tells_load_memory_heat_power_and_the_energy_since_the_start() -> 
 def test_what_a_card_does_not_answer_stays_open() -> None:
     driver = Driver("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption")
     (told,) = Sensors(driver).read(["cuda:0"])
-    assert (told.watts, told.joules) == (None, None)
-    assert told.celsius == 61.0
+    assert (told.watts, told.estimated) == (0.83 * 300, True)  # by the limit of the driver
+    assert (told.metered_joules, told.celsius) == (None, 61.0)
+    silent = Driver("nvmlDeviceGetPowerUsage", "nvmlDeviceGetEnforcedPowerLimit")
+    assert Sensors(silent).read(["cuda:0"])[0].watts is None
     assert Sensors(Driver("nvmlDeviceGetHandleByIndex")).read(["cuda:0"]) == ()
 
 
-def test_a_processor_tells_its_memory_and_no_energy() -> None:
-    sensors = Sensors(Driver())
+def test_a_processor_tells_its_memory_and_no_energy(tmp_path: Path) -> None:
+    sensors = Sensors(Driver(), Rapl(tmp_path))
     (told,) = sensors.read(["cpu"])
     assert told.memory_bytes
-    assert (told.watts, told.joules) == (None, None)
+    assert (told.watts, told.metered_joules, told.estimated) == (None, None, False)
     assert sensors.read(["mps"]) == ()
+
+
+def test_the_power_of_a_processor_comes_from_its_counter_which_begins_anew(tmp_path: Path) -> None:
+    def write(name: str, number: int) -> None:
+        (tmp_path / name).write_text(f"{number}\n", encoding="ascii")
+
+    write("max_energy_range_uj", 100_000_000)
+    write("energy_uj", 99_000_000)
+    sensors = Sensors(Driver(), Rapl(tmp_path))
+    assert sensors.read(["cpu"])[0].metered_joules == 99.0
+    write("energy_uj", 4_000_000)
+    (told,) = sensors.read(["cpu"], {"cpu": 65.0})
+    assert (told.metered_joules, told.estimated) == (104.0, False)
+    assert told.watts is not None
+    assert told.watts > 0
+
+
+def test_power_that_no_sensor_tells_is_estimated_by_what_the_owner_knows(tmp_path: Path) -> None:
+    sensors = Sensors(Driver(), Rapl(tmp_path))
+    work(0.1)
+    (told,) = sensors.read(["cpu"], {"cpu": 65.0})
+    assert told.utilisation is not None
+    assert told.watts == 65.0 * told.utilisation
+    assert told.estimated
+    (tmp_path / "constraint_0_power_limit_uw").write_text("28000000", encoding="ascii")
+    work(0.1)
+    (by_limit,) = sensors.read(["cpu"])
+    assert by_limit.utilisation is not None
+    assert by_limit.watts == 28.0 * by_limit.utilisation
 
 
 async def test_only_changes_are_told() -> None:
@@ -87,7 +129,7 @@ async def test_only_changes_are_told() -> None:
     degrees = [50.0, 50.0, 51.0]
     readings = [events.Sensed(device="cpu", celsius=celsius) for celsius in degrees]
 
-    def read(_: object) -> tuple[events.Sensed, ...]:
+    def read() -> tuple[events.Sensed, ...]:
         return (readings.pop(0),)
 
     async def read_once() -> None:
@@ -95,10 +137,13 @@ async def test_only_changes_are_told() -> None:
             await asyncio.sleep(0)
 
     with hub.subscribe() as stream:
-        telling = asyncio.create_task(keep_telling(hub, clock, lambda: ("cpu",), read))
+        watch = Watch(hub, clock, read, EnergyMeter(Today(), lambda today: None))
+        telling = asyncio.create_task(watch.run())
         for _ in degrees[1:]:
             await read_once()
-            await clock.advance(SENSE_S)
+            await clock.advance(LOOK_S)
+            await read_once()
+            await clock.advance(SENSE_S - LOOK_S)
         await read_once()
         hub.close()
         told = [event async for event in stream]
@@ -107,12 +152,36 @@ async def test_only_changes_are_told() -> None:
 
 
 def test_the_load_is_that_since_the_last_look_whichever_thread_looks() -> None:
-    sensors, until = Sensors(Driver()), time.process_time() + 0.2
-    while time.process_time() < until:
-        pass
+    sensors = Sensors(Driver())
+    work(0.2)
     found: list[events.Sensed] = []
     looking = threading.Thread(target=lambda: found.extend(sensors.read(["cpu"])))
     looking.start()
     looking.join()
     assert found[0].utilisation is not None
     assert 0 < found[0].utilisation <= 1
+
+
+async def test_who_looks_is_told_at_once_and_nobody_more_often_than_twice_a_second() -> None:
+    clock = VirtualClock()
+    hub = Hub(clock)
+    looks: list[float] = []
+
+    def read() -> tuple[events.Sensed, ...]:
+        looks.append(clock.now())
+        return ()
+
+    async def resting() -> None:
+        while clock.next_at is None:
+            await asyncio.sleep(0)
+
+    watch = Watch(hub, clock, read, EnergyMeter(Today(), lambda today: None))
+    telling = asyncio.create_task(watch.run())
+    began = clock.now()
+    for _ in range(3):
+        await resting()
+        watch.look()
+        await clock.advance(LOOK_S)
+    await resting()
+    telling.cancel()
+    assert [at - began for at in looks] == [0.0, LOOK_S, 2 * LOOK_S, 3 * LOOK_S]

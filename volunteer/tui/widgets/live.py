@@ -1,0 +1,101 @@
+"""Readings of a device as they change: load, memory, heat, clock, fan, power, today's energy."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from shared.protocol.accounts import Device
+from volunteer.control.events import Sensed
+from volunteer.tui.status_line import activity
+from volunteer.tui.text import Line, bar, percent, spark, wrap
+from volunteer.tui.widgets.cards import NAME_CELLS, energy, fact, memory, pace
+from volunteer.tui.widgets.panel import Scene
+
+READINGS_MAX = 120  # of one device: some minutes
+PERCENT_CELLS = 5
+
+
+class Readings:
+    """The newest readings of each device, for the small curves."""
+
+    def __init__(self) -> None:
+        self._load: dict[str, deque[float]] = {}
+        self._at: dict[str, float] = {}
+
+    def take(self, sensors: Mapping[str, Sensed]) -> None:
+        """Keep the readings that are new."""
+        for device, sensed in sensors.items():
+            if sensed.utilisation is not None and self._at.get(device) != sensed.at:
+                self._at[device] = sensed.at
+                kept = self._load.setdefault(device, deque(maxlen=READINGS_MAX))
+                kept.append(sensed.utilisation)
+
+    def load(self, device: str) -> tuple[float, ...]:
+        return tuple(self._load.get(device, ()))
+
+
+def live_lines(
+    device: Device, scene: Scene, cells: int, loads: tuple[float, ...], duty: int | None
+) -> list[Line]:
+    """Return the state of a device now: its share of the time, pace, load, heat and energy."""
+    if not device.usable:
+        said = device.problem or "torch cannot use this device"
+        return [((text, "bad"),) for text in wrap(said, cells, 8)]
+    lines: list[Line] = [fact("state", *device_state(device, scene))]
+    if duty is not None:
+        tail = f" {duty} %".rjust(PERCENT_CELLS + 1)
+        room = cells - NAME_CELLS - len(tail)
+        lines.append(fact("duty", *bar(duty / 100, room, scene.glyphs), (tail, "value")))
+    sensed = scene.view.sensors.get(device.id) or Sensed(device=device.id)
+    lines += _load(sensed, loads, scene, cells)
+    lines += _rows(energy(sensed, scene.power_price), cells, ("energy", ""))
+    lines += _rows(_heat(sensed), cells, ("heat" if sensed.celsius is not None else "speed", ""))
+    lines.append(fact("memory", *memory(scene, device, cells)))
+    told = pace(scene, device.id, cells)
+    return [*lines, *(told or [fact("pace", ("no training since this screen was opened", "dim"))])]
+
+
+def device_state(device: Device, scene: Scene) -> Line:
+    """Return the state of a usable device in a word, and in a sentence."""
+    status = scene.view.status
+    known = any(speed.device == device.id for speed in status.benchmarks)
+    if not (known or scene.view.task(device.id) or status.paused(device.id)):
+        return ((f"{scene.glyphs.off} not lent", "dim"),)
+    state = activity(scene.view, scene.now, scene.glyphs, device.id)
+    return ((f"{state.sign} {state.word}", state.role), (f"  {state.sentence}", "text"))
+
+
+def _load(sensed: Sensed, loads: tuple[float, ...], scene: Scene, cells: int) -> list[Line]:
+    """Return the load as a small curve, at whose end is the newest."""
+    if sensed.utilisation is None:
+        return []
+    tail = f" {percent(sensed.utilisation)}"
+    room = cells - NAME_CELLS - len(tail)
+    if len(loads) < 3:
+        return [fact("load", *bar(sensed.utilisation, room, scene.glyphs), (tail, "text"))]
+    drawn = spark((*loads, 1.0), room + 1, scene.glyphs)[:-1]  # from nothing to all of it
+    return [fact("load", (drawn, "raw"), (tail, "text"))]
+
+
+def _heat(sensed: Sensed) -> Line:
+    said = [f"{sensed.celsius:.0f} °C"] if sensed.celsius is not None else []
+    if sensed.fan is not None:
+        said.append(f"fan {percent(sensed.fan)}")
+    elif sensed.fan_rpm is not None:
+        said.append(f"fan {sensed.fan_rpm:,} a minute")
+    if sensed.mhz is not None:
+        said.append(f"clock {sensed.mhz / 1000:.2f} GHz")
+    return ((", ".join(said), "text"),) if said else ()
+
+
+def _rows(line: Line, cells: int, names: tuple[str, str]) -> list[Line]:
+    """Return a reading in one row, or in two where it is too long for one."""
+    if not line:
+        return []
+    (said, role), *rest = line
+    room = cells - NAME_CELLS
+    first, comma, second = said.partition(", ")
+    if not comma or len(said) + sum(len(text) for text, _ in rest) <= room:
+        return [fact(names[0], *line)]
+    return [fact(names[0], (first, role)), fact(names[1], (second, role), *rest)]
