@@ -66,6 +66,17 @@ def given(cert: Path, key: Path) -> Certificate:
     return Certificate(cert=cert, key=key, pin=pin_of(pem))
 
 
+def ends_at(path: Path) -> float:
+    """Return when a certificate ends, UTC epoch seconds. Raises Configuration."""
+    from cryptography import x509
+
+    try:
+        found = x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise Configuration(f"the certificate {path} cannot be read: {why(error)}") from error
+    return found.not_valid_after_utc.timestamp()
+
+
 def own(directory: Path) -> Certificate:
     """The certificate that lies in the data directory, made there on first use."""
     cert, key = directory / CERT_FILE, directory / KEY_FILE

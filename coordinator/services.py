@@ -200,7 +200,7 @@ class Coordinator:
             samples=Samples(db, clock, blobs, threads),
             intake=intake,
             recomputes=examiners.recomputes,
-            alerts=Alerts(db, clock, settings),
+            alerts=Alerts(db, clock, settings, space),
             merger=merger,
             evaluation=evaluation,
             replay=Replay(db, clock, signals, blobs, threads),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.admin import datasets, people, record, runs, tasks
 from coordinator.admin.command import Ask, Command, Nothing
+from coordinator.upkeep.alerts import Delivered, Standing
 from coordinator.upkeep.backup import Saved
 from coordinator.upkeep.backup import backup as make_backup
 from coordinator.upkeep.checks import CheckReport
@@ -30,7 +31,23 @@ async def backup(coordinator: Coordinator, ask: Backup) -> Saved:
     return await make_backup(c.db, c.blobs, c.settings, c.clock, Path(ask.to))
 
 
+async def alerts_test(coordinator: Coordinator, ask: Nothing) -> tuple[Delivered, ...]:
+    return await coordinator.alerts.test()
+
+
+async def alerts_list(coordinator: Coordinator, ask: Nothing) -> tuple[Standing, ...]:
+    return await coordinator.alerts.list()
+
+
 UPKEEP = (
+    Command(name="alerts.test", request=Nothing, reply=tuple[Delivered, ...], run=alerts_test),
+    Command(
+        name="alerts.list",
+        request=Nothing,
+        reply=tuple[Standing, ...],
+        run=alerts_list,
+        needs="database",
+    ),
     Command(name="check", request=Nothing, reply=CheckReport, run=check),
     Command(name="backup", request=Backup, reply=Saved, run=backup, remote=False),
 )

@@ -1,4 +1,4 @@
-"""check, backup, restore: is everything right, and can it be had back."""
+"""check, backup, restore, alerts: is everything right, who is told, and can it be had back."""
 
 from __future__ import annotations
 
@@ -7,10 +7,40 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from coordinator.cli.listing import as_json, when
+from coordinator.cli.listing import as_json, table, when
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, Where, call
 from shared.text import size
+
+alerts = App(name="alerts", help="Alerts to the organiser: those that stand, a test of the ways.")
+
+
+@alerts.command(name="list")
+def list_alerts(*, where: Where = HERE, json: Json = False) -> None:
+    """Alerts that were said and are not over."""
+    found = call(where, "alerts.list")
+    if json:
+        as_json(found)
+        return
+    columns = {
+        "kind": lambda a: a.kind,
+        "about": lambda a: a.about,
+        "since": lambda a: when(a.since),
+        "message": lambda a: a.message,
+    }
+    table(found, columns, "All is well.")
+
+
+@alerts.command(name="test")
+def try_alerts(*, where: Where = HERE, json: Json = False) -> int:
+    """Send a test by webhook and mail, whichever is set. Exit code 1 where one did not arrive."""
+    found = call(where, "alerts.test")
+    if json:
+        as_json(found)
+    else:
+        for each in found:
+            print(f"{each.way}: {each.problem or 'sent'}")
+    return 1 if any(each.problem for each in found) else 0
 
 
 def check(*, where: Where = HERE, json: Json = False) -> int:
@@ -76,3 +106,4 @@ def restore(
 def add_to(parent: App) -> None:
     for command in (check, backup, restore):
         parent.command(command)
+    parent.command(alerts)

@@ -12,6 +12,8 @@ ADDRESS = "address"  # where the server was last reached, for join links
 SETTINGS = "settings"  # of the last start of a server, JSON
 OPEN = "open"  # "yes" where the last server admitted strangers
 ANNOUNCEMENTS = "announcements"  # JSON
+ALERTS = "alerts"  # what stands and what is still to be delivered, JSON
+BACKUP = "backup"  # when the newest one was made, UTC epoch seconds
 ACCOUNTS = "accounts"  # another text whenever somebody was shut out, let in again or renamed
 
 

@@ -1,64 +1,131 @@
-"""Alerts to the organiser: a line in the log, and a POST to `alert_webhook` where one is set.
+"""Alerts to the organiser: a line in the log, a POST to `alert_webhook`, a mail by `smtp_host`.
 
-    failed check   a recompute proved that work was made up
-    refusals       a third of the newest contributions were refused
-    sybil wave     many strangers registered within minutes
-    database       its file is damaged, was removed, or its disk failed: nothing is written any more
-
-Each kind is silent for an hour after it was said; the state of the accounts is in `coordinator
-trust`.
+Each is said once, and once more when it is over. What stands and what is still to be delivered is
+one value in the database: a restart says nothing twice and forgets nothing, and of several replicas
+one speaks. A delivery that fails is tried again for some hours.
 """
 
 from __future__ import annotations
 
 import asyncio
-import http.client
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+import socket
+from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import structlog
 
-from coordinator.database import standings
+from coordinator.database import key_values
+from coordinator.upkeep.alert_conditions import (
+    EVENTS,
+    LOCAL_KINDS,
+    Condition,
+    Kind,
+    certificate_end,
+    here,
+    in_database,
+)
+from coordinator.upkeep.alert_delivery import Ways
 from shared.clock import Clock
+from shared.decoding import decode
+from shared.errors import NotFound, VolunteerError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlalchemy import Connection
 
     from coordinator.config import Settings
     from coordinator.database.engine.open import Database
+    from coordinator.storage.disk_space import Space
 
 LOOK_S = 30.0
-SILENT_S = 3600.0
-WAVE_S, WAVE_MIN = 600.0, 25  # strangers registered within this time
-REFUSED_SHARE, DECISIONS_MIN = 1 / 3, 30
-POST_S = 10.0
+SILENT_S = 3600.0  # an event is over after so long without another, and not said again before
+GONE_S = 600.0  # what one machine saw is over when that machine looks no longer
+LATE_S = 60.0
+STANDING_MAX, LETTERS_MAX = 500, 100
+# After each failure; then a letter is given up.
+RETRY_S = (30.0, 120.0, 600.0, 3600.0, 4 * 3600.0)
 
-Kind = Literal["failed check", "refusals", "sybil wave", "database"]
 log = structlog.get_logger("alerts")
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of a POST to the webhook."""
+    """One alert as it is told: that something is wrong, or that it is over."""
 
-    kind: Kind
+    kind: Kind | Literal["test"]
+    state: Literal["on", "over"]
+    about: str  # a run, a machine; "" = the whole server
     message: str
     server: str
-    at: float  # UTC epoch seconds
+    since: float  # UTC epoch seconds
+    at: float
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is wrong, and whether that was said."""
+
+    kind: Kind
+    about: str
+    message: str
+    since: float
+    seen_at: float
+    said_at: float | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.kind, self.about
+
+
+class Letter(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert on its way."""
+
+    id: int
+    way: str
+    alert: Alert
+    tries: int = 0
+    next_at: float = 0.0
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of the alerts, stored whenever it changes."""
+
+    checked_at: float  # events before it were said
+    standing: tuple[Standing, ...] = ()
+    letters: tuple[Letter, ...] = ()
+    letter: int = 0  # number of the last one
+
+    def since(self, kind: Kind) -> float:
+        """Return from when on events of a kind are new."""
+        said = [each.said_at for each in self.standing if each.kind == kind and each.said_at]
+        return max(said, default=self.checked_at)
+
+
+class Delivered(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a test of one way."""
+
+    way: str
+    problem: str = ""  # "" = it arrived
 
 
 class Alerts:
-    """Looks for what the organiser should know."""
+    """Looks for what the organiser should know, and tells it."""
 
-    def __init__(self, db: Database, clock: Clock, settings: Settings) -> None:
+    def __init__(self, db: Database, clock: Clock, settings: Settings, space: Space) -> None:
         self._db = db
         self._clock = clock
-        self._server = settings.name
-        self._webhook = settings.alert_webhook
-        self._looked_at = clock.now()
-        self._said: dict[str, float] = {}
+        self._settings = settings
+        self._space = space
+        self._ways = Ways(settings)
+        self._machine = socket.gethostname()[:64]
+        self._state = State(checked_at=clock.now())
+        self._failed_said = -1  # tries to say that the database failed; nothing can be stored then
+        self.certificate_ends_at = certificate_end(settings)
+
+    def standing(self) -> Counter[str]:
+        """Return how many alerts of each kind stand, as this process saw it last."""
+        return Counter(each.kind for each in self._state.standing if each.said_at is not None)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Look until `stop` is set."""
@@ -73,61 +140,212 @@ class Alerts:
                 pause.cancel()
 
     async def look(self) -> tuple[Alert, ...]:
-        """Raise what is due; return it."""
-        now, since = self._clock.now(), self._looked_at
+        """Raise what is due, deliver what waits; return what was raised."""
         if self._db.failed:
-            found: dict[Kind, str] = {"database": self._db.failed}
-        else:
-            found = await self._db.read(lambda conn: dict(_found(conn, since, now)))
-        due = tuple(
-            Alert(kind=kind, message=message, server=self._server, at=now)
-            for kind, message in found.items()
-            if now - self._said.get(kind, -SILENT_S) >= SILENT_S
+            return await self._say_failed(self._db.failed)
+        try:
+            raised = await self._look()
+            await self._deliver()
+        except VolunteerError as error:
+            log.warning("alerts could not look", error=error.message)
+            return ()
+        return raised
+
+    async def _look(self) -> tuple[Alert, ...]:
+        now = self._clock.now()
+        self.certificate_ends_at = await asyncio.to_thread(certificate_end, self._settings)
+        local = here(
+            self._space,
+            self.certificate_ends_at,
+            now,
+            self._machine,
+            _said(self._state),
         )
-        silent = found.keys() - {alert.kind for alert in due}
-        if "failed check" not in silent:  # else they are told when the hour is over
-            self._looked_at = now
-        for alert in due:
-            self._said[alert.kind] = now
-            log.warning("alert", kind=alert.kind, message=alert.message)
-            if self._webhook:
-                await asyncio.to_thread(self._post, alert)
+
+        def read(conn: Connection) -> State:
+            return self._next(conn, now, local)[0]
+
+        if await self._db.read(read) == self._state:
+            return ()
+
+        def write(conn: Connection) -> tuple[State, list[Alert]]:
+            key_values.locked(conn, key_values.ALERTS)
+            state, raised = self._next(conn, now, local)
+            key_values.put(conn, key_values.ALERTS, msgspec.json.encode(state).decode())
+            return state, raised
+
+        self._state, raised = await self._db.write(write)
+        for alert in raised:
+            log.warning("alert", kind=alert.kind, state=alert.state, message=alert.message)
+        return tuple(raised)
+
+    def _next(
+        self, conn: Connection, now: float, local: Sequence[Condition]
+    ) -> tuple[State, list[Alert]]:
+        """Return the state after a look, and what is to be said."""
+        state = self._stored(conn)
+        found = [*local, *in_database(conn, self._settings, now, state.since, _said(state))]
+        standing, alerts = advance(state, found, now, self._machine, self._settings.name)
+        letters, number = list(state.letters), state.letter
+        for alert in alerts:
+            for way in self._ways.names:
+                number += 1
+                letters.append(Letter(id=number, way=way, alert=alert, next_at=now))
+        # A transaction may show an event a little late.
+        quiet = not any(each.kind in EVENTS for each in standing) and standing != state.standing
+        return State(
+            checked_at=now - LATE_S if quiet else state.checked_at,
+            standing=standing,
+            letters=tuple(letters[-LETTERS_MAX:]),
+            letter=number,
+        ), alerts
+
+    def _stored(self, conn: Connection) -> State:
+        stored = key_values.get(conn, key_values.ALERTS)
+        return decode(stored, State) if stored else self._state
+
+    # --- delivery ---
+
+    async def _deliver(self) -> None:
+        """Send the letters that are due, a failed one again later."""
+        now = self._clock.now()
+        if not any(letter.next_at <= now for letter in self._state.letters):
+            return
+        due = await self._db.write(lambda conn: self._take(conn, now))
+        results = await asyncio.gather(*(self._send(letter) for letter in due))
+        done = {
+            letter.id
+            for letter, problem in zip(due, results, strict=True)
+            if not problem or letter.tries > len(RETRY_S)
+        }
+        self._state = await self._db.write(partial(self._drop, ids=done))
+
+    def _take(self, conn: Connection, now: float) -> list[Letter]:
+        """Return the letters that are due; nobody else sends them meanwhile."""
+        key_values.locked(conn, key_values.ALERTS)
+        state = self._stored(conn)
+        due, letters = [], []
+        for letter in state.letters:
+            if letter.next_at <= now:
+                wait_s = RETRY_S[min(letter.tries, len(RETRY_S) - 1)]
+                letter = msgspec.structs.replace(
+                    letter, tries=letter.tries + 1, next_at=now + wait_s
+                )
+                due.append(letter)
+            letters.append(letter)
+        self._put(conn, msgspec.structs.replace(state, letters=tuple(letters)))
         return due
 
-    def _post(self, alert: Alert) -> None:
-        """Send an alert; what fails is logged."""
-        request = urllib.request.Request(  # http or https, checked by the settings
-            self._webhook,
-            data=msgspec.json.encode(alert),
-            headers={"Content-Type": "application/json"},
+    def _drop(self, conn: Connection, ids: set[int]) -> State:
+        key_values.locked(conn, key_values.ALERTS)
+        state = self._stored(conn)
+        left = tuple(letter for letter in state.letters if letter.id not in ids)
+        state = msgspec.structs.replace(state, letters=left)
+        self._put(conn, state)
+        return state
+
+    def _put(self, conn: Connection, state: State) -> None:
+        key_values.put(conn, key_values.ALERTS, msgspec.json.encode(state).decode())
+
+    async def _send(self, letter: Letter) -> str:
+        """Send one; return what went wrong, or ""."""
+        alert = letter.alert
+        problem = await self._ways.send(letter.way, alert)
+        if problem:
+            last = letter.tries > len(RETRY_S)
+            event = "alert given up" if last else "alert not delivered"
+            log.warning(event, kind=alert.kind, way=letter.way, tries=letter.tries, error=problem)
+        return problem
+
+    async def _say_failed(self, why: str) -> tuple[Alert, ...]:
+        """Say that the database failed: from memory, with as many tries as any other alert."""
+        now = self._clock.now()
+        first = self._failed_said < 0
+        alert = self._alert("database", why, now)
+        if first:
+            log.warning("alert", kind=alert.kind, state=alert.state, message=alert.message)
+        if self._failed_said <= len(RETRY_S):
+            self._failed_said += 1
+            said = [await self._ways.send(way, alert) for way in self._ways.names]
+            if not any(said):
+                self._failed_said = len(RETRY_S) + 1
+        return (alert,) if first else ()
+
+    def _alert(self, kind: Kind | Literal["test"], message: str, now: float) -> Alert:
+        return Alert(
+            kind=kind, state="on", about="", message=message, server=self._settings.name,
+            since=now, at=now,
+        )  # fmt: skip
+
+    # --- for the organiser ---
+
+    async def test(self) -> tuple[Delivered, ...]:
+        """Send a test by every way that is set. Raises NotFound where there is none."""
+        if not self._ways.names:
+            raise NotFound(
+                "no way is set: alert_webhook, or alert_mail_to with smtp_host, see"
+                " docs/monitoring.md"
+            )
+        alert = self._alert("test", "a test: alerts of this server arrive here", self._clock.now())
+        return tuple(
+            [
+                Delivered(way=way, problem=await self._ways.send(way, alert))
+                for way in self._ways.names
+            ]
         )
-        try:
-            with urllib.request.urlopen(request, timeout=POST_S) as reply:
-                reply.read(1)
-        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-            log.warning("alert not delivered", kind=alert.kind, error=str(error))
+
+    async def list(self) -> tuple[Standing, ...]:
+        """Return what was said and is not over."""
+        state = await self._db.read(self._stored)
+        return tuple(each for each in state.standing if each.said_at is not None)
 
 
-def _found(conn: Connection, since: float, now: float) -> Iterator[tuple[Kind, str]]:
-    failed = standings.failed_recomputes(conn, since)
-    if failed:
-        numbers = ", ".join(map(str, failed[:5])) + (", ..." if len(failed) > 5 else "")
-        yield (
-            "failed check",
-            f"done again, contribution {numbers} is not what was submitted: the account is"
-            " suspended, see `coordinator trust`",
+def _said(state: State) -> set[tuple[str, str]]:
+    return {each.key for each in state.standing if each.said_at is not None}
+
+
+def advance(
+    state: State, found: Sequence[Condition], now: float, machine: str, server: str
+) -> tuple[tuple[Standing, ...], list[Alert]]:
+    """Return what stands after a look that found these conditions, and what is to be said of it."""
+    before = {each.key: each for each in state.standing}
+    after: list[Standing] = []
+    alerts: list[Alert] = []
+
+    def say(each: Standing, on: Literal["on", "over"]) -> None:
+        alerts.append(
+            Alert(
+                kind=each.kind,
+                state=on,
+                about=each.about,
+                message=each.message,
+                server=server,
+                since=each.since,
+                at=now,
+            )
         )
-    refused, decided = standings.refusals(conn)
-    if decided >= DECISIONS_MIN and refused > REFUSED_SHARE * decided:
-        yield (
-            "refusals",
-            f"{refused} of the newest {decided} contributions were refused: `coordinator task list"
-            " --failed` shows why",
-        )
-    strangers = standings.registered(conn, now - WAVE_S)
-    if strangers >= WAVE_MIN:
-        yield (
-            "sybil wave",
-            f"{strangers} strangers registered within {WAVE_S / 60:.0f} minutes: raise"
-            " `proof_of_work_bits`, or serve by invitation for a while",
-        )
+
+    for condition in found[:STANDING_MAX]:
+        each = before.pop((condition.kind, condition.about), None)
+        if each is None:
+            each = Standing(
+                kind=condition.kind, about=condition.about, message=condition.message,
+                since=now, seen_at=now,
+            )  # fmt: skip
+        said_at = each.said_at
+        due = said_at is None and now - each.since >= condition.patience_s
+        again = condition.kind in EVENTS and said_at is not None and now - said_at >= SILENT_S
+        if due or again:
+            each = msgspec.structs.replace(each, message=condition.message, said_at=now)
+            say(each, "on")
+        if each.kind in LOCAL_KINDS:
+            each = msgspec.structs.replace(each, seen_at=now)
+        after.append(each)
+    for each in before.values():
+        elsewhere = each.kind in LOCAL_KINDS and each.about != machine
+        waits = each.kind in EVENTS and each.said_at is not None and now - each.said_at < SILENT_S
+        if waits or (elsewhere and now - each.seen_at < GONE_S):
+            after.append(each)
+        elif each.said_at is not None:
+            say(each, "over")
+    return tuple(after[:STANDING_MAX]), alerts

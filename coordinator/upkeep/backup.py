@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import structlog
 
 from coordinator.certificates import CERT_FILE, KEY_FILE, write_private
-from coordinator.database import datasets
+from coordinator.database import datasets, key_values
 from coordinator.database.engine import dump
 from coordinator.database.engine.open import Database, is_new, migrate
 from coordinator.database.migrations.upgrade import REVISIONS
@@ -30,7 +31,15 @@ from coordinator.storage import folders
 from coordinator.storage.blobs import BlobStore, hash_blob, in_pool, open_in_pool, storage_errors
 from coordinator.storage.open import open_blobs
 from shared.decoding import decode
-from shared.errors import BadRequest, Configuration, Conflict, NotFound, StorageFull, why
+from shared.errors import (
+    BadRequest,
+    Configuration,
+    Conflict,
+    NotFound,
+    StorageFull,
+    VolunteerError,
+    why,
+)
 from shared.signing import SigningKey, canonical, fingerprint, verify
 
 if TYPE_CHECKING:
@@ -43,6 +52,8 @@ FORMAT = 1
 SNAPSHOTS_MAX = 3
 LIST, SIGNATURE = "backup.json", "backup.sig"
 COPY_BYTES = 4 << 20
+
+log = structlog.get_logger("backup")
 
 
 class TableFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +110,11 @@ async def backup(
     payload = canonical(listed)
     await in_pool(write_private, to / SIGNATURE, key.sign(payload).hex().encode())
     await in_pool(write_private, to / LIST, payload)  # last: without it there is no backup
+    try:
+        at = str(listed.created_at)
+        await db.write(lambda conn: key_values.put(conn, key_values.BACKUP, at))
+    except VolunteerError as error:  # a backup is all the more welcome then
+        log.warning("the backup is not noted for the alerts", error=error.message)
     return _saved(to, listed)
 
 

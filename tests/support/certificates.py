@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 
-def certificate(path: Path) -> tuple[Path, str]:
+def certificate(path: Path, days: int = 1) -> tuple[Path, str]:
     """A self-signed certificate with its key in one file, and its SHA-256."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "coordinator")])
@@ -23,7 +23,7 @@ def certificate(path: Path) -> tuple[Path, str]:
         .public_key(key.public_key())
         .serial_number(1)
         .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=days))
         .sign(key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM

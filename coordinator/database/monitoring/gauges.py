@@ -21,6 +21,7 @@ from sqlalchemy import (
     union_all,
 )
 
+from coordinator.database import key_values
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.record import meta
@@ -30,7 +31,6 @@ from coordinator.database.tables.trust import recomputes
 from coordinator.database.tables.versions import evaluations, versions
 from coordinator.database.volunteers import OFFLINE_S
 
-BACKUP = "backup_at"  # key of the instant of the newest backup, in the table of single values
 RUNS_MAX = 100  # that are named; all others count as one, "other"
 
 _R, _T, _C, _W = runs.c, tasks.c, contributions.c, workers.c
@@ -104,7 +104,9 @@ def _statement() -> Any:
     unmeasured = select(*_row("evaluations_waiting", empty, empty, func.count())).where(
         evaluations.c.state.in_(("waiting", "running"))
     )
-    saved = select(*_row("backup", empty, meta.c.value, literal(0.0))).where(meta.c.key == BACKUP)
+    saved = select(*_row("backup", empty, meta.c.value, literal(0.0))).where(
+        meta.c.key == key_values.BACKUP
+    )
     return union_all(machines, accounts, redone, unmeasured, saved, queue, *_of_runs(named))
 
 

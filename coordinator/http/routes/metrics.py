@@ -104,6 +104,12 @@ def _database_bytes(scrape: Scrape) -> Iterator[Sample]:
         yield (), float(sum(part.stat().st_size for part in parts if part.exists()))
 
 
+def _certificate(scrape: Scrape) -> Iterator[Sample]:
+    ends_at = scrape.coordinator.alerts.certificate_ends_at
+    if ends_at is not None:
+        yield (), ends_at
+
+
 _RUN = ("run",)
 # One row an instrument, by subject.
 INSTRUMENTS: tuple[Instrument, ...] = (
@@ -317,6 +323,13 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         ("state",),
         _stored("recomputes_waiting", label=True),
     ),
+    Instrument(
+        "gauge",
+        "alerts",
+        "Alerts that stand, by kind.",
+        ("kind",),
+        lambda s: [((kind,), n) for kind, n in s.coordinator.alerts.standing().items()],
+    ),
     # answers
     Instrument(
         "counter",
@@ -416,6 +429,13 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         "When the newest backup was made.",
         (),
         _backup,
+    ),
+    Instrument(
+        "gauge",
+        "certificate_end_timestamp_seconds",
+        "When the TLS certificate ends.",
+        (),
+        _certificate,
     ),
     Instrument(
         "gauge",

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shutil
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import uvicorn
 from sqlalchemy import Connection
 
 from coordinator.database import evaluations, runs
-from coordinator.http.app import create_app
 from shared.workloads.gomoku.match import _told
 from shared.workloads.gomoku.rules import Rules
 from tests.e2e.pages.test_pages import merged
 from tests.support.local_coordinator import LocalCoordinator, Worker, local_coordinator
 from tests.support.rounds import MergeRounds
+from tests.support.served import served
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
@@ -35,35 +32,6 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
 ]
-
-
-async def tick(home: LocalCoordinator) -> None:
-    """Let its time pass, ten times as fast."""
-    while True:
-        await asyncio.sleep(0.05)
-        await home.clock.advance(0.5)
-
-
-@contextlib.asynccontextmanager
-async def served(home: LocalCoordinator) -> AsyncIterator[str]:
-    """Address of a real socket in front of a coordinator."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(create_app(home.coordinator), lifespan="off", log_config=None)
-        server = uvicorn.Server(config)
-        with contextlib.ExitStack() as signals:
-            signals.enter_context(pytest.MonkeyPatch.context()).setattr(
-                server, "capture_signals", contextlib.nullcontext
-            )
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
-            ticking = asyncio.create_task(tick(home))
-            try:
-                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-            finally:
-                ticking.cancel()
-                home.coordinator.stopping.set()
-                server.should_exit = server.force_exit = True
-                await serving
 
 
 @contextlib.asynccontextmanager

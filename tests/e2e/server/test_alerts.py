@@ -1,19 +1,26 @@
-"""Alerts reach the log and a webhook, once an hour a kind; `coordinator trust` shows why."""
+"""Alerts reach the log, a webhook and a mailbox, once, and once more when they are over."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from email import message_from_string
 from pathlib import Path
 
 import pytest
 
+from coordinator.config import load
 from coordinator.database import standings
-from coordinator.upkeep.alerts import WAVE_MIN, Alert, Alerts
+from coordinator.upkeep import backup
+from coordinator.upkeep.alert_conditions import WAVE_MIN
+from coordinator.upkeep.alerts import RETRY_S, Alert
 from shared import proof_of_work
+from shared.errors import Configuration, NotFound
 from tests.e2e.server.test_recomputes import lazy, results, run_file
+from tests.support.certificates import certificate
 from tests.support.local_coordinator import LocalCoordinator, Worker, local_coordinator
 from tests.support.local_volunteer import LocalMachine
 
@@ -26,7 +33,9 @@ async def webhook() -> AsyncIterator[tuple[str, list[Alert]]]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         length = next(int(l.split(":")[1]) for l in head.split("\r\n") if l.startswith("Content-L"))
-        heard.append(Alert(**json.loads(await reader.readexactly(length))))
+        body = json.loads(await reader.readexactly(length))
+        assert body.pop("text") == body.pop("content")
+        heard.append(Alert(**body))
         writer.write(b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n")
         await writer.drain()
         writer.close()
@@ -67,7 +76,7 @@ async def test_a_wave_of_strangers_is_said_once(tmp_path: Path) -> None:
 async def test_a_failed_check_is_an_alert_and_stands_in_the_report(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path / "coordinator") as home:
         coordinator = home.coordinator
-        alerts = Alerts(coordinator.db, coordinator.clock, coordinator.settings)
+        alerts = coordinator.alerts
         await home.start_run(run_file())
         async with coordinator.working():
             machine = LocalMachine(tmp_path / "machine", home)
@@ -116,3 +125,207 @@ async def test_a_check_that_fails_within_the_silent_hour_is_said_after_it(
         (late,) = await alerts.look()
         assert "contribution 2 is" in late.message
         assert await alerts.look() == ()
+
+
+# --- what is said, and when it is over ---
+
+
+def told(alerts: Iterable[Alert]) -> list[tuple[str, str, str]]:
+    return [(alert.kind, alert.about, alert.state) for alert in alerts]
+
+
+async def test_a_run_that_nobody_works_on_is_said_once_and_over_when_somebody_comes(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run, look = await home.start_run(), home.coordinator.alerts.look
+        assert await look() == ()
+        await home.clock.advance(1799.0)
+        assert await look() == ()
+        await home.clock.advance(2.0)
+        assert told(await look()) == [("nobody", run, "on")]
+        assert await look() == ()
+        assert [each.about for each in await home.coordinator.alerts.list()] == [run]
+        assert home.coordinator.alerts.standing() == {"nobody": 1}
+        mia = await home.join("Mia")
+        await mia.claim()
+        assert told(await look()) == [("nobody", run, "over")]
+        assert await home.coordinator.alerts.list() == ()
+
+
+async def test_a_run_without_a_version_is_stalled_but_not_one_that_was_resumed(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run, alerts = await home.start_run(), home.coordinator.alerts
+        mia = await home.join("Mia")
+        await home.clock.advance(100_000.0)  # as of a run that was paused
+        await mia.claim()
+        heard = list(await alerts.look())
+        for _ in range(60):
+            await home.clock.advance(60.0)
+            home.coordinator.renewals.saw(mia.worker_id)
+            await home.coordinator.renewals.flush()
+            heard += await alerts.look()
+            if told(heard):
+                break
+        assert told(heard) == [("stalled", run, "on")]
+        assert heard[0].at - heard[0].since == 1800.0
+
+
+async def test_a_low_disk_and_an_old_backup(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run, coordinator = await home.start_run(), home.coordinator
+        space, look = coordinator.space, coordinator.alerts.look
+        space.floor_bytes = 1 << 20
+        free = [3 * space.floor_bytes]
+        space._free = lambda _: free[0]
+        disk = told(await look())
+        assert [(kind, state) for kind, _, state in disk] == [("disk", "on")]
+        for floors, said in ((4.5, []), (6, ["over"])):  # a little more is not enough
+            free[0] = int(floors * space.floor_bytes)
+            assert [alert.state for alert in await look()] == said
+        await home.clock.advance(8 * 86_400.0)
+        heard = told(await look())
+        assert ("backup", "", "on") in heard
+        await backup.backup(
+            coordinator.db, coordinator.blobs, coordinator.settings, home.clock, tmp_path / "saved"
+        )
+        assert ("backup", "", "over") in told(await look())
+        await coordinator.runs.pause(run)
+        await home.clock.advance(10 * 86_400.0)
+        assert ("backup", "", "on") in told(await look())
+
+
+async def test_a_certificate_near_its_end(tmp_path: Path) -> None:
+    file, _ = certificate(tmp_path, days=10)
+    settings = {"tls_cert": str(file), "tls_key": str(file)}
+    async with local_coordinator(tmp_path / "server", **settings) as home:
+        await home.clock.advance(time.time() - home.clock.now())
+        (alert,) = await home.coordinator.alerts.look()
+        assert (alert.kind, alert.state) == ("certificate", "on")
+        assert "ends in 9 days" in alert.message
+        certificate(tmp_path, days=90)
+        (alert,) = await home.coordinator.alerts.look()
+        assert (alert.kind, alert.state) == ("certificate", "over")
+
+
+async def test_a_restart_says_nothing_twice_and_forgets_nothing(tmp_path: Path) -> None:
+    dead = {"alert_webhook": "http://127.0.0.1:9/"}
+    async with local_coordinator(tmp_path, **dead) as home:
+        run = await home.start_run()
+        await home.coordinator.alerts.look()
+        await home.clock.advance(1801.0)
+        assert told(await home.coordinator.alerts.look()) == [("nobody", run, "on")]
+        now = home.clock.now()
+    async with (
+        webhook() as (address, heard),
+        local_coordinator(tmp_path, alert_webhook=address) as home,
+    ):
+        await home.clock.advance(now + 60.0 - home.clock.now())
+        assert await home.coordinator.alerts.look() == ()
+        assert told(heard) == [("nobody", run, "on")]  # it is delivered by whoever is next
+        await home.clock.advance(RETRY_S[1])
+        await home.coordinator.alerts.look()
+        assert len(heard) == 1
+
+
+async def test_a_delivery_that_fails_is_tried_so_often_and_no_more(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path, alert_webhook="http://127.0.0.1:9/") as home:
+        await home.start_run()
+        await home.coordinator.alerts.look()
+        await home.clock.advance(1801.0)
+        await home.coordinator.alerts.look()
+        tries = []
+        for wait_s in RETRY_S:
+            tries += [letter.tries for letter in home.coordinator.alerts._state.letters]
+            await home.clock.advance(wait_s)
+            await home.coordinator.alerts.look()
+        assert tries == [1, 2, 3, 4, 5]
+        assert home.coordinator.alerts._state.letters == ()
+
+
+# --- mail ---
+
+
+@asynccontextmanager
+async def mailbox() -> AsyncIterator[tuple[int, list[str]]]:
+    """A server that keeps the mails that are sent to it."""
+    mails: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 here\r\n")
+        while line := (await reader.readline()).decode():
+            if line.upper().startswith("DATA"):
+                writer.write(b"354 go on\r\n")
+                mails.append((await reader.readuntil(b"\r\n.\r\n")).decode())
+            writer.write(b"250 well\r\n")
+            await writer.drain()
+            if line.upper().startswith("QUIT"):
+                break
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1], mails
+
+
+async def test_a_test_goes_every_way_and_says_which_failed(tmp_path: Path) -> None:
+    async with mailbox() as (port, mails), webhook() as (address, heard):
+        settings = {
+            "alert_webhook": address, "alert_mail_to": "ann@example.org, bob@example.org",
+            "smtp_host": "127.0.0.1", "smtp_port": port, "smtp_security": "none",
+            "name": "forest",
+        }  # fmt: skip
+        async with local_coordinator(tmp_path, **settings) as home:
+            reply = await home.admin.post("/api/v1/admin/alerts.test", content=b"{}")
+            assert reply.json() == [
+                {"way": "webhook", "problem": ""},
+                {"way": "mail", "problem": ""},
+            ]
+        (mail,) = mails
+        found = message_from_string(mail)
+        assert found["To"] == "ann@example.org, bob@example.org"
+        assert found["From"] == "coordinator@127.0.0.1"
+        assert "forest: a test" in str(found["Subject"])
+        assert [alert.kind for alert in heard] == ["test"]
+    settings |= {"smtp_port": 9, "alert_webhook": ""}
+    async with local_coordinator(tmp_path, **settings) as home:
+        (result,) = await home.coordinator.alerts.test()
+        assert "refused" in result.problem.lower()
+
+
+async def test_a_password_that_others_can_read_is_not_used(tmp_path: Path) -> None:
+    async with mailbox() as (port, mails):
+        settings = {
+            "alert_mail_to": "ann@example.org", "smtp_host": "127.0.0.1", "smtp_port": port,
+            "smtp_security": "none", "smtp_user": "ann",
+        }  # fmt: skip
+        async with local_coordinator(tmp_path, **settings) as home:
+            file = home.coordinator.settings.smtp_password_file
+            file.write_text("hunter2\n")
+            file.chmod(0o644)
+            (result,) = await home.coordinator.alerts.test()
+        assert "others can read" in result.problem
+        assert "hunter2" not in result.problem
+        assert mails == []
+
+
+async def test_a_test_without_a_way_says_what_to_set(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        with pytest.raises(NotFound, match="alert_webhook"):
+            await home.coordinator.alerts.test()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"alert_mail_to": "ann"}, "no mail address"),
+        ({"alert_mail_to": "ann@example.org"}, "needs smtp_host"),
+        ({"alert_mail_to": "a@b.org\nBcc: c@d.org", "smtp_host": "x"}, "no mail address"),
+        ({"smtp_host": "mail.example.org", "smtp_user": "a", "smtp_security": "none"}, "the clear"),
+    ],
+)
+def test_settings_that_could_not_work_are_refused(flags: dict[str, str], words: str) -> None:
+    with pytest.raises(Configuration, match=words):
+        load(flags, environ={})

@@ -1,0 +1,189 @@
+"""Conditions that the organiser should know of, each with a sentence that says what to do.
+
+failed check   a recompute proved that work was made up
+refusals       a third of the newest contributions were refused
+sybil wave     many strangers registered within minutes
+stalled        machines work on a run, and it makes no version
+nobody         a run is on, and nobody works on it
+disk           soon nothing new is accepted, or nothing is already
+backup         the newest backup is old, or there is none
+certificate    the TLS certificate ends soon
+database       its file is damaged, was removed, or its disk failed: nothing is written any more
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from coordinator import certificates
+from coordinator.database import key_values, runs, standings, versions
+from coordinator.runs.queries import LIVE_S
+from shared.errors import VolunteerError
+from shared.links import is_loopback
+from shared.text import size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from sqlalchemy import Connection
+
+    from coordinator.config import Settings
+    from coordinator.storage.disk_space import Space
+
+Kind = Literal[
+    "failed check",
+    "refusals",
+    "sybil wave",
+    "stalled",
+    "nobody",
+    "disk",
+    "backup",
+    "certificate",
+    "database",
+]
+EVENTS: frozenset[Kind] = frozenset({"failed check"})  # happen; the others last
+LOCAL_KINDS: frozenset[Kind] = frozenset({"disk", "certificate"})  # of one machine
+
+WAVE_S, WAVE_MIN = 600.0, 25  # strangers registered within this time
+REFUSED_SHARE, CALM_SHARE, DECISIONS_MIN = 1 / 3, 1 / 4, 30
+LOW_FLOORS, ENOUGH_FLOORS = 4, 5  # of free disk: said below the first, over above the second
+CERTIFICATE_S = 21 * 86_400.0
+DAY_S = 86_400.0
+RUNS_MAX = 200  # looked at; an installation has a few
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is wrong now; said once it has been so for `patience_s`."""
+
+    kind: Kind
+    message: str
+    about: str = ""
+    patience_s: float = 0.0
+
+
+def certificate_end(settings: Settings) -> float | None:
+    """Return when the certificate that this server shows ends; None where it shows none."""
+    own = settings.directory / certificates.CERT_FILE
+    path = Path(settings.tls_cert) if settings.tls_cert else own
+    beyond = settings.tls_cert or not (settings.url or is_loopback(settings.host))
+    if not beyond or not path.is_file():
+        return None
+    try:
+        return certificates.ends_at(path)
+    except VolunteerError:  # the start of the server says what is wrong with it
+        return None
+
+
+def here(
+    space: Space,
+    ends_at: float | None,
+    now: float,
+    machine: str,
+    open_now: Collection[tuple[str, str]],
+) -> list[Condition]:
+    """Return what is wrong with this machine; `open_now` as below."""
+    found = []
+    floors = ENOUGH_FLOORS if ("disk", machine) in open_now else LOW_FLOORS
+    try:
+        free = space.free_bytes()
+    except OSError:
+        free = 0
+    if space.read_only:
+        message = f"nothing new is accepted on {machine}: {size(free)} are free; make room"
+        found.append(Condition(kind="disk", about=machine, message=message))
+    elif free < floors * space.floor_bytes:
+        floor = size(space.floor_bytes)
+        message = f"{size(free)} are free on {machine}, and below {floor} nothing is accepted"
+        found.append(Condition(kind="disk", about=machine, message=message))
+    if ends_at is not None and ends_at - now < CERTIFICATE_S:
+        days = max(0, int((ends_at - now) // DAY_S))
+        message = (
+            f"the TLS certificate of {machine} ends in {days} days: renew it and start again"
+            if ends_at > now
+            else f"the TLS certificate of {machine} has ended: nobody can connect; renew it"
+        )
+        found.append(Condition(kind="certificate", about=machine, message=message))
+    return found
+
+
+def in_database(
+    conn: Connection,
+    settings: Settings,
+    now: float,
+    since: Callable[[Kind], float],
+    open_now: Collection[tuple[str, str]],
+) -> Iterator[Condition]:
+    """Yield what the database shows; `open_now` are those that were said and are not over."""
+    yield from _of_work(conn, now, since, open_now)
+    yield from _of_runs(conn, settings, now)
+    yield from _of_backup(conn, settings, now)
+
+
+def _of_work(
+    conn: Connection,
+    now: float,
+    since: Callable[[Kind], float],
+    open_now: Collection[tuple[str, str]],
+) -> Iterator[Condition]:
+    failed = standings.failed_recomputes(conn, since("failed check"))
+    if failed:
+        numbers = ", ".join(map(str, failed[:5])) + (", ..." if len(failed) > 5 else "")
+        message = (
+            f"done again, contribution {numbers} is not what was submitted: the account is"
+            " suspended, see `coordinator trust`"
+        )
+        yield Condition(kind="failed check", message=message)
+    refused, decided = standings.refusals(conn)
+    share = CALM_SHARE if ("refusals", "") in open_now else REFUSED_SHARE
+    if decided >= DECISIONS_MIN and refused > share * decided:
+        message = (
+            f"{refused} of the newest {decided} contributions were refused: `coordinator task list"
+            " --failed` shows why"
+        )
+        yield Condition(kind="refusals", message=message)
+    strangers = standings.registered(conn, now - WAVE_S)
+    if strangers >= (WAVE_MIN / 2 if ("sybil wave", "") in open_now else WAVE_MIN):
+        message = (
+            f"{strangers} strangers registered within {WAVE_S / 60:.0f} minutes: raise"
+            " `proof_of_work_bits`, or serve by invitation for a while"
+        )
+        yield Condition(kind="sybil wave", message=message)
+
+
+def _of_runs(conn: Connection, settings: Settings, now: float) -> Iterator[Condition]:
+    for run in runs.every(conn, ("running",))[:RUNS_MAX]:
+        if not runs.live_workers(conn, run.id, now - LIVE_S):
+            if settings.alert_idle_s:
+                message = f"nobody works on {run.name}: post its page, or pause it"
+                patience_s = settings.alert_idle_s
+                yield Condition(
+                    kind="nobody", about=run.name, message=message, patience_s=patience_s
+                )
+            continue
+        # Half of the time from the version on, half under our eyes: a run that was paused for long
+        # has an old version, and is well.
+        half_s = settings.alert_stalled_s / 2
+        made_at = versions.get(conn, run.id, run.head).created_at
+        if half_s and now - made_at >= half_s:
+            message = (
+                f"{run.name} has machines at work and made no version for"
+                f" {settings.alert_stalled_s / 60:.0f} minutes: `coordinator run show {run.name}`"
+                " says what its merge waits for"
+            )
+            yield Condition(kind="stalled", about=run.name, message=message, patience_s=half_s)
+
+
+def _of_backup(conn: Connection, settings: Settings, now: float) -> Iterator[Condition]:
+    age_s = settings.alert_backup_days * DAY_S
+    every = runs.every(conn, runs.OPEN)
+    if not age_s or not every:
+        return
+    stored = key_values.get(conn, key_values.BACKUP)
+    oldest = min(run.created_at for run in every)
+    if now - float(stored or oldest) >= age_s:
+        days = f"{settings.alert_backup_days:g} days"
+        what = f"the newest backup is older than {days}" if stored else "no backup was ever made"
+        yield Condition(kind="backup", message=f"{what}: `coordinator backup DIR` makes one")

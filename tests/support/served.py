@@ -1,0 +1,43 @@
+"""A coordinator of this process behind a real socket, its clock running."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import uvicorn
+
+from coordinator.http.app import create_app
+from tests.support.local_coordinator import LocalCoordinator
+
+
+async def tick(home: LocalCoordinator) -> None:
+    """Let its time pass, ten times as fast."""
+    while True:
+        await asyncio.sleep(0.05)
+        await home.clock.advance(0.5)
+
+
+@contextlib.asynccontextmanager
+async def served(home: LocalCoordinator) -> AsyncIterator[str]:
+    """Address of a real socket in front of a coordinator."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(create_app(home.coordinator), lifespan="off", log_config=None)
+        server = uvicorn.Server(config)
+        with contextlib.ExitStack() as signals:
+            signals.enter_context(pytest.MonkeyPatch.context()).setattr(
+                server, "capture_signals", contextlib.nullcontext
+            )
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            ticking = asyncio.create_task(tick(home))
+            try:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            finally:
+                ticking.cancel()
+                home.coordinator.stopping.set()
+                server.should_exit = server.force_exit = True
+                await serving
