@@ -155,7 +155,6 @@ class Transparency:
 
 
 def _receipt(who: str, paid: store.Paid, tree: TreeHead, proof: list[bytes]) -> Receipt:
-    assert paid.entry.contribution_id is not None  # what is paid is a contribution
     return Receipt(
         volunteer=who,
         run=paid.run,

@@ -17,12 +17,15 @@ from coordinator.database.ledger import gifts
 from coordinator.inference.builtin import BuiltinEngine, Power
 from coordinator.inference.engine import Generation, ModelVersion
 from coordinator.inference.messages import ModelFiles
+from coordinator.runs.definition import of_file
+from coordinator.runs.version_files import read_weights
 from shared.clock import SystemClock
 from tests.benchmarks.wire import Connection
 from tests.support.local_coordinator import Worker, local_coordinator
 from tests.support.server_process import Process
 
 API = "/api/v1"
+FIRSTS, FIRST_TOKENS = 15, 64
 PAUSE_S = 0.02  # between two heartbeats with a claim
 RUN = """
 name = "bench"
@@ -75,11 +78,11 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     worker: str  # its token
 
 
-async def prepare(path: Path) -> Prepared:
+async def prepare(path: Path, run: str = RUN) -> Prepared:
     """Make it."""
     async with local_coordinator(path) as home:
         inside = home.coordinator
-        await home.start_run(RUN)
+        await home.start_run(run)
         ann = await home.join("Ann")
         who = ann.volunteer_id
         await inside.db.write(lambda c: gifts.grant(c, who, "bench", 10**12, "", 1.0))
@@ -156,6 +159,7 @@ async def measure(folder: Path, repeats: int, seconds: float) -> dict[str, Any]:
             await _http(server, made)  # which loads the version
             await _direct(engine)
             turns = [(await _direct(engine), await _http(server, made)) for _ in range(repeats)]
+            firsts = await _firsts(server, made)
             beside = [await _beside(server, made, seconds) for _ in range(repeats)]
     finally:
         await engine.close()
@@ -167,6 +171,9 @@ async def measure(folder: Path, repeats: int, seconds: float) -> dict[str, Any]:
         "http_tokens_per_s": round(of(rates[1]), 1),
         "http_beside_engine": round(of(h / d for d, h in zip(*rates, strict=True)), 2),
         "server_cpu_beside_engine_cpu": round(of(each[1] for _, each in turns), 3),
+        "prefill_ms": round(1e3 * of(bare for bare, _ in firsts), 1),
+        "first_token_http_ms": round(1e3 * of(served for _, served in firsts), 1),
+        "first_token_over_prefill_ms": round(1e3 * of(s - bare for bare, s in firsts), 1),
         "heartbeat_p95_quiet_ms": round(of(each[0][0] for each in beside), 2),
         "heartbeat_p95_ms": round(of(each[1][0] for each in beside), 2),
         "heartbeat_ratio": round(of(each[1][0] / each[0][0] for each in beside), 2),
@@ -199,6 +206,31 @@ async def _http(server: Process, made: Prepared) -> tuple[float, float]:
     assert {tokens for _, tokens in found} == {TOKENS}
     after = _cpu(server)
     return took, (after[0] - before[0]) / max(1e-9, after[1] - before[1])
+
+
+async def _firsts(server: Process, made: Prepared) -> list[tuple[float, float]]:
+    """Return the seconds of a bare prefill of 64 tokens, and until the first token of the same
+    prompt over HTTP at idle, in turns.
+    """
+    about = of_file(made.files.file)
+    weights = read_weights(Path(made.files.weights), about)
+    tokenizer = Path(made.files.tokenizer or "").read_bytes()
+    found = about.workload.decoder(about.file.model, weights, tokenizer, 1, "cpu")
+    assert found is not None
+    prompt = PROMPTS[0]
+    while len(found.encode(prompt)) < FIRST_TOKENS:
+        prompt += PROMPTS[0]
+    tokens = found.encode(prompt)[:FIRST_TOKENS]
+    text = found.decode(tokens)
+    turns = []
+    for _ in range(FIRSTS):
+        began = time.perf_counter()
+        found.prefill(0, tokens, 0)
+        bare = time.perf_counter() - began
+        began = time.perf_counter()
+        first, _ = await streamed(server.port, made.key, text, 1)
+        turns.append((bare, first - began))
+    return turns
 
 
 def _cpu(server: Process) -> tuple[float, float]:

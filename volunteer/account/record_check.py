@@ -14,6 +14,7 @@ import msgspec
 from shared.decoding import decode
 from shared.errors import BadRequest, BadSignature, InvalidFrame, NotFound
 from shared.protocol.transparency import (
+    PAID,
     RECEIPTS_MAX,
     HeadPayload,
     Receipt,
@@ -51,6 +52,8 @@ def check_receipt(signed: SignedReceipt, public_key: str, volunteer: str) -> Che
         problem = "it is of another account"
     elif entry.contribution_id != receipt.contribution:
         problem = "its entry is of another contribution"
+    elif entry.kind not in PAID or (receipt.contribution is None) != (entry.kind == "answer"):
+        problem = "its entry is of another kind"
     elif credited(entry, volunteer) != receipt.credits_micro:
         problem = "its entry is of other credits"
     elif not includes(receipt):

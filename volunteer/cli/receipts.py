@@ -23,7 +23,7 @@ app = App(name="receipts", help="Signed receipts of your payments: list and veri
 Profile = Annotated[str, Parameter(help="Profile on this host.")]
 Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 
-KINDS = {"earn": "earned", "vest": "earned", "escrow": "in escrow"}
+KINDS = {"earn": "earned", "vest": "earned", "escrow": "in escrow", "answer": "earned"}
 NONE = (
     "there are no receipts yet: a volunteer at work fetches them a moment after each payment, and "
     "`volunteer receipts verify` does too"
@@ -48,11 +48,8 @@ def listing(*, json: Json = False, profile: Profile = "") -> int:
             print(f"wrong: {row['problem']}")
             continue
         at = datetime.fromtimestamp(row["at"], UTC).strftime("%Y-%m-%d %H:%M")
-        version = f"version {row['version']}" if row["version"] is not None else "no version"
-        print(
-            f"{at}  {credit(row['credits_micro'])} {row['kind']}  contribution "
-            f"{row['contribution']} of {row['run']}, {version}, entry {row['leaf']}"
-        )
+        paid = credit(row["credits_micro"], 2 if row["contribution"] is not None else 6)
+        print(f"{at}  {paid} {row['kind']}  {_work(row)}, entry {row['leaf']}")
     if not rows:
         print(hinted(NONE, profile))
     return 0
@@ -188,9 +185,20 @@ def _row(checked: Checked) -> dict[str, Any]:
     }
 
 
+def _work(row: dict[str, Any]) -> str:
+    """Return what a receipt is for."""
+    if row["contribution"] is None:
+        return f"an answer of {row['run']}"
+    version = f"version {row['version']}" if row["version"] is not None else "no version"
+    return f"contribution {row['contribution']} of {row['run']}, {version}"
+
+
 def _named(checked: Checked) -> str:
     receipt = checked.receipt
-    name = f"the receipt of contribution {receipt.contribution}" if receipt else "a receipt"
+    name = "a receipt"
+    if receipt is not None:
+        answer, work = f"an answer of {receipt.run}", f"contribution {receipt.contribution}"
+        name = f"the receipt of {answer if receipt.contribution is None else work}"
     return f"{name}: {checked.problem}"
 
 

@@ -149,8 +149,8 @@ def paid(conn: Connection, volunteer_id: str, after: int, limit: int) -> list[Pa
     query = (
         select(events, runs.c.name.label("run"), contributions.c.version, merkle_leaves.c.place)
         .join(merkle_leaves, (merkle_leaves.c.row_id == events.c.id))
-        .join(contributions, contributions.c.id == events.c.contribution_id)
-        .join(runs, runs.c.id == contributions.c.run_id)
+        .join(contributions, contributions.c.id == events.c.contribution_id, isouter=True)
+        .join(runs, runs.c.id == func.coalesce(contributions.c.run_id, events.c.run_id))
         .where(merkle_leaves.c.log == "events", events.c.kind.in_(PAID))
         .where(events.c.id.in_(numbers))
         .order_by(events.c.id)

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from shared.workloads.generation.prompt_text import PromptText
 from shared.workloads.gpt.config import GptConfig
-from shared.workloads.gpt.model import Block, build
+from shared.workloads.gpt.model import Block, Gpt, build
 
 
 class GptDecoder(PromptText):
@@ -34,6 +34,8 @@ class GptDecoder(PromptText):
         self.context = config.block_size
         self._device = device
         self._model = build(config, weights, device).train(False)
+        if device == "cpu":
+            _lay_out(self._model)
         shape = (
             *(config.n_layer, 2, slots),
             *(config.key_heads, config.block_size, config.head_width),
@@ -103,3 +105,16 @@ class GptDecoder(PromptText):
     def _logits(self, x: Tensor) -> NDArray[np.float32]:
         found: NDArray[np.float32] = self._model.logits(self._model.ln_f(x)).float().cpu().numpy()
         return found
+
+
+def _lay_out(model: Gpt) -> None:
+    """Store weights that make more numbers than they read column by column.
+
+    Of one or two rows such a product takes a third to three quarters of the time (MKL, one thread);
+    of sixteen the same.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            rows, columns = module.weight.shape
+            if rows > columns:
+                module.weight.data = module.weight.data.t().contiguous().t()

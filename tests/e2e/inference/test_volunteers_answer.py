@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
+from coordinator.accounts.authentication import Principal
 from coordinator.database import volunteers as store
 from coordinator.database.ledger import payments
 from coordinator.inference import answerers
 from coordinator.inference.builtin import BuiltinEngine, Power
 from coordinator.inference.volunteer_engine import VolunteerEngine
 from shared.clock import SystemClock
+from shared.protocol.transparency import Receipt
 from tests.support.answering import Answering, answering
 from tests.support.local_coordinator import RUN
 from tests.support.local_volunteer import LocalMachine, Process
+from volunteer.account.record_check import check_receipt
 
 TIERS = """
 [[serve.tiers]]
@@ -77,6 +80,21 @@ async def earned(made: Answering, name: str) -> int:
     return int(found.earned_micro)
 
 
+async def answers_paid(made: Answering, name: str) -> list[Receipt]:
+    """Return the receipts of answers, each of them verified as the volunteer does."""
+    who, record = await id_of(made, name), made.coordinator.transparency
+    await record.seal()
+    signed = await record.receipts(
+        Principal(volunteer_id=who, worker_id="", nickname=name, trust=1.0)
+    )
+    key = (await made.coordinator.server.info()).public_key
+    found = [check_receipt(each, key, who) for each in signed]
+    assert [each.problem for each in found] == [""] * len(found)
+    assert all(check_receipt(each, key, "another").problem for each in signed)
+    receipts = [each.receipt for each in found if each.receipt is not None]
+    return [each for each in receipts if each.entry.kind == "answer"]
+
+
 async def checked(made: Answering) -> None:
     """Wait until every answer has been compared."""
     engine = made.coordinator.answers._engine
@@ -107,6 +125,9 @@ async def test_a_volunteer_answers_as_the_organiser_would_and_is_paid(
             assert await earned(made, "Cid") - before == int(price * 0.75)
             await checked(made)
             assert await standing(made, "Cid") == "vetted"
+            (paid,) = await answers_paid(made, "Cid")
+            assert (paid.run, paid.contribution) == ("tiny", None)
+            assert paid.credits_micro == int(price * 0.75)
         await made.sound()
 
 
