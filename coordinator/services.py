@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -21,8 +22,9 @@ from coordinator.accounts.accounts import Volunteers
 from coordinator.accounts.api_keys import ApiKeys
 from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.ledger import Ledger
-from coordinator.accounts.server_identity import ServerIdentity
+from coordinator.accounts.server_identity import ServerIdentity, software
 from coordinator.accounts.transparency import Transparency
+from coordinator.certificates import CERT_FILE, ends_at
 from coordinator.checking.case import Draws
 from coordinator.checking.forward_check import ForwardChecks
 from coordinator.checking.recompute import Recomputes
@@ -42,6 +44,7 @@ from coordinator.merging.evaluation import Evaluation
 from coordinator.merging.healing import Healing
 from coordinator.merging.merger import Merger
 from coordinator.rate_limit import Rates
+from coordinator.rules.overview import ReplicaFigures
 from coordinator.runs.auto_publish import AutoPublish, Sender
 from coordinator.runs.datasets import Datasets
 from coordinator.runs.export import Export
@@ -64,6 +67,7 @@ from coordinator.traffic import Traffic
 from coordinator.ttl_cache import REST, Fresh
 from coordinator.upkeep.alerts import Alerts
 from coordinator.upkeep.checks import Checks
+from coordinator.upkeep.overview import Beats, Overviews
 from coordinator.upkeep.upkeep import Upkeep
 from shared.clock import Clock, SystemClock
 from shared.errors import Configuration
@@ -119,6 +123,7 @@ class Coordinator:
     replay: Replay
     upkeep: Upkeep
     checks: Checks
+    overviews: Overviews
     boxes: TransferBoxes
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -150,9 +155,9 @@ class Coordinator:
     @classmethod
     async def _wire(cls, settings: Settings, clock: Clock, db: Database, separate: bool) -> Self:
         blobs = open_blobs(settings.blobs_url, settings.directory / "cache")
-        key = SigningKey.load_or_create(settings.signing_key_file)
-        signals = Signals(clock)
+        key, signals = SigningKey.load_or_create(settings.signing_key_file), Signals(clock)
         await signals.connect(db)
+        on = (db, clock, signals, blobs)
         threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="work")
         space = Space(settings.directory, settings.space_floor_bytes, clock)
         renewals = Renewals(db, clock)
@@ -161,12 +166,11 @@ class Coordinator:
         computing, sending, *looking = _computing(settings.eval_threads or _half(), separate)
         runs = Runs(db, clock, signals, blobs, key, computing)
         runs.configure(open=settings.open)
-        examiners = _examiners((db, clock, signals, blobs), tuple(looking), settings, key)
-        intake = Intake(db, clock, signals, blobs, threads, examiners)
+        examiners = _examiners(on, tuple(looking), settings, key)
+        intake = Intake(*on, threads, examiners)
         server = ServerIdentity(settings, clock, db, key, runs.queries.listing)
         await server.load()
-        evaluation = Evaluation(db, clock, signals, blobs, computing)
-        merger = Merger(db, clock, signals, blobs, runs, evaluation)
+        merger = Merger(*on, runs, evaluation := Evaluation(*on, computing))
         merger.configure(threads=settings.merge_threads or _half(), lease_s=settings.merge_lease_s)
         return cls(
             settings=settings,
@@ -206,6 +210,7 @@ class Coordinator:
             replay=Replay(db, clock, signals, blobs, threads),
             upkeep=Upkeep(db, clock, signals, blobs, intake, uploads),
             checks=Checks(db, blobs, Ledger(db), key),
+            overviews=Overviews(db, clock, settings.name),
             boxes=TransferBoxes(blobs.scratch() / "depot", clock, space),
         )
 
@@ -239,7 +244,47 @@ class Coordinator:
             "record": self.transparency.run,
             "space": self.space.run,
             "boxes": self.boxes.run,
+            "beats": Beats(self.db, self.clock, self.settings.directory, self._figures()).run,
         }
+
+    def _figures(self) -> Callable[[], ReplicaFigures]:
+        """Return what measures this process, as other processes are told of it."""
+        import psutil
+
+        process = psutil.Process()
+        settings, server, traffic = self.settings, self.server, self.traffic
+        meter = self.answers.meter
+        cert = Path(settings.tls_cert) if settings.tls_cert else settings.directory / CERT_FILE
+        ends = ends_at(cert) if server.address.tls_pin and cert.exists() else None
+
+        def measure() -> ReplicaFigures:
+            disk, used = shutil.disk_usage(settings.directory), process.cpu_times()
+            requests = dict(traffic.requests)  # it grows meanwhile
+            first = meter.first_token
+            return ReplicaFigures(
+                name=settings.name,
+                url=server.address.url,
+                software=software(),
+                read_only=self.space.read_only,
+                disk_free=disk.free,
+                disk_total=disk.total,
+                disk_floor=self.space.floor_bytes,
+                cpu_s=used.user + used.system,
+                memory=process.memory_info().rss,
+                bytes_in=traffic.bytes_in,
+                bytes_out=traffic.bytes_out,
+                requests=sum(requests.values()),
+                errors=sum(n for (_, _, status), n in requests.items() if status >= 500),
+                claims_waiting=self.claims.waiting,
+                answers=settings.inference,
+                answers_waiting=meter.waiting,
+                answer_tokens=sum(meter.tokens.values()),
+                first_token_s=first.total_s / first.count if first.count else None,
+                answering_machines=self.answerers.waiting,
+                certificate_ends_at=ends,
+            )
+
+        return measure
 
     async def _keep_running(self, name: str, job: BackgroundJob) -> None:
         """Run a job until the server stops; one that fails is logged and begun again."""
@@ -301,7 +346,7 @@ def _gauges(db: Database, clock: Clock) -> Fresh[list[Gauge]]:
 
 
 def _half() -> int:
-    """Half the cores, at least one."""
+    """Half the cores, at least one: a merge also writes, hashes and syncs in threads of its own."""
     return max(1, (os.cpu_count() or 1) // 2)
 
 

@@ -28,8 +28,9 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(enco
 HOUSE = {
     "shared": "protocol tensors workloads.gpt workloads.dcgan workloads.gomoku"
     " workloads.causal_lm workloads.data workloads.training",
-    "coordinator": "cli demo http.routes pages admin services intake upkeep selfplay merging"
-    " scheduling accounts runs database.engine database.tables database.ledger database.migrations rules"
+    "coordinator": "cli demo top http.routes pages admin services intake upkeep selfplay merging"
+    " scheduling accounts runs database.engine database.tables database.ledger database.migrations"
+    " database.monitoring rules"
     " aggregation plan storage simulate",
     "volunteer": "cli engine agent headless service tui.screens tui.widgets tui.onboarding tui.play"
     " tui.terminal account training machine net control settings storage stats",
@@ -37,8 +38,8 @@ HOUSE = {
 
 # package -> the only places that may import it
 GATES = {
-    "textual": ("volunteer.tui",),
-    "rich": ("volunteer.tui",),
+    "textual": ("volunteer.tui", "coordinator.top"),
+    "rich": ("volunteer.tui", "coordinator.top"),
     "sqlalchemy": ("coordinator.database",),
     "alembic": ("coordinator.database",),
     "starlette": ("coordinator.http", "coordinator.v1", "coordinator.pages"),

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
+from coordinator.accounts.suspension import REASON_CHARS_MAX
+from coordinator.rules.reports import line
+
 if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
@@ -29,6 +32,18 @@ class Named(Ask, frozen=True, kw_only=True):
     """A request about one thing, by its name."""
 
     name: str
+
+
+class Reasoned(Ask, frozen=True, kw_only=True):
+    """A request about one thing, with a reason for the audit log."""
+
+    name: str
+    reason: str = ""
+
+
+def reason(text: str) -> str:
+    """Return a reason as the audit log keeps it: one printable line."""
+    return line(text, REASON_CHARS_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

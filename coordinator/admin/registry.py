@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.admin import datasets, people, record, runs, tasks
 from coordinator.admin.command import Ask, Command, Nothing
+from coordinator.rules.overview import Overview
 from coordinator.upkeep.alerts import Delivered, Standing
 from coordinator.upkeep.backup import Saved
 from coordinator.upkeep.backup import backup as make_backup
@@ -24,6 +25,10 @@ class Backup(Ask, frozen=True, kw_only=True):
 
 async def check(coordinator: Coordinator, ask: Nothing) -> CheckReport:
     return await coordinator.checks.run()
+
+
+async def top(coordinator: Coordinator, ask: Nothing) -> Overview:
+    return await coordinator.overviews.get()
 
 
 async def backup(coordinator: Coordinator, ask: Backup) -> Saved:
@@ -48,6 +53,7 @@ UPKEEP = (
         run=alerts_list,
         needs="database",
     ),
+    Command(name="top", request=Nothing, reply=Overview, run=top, needs="database"),
     Command(name="check", request=Nothing, reply=CheckReport, run=check),
     Command(name="backup", request=Backup, reply=Saved, run=backup, remote=False),
 )

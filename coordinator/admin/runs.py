@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.admin.command import Ask, Command, Named, Nothing
+from coordinator.admin.command import Ask, Command, Named, Nothing, Reasoned, reason
 from coordinator.database import runs
 from coordinator.database.hub.publications import PublicationRow
 from coordinator.database.standings import CostOfChecks, cost
@@ -37,6 +37,7 @@ class CreateRun(Ask, frozen=True, kw_only=True):
 class Rollback(Ask, frozen=True, kw_only=True):
     name: str
     to: int
+    reason: str = ""
 
 
 class ExportRun(Ask, frozen=True, kw_only=True):
@@ -146,20 +147,21 @@ def _rule(plan: Plan) -> str:
     return f"{plan.aggregate} from {few} contributions on, mean of fewer"
 
 
-async def pause(coordinator: Coordinator, ask: Named) -> RunInfo:
-    return await coordinator.runs.pause(ask.name)
+async def pause(coordinator: Coordinator, ask: Reasoned) -> RunInfo:
+    return await coordinator.runs.pause(ask.name, reason(ask.reason))
 
 
-async def resume(coordinator: Coordinator, ask: Named) -> RunInfo:
-    return await coordinator.runs.resume(ask.name)
+async def resume(coordinator: Coordinator, ask: Reasoned) -> RunInfo:
+    return await coordinator.runs.resume(ask.name, reason(ask.reason))
 
 
-async def stop(coordinator: Coordinator, ask: Named) -> RunInfo:
-    return await coordinator.runs.stop(ask.name)
+async def stop(coordinator: Coordinator, ask: Reasoned) -> RunInfo:
+    why = reason(ask.reason)
+    return await coordinator.runs.stop(ask.name, *([why] if why else []))
 
 
 async def rollback(coordinator: Coordinator, ask: Rollback) -> RunInfo:
-    return await coordinator.runs.rollback(ask.name, ask.to)
+    return await coordinator.runs.rollback(ask.name, ask.to, reason(ask.reason))
 
 
 async def report(coordinator: Coordinator, ask: Named) -> tuple[Person, ...]:
@@ -202,9 +204,9 @@ COMMANDS = (
         name="run.list", request=Nothing, reply=tuple[RunInfo, ...], run=listing, needs="database"
     ),
     Command(name="run.show", request=Named, reply=RunShown, run=show, needs="database"),
-    Command(name="run.pause", request=Named, reply=RunInfo, run=pause, needs="database"),
-    Command(name="run.resume", request=Named, reply=RunInfo, run=resume, needs="database"),
-    Command(name="run.stop", request=Named, reply=RunInfo, run=stop, needs="database"),
+    Command(name="run.pause", request=Reasoned, reply=RunInfo, run=pause, needs="database"),
+    Command(name="run.resume", request=Reasoned, reply=RunInfo, run=resume, needs="database"),
+    Command(name="run.stop", request=Reasoned, reply=RunInfo, run=stop, needs="database"),
     Command(name="run.rollback", request=Rollback, reply=RunInfo, run=rollback),
     Command(
         name="run.report", request=Named, reply=tuple[Person, ...], run=report, needs="database"

@@ -1,12 +1,15 @@
-"""Commands about tasks that failed too often."""
+"""Commands about tasks: the history of one, and those that failed too often."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import Meta
 
-from coordinator.admin.command import Ask, Command
+from coordinator.admin.command import Ask, Command, reason
+from coordinator.database.monitoring import task_history
+from coordinator.database.monitoring.task_history import TaskShown
 from coordinator.database.tasks import FailedTask
 from shared.errors import BadRequest, NotFound
 
@@ -20,12 +23,17 @@ class ListTasks(Ask, frozen=True, kw_only=True):
     run: str = ""
 
 
+class ShowTask(Ask, frozen=True, kw_only=True):
+    id: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+
+
 class Requeue(Ask, frozen=True, kw_only=True):
     """The tasks with these numbers, or every failed one (of a run)."""
 
     ids: tuple[int, ...] = ()
     run: str = ""
     every: bool = False
+    reason: str = ""
 
 
 class Requeued(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,10 +46,14 @@ async def failed(coordinator: Coordinator, ask: ListTasks) -> tuple[FailedTask, 
     return tuple(await coordinator.queue.failed(ask.run or None))
 
 
+async def show(coordinator: Coordinator, ask: ShowTask) -> TaskShown:
+    return await coordinator.db.read(lambda conn: task_history.show(conn, ask.id))
+
+
 async def requeue(coordinator: Coordinator, ask: Requeue) -> Requeued:
     if bool(ask.ids) == ask.every:
         raise BadRequest("give the numbers of the tasks, or --all")
-    ids = await coordinator.queue.requeue(ask.run or None, ask.ids or None)
+    ids = await coordinator.queue.requeue(ask.run or None, ask.ids or None, reason(ask.reason))
     if missing := sorted(set(ask.ids) - set(ids)):
         numbers = ", ".join(map(str, missing[:20]))
         again = f"{len(ids)} queued again; " if ids else ""
@@ -60,5 +72,6 @@ COMMANDS = (
         run=failed,
         needs="database",
     ),
+    Command(name="task.show", request=ShowTask, reply=TaskShown, run=show, needs="database"),
     Command(name="task.requeue", request=Requeue, reply=Requeued, run=requeue, needs="database"),
 )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, Parameter(help="As JSON, for machines.", negative="")]
 Run = Annotated[str, Parameter(help="Name of the run.")]
+Reason = Annotated[str, Parameter(help="Why, for the audit log.")]
 REPORT = ("nickname", "label", "state", "first_seen", "last_seen", "accepted", "merged", "rejected")
 TOTALS = ("device_seconds", "credits_earned", "credits_pending")
 
@@ -117,21 +118,21 @@ def start(name: Run, *, where: Where = HERE, json: Json = False) -> None:
 
 
 @app.command
-def pause(name: Run, *, where: Where = HERE, json: Json = False) -> None:
+def pause(name: Run, *, reason: Reason = "", where: Where = HERE, json: Json = False) -> None:
     """Hand out no more tasks; those in progress are finished and merged."""
-    _moved(call(where, "run.pause", name=name), json)
+    _moved(call(where, "run.pause", name=name, reason=reason), json)
 
 
 @app.command
-def resume(name: Run, *, where: Where = HERE, json: Json = False) -> None:
+def resume(name: Run, *, reason: Reason = "", where: Where = HERE, json: Json = False) -> None:
     """Hand out tasks again."""
-    _moved(call(where, "run.resume", name=name), json)
+    _moved(call(where, "run.resume", name=name, reason=reason), json)
 
 
 @app.command
-def stop(name: Run, *, where: Where = HERE, json: Json = False) -> None:
+def stop(name: Run, *, reason: Reason = "", where: Where = HERE, json: Json = False) -> None:
     """End the run for good; accepted work is paid."""
-    _moved(call(where, "run.stop", name=name), json)
+    _moved(call(where, "run.stop", name=name, reason=reason), json)
 
 
 @app.command
@@ -139,11 +140,12 @@ def rollback(
     name: Run,
     *,
     to: Annotated[int, Parameter(help="The version to go back to.")],
+    reason: Reason = "",
     where: Where = HERE,
     json: Json = False,
 ) -> None:
     """Make an old version the newest one again. History and credits stay."""
-    _moved(call(where, "run.rollback", name=name, to=to), json)
+    _moved(call(where, "run.rollback", name=name, to=to, reason=reason), json)
 
 
 def _moved(run: RunInfo, json: bool) -> None:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from coordinator.cli.listing import as_json, table
-from coordinator.cli.runs import Json
+from coordinator.cli.listing import as_json, facts, table, when
+from coordinator.cli.runs import Json, Reason
 from coordinator.cli.target import HERE, Where, call
 
 app = App(name="task", help="Tasks: list the failed ones, queue them again.")
@@ -42,15 +42,54 @@ def listing(
 
 
 @app.command
+def show(
+    number: Annotated[int, Parameter(help="Number of the task.")],
+    *,
+    where: Where = HERE,
+    json: Json = False,
+) -> None:
+    """One task with its history: who had it, what failed, what was handed in and decided."""
+    found = call(where, "task.show", id=number)
+    if json:
+        as_json(found)
+        return
+    facts(
+        [
+            ("task", found.id),
+            ("run", found.run),
+            ("kind", found.kind),
+            ("state", found.state),
+            ("samples", f"{found.start}-{found.stop} of pass {found.pass_no}"),
+            ("steps", found.steps),
+            ("attempt", found.attempt),
+            ("failures", f"{found.failures}, and {found.timeouts} timeouts"),
+            ("with", " on ".join(text for text in (found.volunteer, found.worker) if text)),
+            ("base version", found.base_version),
+        ]
+    )
+    print()
+    columns = {
+        "at": lambda e: when(e.at),
+        "what": lambda e: e.what,
+        "attempt": lambda e: e.attempt,
+        "volunteer": lambda e: e.volunteer,
+        "machine": lambda e: e.worker,
+        "detail": lambda e: e.text[:100],
+    }
+    table(found.events, columns, "Nothing happened to it yet.")
+
+
+@app.command
 def requeue(
     *ids: Annotated[int, Parameter(help="Numbers of tasks.")],
     every: Annotated[bool, Parameter(name="--all", help="Every failed task.", negative="")] = False,
     run: OfRun = "",
+    reason: Reason = "",
     where: Where = HERE,
     json: Json = False,
 ) -> None:
     """Queue failed tasks again and reset their failures."""
-    done = call(where, "task.requeue", ids=ids, run=run, every=every)
+    done = call(where, "task.requeue", ids=ids, run=run, every=every, reason=reason)
     if json:
         as_json(done)
     else:

@@ -1,4 +1,4 @@
-"""check, backup, restore, alerts: is everything right, who is told, and can it be had back."""
+"""top, check, backup, restore, alerts: is everything right, who is told, can it be had back."""
 
 from __future__ import annotations
 
@@ -41,6 +41,24 @@ def try_alerts(*, where: Where = HERE, json: Json = False) -> int:
         for each in found:
             print(f"{each.way}: {each.problem or 'sent'}")
     return 1 if any(each.problem for each in found) else 0
+
+
+def top(
+    *,
+    once: Annotated[bool, Parameter(help="Print one picture as text.", negative="")] = False,
+    where: Where = HERE,
+    json: Json = False,
+) -> int:
+    """Show queue, workers, merges and health; exit code 1 where the verdict is bad."""
+    from coordinator.top.plain import lines
+
+    seen = call(where, "top")
+    if json:
+        as_json(seen)
+    else:
+        for line in lines(seen):
+            print(line)
+    return 1 if seen.verdict.level == "bad" else 0
 
 
 def check(*, where: Where = HERE, json: Json = False) -> int:
@@ -104,6 +122,6 @@ def restore(
 
 
 def add_to(parent: App) -> None:
-    for command in (check, backup, restore):
+    for command in (top, check, backup, restore):
         parent.command(command)
     parent.command(alerts)

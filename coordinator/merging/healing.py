@@ -131,7 +131,7 @@ class Healing:
             if definition(run).file.trust.auto_rollback:
                 share = f"{proposed.share:.0%} of version {proposed.version}"
                 why = f"{share} came from suspended accounts"
-                await self._runs.rollback(run.name, proposed.to, why)
+                await self._runs.rollback(run.name, proposed.to, why, "coordinator")
                 log.warning("rolled back", run=run.name, to=proposed.to, reason=why)
                 healed += 1
             elif self._logged.get(run.id) != proposed:

@@ -279,11 +279,11 @@ class Runs:
         around = Surroundings(dataset=dataset, tree=tree_head(conn, now))
         return sign_version(self._key, run, around, content, progress, now)
 
-    async def pause(self, name: str) -> RunInfo:
-        return await self._move(name, "paused", "run.pause")
+    async def pause(self, name: str, reason: str = "") -> RunInfo:
+        return await self._move(name, "paused", "run.pause", reason)
 
-    async def resume(self, name: str) -> RunInfo:
-        return await self._move(name, "running", "run.resume")
+    async def resume(self, name: str, reason: str = "") -> RunInfo:
+        return await self._move(name, "running", "run.resume", reason)
 
     async def stop(self, name: str, reason: str = "stopped by the organiser") -> RunInfo:
         """End the run: what is in hand is cancelled, what was accepted is paid."""
@@ -307,11 +307,12 @@ class Runs:
         self._wake(row.id)
         return await self.queries.describe(row)
 
-    async def rollback(self, name: str, to: int, why: str = "") -> RunInfo:
+    async def rollback(
+        self, name: str, to: int, why: str = "", actor: str = "organiser"
+    ) -> RunInfo:
         """Head + 1 with the content of version `to`; leases on what it reverts are cancelled,
-        credits stay. `why` is the coordinator's own reason, where the organiser has not asked.
+        credits stay.
         """
-        actor = "coordinator" if why else "organiser"
         detail = f"to version {to}: {why}" if why else f"to version {to}"
 
         def revert(conn: Connection) -> RunRow:

@@ -161,6 +161,7 @@ class Claims:
         self.durations = Durations()  # of a transaction, for all who asked together
         self.leases: Counter[str] = Counter()  # given, by run
         self.joined_max = JOINED_MAX
+        self.waiting = 0  # claims that are not answered yet
 
     async def claim(self, principal: Principal, request: ClaimRequest) -> ClaimReply:
         """A lease as soon as there is one for this worker, or after `wait_s` why there is none.
@@ -173,13 +174,17 @@ class Claims:
         waiter = _waiter(principal, request)
         until = self._clock.monotonic() + max(0.0, min(request.wait_s, LONG_POLL_S_MAX))
         watch = self._signals.watch("queue", "volunteers")
-        while True:
-            answer = await self._ask(waiter)
-            if isinstance(answer, Lease):
-                return ClaimReply(lease=answer)
-            left_s = until - self._clock.monotonic()
-            if left_s <= 0 or not await watch.wait(left_s):
-                return ClaimReply(idle=_idle(answer))
+        self.waiting += 1
+        try:
+            while True:
+                answer = await self._ask(waiter)
+                if isinstance(answer, Lease):
+                    return ClaimReply(lease=answer)
+                left_s = until - self._clock.monotonic()
+                if left_s <= 0 or not await watch.wait(left_s):
+                    return ClaimReply(idle=_idle(answer))
+        finally:
+            self.waiting -= 1
 
     async def _ask(self, waiter: Waiter) -> Lease | Refusal:
         ask = _Ask(waiter, asyncio.get_running_loop().create_future())

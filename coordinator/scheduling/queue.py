@@ -281,7 +281,9 @@ class Queue:
 
         return await self._db.read(read)
 
-    async def requeue(self, run: str | None = None, ids: Sequence[int] | None = None) -> list[int]:
+    async def requeue(
+        self, run: str | None = None, ids: Sequence[int] | None = None, reason: str = ""
+    ) -> list[int]:
         """Put discarded tasks back: the given ones, or all of a run. Return their ids.
 
         Raises NotFound.
@@ -291,7 +293,8 @@ class Queue:
             of = runs.by_name(conn, run).id if run is not None else None
             found = tasks.requeue(conn, ids, of)
             if found:
-                detail = {"count": len(found), "tasks": found[:AUDITED_MAX]}
+                detail: dict[str, object] = {"count": len(found), "tasks": found[:AUDITED_MAX]}
+                detail |= {"reason": reason} if reason else {}
                 audit.append(
                     conn, "organiser", "task.requeue", run or "", detail, self._clock.now()
                 )

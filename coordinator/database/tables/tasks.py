@@ -66,6 +66,8 @@ Index(
     tasks.c.run_id,
     tasks.c.state,
     tasks.c.steps,
+    tasks.c.kind,
+    tasks.c.worker_id,
     sqlite_where=tasks.c.state.in_(("todo", "doing")),
     postgresql_where=tasks.c.state.in_(("todo", "doing")),
 )

@@ -1,0 +1,338 @@
+"""The census: all workers and volunteers, and what the newest contributions were.
+
+It grows with the workers there are, and with nothing that was done: of contributions, failures and
+checks it reads the newest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import CTE, Connection, Select, case, func, select, text
+
+from coordinator.database import key_values
+from coordinator.database.tables.accounts import volunteers, workers
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.games import harvests
+from coordinator.database.tables.runs import runs
+from coordinator.database.tables.tasks import failures, tasks
+from coordinator.database.tables.trust import checks, recomputes
+from coordinator.database.volunteers import OFFLINE_S, worker_state
+from coordinator.rules.overview import (
+    Census,
+    CheckCounts,
+    DatabaseFigures,
+    FailedLine,
+    Flow,
+    Refusal,
+    Window,
+    WorkerLine,
+)
+
+WINDOW_S = 3600.0
+WINDOW_MAX = 2000  # newest contributions that are looked at
+FAILURES_MAX = 1000  # newest
+CHECKS_MAX = 500
+MACHINES_MAX = 100  # shown: those with failures first, then the ones heard of last
+FAILED_MAX = 50
+REASONS_MAX = 12
+SPAN_MIN_S = 60.0  # a rate is of this much time at least
+TEXT_MAX = 200
+GOOD = ("accepted", "merged", "superseded")
+UNDECIDED = ("received", "checking")
+
+_C, _W, _V, _T = contributions.c, workers.c, volunteers.c, tasks.c
+
+
+def census(conn: Connection, now: float) -> Census:
+    """Count everything."""
+    newest = _newest(now)
+    window = _window(conn, newest, now)
+    span = max(SPAN_MIN_S, now - window.since)
+    pushed, pulled = _flows(conn, newest, 3600 / span)
+    return Census(
+        at=now,
+        workers=_worker_states(conn, now),
+        machines=_machines(conn, newest, now),
+        volunteers=_standings(conn),
+        window=window,
+        pushed=pushed,
+        pulled=pulled,
+        staleness=_staleness(conn, newest),
+        refusals=_refusals(conn, newest),
+        forward=_forward(conn),
+        recompute=_recompute(conn),
+        database=DatabaseFigures(kind=conn.dialect.name, bytes=_bytes(conn)),
+        backup_at=last_backup(conn),
+    )
+
+
+# --- the window ---
+
+
+def _newest(now: float) -> CTE:
+    """The newest contributions of the last hour, so many at most."""
+    some = (
+        select(
+            _C.id, _C.run_id, _C.kind, _C.state, _C.reason, _C.samples, _C.size, _C.worker_id,
+            _C.base_version, _C.version, _C.received_at,
+        )
+        .order_by(_C.id.desc())
+        .limit(WINDOW_MAX)
+        .subquery()
+    )  # fmt: skip
+    return select(some).where(some.c.received_at >= now - WINDOW_S).cte("newest")
+
+
+def _window(conn: Connection, newest: CTE, now: float) -> Window:
+    n = newest.c
+    query = select(
+        func.count(),
+        func.coalesce(func.min(n.received_at), now),
+        func.sum(case((n.state.in_(GOOD), 1), else_=0)),
+        func.sum(case((n.state == "rejected", 1), else_=0)),
+        func.sum(case((n.state.in_(UNDECIDED), 1), else_=0)),
+        func.coalesce(func.sum(n.size), 0),
+    )
+    count, since, good, refused, undecided, size = conn.execute(query).one()
+    return Window(
+        since=float(since),
+        contributions=int(count),
+        good=int(good or 0),
+        refused=int(refused or 0),
+        undecided=int(undecided or 0),
+        bytes_an_hour=float(size) * 3600 / max(SPAN_MIN_S, now - float(since)),
+    )
+
+
+def _flows(
+    conn: Connection, newest: CTE, an_hour: float
+) -> tuple[dict[int, Flow], dict[int, Flow]]:
+    """Return what volunteers pushed and what versions pulled, by run: of self-play positions, as
+    they were found in the games.
+    """
+    n, h = newest.c, harvests.c
+    query = (
+        select(n.run_id, n.kind, n.state, func.count(), func.sum(n.samples))
+        .add_columns(func.sum(h.games), func.sum(h.positions))
+        .join(harvests, h.contribution_id == n.id, isouter=True)
+        .where(n.state != "rejected")
+        .group_by(n.run_id, n.kind, n.state)
+    )
+    rows = [tuple(row) for row in conn.execute(query)]
+    plays = {row[0] for row in rows if row[1] == "games"}
+    pushed: dict[int, Flow] = {}
+    pulled: dict[int, Flow] = {}
+    for run, kind, state, count, samples, games, positions in rows:
+        if kind == "games":
+            _add(pushed, run, an_hour, count, positions or 0, games or 0)
+        elif kind != "evaluation":
+            if run not in plays:  # else the samples are those of the games
+                _add(pushed, run, an_hour, count, samples, 0)
+            if state == "merged":
+                _add(pulled, run, an_hour, count, samples, 0)
+    return pushed, pulled
+
+
+def _add(flows: dict[int, Flow], run: int, an_hour: float, *more: float) -> None:
+    was = flows.get(run, Flow())
+    count, samples, games = more
+    flows[run] = Flow(
+        contributions=was.contributions + count * an_hour,
+        samples=was.samples + float(samples) * an_hour,
+        games=was.games + float(games) * an_hour,
+    )
+
+
+def _staleness(conn: Connection, newest: CTE) -> dict[str, tuple[float, int]]:
+    """Return mean and largest staleness of what each version merged, by its run and number."""
+    n = newest.c
+    gap = n.version - 1 - n.base_version
+    query = (
+        select(runs.c.name, n.version, func.avg(gap), func.max(gap))
+        .join(runs, runs.c.id == n.run_id)
+        .where(n.state == "merged")
+        .group_by(runs.c.name, n.version)
+    )
+    return {
+        f"{name} {version}": (float(mean), int(most))
+        for name, version, mean, most in conn.execute(query)
+    }
+
+
+def _refusals(conn: Connection, newest: CTE) -> tuple[Refusal, ...]:
+    n = newest.c
+    query = (
+        select(n.reason, func.count().label("n"), func.max(n.id).label("last"))
+        .where(n.state == "rejected")
+        .group_by(n.reason)
+        .order_by(func.count().desc(), n.reason)
+        .limit(REASONS_MAX)
+    )
+    counted = list(conn.execute(query))
+    last = select(_C.id, _C.message, _C.received_at)
+    rows = conn.execute(last.where(_C.id.in_([row.last for row in counted])))
+    said = {row.id: row for row in rows}
+    return tuple(
+        Refusal(
+            reason=row.reason or "other",
+            count=int(row.n),
+            newest=said[row.last].message[:TEXT_MAX],
+            at=said[row.last].received_at,
+        )
+        for row in counted
+        if row.last in said
+    )
+
+
+# --- workers and volunteers ---
+
+
+def _worker_states(conn: Connection, now: float) -> dict[str, int]:
+    silent = _W.last_seen_at < now - OFFLINE_S
+    state = case((_W.state == "left", "left"), (silent, "offline"), else_=_W.state).label("is")
+    query = select(state, func.count()).where(_W.revoked_at.is_(None)).group_by(state)
+    return {name: int(count) for name, count in conn.execute(query)}
+
+
+def _standings(conn: Connection) -> dict[str, int]:
+    standing = case((_V.state == "active", _V.standing), else_=_V.state).label("is")
+    query = select(standing, func.count()).group_by(standing)
+    return {name: int(count) for name, count in conn.execute(query)}
+
+
+def _machines(conn: Connection, newest: CTE, now: float) -> tuple[WorkerLine, ...]:
+    """Return workers: those with failures in the window first, then the ones heard of last."""
+    failed = _failures(conn, now)
+    n = newest.c
+    query = select(n.worker_id, n.state, func.count()).group_by(n.worker_id, n.state)
+    work: Counter[tuple[str, bool]] = Counter()
+    for worker, state, count in conn.execute(query):
+        if state not in UNDECIDED:
+            work[worker, state == "rejected"] += int(count)
+    bad = failed + Counter({who: count for (who, refused), count in work.items() if refused})
+    shown = [who for who, _ in bad.most_common(MACHINES_MAX // 2)]
+    last = select(_W.id).where(_W.revoked_at.is_(None), _W.state != "left")
+    recent = last.order_by(_W.last_seen_at.desc(), _W.id).limit(MACHINES_MAX - len(shown))
+    shown += [who for who in conn.execute(recent).scalars() if who not in shown]
+    rows = {row["id"]: row for row in conn.execute(_described(shown)).mappings()}
+    holding = _holding(conn, shown)
+    return tuple(
+        WorkerLine(
+            id=who,
+            volunteer=rows[who]["nickname"],
+            hostname=rows[who]["hostname"][:64],
+            state=worker_state(rows[who]["state"], rows[who]["last_seen_at"], now),
+            last_seen=rows[who]["last_seen_at"],
+            step_flops=rows[who]["step_flops"],
+            task=holding.get(who, (None, ""))[0],
+            run=holding.get(who, (None, ""))[1],
+            good=work[who, False],
+            refused=work[who, True],
+            failures=failed[who],
+        )
+        for who in shown
+        if who in rows
+    )
+
+
+def _described(shown: Sequence[str]) -> Select[Any]:
+    query = select(_W.id, _W.hostname, _W.state, _W.last_seen_at, _W.step_flops, _V.nickname)
+    return query.join(volunteers, _V.id == _W.volunteer_id).where(_W.id.in_(shown))
+
+
+def _holding(conn: Connection, shown: Sequence[str]) -> dict[str, tuple[int, str]]:
+    """Return the first task that each worker holds, with its run."""
+    query = select(_T.worker_id, _T.id, runs.c.name).join(runs, runs.c.id == _T.run_id)
+    query = query.where(_T.worker_id.in_(shown), _T.state == "doing").order_by(_T.id.desc())
+    return {worker: (task, run) for worker, task, run in conn.execute(query)}
+
+
+def _failures(conn: Connection, now: float) -> Counter[str]:
+    """Return how many of the newest failures of the last hour are of each worker."""
+    f = failures.c
+    some = select(f.worker_id, f.kind, f.at).order_by(f.id.desc()).limit(FAILURES_MAX).subquery()
+    query = select(some.c.worker_id, func.count()).where(
+        some.c.kind != "forgiven", some.c.at >= now - WINDOW_S
+    )
+    found = conn.execute(query.group_by(some.c.worker_id))
+    return Counter({worker: int(count) for worker, count in found})
+
+
+# --- checks ---
+
+
+def _forward(conn: Connection) -> CheckCounts:
+    k = checks.c
+    query = select(k.result, k.at).order_by(k.id.desc()).limit(CHECKS_MAX)
+    return _counted((row.result, row.at) for row in conn.execute(query))
+
+
+def _recompute(conn: Connection) -> CheckCounts:
+    k = recomputes.c
+    query = select(k.result, k.ended_at).order_by(k.contribution_id.desc()).limit(CHECKS_MAX)
+    return _counted((row.result, row.ended_at) for row in conn.execute(query))
+
+
+def _counted(rows: Iterable[tuple[str, float | None]]) -> CheckCounts:
+    """Count results; "" is none yet."""
+    counts: Counter[str] = Counter()
+    failed_at = None
+    for result, at in rows:
+        counts[result or "open"] += 1
+        if result == "failed" and failed_at is None:
+            failed_at = at
+    return CheckCounts(
+        passed=counts["passed"],
+        failed=counts["failed"],
+        unclear=counts["unclear"],
+        unproven=counts["unproven"],
+        open=counts["open"],
+        newest_failed_at=failed_at,
+    )
+
+
+# --- failed tasks, the database, the backup ---
+
+
+def failed_tasks(conn: Connection) -> tuple[FailedLine, ...]:
+    """Return discarded tasks of runs that are open, the newest first."""
+    f = failures.c
+    of = select(runs.c.id).where(runs.c.state.in_(("running", "paused")))
+    some = select(_T.id).where(_T.state == "discarded", _T.run_id.in_(of)).limit(FAILURES_MAX)
+    last = select(f.message).where(f.task_id == _T.id).order_by(f.id.desc()).limit(1)
+    query = (
+        select(_T.id, runs.c.name, _T.kind, _T.failures, _T.timeouts)
+        .add_columns(func.coalesce(last.scalar_subquery(), "").label("message"))
+        .join(runs, runs.c.id == _T.run_id)
+        .where(_T.id.in_(some))
+        .order_by(_T.id.desc())
+        .limit(FAILED_MAX)
+    )
+    return tuple(
+        FailedLine(
+            id=row.id,
+            run=row.name,
+            kind=row.kind,
+            failures=row.failures,
+            timeouts=row.timeouts,
+            message=row.message[:TEXT_MAX],
+        )
+        for row in conn.execute(query)
+    )
+
+
+def _bytes(conn: Connection) -> int:
+    """Return the size of the database, without what only its log holds."""
+    if conn.dialect.name == "sqlite":
+        pages, size = conn.exec_driver_sql("PRAGMA page_count"), "PRAGMA page_size"
+        return int(pages.scalar_one()) * int(conn.exec_driver_sql(size).scalar_one())
+    return int(conn.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
+
+
+def last_backup(conn: Connection) -> float | None:
+    """Return when the last backup was made; None where none was."""
+    stored = key_values.get(conn, key_values.BACKUP)
+    return float(stored) if stored else None

@@ -1,0 +1,205 @@
+"""Overview of what is under way in a coordinator: runs, open tasks, queues, merges.
+
+Reads rows of what is open, and the newest of what grows, so that it costs the same after 50,000
+versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    String,
+    bindparam,
+    case,
+    func,
+    literal,
+    literal_column,
+    select,
+    union_all,
+)
+
+from coordinator.database.contributions import UPDATES
+from coordinator.database.engine.statements import its
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.games import harvests
+from coordinator.database.tables.inference import usage
+from coordinator.database.tables.merges import merge_parts, merges
+from coordinator.database.tables.runs import runs
+from coordinator.database.tables.tasks import tasks
+from coordinator.database.tables.trust import recomputes
+from coordinator.database.tables.versions import evaluations, versions
+from coordinator.rules.overview import Flow, MergeLine, RunLine, TaskCount
+from shared.decoding import decode
+
+RUNS_MAX = 100  # shown, the open ones first
+MERGES_MAX = 20
+PACE_VERSIONS = 20  # newest versions that versions an hour are counted over
+COUNTED_MAX = 10_000  # of one queue: more is shown as this
+
+_OPEN = ("running", "paused")
+
+
+class OpenRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run with its number, which joins it with the census."""
+
+    id: int
+    line: RunLine
+
+
+# --- runs ---
+
+_R, _V, _E, _T, _C = runs.c, versions.c, evaluations.c, tasks.c, contributions.c
+_OLD = versions.alias("old")
+_FIRST = case((_R.head > PACE_VERSIONS, _R.head - PACE_VERSIONS), else_=0)
+_LOSS = (
+    select(_E.loss)
+    .where(_E.run_id == _R.id, _E.state == "done", _E.loss.is_not(None))
+    .order_by(_E.version.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+_RUNS = (
+    select(_R.id, _R.name, _R.state, _R.workload, _R.head, _R.started_at, _LOSS.label("loss"))
+    .add_columns(_V.created_at.label("head_at"))
+    .add_columns(_OLD.c.version.label("first"), _OLD.c.created_at.label("first_at"))
+    .join(versions, (_V.run_id == _R.id) & (_V.version == _R.head), isouter=True)
+    .join(_OLD, (_OLD.c.run_id == _R.id) & (_OLD.c.version == _FIRST), isouter=True)
+    .order_by(case({"running": 0, "paused": 1, "draft": 2}, value=_R.state, else_=3), _R.id.desc())
+    .limit(RUNS_MAX)
+)
+_OPEN_TASKS = (
+    select(_T.run_id, _T.kind, _T.state, func.count(), func.count(_T.worker_id.distinct()))
+    .where(_T.state.in_((literal_column("'todo'"), literal_column("'doing'"))))  # as in its index
+    .group_by(_T.run_id, _T.kind, _T.state)
+)
+_WAITING = (
+    select(_C.kind)
+    .where(_C.state == "accepted", its(_C.run_id))
+    .order_by(_C.id.desc())
+    .limit(COUNTED_MAX // 10)
+    .subquery()
+)
+_UNMERGED = select(func.count()).select_from(_WAITING).where(_WAITING.c.kind.in_(UPDATES))
+_OPEN_RUNS = select(_R.id).where(_R.state.in_(_OPEN))
+_DISCARDED = (
+    select(_T.run_id)
+    .where(_T.state == "discarded", _T.run_id.in_(_OPEN_RUNS))
+    .limit(COUNTED_MAX)
+    .subquery()
+)
+_FAILED = select(_DISCARDED.c.run_id, func.count()).group_by(_DISCARDED.c.run_id)
+
+
+def listing(conn: Connection, now: float) -> tuple[list[OpenRun], tuple[TaskCount, ...]]:
+    """Return the runs, open ones first, and the open tasks by kind and state."""
+    opened = [tuple(row) for row in conn.execute(_OPEN_TASKS)]
+    failed = {run: int(count) for run, count in conn.execute(_FAILED)}
+    found = []
+    for row in map(dict, conn.execute(_RUNS).mappings()):
+        mine = [each for each in opened if each[0] == row["id"]]
+        line = RunLine(
+            name=row["name"],
+            state=row["state"],
+            workload=row["workload"],
+            version=row["head"],
+            versions_an_hour=_pace(row, now),
+            loss=row["loss"],
+            started_at=row["started_at"],
+            head_at=row["head_at"],
+            workers=max((int(each[4]) for each in mine if each[2] == "doing"), default=0),
+            todo=sum(int(each[3]) for each in mine if each[2] == "todo"),
+            doing=sum(int(each[3]) for each in mine if each[2] == "doing"),
+            failed=failed.get(row["id"], 0),
+            accepted=_unmerged(conn, row["id"]) if row["state"] in _OPEN else 0,
+            pushed=Flow(),
+            pulled=Flow(),
+        )
+        found.append(OpenRun(id=row["id"], line=line))
+    counted: dict[tuple[str, str], int] = {}
+    for _, kind, state, count, _ in opened:
+        counted[kind, state] = counted.get((kind, state), 0) + int(count)
+    counts = tuple(TaskCount(kind=k, state=s, count=n) for (k, s), n in sorted(counted.items()))
+    return found, counts
+
+
+def _unmerged(conn: Connection, run_id: int) -> int:
+    return int(conn.execute(_UNMERGED, {"its_run_id": run_id}).scalar_one())
+
+
+def _pace(row: Mapping[str, Any], now: float) -> float:
+    """Versions an hour, of the newest: it falls while nothing is merged."""
+    if row["state"] != "running" or row["first_at"] is None or row["head"] <= row["first"]:
+        return 0.0
+    return float(3600 * (row["head"] - row["first"]) / max(1.0, now - row["first_at"]))
+
+
+def runs_total(conn: Connection) -> int:
+    """Return how many runs there are in all."""
+    return int(conn.execute(select(func.count()).select_from(runs)).scalar_one())
+
+
+# --- queues ---
+
+
+def _length(name: str, table: FromClause, *which: ColumnElement[bool]) -> Any:
+    some = select(literal(1)).select_from(table).where(*which).limit(COUNTED_MAX).subquery()
+    return select(literal(name, String).label("name"), func.count().label("n")).select_from(some)
+
+
+_QUEUES = union_all(
+    _length("tasks", tasks, _T.state == "todo"),
+    _length("overdue", tasks, _T.state == "doing", _T.renew_by < bindparam("now")),
+    _length("verdicts", contributions, _C.state.in_(("received", "checking"))),
+    _length("games", harvests, harvests.c.chunk.is_(None), harvests.c.run_id.in_(_OPEN_RUNS)),
+    _length("evaluations", evaluations, _E.state.in_(("waiting", "running"))),
+    _length("recomputes", recomputes, recomputes.c.state.in_(("asked", "revealed"))),
+    _length("merge parts", merge_parts, merge_parts.c.state.in_(("todo", "leased"))),
+    _length("answers", usage, usage.c.state == "open"),
+)
+
+
+def queues(conn: Connection, now: float) -> dict[str, int]:
+    """Return the lengths of the queues, by name."""
+    found = conn.execute(_QUEUES, {"now": now})
+    return {row.name: int(row.n) for row in found}
+
+
+# --- merges ---
+
+_M = merges.c
+_MERGES = (
+    select(_R.name, _M.base, _M.state, _M.contributions, _M.message, _M.created_at, _M.ended_at)
+    .join(runs, _R.id == _M.run_id)
+    .where(_M.shard == 0)
+    .order_by(_M.id.desc())
+    .limit(MERGES_MAX)
+)
+
+
+def newest_merges(
+    conn: Connection, staleness: Mapping[str, Sequence[float]], now: float
+) -> tuple[MergeLine, ...]:
+    """Return the newest merges, with the staleness of what they merged where it is known."""
+    found = []
+    for row in conn.execute(_MERGES):
+        mean, most = staleness.get(f"{row.name} {row.base + 1}", (None, None))
+        found.append(
+            MergeLine(
+                run=row.name,
+                version=row.base + 1,
+                state=row.state,
+                at=row.ended_at or row.created_at,
+                seconds=(row.ended_at or now) - row.created_at,
+                contributions=len(decode(row.contributions, list[int])),
+                staleness=mean,
+                staleness_max=None if most is None else int(most),
+                message=row.message[:200],
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,52 @@
+"""Serving processes: each writes a beat with its figures, and goes when it stops."""
+
+from __future__ import annotations
+
+import msgspec
+from sqlalchemy import Connection, delete, select, update
+
+from coordinator.database.engine.statements import its
+from coordinator.database.ledger.postings import insert_new
+from coordinator.database.tables.replicas import replicas
+from coordinator.rules.overview import ReplicaFigures, ReplicaLine
+from shared.decoding import decode
+
+FORGOTTEN_S = 86_400.0  # silent for so long: it will not be missed
+LISTING_MAX = 50
+
+_R = replicas.c
+_BEAT = update(replicas).where(its(_R.id))
+_ALL = select(_R.id, _R.started_at, _R.beat_at, _R.figures).order_by(_R.beat_at.desc())
+
+
+def begin(conn: Connection, replica_id: str, place: str, now: float) -> None:
+    """Note that a process serves; whoever served at its place before is gone."""
+    gone = (_R.place == place) | (_R.beat_at < now - FORGOTTEN_S)
+    conn.execute(delete(replicas).where(gone))
+    row = {"id": replica_id, "place": place, "started_at": now, "beat_at": now, "figures": "{}"}
+    conn.execute(insert_new(conn, replicas, "id").values(**row))
+
+
+def beat(conn: Connection, replica_id: str, figures: ReplicaFigures, now: float) -> bool:
+    """Write a beat. False where the row is gone: another process took its place, or forgot it."""
+    said = msgspec.json.encode(figures).decode()
+    given = {"its_id": replica_id, "beat_at": now, "figures": said}
+    return conn.execute(_BEAT, given).rowcount == 1
+
+
+def end(conn: Connection, replica_id: str) -> None:
+    """The process stops on purpose."""
+    conn.execute(delete(replicas).where(_R.id == replica_id))
+
+
+def listing(conn: Connection) -> tuple[ReplicaLine, ...]:
+    """Return the serving processes, the newest beat first."""
+    return tuple(
+        ReplicaLine(
+            id=row.id,
+            started_at=row.started_at,
+            beat_at=row.beat_at,
+            figures=decode(row.figures, ReplicaFigures),
+        )
+        for row in conn.execute(_ALL.limit(LISTING_MAX))
+    )

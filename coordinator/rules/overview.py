@@ -1,0 +1,224 @@
+"""Structs of the overview: one picture of a coordinator, as `coordinator top` shows it.
+
+Every list is bounded by what builds it, every text of others is cut there. Instants are UTC epoch
+seconds, rates are an hour.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Level = Literal["good", "watch", "bad"]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the parts of the overview."""
+
+
+class Trouble(Part, frozen=True, kw_only=True):
+    """Something the organiser should know, and what to do about it."""
+
+    level: Level
+    subject: str  # a run, or the part of the coordinator it is about
+    text: str
+    todo: str = ""
+
+
+class Flow(Part, frozen=True, kw_only=True):
+    """Work that went one way, an hour."""
+
+    contributions: float = 0.0
+    samples: float = 0.0
+    games: float = 0.0
+
+
+class RunLine(Part, frozen=True, kw_only=True):
+    """One run."""
+
+    name: str
+    state: str
+    workload: str
+    version: int  # -1 before start
+    versions_an_hour: float
+    loss: float | None
+    started_at: float | None
+    head_at: float | None  # of the newest version
+    workers: int  # that hold a task of it
+    todo: int = 0
+    doing: int = 0
+    failed: int = 0  # discarded tasks
+    accepted: int = 0  # updates that wait for the merge
+    pushed: Flow  # by volunteers, in the window
+    pulled: Flow  # into versions
+
+
+class TaskCount(Part, frozen=True, kw_only=True):
+    """Open tasks of one kind and state, over all runs."""
+
+    kind: str
+    state: str
+    count: int
+
+
+class FailedLine(Part, frozen=True, kw_only=True):
+    """A task that was discarded, with its last failure."""
+
+    id: int
+    run: str
+    kind: str
+    failures: int
+    timeouts: int
+    message: str
+
+
+class WorkerLine(Part, frozen=True, kw_only=True):
+    """One worker: what it does, how fast it is, what went wrong lately."""
+
+    id: str
+    volunteer: str
+    hostname: str
+    state: str
+    last_seen: float
+    step_flops: float
+    task: int | None = None
+    run: str = ""
+    good: int = 0  # contributions of the window that were found good
+    refused: int = 0
+    failures: int = 0  # and tasks that it gave back, or let time out
+
+
+class MergeLine(Part, frozen=True, kw_only=True):
+    """One merge, under way or ended."""
+
+    run: str
+    version: int
+    state: str
+    at: float
+    seconds: float  # so far, or in all
+    contributions: int
+    staleness: float | None = None  # mean of the contributions in the window
+    staleness_max: int | None = None
+    message: str = ""
+
+
+class Refusal(Part, frozen=True, kw_only=True):
+    """Contributions refused for one reason, in the window."""
+
+    reason: str
+    count: int
+    newest: str  # sentence of the newest one
+    at: float
+
+
+class Window(Part, frozen=True, kw_only=True):
+    """The newest contributions, which rates, refusals and staleness are of."""
+
+    since: float
+    contributions: int
+    good: int = 0
+    refused: int = 0
+    undecided: int = 0
+    bytes_an_hour: float = 0.0
+
+
+class CheckCounts(Part, frozen=True, kw_only=True):
+    """Newest checks of one kind, by result."""
+
+    passed: int = 0
+    failed: int = 0
+    unclear: int = 0
+    unproven: int = 0
+    open: int = 0
+    newest_failed_at: float | None = None
+
+
+class ReplicaFigures(Part, frozen=True, kw_only=True):
+    """Figures that a serving process alone knows of itself."""
+
+    name: str = ""
+    url: str = ""
+    software: str = ""
+    read_only: bool = False
+    disk_free: float = 0.0
+    disk_total: float = 0.0
+    disk_floor: float = 0.0
+    cpu_s: float = 0.0  # of the process, since it started
+    cpu_share: float = 0.0  # of a core, since the beat before, as the rates below
+    memory: float = 0.0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    requests: int = 0
+    errors: int = 0  # answered with 5xx
+    requests_a_second: float = 0.0
+    in_a_second: float = 0.0
+    out_a_second: float = 0.0
+    claims_waiting: int = 0
+    answers: str = "off"  # the setting `inference`
+    answers_waiting: int = 0
+    answer_tokens: int = 0
+    first_token_s: float | None = None  # mean
+    answering_machines: int = 0
+    certificate_ends_at: float | None = None
+
+
+class ReplicaLine(Part, frozen=True, kw_only=True):
+    """One serving process, as of its last beat."""
+
+    id: str
+    started_at: float
+    beat_at: float
+    figures: ReplicaFigures
+
+
+class DatabaseFigures(Part, frozen=True, kw_only=True):
+    """The database itself."""
+
+    kind: str
+    bytes: int
+    failed: str = ""  # why nothing can be written any more
+
+
+class Census(Part, frozen=True, kw_only=True):
+    """Counts over all workers and the newest contributions, some seconds old."""
+
+    at: float
+    workers: dict[str, int]  # by state
+    machines: tuple[WorkerLine, ...]
+    volunteers: dict[str, int]  # by standing; banned ones apart
+    window: Window
+    pushed: dict[int, Flow]  # by run
+    pulled: dict[int, Flow]
+    staleness: dict[str, tuple[float, int]]  # by "run version"
+    refusals: tuple[Refusal, ...]
+    forward: CheckCounts
+    recompute: CheckCounts
+    database: DatabaseFigures
+    backup_at: float | None
+
+
+class Overview(Part, frozen=True, kw_only=True):
+    """The whole picture at one instant."""
+
+    at: float
+    server: str
+    runs: tuple[RunLine, ...]
+    runs_total: int
+    tasks: tuple[TaskCount, ...]
+    failed: tuple[FailedLine, ...]
+    queues: dict[str, int]
+    merges: tuple[MergeLine, ...]
+    replicas: tuple[ReplicaLine, ...]
+    census_at: float
+    workers: dict[str, int]
+    machines: tuple[WorkerLine, ...]
+    volunteers: dict[str, int]
+    window: Window
+    refusals: tuple[Refusal, ...]
+    forward: CheckCounts
+    recompute: CheckCounts
+    database: DatabaseFigures
+    backup_at: float | None
+    verdict: Trouble = Trouble(level="good", subject="", text="")
+    troubles: tuple[Trouble, ...] = ()

@@ -1,0 +1,360 @@
+"""Tables of the monitor, made of the overview: the same on the screen and as text.
+
+What others wrote (names, reasons, messages) is made printable here, and is a cell, never markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from coordinator.rules.health import alive
+from coordinator.rules.overview import Level, MergeLine, Overview, ReplicaLine, RunLine, WorkerLine
+from shared.text import duration, printable, size
+
+DAY_S = 86_400.0
+MARKS: dict[Level, str] = {"good": "✓", "watch": "!", "bad": "✗"}
+WORDS: dict[Level, str] = {"good": "good", "watch": "look", "bad": "bad"}
+
+Kind = Literal["run", "volunteer", "task", ""]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column, and from which width of the screen on it is shown."""
+
+    name: str
+    of: Callable[[Any], str]
+    number: bool = False
+    from_width: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of a table, what `enter` opens, and how it stands out."""
+
+    cells: tuple[str, ...]
+    kind: Kind = ""
+    key: str = ""
+    level: Level = "good"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A titled table; `empty` is said where it has no rows."""
+
+    title: str
+    names: tuple[str, ...]
+    numbers: tuple[bool, ...]
+    rows: tuple[Row, ...]
+    empty: str
+
+
+def count(number: float) -> str:
+    """1,234, 56.7 k, 8.9 M: what fits into six cells."""
+    if number < 10_000:
+        return f"{number:,.0f}"
+    for unit in ("k", "M", "G"):
+        number /= 1000
+        if number < 999.5:
+            return f"{number:.3g} {unit}"
+    return f"{number / 1000:.3g} T"
+
+
+def age(at: float | None, now: float) -> str:
+    """12 s, 3:05 min, 2:10 h, 4 d; - for never."""
+    if at is None:
+        return "-"
+    passed = max(0.0, now - at)
+    return f"{passed / DAY_S:.0f} d" if passed >= 2 * DAY_S else duration(passed)
+
+
+def flops(speed: float) -> str:
+    """GFLOP/s of a machine's best device; - where it was not measured."""
+    return f"{speed / 1e9:,.3g}" if speed else "-"
+
+
+def loss(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _text(text: str, limit: int = 80) -> str:
+    return printable(text, limit)
+
+
+def _made(
+    title: str, columns: Sequence[Column], found: Sequence[tuple[Any, Row]], empty: str, width: int
+) -> Table:
+    shown = [column for column in columns if column.from_width <= width]
+    rows = tuple(
+        Row(tuple(column.of(item) for column in shown), row.kind, row.key, row.level)
+        for item, row in found
+    )
+    names = tuple(column.name for column in shown)
+    return Table(title, names, tuple(column.number for column in shown), rows, empty)
+
+
+def _row(kind: Kind = "", key: str = "", level: Level = "good") -> Row:
+    return Row((), kind, key, level)
+
+
+def runs(seen: Overview, width: int = 1000) -> Table:
+    """Every run, the open ones first."""
+
+    def of(get: Callable[[RunLine], str]) -> Callable[[RunLine], str]:
+        return get
+
+    now = seen.at
+    columns = [
+        Column("run", of(lambda r: _text(r.name, 32))),
+        Column("state", lambda r: r.state),
+        Column("version", lambda r: "-" if r.version < 0 else str(r.version), True),
+        Column("loss", lambda r: loss(r.loss), True),
+        Column("newest", lambda r: age(r.head_at, now), True),
+        Column("workers", lambda r: count(r.workers), True),
+        Column("todo", lambda r: count(r.todo), True, 72),
+        Column("doing", lambda r: count(r.doing), True, 72),
+        Column("merging", lambda r: count(r.accepted), True, 90),
+        Column("failed", lambda r: count(r.failed), True, 90),
+        Column("versions/h", lambda r: f"{r.versions_an_hour:.3g}", True, 110),
+        Column("pushed/h", lambda r: count(r.pushed.samples), True, 110),
+        Column("pulled/h", lambda r: count(r.pulled.samples), True, 110),
+        Column("games/h", lambda r: count(r.pushed.games) if r.pushed.games else "-", True, 130),
+    ]
+    told = {trouble.subject: trouble.level for trouble in reversed(seen.troubles)}
+    found = [(run, _row("run", run.name, told.get(run.name, "good"))) for run in seen.runs]
+    more = seen.runs_total - len(seen.runs)
+    title = "Runs" + (f" ({more:,} more)" if more else "")
+    return _made(title, columns, found, "No run yet: coordinator run create --example", width)
+
+
+def workers(seen: Overview, width: int = 1000) -> Table:
+    """Workers with failures first, then those heard of last."""
+    now = seen.at
+    columns = [
+        Column("volunteer", lambda w: _text(w.volunteer, 32)),
+        Column("machine", lambda w: _text(w.hostname, 20), False, 90),
+        Column("state", lambda w: w.state),
+        Column("seen", lambda w: age(w.last_seen, now), True),
+        Column("gflop/s", lambda w: flops(w.step_flops), True),
+        Column("good", lambda w: count(w.good), True, 72),
+        Column("refused", lambda w: count(w.refused), True),
+        Column("failed", lambda w: count(w.failures), True),
+        Column("task", lambda w: "-" if w.task is None else str(w.task), True, 90),
+        Column("run", lambda w: _text(w.run, 24) or "-", False, 72),
+    ]
+    found = [(one, _row("volunteer", one.volunteer, _standing(one))) for one in seen.machines]
+    total = sum(seen.workers.values())
+    title = "Workers" + (f" ({len(found)} of {total:,})" if total > len(found) else "")
+    return _made(title, columns, found, "No worker yet: coordinator invite create", width)
+
+
+def _standing(worker: WorkerLine) -> Level:
+    bad = worker.refused + worker.failures
+    if not bad:
+        return "good"
+    return "bad" if bad > worker.good else "watch"
+
+
+def merges(seen: Overview, width: int = 1000) -> Table:
+    """The newest merges of all runs."""
+    now = seen.at
+
+    def staleness(merge: MergeLine) -> str:
+        return "-" if merge.staleness is None else f"{merge.staleness:.2g}"
+
+    columns = [
+        Column("run", lambda m: _text(m.run, 32)),
+        Column("version", lambda m: str(m.version), True),
+        Column("state", lambda m: "merged" if m.state == "committed" else m.state),
+        Column("ago", lambda m: age(m.at, now), True),
+        Column("took", lambda m: f"{m.seconds:.1f} s", True),
+        Column("updates", lambda m: str(m.contributions), True),
+        Column("stale", staleness, True, 72),
+        Column(
+            "most",
+            lambda m: "-" if m.staleness_max is None else str(m.staleness_max),
+            True,
+            72,
+        ),
+        Column("message", lambda m: _text(m.message, 60), False, 100),
+    ]
+    levels: dict[str, Level] = {"failed": "bad", "abandoned": "watch"}
+    found = [(one, _row("run", one.run, levels.get(one.state, "good"))) for one in seen.merges]
+    return _made("Merges", columns, found, "Nothing was merged yet", width)
+
+
+def refusals(seen: Overview, width: int = 1000) -> Table:
+    """Refused contributions by reason."""
+    now = seen.at
+    columns = [
+        Column("reason", lambda r: _text(r.reason, 32)),
+        Column("count", lambda r: count(r.count), True),
+        Column("newest", lambda r: age(r.at, now), True),
+        Column("it said", lambda r: _text(r.newest, 100), False, 72),
+    ]
+    found = [(one, _row(level="watch")) for one in seen.refusals]
+    return _made("Refusals", columns, found, "None was refused", width)
+
+
+def task_counts(seen: Overview, width: int = 1000) -> Table:
+    """Open tasks by kind and state."""
+    kinds = sorted({each.kind for each in seen.tasks})
+    counted = {(each.kind, each.state): each.count for each in seen.tasks}
+    columns = [
+        Column("kind", lambda kind: kind),
+        Column("todo", lambda kind: count(counted.get((kind, "todo"), 0)), True),
+        Column("doing", lambda kind: count(counted.get((kind, "doing"), 0)), True),
+    ]
+    return _made("Open tasks", columns, [(kind, _row()) for kind in kinds], "No open task", width)
+
+
+def failed_tasks(seen: Overview, width: int = 1000) -> Table:
+    """Tasks that were discarded, the newest first."""
+    columns = [
+        Column("task", lambda t: str(t.id), True),
+        Column("run", lambda t: _text(t.run, 24)),
+        Column("kind", lambda t: t.kind, False, 72),
+        Column("failures", lambda t: str(t.failures), True),
+        Column("timeouts", lambda t: str(t.timeouts), True, 72),
+        Column("last", lambda t: _text(t.message, 100)),
+    ]
+    found = [(one, _row("task", str(one.id), "watch")) for one in seen.failed]
+    return _made("Failed tasks", columns, found, "No task has failed for good", width)
+
+
+def replicas(seen: Overview, width: int = 1000) -> Table:
+    """The serving processes."""
+    now = seen.at
+
+    def rate(bytes_a_second: float) -> str:
+        return f"{size(bytes_a_second)}/s"
+
+    columns = [
+        Column("server", lambda r: _text(r.figures.url or r.id[:8], 40)),
+        Column("heard", lambda r: age(r.beat_at, now), True),
+        Column("up", lambda r: age(r.started_at, now), True),
+        Column("cpu", lambda r: f"{r.figures.cpu_share:.0%}", True),
+        Column("memory", lambda r: size(r.figures.memory), True, 72),
+        Column("requests/s", lambda r: f"{r.figures.requests_a_second:.3g}", True),
+        Column("in", lambda r: rate(r.figures.in_a_second), True, 90),
+        Column("out", lambda r: rate(r.figures.out_a_second), True, 90),
+        Column("5xx", lambda r: count(r.figures.errors), True, 90),
+        Column("claims", lambda r: count(r.figures.claims_waiting), True, 90),
+        Column("version", lambda r: _text(r.figures.software, 16), False, 110),
+    ]
+    found = [(one, _row(level=_heard(one, now))) for one in seen.replicas]
+    return _made("Servers", columns, found, "No server is running", width)
+
+
+def _heard(replica: ReplicaLine, now: float) -> Level:
+    return "good" if alive(replica, now) else "bad"
+
+
+def troubles(seen: Overview, width: int = 1000) -> Table:
+    """All that the verdict was made of."""
+    columns = [
+        Column("", lambda t: f"{MARKS[t.level]} {WORDS[t.level]}"),
+        Column("about", lambda t: _text(t.subject, 24)),
+        Column("what is wrong", lambda t: _text(t.text, 160)),
+        Column("what to do", lambda t: _text(t.todo, 160), False, 100),
+    ]
+    found = [(one, _row(level=one.level)) for one in seen.troubles]
+    return _made("Health", columns, found, "Nothing is wrong", width)
+
+
+EVERY = (runs, workers, merges, refusals, task_counts, failed_tasks, replicas, troubles)
+
+
+def verdict_line(seen: Overview) -> str:
+    """The health verdict in one line, with what to do."""
+    verdict = seen.verdict
+    todo = f" - {verdict.todo}" if verdict.todo else ""
+    return f"{MARKS[verdict.level]} {_text(verdict.text + todo, 400)}"
+
+
+def facts(seen: Overview) -> Iterator[tuple[str, str]]:
+    """Name and value of what is one line."""
+    yield "workers", _counts(seen.workers, ("training", "online", "paused", "offline", "left"))
+    yield "volunteers", _counts(seen.volunteers, ("vetted", "probation", "suspended", "banned"))
+    yield "tasks", _tasks(seen)
+    yield "queues", _counts(seen.queues, tuple(seen.queues), zero=False) or "all empty"
+    yield "an hour", _flows(seen)
+    window = seen.window
+    yield (
+        "verdicts",
+        f"{count(window.good)} good, {count(window.refused)} refused, {count(window.undecided)} "
+        f"open of the {count(window.contributions)} of the last {age(window.since, seen.at)}",
+    )
+    yield "refusals", ", ".join(f"{count(r.count)} {_text(r.reason, 24)}" for r in seen.refusals)
+    for name, found in (("forward", seen.forward), ("recompute", seen.recompute)):
+        said = [
+            f"{getattr(found, each)} {each}"
+            for each in ("passed", "failed", "unclear", "unproven", "open")
+            if getattr(found, each)
+        ]
+        yield f"{name} checks", ", ".join(said)
+    yield from _machine(seen)
+
+
+def _counts(found: dict[str, int], order: Sequence[str], zero: bool = True) -> str:
+    named = [name for name in order if found.get(name) or (zero and name == order[0])]
+    named += [name for name in found if name not in order and found[name]]
+    return ", ".join(f"{count(found.get(name, 0))} {name}" for name in named)
+
+
+def _tasks(seen: Overview) -> str:
+    totals = dict.fromkeys(("todo", "doing"), 0)
+    for each in seen.tasks:
+        totals[each.state] = totals.get(each.state, 0) + each.count
+    failed = sum(run.failed for run in seen.runs)
+    return f"{count(totals['todo'])} todo, {count(totals['doing'])} doing, {count(failed)} failed"
+
+
+def _flows(seen: Overview) -> str:
+    pushed, pulled = [run.pushed for run in seen.runs], [run.pulled for run in seen.runs]
+    games = sum(flow.games for flow in pushed)
+    played = f", {count(games)} games" if games else ""
+    return (
+        f"pushed {count(sum(flow.samples for flow in pushed))} samples{played}, "
+        f"{size(seen.window.bytes_an_hour)}; pulled "
+        f"{count(sum(flow.samples for flow in pulled))} samples"
+    )
+
+
+def _machine(seen: Overview) -> Iterator[tuple[str, str]]:
+    """Facts of the machinery: disk, database, traffic, inference, backup, certificate."""
+    living = [each.figures for each in seen.replicas if alive(each, seen.at)]
+    if living:
+        first = living[0]
+        yield "disk", f"{size(first.disk_free)} free of {size(first.disk_total)}"
+    yield "database", f"{seen.database.kind}, {size(seen.database.bytes)}"
+    if living:
+        yield (
+            "traffic",
+            f"{sum(f.requests_a_second for f in living):.3g} requests/s, "
+            f"{size(sum(f.in_a_second for f in living))}/s in, "
+            f"{size(sum(f.out_a_second for f in living))}/s out; "
+            f"{count(sum(f.claims_waiting for f in living))} claims wait",
+        )
+        yield "inference", "; ".join(dict.fromkeys(_answers(each) for each in living))
+    never = seen.backup_at is None
+    yield "last backup", "never" if never else f"{age(seen.backup_at, seen.at)} ago"
+    ends = [f.certificate_ends_at for f in living if f.certificate_ends_at is not None]
+    if ends:
+        yield "certificate", f"ends in {(min(ends) - seen.at) / DAY_S:,.0f} days"
+
+
+def _answers(figures: Any) -> str:
+    if figures.answers == "off":
+        return "off"
+    first = figures.first_token_s
+    first_token = "" if first is None else f", first token after {first:.2f} s"
+    machines = figures.answering_machines
+    others = f", {machines} machines of volunteers" if machines else ""
+    engine = "builtin" if figures.answers == "builtin" else "upstream"
+    return (
+        f"{engine}, {figures.answers_waiting} under way, "
+        f"{count(figures.answer_tokens)} tokens{first_token}{others}"
+    )

@@ -1,0 +1,151 @@
+"""The overview for the organiser, read seldom enough that watching costs next to nothing; and the
+beats of this process, by which others know of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from coordinator.database.monitoring import census, overview, replicas
+from coordinator.rules import health
+from coordinator.rules.overview import Census, Flow, Overview, ReplicaFigures, RunLine
+from coordinator.ttl_cache import Fresh
+from shared.clock import Clock
+from shared.errors import VolunteerError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from coordinator.database.engine.open import Database
+    from coordinator.database.monitoring.overview import OpenRun
+
+OVERVIEW_S = 0.9  # a screen asks once a second, and gets another picture each time
+CENSUS_S = 5.0
+REST = 50.0  # each is read again after so many times as long as it took: at most 2 % of a core
+
+log = structlog.get_logger("overview")
+
+
+class Overviews:
+    """Reads the overview; all who ask within a moment share one."""
+
+    def __init__(self, db: Database, clock: Clock, server: str) -> None:
+        self._db = db
+        self._clock = clock
+        self._server = server
+        self._census = Fresh(self._count, CENSUS_S, clock, rest=REST)
+        self._overview = Fresh(self._look, OVERVIEW_S, clock, rest=REST)
+
+    async def get(self) -> Overview:
+        """Return the newest picture, at most a moment old."""
+        return await self._overview.get()
+
+    def drop(self) -> None:
+        """Something was changed on purpose: the next picture shows it."""
+        self._overview.drop()
+
+    async def _count(self) -> Census:
+        now = self._clock.now()
+        return await self._db.read(lambda conn: census.census(conn, now))
+
+    async def _look(self) -> Overview:
+        counted, now = await self._census.get(), self._clock.now()
+        seen = await self._db.read(partial(self._read, counted=counted, now=now))
+        verdict, troubles = health.judge(seen)
+        return msgspec.structs.replace(seen, verdict=verdict, troubles=troubles)
+
+    def _read(self, conn: Connection, counted: Census, now: float) -> Overview:
+        found, tasks = overview.listing(conn, now)
+        return Overview(
+            at=now,
+            server=self._server,
+            runs=tuple(_with_flows(each, counted) for each in found),
+            runs_total=overview.runs_total(conn),
+            tasks=tasks,
+            failed=census.failed_tasks(conn) if any(each.line.failed for each in found) else (),
+            queues=overview.queues(conn, now),
+            merges=overview.newest_merges(conn, counted.staleness, now),
+            replicas=replicas.listing(conn),
+            census_at=counted.at,
+            workers=counted.workers,
+            machines=counted.machines,
+            volunteers=counted.volunteers,
+            window=counted.window,
+            refusals=counted.refusals,
+            forward=counted.forward,
+            recompute=counted.recompute,
+            database=msgspec.structs.replace(counted.database, failed=self._db.failed),
+            backup_at=counted.backup_at,
+        )
+
+
+def _with_flows(run: OpenRun, counted: Census) -> RunLine:
+    return msgspec.structs.replace(
+        run.line,
+        pushed=counted.pushed.get(run.id, Flow()),
+        pulled=counted.pulled.get(run.id, Flow()),
+    )
+
+
+class Beats:
+    """Notes that this process serves, with its figures, until it stops."""
+
+    def __init__(
+        self, db: Database, clock: Clock, directory: Path, figures: Callable[[], ReplicaFigures]
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._id = secrets.token_hex(8)
+        self._place = f"{socket.gethostname()}:{directory}"[:255]
+        self._figures = figures
+        self._before = ReplicaFigures()
+        self._before_at = clock.monotonic()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Beat until `stop`; what fails is tried again with the next."""
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            while not stop.is_set():
+                await self._try(await asyncio.to_thread(self._measure))
+                tick = asyncio.ensure_future(self._clock.sleep(health.BEAT_S))
+                await asyncio.wait((stopping, tick), return_when=asyncio.FIRST_COMPLETED)
+                tick.cancel()
+        finally:
+            stopping.cancel()
+        await self._try(None)
+
+    async def _try(self, figures: ReplicaFigures | None) -> None:
+        try:
+            await self._db.write(partial(self._write, figures=figures))
+        except VolunteerError as error:
+            log.warning("beat not written", error=error.message)
+
+    def _write(self, conn: Connection, figures: ReplicaFigures | None) -> None:
+        now = self._clock.now()
+        if figures is None:
+            replicas.end(conn, self._id)
+        elif not replicas.beat(conn, self._id, figures, now):
+            replicas.begin(conn, self._id, self._place, now)
+            replicas.beat(conn, self._id, figures, now)
+
+    def _measure(self) -> ReplicaFigures:
+        """Return the figures of this process, with rates since the measure before."""
+        found, at = self._figures(), self._clock.monotonic()
+        before, passed = self._before, max(0.001, at - self._before_at)
+        self._before, self._before_at = found, at
+        return msgspec.structs.replace(
+            found,
+            requests_a_second=(found.requests - before.requests) / passed,
+            in_a_second=(found.bytes_in - before.bytes_in) / passed,
+            out_a_second=(found.bytes_out - before.bytes_out) / passed,
+            cpu_share=max(0.0, found.cpu_s - before.cpu_s) / passed if before.cpu_s else 0.0,
+        )
