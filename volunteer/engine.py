@@ -35,6 +35,7 @@ from volunteer.control.status import VERDICTS_MAX, Status
 from volunteer.machine.devices import default_threads
 from volunteer.net.api import Api
 from volunteer.net.client import post_json
+from volunteer.net.sample_pictures import sample_picture
 from volunteer.net.tls import Address
 from volunteer.net.transfers import Transfers
 from volunteer.net.weights import Weights
@@ -334,6 +335,9 @@ class Engine:
                 )
             case commands.Query(args=args):
                 return await agent.remote.api.page(commands.query_of(command), **args)
+            case commands.GetPicture(run=run, version=version):
+                remote = agent.remote
+                return await sample_picture(remote.api, remote.transfers, run, version)
             case commands.MakeLink():
                 return await agent.remote.api.link()
             case _:

@@ -17,12 +17,13 @@ from volunteer.cli.exit_codes import hinted
 from volunteer.cli.receipts import app as receipts
 
 if TYPE_CHECKING:
-    from shared.protocol.accounts import Me, RunInfo
-    from shared.protocol.versions import VersionInfo
+    from shared.protocol.accounts import Me
     from volunteer.net.api import Api
     from volunteer.service.units import Service
+    from volunteer.stats.card_data import Part
 
 EXIT_FAILURE = 1
+CACHE_BYTES = 1 << 30  # at least what a running volunteer keeps: a card deletes nothing of it
 MACHINE_UNIT = Path("/etc/systemd/system/volunteer.service")
 
 Profile = Annotated[str, Parameter(help="Profile on this host.")]
@@ -87,20 +88,24 @@ def card(
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.cli.start import ask_coordinator
     from volunteer.files import write_whole
+    from volunteer.net.sample_pictures import Asking
+    from volunteer.net.transfers import Transfers
     from volunteer.settings.settings import directories
     from volunteer.stats.card import card as draw
     from volunteer.stats.card import card_facts
-    from volunteer.stats.card_data import deeds
+    from volunteer.stats.card_data import part
+    from volunteer.storage.blob_cache import Cache
 
     places = directories(profile=profile)
 
-    async def ask(api: Api) -> tuple[Me, RunInfo, tuple[VersionInfo, ...]]:
-        return await api.me(), *await deeds(api, run)
+    async def ask(api: Api) -> tuple[Me, Part]:
+        transfers = Transfers(api, Cache(places.cache, CACHE_BYTES))
+        return await api.me(), await part(Asking(api, transfers), run)
 
-    me, info, versions = asyncio.run(ask_coordinator(places, ask))
+    me, found = asyncio.run(ask_coordinator(places, ask))
     who = ProfileDirectory(places.profile).current()
     assert who is not None  # ask_coordinator has used it
-    svg = draw(card_facts(me, info, versions, server=who.server))
+    svg = draw(card_facts(me, found, server=who.server, coordinator=who.url))
     try:
         write_whole(to, svg.encode())
     except OSError as error:

@@ -176,6 +176,13 @@ class Query(Ask[tuple[Any, str]]):
     args: dict[str, str | int] = {}
 
 
+class GetPicture(Ask[bytes]):
+    """The PNG that a version drew."""
+
+    run: str
+    version: int
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Words of an answer since it was last read."""
 
@@ -286,6 +293,7 @@ AnyCommand = (
     | GetSettings
     | SetSettings
     | Query
+    | GetPicture
     | MakeLink
     | GetModel
     | AskModel
@@ -310,6 +318,7 @@ REPLIES: dict[type[Command], Any] = {
     StartPractice: str,
     GetPublicRuns: tuple[PublicRun, ...],
     MakeLink: LinkCode,
+    GetPicture: bytes,
     GetModel: ModelCard,
     AskModel: int,
     ReadAnswer: Answer,

@@ -168,6 +168,10 @@ class Control:
         """Return one page of a listing and the cursor of the next one; "" where there is none."""
         return await self._ask(commands.Query(endpoint=endpoint.path, args=args))
 
+    async def picture(self, run: str, version: int) -> bytes:
+        """Return the PNG that a version drew. Raises NotFound for one without a picture."""
+        return await self._ask(commands.GetPicture(run=run, version=version))
+
     async def link(self) -> LinkCode:
         """Return a ten-minute code for another machine of the same account."""
         return await self._ask(commands.MakeLink())

@@ -1,21 +1,23 @@
-"""A picture to show friends: what somebody's machines gave to a model, before and after, and how to
-join. Pure.
+"""A picture to show friends: what somebody's machines gave to a model, before and after, and where
+the run is followed. Pure.
 
-The SVG holds no script, no link that loads anything and no font of its own; all text of others is
-escaped and cut.
+The SVG holds no script, nothing that is loaded from elsewhere and no font of its own; all text of
+others is escaped and cut.
 """
 
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from collections.abc import Sequence
+from urllib.parse import quote, urlsplit
 from xml.sax.saxutils import escape, quoteattr
 
 import msgspec
 
-from shared.protocol.accounts import Me, RunInfo
-from shared.protocol.versions import VersionInfo
-from shared.text import printable
+from shared.protocol.accounts import Me
+from shared.text import duration, printable
+from volunteer.stats.card_data import Part
 from volunteer.text import loss, measured
 
 WIDTH, HEIGHT = 1200, 630
@@ -24,6 +26,8 @@ MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 GROUND, PANEL, LINE = "#0f141a", "#161d26", "#2c3644"
 TEXT, DIM, BLUE, AMBER, GREEN = "#e6edf5", "#8b96a5", "#7cc4ff", "#f0b26b", "#8fd694"
 FIGURE_ROOM = 360  # of a box: the size of a letter times the letters that fit
+NAME_ROOM = 400  # the same for the name below a figure, whose letters are narrower
+HERE = ("127.0.0.1", "localhost", "::1")  # addresses of no use to a friend
 CURVE_POINTS_MAX = 400
 MARKS_MAX = 60
 SAMPLE_CHARS, SAMPLE_LINES = 47, 6
@@ -38,17 +42,26 @@ class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
     description: str
     version: int  # head
     mine: tuple[int, ...]  # versions that hold work of this volunteer
-    merged: int
-    device_s: float
+    merged: int  # contributions of this volunteer to this run
+    device_s: float | None  # given to this run
     points: tuple[tuple[int, float], ...]  # version, loss
     measure: str = ""  # of the points; empty: a loss on held-out data
     before: tuple[int, str] | None = None  # version and sample
     after: tuple[int, str] | None = None
+    drawn_before: tuple[int, bytes] | None = None  # version and PNG
+    drawn_after: tuple[int, bytes] | None = None
+    page: str = ""  # address of the public page of the run; empty: none that a friend can open
 
 
-def card_facts(me: Me, info: RunInfo, versions: Sequence[VersionInfo], *, server: str) -> CardFacts:
-    """The facts out of what the coordinator answers."""
-    ordered = sorted(versions, key=lambda v: v.version)
+def public_page(coordinator: str, run: str) -> str:
+    """Return the address of a run's public page at a coordinator."""
+    return f"{coordinator.rstrip('/')}/runs/{quote(run, safe='')}"
+
+
+def card_facts(me: Me, found: Part, *, server: str, coordinator: str = "") -> CardFacts:
+    """Return the facts out of what the coordinator answers; `coordinator` is its address."""
+    info = found.info
+    ordered = sorted(found.versions, key=lambda v: v.version)
     points = tuple((v.version, v.loss) for v in ordered if _finite(v.loss))
     samples = [(v.version, v.sample) for v in ordered if v.sample.strip()]
     return CardFacts(
@@ -58,13 +71,24 @@ def card_facts(me: Me, info: RunInfo, versions: Sequence[VersionInfo], *, server
         description=info.description,
         version=info.version,
         mine=tuple(v.version for v in ordered if v.mine),
-        merged=me.merged,
-        device_s=me.device_s,
+        merged=sum(v.mine for v in ordered),
+        device_s=found.device_s,
         points=tuple((v, loss) for v, loss in points if loss is not None),
         measure=info.measure,
         before=samples[0] if samples else None,
         after=samples[-1] if len(samples) > 1 else None,
+        drawn_before=found.before,
+        drawn_after=found.after,
+        page=public_page(coordinator, info.name) if _open_to_friends(coordinator) else "",
     )
+
+
+def _open_to_friends(coordinator: str) -> bool:
+    try:
+        host = urlsplit(coordinator).hostname
+    except ValueError:
+        return False
+    return bool(host) and host not in HERE
 
 
 def card(facts: CardFacts) -> str:
@@ -80,7 +104,7 @@ def card(facts: CardFacts) -> str:
         *_numbers(facts),
         *_curve(facts),
         *_samples(facts),
-        *_foot(),
+        *_foot(facts),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -112,17 +136,17 @@ def _head(facts: CardFacts) -> list[str]:
 
 
 def _numbers(facts: CardFacts) -> list[str]:
-    hours = facts.device_s / 3600
     figures = [
-        (f"{hours:,.0f}" if hours >= 10 else f"{hours:.1f}", "device-hours, all runs"),
-        (f"{facts.merged:,}", "merged, all runs"),
+        (f"{facts.merged:,}", "contributions merged"),
         (f"{len(facts.mine):,}", "versions with my work"),
     ]
+    if facts.device_s is not None:
+        figures.insert(0, (duration(facts.device_s), "of computing given"))
     if len(facts.points) > 1:
         figures.append(
             (
                 f"{loss(facts.points[0][1])} → {loss(facts.points[-1][1])}",
-                f"{measured(facts.measure)} of the model",
+                measured(facts.measure),
             )
         )
     parts = []
@@ -131,7 +155,7 @@ def _numbers(facts: CardFacts) -> list[str]:
         parts += [
             _box(x, 252, 258, 92),
             _text(x + 20, 297, value, min(30, FIGURE_ROOM // len(value)), TEXT, weight=700),
-            _text(x + 20, 326, name, 16, DIM),
+            _text(x + 20, 326, name, min(16, NAME_ROOM // len(name)), DIM),
         ]
     return parts
 
@@ -140,7 +164,7 @@ def _curve(facts: CardFacts) -> list[str]:
     x, y, width, height = 60, 360, 532, 196
     parts = [
         _box(x, y, width, height),
-        _text(x + 20, y + 30, f"{measured(facts.measure)} of the model", 16, DIM),
+        _text(x + 20, y + 30, f"{measured(facts.measure)} by version", 16, DIM),
     ]
     points = _thinned(facts.points)
     if len(points) < 2:
@@ -176,6 +200,9 @@ def _curve(facts: CardFacts) -> list[str]:
 def _samples(facts: CardFacts) -> list[str]:
     x, y, width, height = 608, 360, 532, 196
     parts = [_box(x, y, width, height)]
+    drawn = [shown for shown in (facts.drawn_before, facts.drawn_after) if shown is not None]
+    if drawn:
+        return [*parts, *_pictures(x, y, drawn)]
     told = [sample for sample in (facts.before, facts.after) if sample is not None]
     if not told:
         return [*parts, _text(x + 20, y + 110, "samples of the model appear here", 17, DIM)]
@@ -192,8 +219,28 @@ def _samples(facts: CardFacts) -> list[str]:
     return parts
 
 
-def _foot() -> list[str]:
-    return [_text(60, 600, "trained together on volunteers' machines", 18, DIM)]
+def _pictures(x: float, y: float, drawn: Sequence[tuple[int, bytes]]) -> list[str]:
+    """Return the pictures of one or two versions, each in half of the box."""
+    parts = []
+    for number, (version, png) in enumerate(drawn):
+        newest = number == len(drawn) - 1
+        at = x + 20 + number * 256
+        word = "now" if newest and len(drawn) > 1 else "before"
+        parts += [
+            _text(at, y + 30, f"{word}, version {version}", 16, AMBER if newest else DIM),
+            f'<image x="{at}" y="{y + 44}" width="236" height="138" '
+            'preserveAspectRatio="xMinYMin meet" style="image-rendering: pixelated" '
+            f'href="data:image/png;base64,{b64encode(png).decode()}"/>',
+        ]
+    return parts
+
+
+def _foot(facts: CardFacts) -> list[str]:
+    parts = [_text(60, 600, "trained together on volunteers' machines", 18, DIM)]
+    if facts.page:
+        shown = printable(facts.page, 78)
+        parts.append(_text(WIDTH - 60, 600, shown, 18, BLUE, anchor="end"))
+    return parts
 
 
 def _box(x: float, y: float, width: float, height: float) -> str:

@@ -16,7 +16,7 @@ from shared.text import MICRO, counted, credit, duration, printable
 from volunteer.control.control import Control
 from volunteer.files import export, exports
 from volunteer.stats.card import card, card_facts
-from volunteer.stats.card_data import deeds
+from volunteer.stats.card_data import part
 from volunteer.stats.ledger_pages import ledger
 from volunteer.stats.milestones import CREDITS, Milestone, Week, milestones, recap_since, week
 from volunteer.tui import keys
@@ -168,8 +168,10 @@ class Leaderboard(QueryPage):
             return
         path = exports() / CARD
         try:
-            info, versions = await deeds(control)
-            facts = card_facts(status.me, info, versions, server=status.server)
+            found = await part(control)
+            facts = card_facts(
+                status.me, found, server=status.server, coordinator=status.coordinator
+            )
             export(path, card(facts).encode())
         except VolunteerError as error:
             self.volunteer.tell(error.message, "error")
