@@ -335,6 +335,8 @@ class Engine:
                 )
             case commands.Query(args=args):
                 return await agent.remote.api.page(commands.query_of(command), **args)
+            case commands.GetDiary():
+                return agent.diary
             case commands.GetPicture(run=run, version=version):
                 remote = agent.remote
                 return await sample_picture(remote.api, remote.transfers, run, version)

@@ -36,8 +36,8 @@ class Paged(NamedTuple):
 
 
 class FakeEngine:
-    """`asked` holds every command; `answers` has values by endpoint or command; `refuses` is raised
-    instead.
+    """`asked` holds every command; `answers` has values by endpoint or command, of the versions
+    perhaps a function of the query; `refuses` is raised instead.
     """
 
     def __init__(self) -> None:
@@ -48,6 +48,7 @@ class FakeEngine:
         self.answers: dict[Any, Any] = {endpoints.VERSIONS: ()}
         self.recalled: list[str] = []  # runs whose past was asked for
         self.refuses: VolunteerError | None = None
+        self.refuses_versions: VolunteerError | None = None  # raised to queries of a history
 
     async def play(self, told: Iterable[AnyEvent]) -> None:
         """Emit events, and let each listener take each one."""
@@ -59,7 +60,10 @@ class FakeEngine:
     async def _execute(self, command: Command) -> Any:
         if _is_query(command, endpoints.VERSIONS):  # the program's own wish, not a person's
             self.recalled.append(str(command.args["run"]))
-            return self.answers[endpoints.VERSIONS], ""
+            if self.refuses_versions is not None:
+                raise self.refuses_versions
+            rows = self.answers[endpoints.VERSIONS]
+            return (rows(command.args) if callable(rows) else rows), ""
         self.asked.append(command)
         if self.refuses is not None:
             raise self.refuses

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from volunteer.control import commands, events
 from volunteer.control.commands import Joined
 from volunteer.engine import setting_rows_of
 from volunteer.settings import settings
+from volunteer.stats.diary import Day, Diary
 from volunteer.tui.app import VolunteerApp
 from volunteer.tui.look import Look
 
 Snapshot = Callable[..., bool]
 SIZES = {"80x24": (80, 24), "120x36": (120, 36)}
 SMALL = (60, 16)
+EVERY_SIZE = {"60x16": SMALL, **SIZES, "200x60": (200, 60)}
 STATES = ("filled", "empty", "offline", "error", "paused")
 REFUSED = Unreachable("https://train.example.org did not answer in time")
 
@@ -106,6 +109,19 @@ WORKERS = tuple(
     )
     for n in range(7)
 )
+DIARY = Diary(
+    days=tuple(
+        Day(
+            day=(date(2023, 5, 1) + timedelta(days=n)).isoformat(),
+            earned_micro=(n * n % 97) * 1_000_000 + n * 97_000_000,
+            merged=n,
+            rank=max(3, 14 - n // 16),
+        )
+        for n in range(198)
+        if n % 6
+    ),
+    marks={},
+)
 SETTINGS = setting_rows_of(
     settings.load(
         {"threads": 2}, environ={"VOLUNTEER_DUTY_PERCENT": "80"}, path=Path("/nowhere/config.toml")
@@ -136,6 +152,7 @@ ANSWERS: dict[Any, Any] = {
     commands.GetSettings: SETTINGS,
     commands.SetSettings: SETTINGS,
     commands.GetInvitation: LINK,
+    commands.GetDiary: DIARY,
     commands.Probe: SERVER,
     commands.GetPublicRuns: (),
     commands.Join: Joined(

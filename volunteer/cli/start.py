@@ -214,6 +214,7 @@ def _look(settings: Settings, *, first: bool) -> Look:
         theme=settings.display.theme,
         ascii=settings.display.ascii,
         animations=settings.display.animations,
+        marks=settings.display.marks,
         keys=settings.display.keys,
         power_price=settings.display.power_price,
         page="onboarding" if first else "dashboard",

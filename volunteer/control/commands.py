@@ -12,6 +12,7 @@ from shared.protocol.endpoints import QUERIES, Endpoint
 from shared.protocol.inference import KeyInfo, KeyRequest, ModelCard, NewKey, Usage
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status
+from volunteer.stats.diary import Diary
 
 How = Literal["release", "save", "finish"]
 
@@ -176,6 +177,10 @@ class Query(Ask[tuple[Any, str]]):
     args: dict[str, str | int] = {}
 
 
+class GetDiary(Ask[Diary]):
+    """Credits and rank by day, as this machine saw them."""
+
+
 class GetPicture(Ask[bytes]):
     """The PNG that a version drew."""
 
@@ -294,6 +299,7 @@ AnyCommand = (
     | SetSettings
     | Query
     | GetPicture
+    | GetDiary
     | MakeLink
     | GetModel
     | AskModel
@@ -319,6 +325,7 @@ REPLIES: dict[type[Command], Any] = {
     GetPublicRuns: tuple[PublicRun, ...],
     MakeLink: LinkCode,
     GetPicture: bytes,
+    GetDiary: Diary,
     GetModel: ModelCard,
     AskModel: int,
     ReadAnswer: Answer,

@@ -262,6 +262,12 @@ class Announced(Event):
     announcements: tuple[Announcement, ...]
 
 
+class Celebrated(Event):
+    """A milestone of the account, told once."""
+
+    message: str
+
+
 class Alerted(Event):
     """A failure that needs a person, as the owner is notified; `bell`: the terminal rings too."""
 
@@ -306,6 +312,7 @@ AnyEvent = (
     | Traffic
     | Sensed
     | Notice
+    | Celebrated
     | Alerted
     | Announced
     | Stopped

@@ -172,6 +172,8 @@ class Remote:
                 if isinstance(line, EventLine):
                     self._hub.emit(line.event)
                 elif waiting := self._waiting.pop(line.id, None):
+                    if waiting.done():  # who asked went away meanwhile
+                        continue
                     if line.code:
                         waiting.set_exception(of_code(line.code, line.message))
                     else:

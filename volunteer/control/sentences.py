@@ -187,6 +187,7 @@ _WRITERS: dict[type, Callable[..., str | None]] = {
     events.Resumed: lambda e: e.message or f"{e.device or 'everything'} resumed",
     events.Finishing: lambda e: e.message,
     events.Notice: lambda e: e.message if e.level == "info" else f"{e.level}: {e.message}",
+    events.Celebrated: lambda e: f"a mark: {e.message}",
     events.Alerted: lambda e: f"alert: {e.message}",
     events.Stopped: _ended,
 }

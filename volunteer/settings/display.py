@@ -33,6 +33,13 @@ class Display(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "reached over SSH.",
         ),
     ] = "auto"
+    marks: Annotated[
+        Literal["line", "bell", "off"],
+        Meta(
+            description="How a milestone is told, once: by a line at the corner of the screen, "
+            "with the bell of the terminal, or not at all.",
+        ),
+    ] = "line"
     keys: Annotated[
         dict[str, str],
         Meta(

@@ -58,13 +58,13 @@ def recap_since(now: float) -> float:
 
 def week(rows: Sequence[LedgerRow], now: float) -> Week:
     """Seven days of a ledger, by the local calendar."""
-    today = _day(now)
+    today = local_day(now)
     by_day: dict[date, int] = {}
     contributions = set()
     for row in rows:
         if row.kind != "earned":
             continue
-        day = _day(row.at)
+        day = local_day(row.at)
         by_day[day] = by_day.get(day, 0) + row.amount_micro
         if row.contribution is not None and (today - day).days < DAYS:
             contributions.add(row.contribution)
@@ -107,8 +107,8 @@ def _streak(by_day: dict[date, int], today: date) -> int:
     return length
 
 
-def _day(at: float) -> date:
-    """The local day of an instant; one that no calendar holds counts as the first of all."""
+def local_day(at: float) -> date:
+    """Return the local day of an instant; one that no calendar holds counts as the first of all."""
     try:
         return datetime.fromtimestamp(at, tz=UTC).astimezone().date()
     except (OverflowError, OSError, ValueError):

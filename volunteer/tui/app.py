@@ -110,6 +110,7 @@ class VolunteerApp(App[int]):
             urgent=self._urgent,
             tell=self.tell,
             ring=self.bell,
+            celebrate=self._celebrate,
             ended=self._over,
             failed=self._failed,
         )
@@ -152,6 +153,14 @@ class VolunteerApp(App[int]):
         """Show a sentence at the corner of the screen, for a few seconds."""
         levels: dict[str, SeverityLevel] = {"warning": "warning", "error": "error"}
         self.notify(message, severity=levels.get(level, "information"), markup=False)
+
+    def _celebrate(self, message: str) -> None:
+        """Tell of a milestone as quietly as the owner wants it."""
+        how = self.appearance.look.marks
+        if how != "off":
+            self.tell(f"{self.appearance.glyphs.mark} {message}")
+        if how == "bell":
+            self.bell()
 
     async def on_unmount(self) -> None:
         if self._feed is not None:
@@ -221,7 +230,9 @@ class VolunteerApp(App[int]):
         return super().check_action(action, parameters)
 
     def action_page(self, name: str) -> None:
-        """Go to a page."""
+        """Go to a page; one that lies over others closes."""
+        while len(self.screen_stack) > 1 and isinstance(self.screen, Page):
+            self.pop_screen()
         if name in self.MODES and name != self.current_mode:
             self.switch_mode(name)
 

@@ -178,6 +178,9 @@ COMMANDS = (
 )
 
 
+IDS = frozenset(command.id for command in COMMANDS)
+
+
 def bindings() -> list[Binding]:
     """Return the bindings of the app: pages by digit, actions by letter."""
     pages = [
@@ -195,6 +198,10 @@ def bindings() -> list[Binding]:
 _NAMES = {
     "question_mark": "?",
     "slash": "/",
+    "full_stop": ".",
+    "comma": ",",
+    "plus": "+",
+    "minus": "-",
     "left_square_bracket": "[",
     "right_square_bracket": "]",
     "escape": "esc",

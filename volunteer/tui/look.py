@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from textual.theme import Theme
@@ -26,6 +26,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     page: str = "dashboard"  # the first one
     power_price: float = 0.0  # of a kilowatt-hour
     pictures: Protocol = "blocks"
+    marks: Literal["line", "bell", "off"] = "line"  # how a milestone is told
 
 
 class Appearance:

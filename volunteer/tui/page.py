@@ -36,8 +36,13 @@ class Page(Screen[None]):
 
     def __init__(self) -> None:
         super().__init__()
+        chosen = self.volunteer.appearance.look.keys
+        # a key that the owner gave to an action of every page does that here, too
+        taken = {key for id, held in chosen.items() for key in held.split(",") if id in keys.IDS}
         for command in self.ACTIONS:
             for key in command.key.split(","):
+                if key in taken and command.id not in chosen:
+                    continue
                 binding = Binding(
                     key,
                     command.action,

@@ -69,7 +69,7 @@ class Keys(Bar):
     """Footer with the keys of the game."""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        line, self.hits = key_line(scene, width, (), ACTIONS)
+        line, self.hits = key_line(scene, width, ACTIONS)
         return (line,)
 
 

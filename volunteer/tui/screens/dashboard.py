@@ -17,6 +17,7 @@ from textual.events import Resize
 
 from volunteer.tui import keys
 from volunteer.tui.page import Page
+from volunteer.tui.screens import run_keys
 from volunteer.tui.widgets.cards import CreditsCard, DeviceCard, RunCard
 from volunteer.tui.widgets.compact import Brief
 from volunteer.tui.widgets.loss_plots import RECENT, LossPlot, ModelPlot, TaskPlot
@@ -103,7 +104,7 @@ class Dashboard(Page):
             short="view",
             help="Show the next cards where there is no room for all.",
             place="footer",
-            rank=40,
+            rank=25,
         ),
         keys.Command(
             id="device",
@@ -130,6 +131,7 @@ class Dashboard(Page):
             place="footer",
             rank=66,
         ),
+        *run_keys.SHARED,
     )
 
     def __init__(self) -> None:
@@ -195,6 +197,19 @@ class Dashboard(Page):
 
     def action_device(self) -> None:
         self.volunteer.next_device()
+
+    def action_samples(self) -> None:
+        run_keys.show_samples(self.volunteer, self.volunteer.view.run())
+
+    def action_chart(self) -> None:
+        run_keys.show_chart(self.volunteer, self.volunteer.view.run())
+
+    def action_model(self) -> None:
+        view = self.volunteer.view
+        run_keys.meet_model(self.volunteer, view.info(view.run()))
+
+    async def action_web(self) -> None:
+        await run_keys.show_page(self.volunteer, self.volunteer.view.run())
 
     def action_log_scale(self) -> None:
         for curve in self._curves():

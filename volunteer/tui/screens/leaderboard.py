@@ -69,6 +69,15 @@ class Leaderboard(QueryPage):
             rank=36,
         ),
         keys.Command(
+            id="days",
+            key="d",
+            action="days",
+            short="calendar",
+            help="Show the days worked as a calendar, this week beside the last, the rank by day.",
+            place="footer",
+            rank=34,
+        ),
+        keys.Command(
             id="card",
             key="c",
             action="card",
@@ -156,6 +165,12 @@ class Leaderboard(QueryPage):
             self.volunteer.tell(f"{said}, as soon as the coordinator knows it")
 
         self.volunteer.command(control.set_settings({"public": not me.public}), done)
+
+    def action_days(self) -> None:
+        """Show the calendar."""
+        from volunteer.tui.screens.days import Days
+
+        self.app.push_screen(Days())
 
     def action_card(self) -> None:
         """Write the card of this volunteer's part."""

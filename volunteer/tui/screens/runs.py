@@ -19,6 +19,7 @@ from volunteer.text import loss, measure_word, measured
 from volunteer.tui import keys
 from volunteer.tui.query_page import Answer, PageQuery, QueryPage
 from volunteer.tui.run_estimate import STATES, RunEstimate, estimate
+from volunteer.tui.screens import run_keys
 from volunteer.tui.screens.copy_text import CopyText
 from volunteer.tui.status_line import next_merge
 from volunteer.tui.text import Glyphs, Line, bar, count, left, percent, wrap
@@ -81,15 +82,7 @@ class Runs(QueryPage):
             place="footer",
             rank=36,
         ),
-        keys.Command(
-            id="ask",
-            key="p",
-            action="ask",
-            short="prompt",
-            help="Ask the model of the run under the cursor.",
-            place="footer",
-            rank=34,
-        ),
+        *run_keys.SHARED,
         keys.Command(
             id="licence",
             key="y",
@@ -268,21 +261,20 @@ class Runs(QueryPage):
         if info is not None and control is not None:
             self._do(control.consent(info.name), f"you accepted {info.licence} for {info.name}")
 
-    def action_ask(self) -> None:
-        from volunteer.tui.screens.ask import Ask, answers
-        from volunteer.tui.screens.draw import Draw, draws
+    def _named(self) -> str:
+        return self.query_one("#list", Listing).key
 
-        info = self._under_cursor()
-        if info is None or self.volunteer.control is None:
-            return
-        if answers(info):
-            self.app.push_screen(Ask(info))
-        elif draws(info):
-            self.app.push_screen(Draw(info))
-        else:
-            self.volunteer.tell(
-                f"{info.name} learns from {info.items} and answers no prompts", "warning"
-            )
+    def action_samples(self) -> None:
+        run_keys.show_samples(self.volunteer, self._named())
+
+    def action_chart(self) -> None:
+        run_keys.show_chart(self.volunteer, self._named())
+
+    def action_model(self) -> None:
+        run_keys.meet_model(self.volunteer, self._under_cursor())
+
+    async def action_web(self) -> None:
+        await run_keys.show_page(self.volunteer, self._named())
 
     def action_share(self) -> None:
         control = self.volunteer.control

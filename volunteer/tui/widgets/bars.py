@@ -170,12 +170,14 @@ def key_line(
     spans: list[Span] = []
     hits: list[Hit] = []
     at = 0
+    of_page = {c.id for c in own}
     first = [c for c in core if c.id in ("pause", "finish")]
     for command in [*first, *own, *(c for c in core if c not in first)]:
         if command in chosen:
             text = (f" {keys.key_of(command, scene.keys)} ", f"{_word(command, scene)} ")
             spans += [(text[0], "key"), (text[1], "dim")]
-            hits.append((at, at + len(text[0]) + len(text[1]), command.action))
+            where = "screen." if command.id in of_page else ""
+            hits.append((at, at + len(text[0]) + len(text[1]), where + command.action))
             at += len(text[0]) + len(text[1])
     return tuple(spans), tuple(hits)
 

@@ -76,6 +76,25 @@ def half_blocks(picture: Picture, cells: int, rows: int) -> tuple[Line, ...]:
     )
 
 
+SHADES = " .:-=+*#%@"  # from black to white
+
+
+@lru_cache(maxsize=8)
+def shades(picture: Picture, cells: int, rows: int) -> tuple[Line, ...]:
+    """Return the picture in plain characters, one for each brightness."""
+    import numpy as np
+
+    from shared.workloads.data import resize
+
+    pixels = np.frombuffer(picture.pixels, np.uint8).reshape(picture.height, picture.width, 3)
+    while pixels.shape[1] > COARSE * size_in((pixels.shape[1], pixels.shape[0]), cells, rows)[0]:
+        pixels = resize.corner(pixels)
+    wide, high = size_in((pixels.shape[1], pixels.shape[0]), cells, rows)
+    small = resize.resize(resize.grey(pixels), high, wide)
+    level = small.astype(int) * (len(SHADES) - 1) // 255
+    return tuple((("".join(SHADES[n] for n in row), "text"),) for row in level.tolist())
+
+
 def before_and_after(
     first: tuple[int, Picture] | None, last: tuple[int, Picture], cells: int, rows: int
 ) -> list[Line]:

@@ -204,6 +204,23 @@ async def test_commands_and_their_errors_cross_the_socket(tmp_path: Path) -> Non
             await control.set_settings({"threads": "x"})
 
 
+async def test_an_answer_that_nobody_waits_for_any_more_ends_nothing(tmp_path: Path) -> None:
+    async with served(tmp_path) as (engine, record), attach(record, engine.clock) as control:
+        engine.answers[endpoints.LOSS] = (LossPoint(version=2, loss=3.5, at=1.0),)
+        asking = asyncio.ensure_future(control.query(endpoints.LOSS, run="r"))
+        await asyncio.sleep(0)
+        asking.cancel()  # a page was left, or asked again
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert (await control.query(endpoints.LOSS, run="r"))[0].version == 2
+
+
+async def test_a_picture_crosses_the_socket(tmp_path: Path) -> None:
+    async with served(tmp_path) as (engine, record), attach(record, engine.clock) as control:
+        engine.answers[commands.GetPicture] = bytes(range(256))
+        assert await control.picture("digits", 3) == bytes(range(256))
+
+
 async def test_many_may_watch_at_once(tmp_path: Path) -> None:
     async with (
         served(tmp_path) as (engine, record),

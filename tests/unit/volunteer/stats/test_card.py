@@ -62,7 +62,7 @@ def version(number: int, loss: float | None, mine: int = 0, sample: str = "") ->
 
 def test_it_says_what_was_given() -> None:
     text = words(card(FACTS))
-    for part in (
+    for said in (
         "ada",
         "contributed to 14 % of the 41 versions of stdlib-gpt",
         "24:00 h of computing given",
@@ -71,7 +71,7 @@ def test_it_says_what_was_given() -> None:
         "before, version 0",
         "now, version 41",
     ):
-        assert part in text
+        assert said in text
 
 
 def test_another_measure_has_its_name_and_stays_in_its_box() -> None:

@@ -1,0 +1,77 @@
+"""Versions of a run that have a sample, loaded page by page around those that are looked at."""
+
+from __future__ import annotations
+
+from shared.protocol import endpoints
+from shared.protocol.versions import VersionInfo
+from volunteer.control.control import Control
+
+PAGE = 100  # versions before one that is wanted, as many as a page of the coordinator holds
+PAGES_MAX = 20  # asked for in one search: runs that are rarely evaluated have long gaps
+ROWS_MAX = 2000  # kept
+
+
+class SampleHistory:
+    """Rows of the history by version; `head` is the newest that is known, -1 before any."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.rows: dict[int, VersionInfo] = {}
+        self.head = -1
+        self._first: int | None = None
+
+    def first(self) -> int | None:
+        """Return the first version with a sample."""
+        return self._first
+
+    def last(self) -> int | None:
+        """Return the newest version with a sample that is loaded."""
+        return max((n for n, row in self.rows.items() if row.sample), default=None)
+
+    async def begin(self, control: Control, head: int) -> None:
+        """Load the beginning of the history, once, and its end. Raises VolunteerError."""
+        if self._first is None:
+            await self._load(control, -1)
+            self._first = min((n for n, row in self.rows.items() if row.sample), default=None)
+        newest = max(head, self.head)
+        if newest > 0:
+            # what is not evaluated yet is asked for again
+            await self._load(control, max(-1, min(newest, self.last() or 0) - 1))
+            await self._load(control, newest - PAGE)
+        self.head = max(self.rows, default=-1)
+
+    async def step(self, control: Control, at: int, by: int) -> int | None:
+        """Return the version with a sample `by` versions from `at` or next beyond; None where there
+        is none. Raises VolunteerError.
+        """
+        way = 1 if by > 0 else -1
+        wanted, pages = at + by, 0
+        wanted = min(max(wanted, 0), self.head) if abs(by) > 1 else wanted
+        while 0 <= wanted <= self.head:
+            row = self.rows.get(wanted)
+            if row is None:
+                pages += 1
+                if pages > PAGES_MAX:
+                    return None
+                await self._load(control, wanted - 1 if way > 0 else max(-1, wanted - PAGE))
+                if wanted not in self.rows:  # it is not kept any more
+                    wanted += way
+                continue
+            if row.sample:
+                return wanted if wanted != at else None
+            wanted += way
+        return None
+
+    async def around(self, control: Control, version: int) -> None:
+        """Load the rows about a version. Raises VolunteerError."""
+        await self._load(control, max(-1, version - PAGE // 2))
+
+    async def _load(self, control: Control, after: int) -> None:
+        cursor = "" if after < 0 else after
+        for row in await control.query(endpoints.VERSIONS, run=self.run, cursor=cursor):
+            self.rows[row.version] = row
+        while len(self.rows) > ROWS_MAX:
+            middle = sorted(self.rows)[1:-1]
+            for version in middle[: len(self.rows) - ROWS_MAX]:
+                if version != self._first:
+                    self.rows.pop(version)

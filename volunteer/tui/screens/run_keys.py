@@ -1,0 +1,173 @@
+"""Keys that Home and Runs share, about one run: its samples, its curve, the model itself, its
+public page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from textual.app import SuspendNotSupported
+
+from shared.protocol.accounts import RunInfo
+from volunteer.stats.card import public_page
+from volunteer.tui.keys import Command
+
+if TYPE_CHECKING:
+    from volunteer.tui.app import VolunteerApp
+
+SAMPLES = Command(
+    id="samples",
+    key="m",
+    action="samples",
+    short="samples",
+    help="Show what the model of this run writes, draws or plays, version by version.",
+    place="footer",
+    rank=31,
+)
+CHART = Command(
+    id="chart",
+    key="c",
+    action="chart",
+    short="chart",
+    help="Show the curve of this run on the whole screen: cursor, zoom, another run beside it.",
+    place="footer",
+    rank=35,
+)
+MODEL = Command(
+    id="ask",
+    key="p",
+    action="model",
+    short="ask/play",
+    help="Ask the model of this run, let it draw, or play against it.",
+    place="footer",
+    rank=34,
+)
+WEB = Command(
+    id="web",
+    key="o",
+    action="web",
+    short="web page",
+    help="Open the public page of this run in the browser.",
+    place="footer",
+    rank=64,
+)
+SHARED = (SAMPLES, CHART, MODEL, WEB)
+BROWSER_S = 10.0
+GRAPHICAL = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+
+
+def show_samples(app: VolunteerApp, run: str) -> None:
+    """Open the viewer of samples."""
+    from volunteer.tui.screens.samples import Samples
+
+    if run and app.control is not None:
+        app.push_screen(Samples(run))
+
+
+def show_chart(app: VolunteerApp, run: str) -> None:
+    """Open the curve on the whole screen."""
+    from volunteer.tui.screens.chart import CurvePage
+
+    if run and app.control is not None:
+        app.push_screen(CurvePage(run))
+
+
+def meet_model(app: VolunteerApp, info: RunInfo | None) -> None:
+    """Open a prompt for a run that continues texts or draws, a board for one that plays."""
+    from volunteer.tui.screens.ask import Ask, answers
+    from volunteer.tui.screens.draw import Draw, draws
+
+    if info is None or app.control is None:
+        return
+    if answers(info):
+        app.push_screen(Ask(info))
+    elif draws(info):
+        app.push_screen(Draw(info))
+    elif _plays(info):
+        app.run_worker(_play(app, info.name), group="play", exclusive=True)
+    else:
+        said = f"{info.name} learns from {info.items}: it answers no prompts and plays no games"
+        app.tell(said, "warning")
+
+
+def _plays(info: RunInfo) -> bool:
+    """Return True if a run makes its own data, as one does that plays against itself."""
+    return not info.dataset
+
+
+async def _play(app: VolunteerApp, run: str) -> None:
+    """Lend the terminal to `volunteer play` until the game is left. It is a process of its own:
+    a second thread that runs torch would slow the training down.
+    """
+    profile = app.latest.status.profile.partition("@")[0]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "volunteer",
+        "play",
+        run,
+        *(["--profile", profile] if profile else []),
+    ]
+    try:
+        with app.batch_update(), app.suspend():  # nothing is drawn over the board
+            code = await _ended(command)
+    except SuspendNotSupported:
+        app.tell(f"play in another terminal: volunteer play {run}", "warning")
+        return
+    if code:
+        app.tell(f"the board could not be opened: try `volunteer play {run}`", "error")
+
+
+async def _ended(command: list[str]) -> int:
+    """Return the exit code of a program that has the terminal meanwhile."""
+    try:
+        child = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+    except OSError:
+        return 1
+    try:
+        return await child.wait()
+    finally:
+        if child.returncode is None:
+            child.terminate()
+
+
+async def show_page(app: VolunteerApp, run: str) -> None:
+    """Open the public page of a run in a browser; show its address where there is none."""
+    coordinator = app.latest.status.coordinator
+    if not run or not coordinator:
+        app.tell("the address of the coordinator is not known yet")
+        return
+    page = public_page(coordinator, run)
+    if has_browser(os.environ) and await _opened(page):
+        app.tell(f"opening {page} in the browser")
+        return
+    from volunteer.tui.screens.copy_text import CopyText
+
+    app.push_screen(CopyText("The public page", f"Open this address to see {run}:", page))
+
+
+def has_browser(environ: Mapping[str, str], platform: str = sys.platform) -> bool:
+    """Return True if a window of a browser could be seen by who sits at this terminal."""
+    if any(environ.get(name) for name in ("SSH_CONNECTION", "SSH_TTY")):
+        return False
+    return platform in ("darwin", "win32") or any(environ.get(name) for name in GRAPHICAL)
+
+
+async def _opened(page: str) -> bool:
+    """Return True if a browser took the address. It may write where it likes but not here."""
+    silent = asyncio.subprocess.DEVNULL
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "webbrowser", page),
+            stdin=silent,
+            stdout=silent,
+            stderr=silent,
+        )
+        return await asyncio.wait_for(child.wait(), BROWSER_S) == 0
+    except (OSError, TimeoutError):
+        return False

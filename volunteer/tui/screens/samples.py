@@ -1,0 +1,305 @@
+"""Viewer of samples on the whole screen: what the model of a run wrote, drew or played, version by
+version, beside an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+from textual.events import Resize
+
+from shared.errors import VolunteerError
+from shared.protocol.versions import VersionInfo
+from shared.text import counted, printable
+from volunteer.text import loss, measure_word
+from volunteer.tui import keys
+from volunteer.tui.page import Page
+from volunteer.tui.sample_history import SampleHistory
+from volunteer.tui.text import Line, clock_time, fit
+from volunteer.tui.widgets.panel import FunctionPanel, Scene
+from volunteer.tui.widgets.sample_view import SampleView
+
+BOTH_CELLS = 74  # less shows one version at a time
+NEWS_S = 3.0  # at least between two looks for newer versions
+
+
+class Samples(Page):
+    """Page of samples, opened over Home or Runs; escape closes it."""
+
+    NAME = "samples"
+    ACTIONS: ClassVar[tuple[keys.Command, ...]] = (
+        keys.Command(
+            id="older",
+            key="left_square_bracket,left",
+            action="step(-1)",
+            short="older",
+            help="The version before that has a sample.",
+            place="footer",
+            rank=31,
+        ),
+        keys.Command(
+            id="newer",
+            key="right_square_bracket,right",
+            action="step(1)",
+            short="newer",
+            help="The next version that has a sample.",
+            place="footer",
+            rank=31,
+        ),
+        keys.Command(
+            id="older_far",
+            key="left_curly_bracket,pageup",
+            action="step(-10)",
+            short="10 older",
+            help="Ten versions back.",
+        ),
+        keys.Command(
+            id="newer_far",
+            key="right_curly_bracket,pagedown",
+            action="step(10)",
+            short="10 newer",
+            help="Ten versions on.",
+        ),
+        keys.Command(
+            id="first",
+            key="home",
+            action="end(-1)",
+            short="first",
+            help="The first version with a sample.",
+        ),
+        keys.Command(
+            id="newest",
+            key="end",
+            action="end(1)",
+            short="newest",
+            help="The newest one, and each that comes while you look.",
+            place="footer",
+            rank=36,
+        ),
+        keys.Command(
+            id="beside",
+            key="b",
+            action="beside",
+            short="before",
+            help="Show an earlier version beside, or not.",
+            place="footer",
+            rank=33,
+        ),
+        keys.Command(
+            id="pin",
+            key="full_stop,enter",
+            action="pin",
+            short="compare",
+            help="Take this version as the earlier one, to compare others with.",
+            place="footer",
+            rank=37,
+        ),
+        keys.Command(
+            id="up", key="up,k", action="scroll(-1)", short="up", help="Scroll the text up."
+        ),
+        keys.Command(
+            id="down", key="down,j", action="scroll(1)", short="down", help="Scroll the text down."
+        ),
+        keys.Command(
+            id="close",
+            key="escape,m",
+            action="close",
+            short="back",
+            help="Back to the page before.",
+            place="footer",
+            rank=12,
+        ),
+    )
+    CSS = """
+    Samples #slider { height: 1; padding: 0 1; background: $surface; }
+    Samples #both { height: 1fr; }
+    Samples SampleView { width: 1fr; height: 1fr; }
+    """
+
+    def __init__(self, run: str) -> None:
+        super().__init__()
+        self.run = run
+        self.history = SampleHistory(run)
+        self.at: int | None = None  # the version that is shown
+        self.base: int | None = None  # the one beside it
+        self._beside: bool | None = None  # None: where there is room
+        self._follows = True
+        self._asked_at = float("-inf")
+        self._looking = False
+        self._error = ""
+
+    def body(self) -> ComposeResult:
+        yield FunctionPanel(self._slider, id="slider")
+        with Horizontal(id="both"):
+            yield SampleView(id="before")
+            yield SampleView(id="after")
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self._arrange(self.app.size.width)
+        self.run_worker(self._look(), group="news")
+
+    def on_resize(self, event: Resize) -> None:
+        self._arrange(event.size.width)
+
+    def _arrange(self, width: int) -> None:
+        self.query_one("#before").display = self._shows_both(width) and self.base != self.at
+
+    def _shows_both(self, width: int) -> bool:
+        return width >= BOTH_CELLS if self._beside is None else self._beside
+
+    # Versions.
+
+    async def _look(self) -> None:
+        """Load what is new, and show the newest version while it is followed."""
+        control = self.volunteer.control
+        if control is None or self._looking:
+            return
+        self._looking = True
+        self._asked_at = self.volunteer.clock.now()
+        try:
+            await self.history.begin(control, self._head())
+        except VolunteerError as error:
+            self._error = error.message
+        else:
+            self._error = ""
+        finally:
+            self._looking = False
+        if self.base is None:
+            self.base = self.history.first()
+        if self._follows:
+            self.at = self.history.last()
+        self._moved()
+
+    def _head(self) -> int:
+        """Return the newest version that is known to exist."""
+        view = self.volunteer.latest
+        beat, info = view.beat(self.run), view.info(self.run)
+        told = (beat.version if beat else 0, info.version if info else 0)
+        return max(*told, self.history.head)
+
+    def shown(self, scene: Scene) -> None:
+        """Look for newer versions while the newest is shown."""
+        newest = self.history.rows.get(self.history.head)
+        awaited = newest is not None and newest.evaluation in ("waiting", "running")
+        newer = self._follows and (awaited or self._head() > self.history.head)
+        if (newer or self.at is None) and scene.now - self._asked_at >= NEWS_S:
+            self.run_worker(self._look(), group="news")
+
+    async def _step(self, by: int) -> None:
+        if self.at is None:
+            return
+        control = self.volunteer.control
+        found: int | None = None
+        if control is not None:
+            try:
+                found = await self.history.step(control, self.at, by)
+            except VolunteerError as error:
+                self._error = error.message
+        if found is not None:
+            self.at = found
+        self._follows = self.at == self.history.last()
+        self._moved()
+
+    def _moved(self) -> None:
+        """Show the versions that are chosen now."""
+        if not self.is_attached:
+            return
+        self._arrange(self.app.size.width)
+        for view, version in (("#before", self.base), ("#after", self.at)):
+            row = self.history.rows.get(version) if version is not None else None
+            self.query_one(view, SampleView).look_at(self.run, row)
+        self.show(self.volunteer.scene(), at_once=True)
+
+    # Drawing.
+
+    def _slider(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        if self.at is None:
+            said = f"{self.run}: {self._error}" if self._error else self._empty()
+            return [((fit(printable(said, 200), width, scene.glyphs.ellipsis), "dim"),)]
+        info = scene.view.info(self.run)
+        row = self.history.rows[self.at]
+        text = f"{printable(self.run, 30)}  version {self.at} of {self.history.head}  "
+        facts = f"  {version_words(row, info.measure if info else '')}"
+        room = width - len(text)
+        if room - len(facts) >= 12:
+            room -= len(facts)
+        else:
+            facts = ""
+        return [
+            (
+                (fit(text, width), "title"),
+                *track(self.at, self.base, self.history.head, room, scene),
+                (facts, "dim"),
+            )
+        ]
+
+    def _empty(self) -> str:
+        if self.history.head < 0:
+            return "asking the coordinator"
+        return f"{self.run}: a sample appears here when the next version is evaluated"
+
+    # Keys.
+
+    def action_step(self, by: int) -> None:
+        """Show an older or newer version."""
+        self.run_worker(self._step(by), group="versions", exclusive=True)
+
+    def action_end(self, side: int) -> None:
+        """Show the first or the newest version."""
+        found = self.history.first() if side < 0 else self.history.last()
+        if found is not None:
+            self.at = found
+            self._follows = side > 0
+            self._moved()
+
+    def action_beside(self) -> None:
+        """Show the earlier version beside, or not."""
+        self._beside = not self._shows_both(self.app.size.width)
+        self._moved()
+
+    def action_pin(self) -> None:
+        """Compare others with this version."""
+        self.base, self._beside = self.at, True
+        self._moved()
+
+    def action_scroll(self, by: int) -> None:
+        """Move both texts."""
+        for view in self.query(SampleView):
+            view.scroll_text(by)
+
+    def action_close(self) -> None:
+        """Return to the page before."""
+        self.dismiss()
+
+
+def version_words(row: VersionInfo, measure: str) -> str:
+    """Return the measure of a version, who made it and when."""
+    parts = []
+    if row.loss is not None:
+        parts.append(f"{measure_word(measure)} {loss(row.loss)}")
+    if row.contributions:
+        mine = f", {row.mine} of them yours" if row.mine and row.contributions > 1 else ""
+        mine = ", yours" if row.mine and row.contributions == 1 else mine
+        parts.append(f"{counted(row.contributions, 'contribution')}{mine}")
+    parts.append(clock_time(row.created_at))
+    return ", ".join(parts)
+
+
+def track(at: int, base: int | None, head: int, cells: int, scene: Scene) -> Line:
+    """Return a slider of exactly `cells`: the version that is shown, and the one beside it."""
+    if cells <= 0:
+        return ()
+    glyphs = scene.glyphs
+
+    def place(version: int) -> int:
+        return round(version / max(1, head) * (cells - 1))
+
+    signs = [(glyphs.empty, "track")] * cells
+    if base is not None:
+        signs[place(base)] = (glyphs.off, "dim")
+    signs[place(at)] = (glyphs.on, "mark")
+    return tuple(signs)

@@ -1,0 +1,119 @@
+"""One sample as large as there is room for it: text, a board, or the picture that was drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from textual.app import ComposeResult
+from textual.containers import Container
+from textual.content import Content
+
+from shared.errors import VolunteerError
+from shared.protocol.versions import VersionInfo
+from volunteer.text import loss
+from volunteer.tui.text import ASCII, Line, printable_lines, wrap
+from volunteer.tui.widgets.panel import Panel, Scene
+from volunteer.tui.widgets.picture_view import PictureView
+from volunteer.tui.widgets.pictures import decoded, drawn, shades
+
+if TYPE_CHECKING:
+    from volunteer.control.events import Picture
+    from volunteer.tui.app import VolunteerApp
+
+CHARS_MAX = 20_000  # of a sample
+ROWS_MAX = 400
+
+
+class Words(Panel):
+    """Text of a sample, from `top` on; or, with plain characters, its picture in shades."""
+
+    text = ""
+    picture: Picture | None = None
+    top = 0
+    rows = 0
+
+    def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
+        if self.picture is not None:
+            return shades(self.picture, width, height)
+        found = text_rows(self.text, width)
+        self.rows = len(found)
+        self.top = max(0, min(self.top, len(found) - height))
+        return [((row, "text"),) for row in found[self.top : self.top + height]]
+
+
+class SampleView(Container):
+    """Card with one version's sample; `look_at` changes it."""
+
+    DEFAULT_CSS = """
+    SampleView { border: round $line; padding: 0 1; border-title-color: $primary; }
+    SampleView { border-title-style: bold; border-subtitle-color: $dim; }
+    .-ascii SampleView { border: ascii $line; }
+    SampleView PictureView { display: none; }
+    SampleView.-drawn PictureView { display: block; }
+    SampleView.-drawn Words { display: none; }
+    """
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._version: int | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Words()
+        yield PictureView()
+
+    def look_at(self, run: str, row: VersionInfo | None) -> None:
+        """Show the sample of a version; its picture follows when it is downloaded."""
+        version = row.version if row else None
+        if version == self._version:
+            return
+        self._version = version
+        measured = f" {loss(row.loss)}" if row and row.loss is not None else ""
+        self.border_title = Content(f"version {version}") if row else ""
+        self.border_subtitle = Content(measured.strip())
+        words = self.query_one(Words)
+        words.text, words.picture, words.top = (row.sample if row else ""), None, 0
+        drawing = row is not None and row.picture is not None
+        if not drawing:
+            self.remove_class("-drawn")
+        words.draw()
+        if drawing:
+            self.run_worker(self._fetch(run, version or 0), group="picture", exclusive=True)
+
+    def scroll_text(self, by: int) -> None:
+        """Move the text by some rows."""
+        words = self.query_one(Words)
+        words.top = max(0, words.top + by)
+        words.draw()
+
+    async def _fetch(self, run: str, version: int) -> None:
+        app = cast("VolunteerApp", self.app)
+        control = app.control
+        if control is None:
+            return
+        try:
+            png = await control.picture(run, version)
+            plain = app.appearance.glyphs.curve == ASCII.curve
+            if plain:
+                self.query_one(Words).picture = decoded(png)
+                self.query_one(Words).draw()
+            else:
+                await self.query_one(PictureView).show(png)
+        except VolunteerError:
+            self.remove_class("-drawn")  # the dots of the sample say as much as there is
+            return
+        self.set_class(not plain, "-drawn")
+
+
+def text_rows(text: str, cells: int) -> list[str]:
+    """Return a sample in rows: what is drawn as it is, words wrapped with their indentation."""
+    text = text[:CHARS_MAX].expandtabs(4)
+    if drawn(text):
+        return printable_lines(text, CHARS_MAX)[:ROWS_MAX]
+    rows: list[str] = []
+    for line in printable_lines(text, CHARS_MAX):
+        margin = " " * min(len(line) - len(line.lstrip(" ")), cells // 2)
+        rows += [margin + row for row in wrap(line.strip(" "), cells - len(margin), ROWS_MAX)]
+        if len(rows) >= ROWS_MAX:
+            break
+    return rows[:ROWS_MAX]
