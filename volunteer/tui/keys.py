@@ -200,8 +200,6 @@ _NAMES = {
     "slash": "/",
     "full_stop": ".",
     "comma": ",",
-    "plus": "+",
-    "minus": "-",
     "left_square_bracket": "[",
     "right_square_bracket": "]",
     "escape": "esc",

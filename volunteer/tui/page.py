@@ -38,7 +38,8 @@ class Page(Screen[None]):
         super().__init__()
         chosen = self.volunteer.appearance.look.keys
         # a key that the owner gave to an action of every page does that here, too
-        taken = {key for id, held in chosen.items() for key in held.split(",") if id in keys.IDS}
+        held = (given for name, given in chosen.items() if name in keys.IDS)
+        taken = {key for given in held for key in given.split(",")}
         for command in self.ACTIONS:
             for key in command.key.split(","):
                 if key in taken and command.id not in chosen:
