@@ -37,7 +37,7 @@ from volunteer.net.api import Api
 from volunteer.net.client import post_json
 from volunteer.net.sample_pictures import sample_picture
 from volunteer.net.tls import Address
-from volunteer.net.transfers import Transfers
+from volunteer.net.transfers import Transfers, hub_address
 from volunteer.net.weights import Weights
 from volunteer.settings import settings as config
 from volunteer.settings.display import Display
@@ -232,7 +232,7 @@ class Engine:
         address = Address(url=identity.url, tls_pin=identity.tls_pin)
         api = Api(self._connect(address, identity.token))
         cache = Cache(self._directories.cache, int(settings.cache_gb * GIB))
-        transfers = Transfers(api, cache)
+        transfers = Transfers(api, cache, hub_address if settings.hub else None)
         remote = Remote(
             identity=identity,
             api=api,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shared.text import duration, printable
+from shared.protocol.accounts import RunInfo
+from shared.text import duration, printable, size
 
 CLOCK_S = 300.0  # clocks that differ by less are good enough
 
@@ -22,6 +23,13 @@ def clock_words(offset_s: float) -> str:
         "of work, "
         "times and certificates go by it"
     )
+
+
+def origin_of(info: RunInfo) -> str:
+    """Describe the model that a run goes on from: its name, its licence, what is fetched of it."""
+    fetched = f", {size(info.origin_bytes)} to fetch" if info.origin_bytes else ""
+    licence = printable(info.origin_licence, 100) or "no stated licence"
+    return f"{printable(info.origin, 200)} under {licence}{fetched}"
 
 
 def nobody_at(url: str) -> str:

@@ -93,6 +93,7 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     heal: Proposal | None = None  # a rollback that is proposed
     publishing: Publishing | None = None
     checks: CostOfChecks | None = None
+    advice: tuple[str, ...] = ()
 
 
 class Created(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +138,7 @@ async def show(coordinator: Coordinator, ask: Named) -> RunShown:
         heal=heal,
         publishing=None if sent is None else _publishing(sent),
         checks=checks,
+        advice=await coordinator.runs.queries.advice(ask.name),
     )
 
 

@@ -71,9 +71,16 @@ def create(
         f'The run "{run.name}" is stored: {run.parameters:,} parameters, '
         f"{f'on {run.dataset}' if run.dataset else 'no dataset needed'}."
     )
+    if run.origin:
+        print(f"It goes on from {_origin(run)}.")
     for sentence in done.advice:
         print(f"Beware: {sentence}.")
     print(where.hint(f"Next: `coordinator run start {run.name}`"))
+
+
+def _origin(run: RunInfo) -> str:
+    fetched = f", {size(run.origin_bytes)} to fetch once" if run.origin_bytes else ""
+    return f"{run.origin} ({run.origin_licence or 'no licence stated'}{fetched})"
 
 
 def _list_recipes(json: bool) -> None:
@@ -197,6 +204,7 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             "heal": shown.heal,
             "publishing": shown.publishing,
             "checks": None if shown.checks is None else _cost(shown.checks),
+            "advice": shown.advice,
         }
         as_json({"run": _plain(run), "versions": shown.versions, **ways})
         return
@@ -206,6 +214,7 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             ("state", run.state),
             ("about", run.description),
             ("workload", f"{run.workload} {run.workload_version}, {run.parameters:,} parameters"),
+            ("goes on from", _origin(run) if run.origin else None),
             ("dataset", run.dataset),
             ("licence", run.licence),
             ("version", run.version if run.version >= 0 else "none yet"),
@@ -222,6 +231,7 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             ("gate", "versions are evaluated before they are published" if shown.gate else None),
             ("checks", None if shown.checks is None else _checked(shown.checks)),
             ("publish", None if shown.publishing is None else _sent(shown.publishing)),
+            ("beware", "; ".join(shown.advice) or None),
             ("heal", None if shown.heal is None else _healed(shown.heal, where)),
         ]
     )

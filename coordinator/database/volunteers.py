@@ -15,13 +15,18 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.inference import api_keys
 from coordinator.database.tables.tasks import failures
 from coordinator.rules.standing import State
+from shared.decoding import decode
 from shared.errors import NotFound
+from shared.protocol.accounts import Device, Hardware
 from shared.protocol.limits import RENEW_S
 
 VolunteerState = Literal["active", "banned", "forgotten"]
 WorkerState = Literal["online", "training", "paused", "offline", "left"]
 
 OFFLINE_S = RENEW_S  # not heard of for so long: its leases expire at the same time
+
+
+DEVICES_OF = 1000  # workers whose devices are looked at, the latest heard of first
 
 
 class VolunteerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,6 +216,14 @@ def add_worker(conn: Connection, row: WorkerRow) -> bool:
     """Insert a machine; False when its id is taken."""
     statement = insert_new(conn, workers, "").values(**msgspec.structs.asdict(row))
     return conn.execute(statement.returning(workers.c.id)).first() is not None
+
+
+def devices_since(conn: Connection, since: float) -> list[Device]:
+    """Devices of workers that were heard of since an instant: of the newest thousand."""
+    w = workers.c
+    query = select(w.hardware).where(w.last_seen_at >= since, w.revoked_at.is_(None))
+    rows = conn.execute(query.order_by(w.last_seen_at.desc()).limit(DEVICES_OF)).scalars()
+    return [device for stored in rows for device in decode(stored, Hardware).devices]
 
 
 def live_machines(conn: Connection, volunteer_id: str) -> int:

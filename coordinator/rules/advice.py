@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from coordinator.plan.plan import in_phase
 from coordinator.plan.tables import Plan
 from coordinator.rules.run_file import RunFile
 from coordinator.rules.sizing import phase_lengths
+from shared.protocol.accounts import Device
+from shared.protocol.limits import memory_on
+from shared.text import printable, size
 
 # Outer momentum on deltas of 30 local steps (docs/experiments.md): up to this rate it learnt, at
 # 1.4 it ended above one machine alone; so did what had momentum from the first version on.
@@ -19,6 +22,22 @@ LEAST_AFTER = 0.25  # of the versions of a plan with phases come after them, at 
 def advice(file: RunFile, plan: Plan, samples: int, sample_size: int = 1) -> tuple[str, ...]:
     """Return what is known to go wrong with a run; a pass has so many samples (0: no end)."""
     return (*_unsteady(file, plan), *_too_short(file, plan, samples, sample_size))
+
+
+def too_large(needed: int, devices: Sequence[Device]) -> tuple[str, ...]:
+    """Return what to do about a run that needs so many bytes of memory, when none of the devices
+    that are online can hold it.
+    """
+    known = [device for device in devices if device.memory_bytes > 0 and not device.problem]
+    largest = max(known, key=lambda device: device.memory_bytes, default=None)
+    if largest is None or any(memory_on(d.kind, needed) <= d.memory_bytes for d in known):
+        return ()
+    return (
+        f"no device that is online can hold this run: it needs about {size(needed)} of a GPU or "
+        f"{size(memory_on('cpu', needed))} of a computer's memory, and the largest, "
+        f"{printable(largest.name, 80)}, has {size(largest.memory_bytes)}. A smaller model, "
+        'train = "lora" where all weights are trained, or a shorter context makes it smaller',
+    )
 
 
 def _unsteady(file: RunFile, plan: Plan) -> Iterator[str]:

@@ -81,9 +81,9 @@ def clamped(run: Run, flops: float, step_s: float = 0.0) -> float:
     return min(CLAMP * median, max(median / CLAMP, known)) if known > 0 else 0.0
 
 
-def memory_bytes(parameters: int) -> int:
-    """About what a device needs to train a model of this size."""
-    return parameters * DEVICE_BYTES
+def memory_bytes(parameters: int, fixed: int = 0) -> int:
+    """About what a device needs to train a model of this size, and `fixed` bytes beside it."""
+    return parameters * DEVICE_BYTES + fixed
 
 
 def evidence_bytes_max(parameters: int) -> int:

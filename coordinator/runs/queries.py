@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.database import contributions, datasets, evaluations, games, runs, versions
+from coordinator.database import (
+    contributions,
+    datasets,
+    evaluations,
+    games,
+    runs,
+    versions,
+    volunteers,
+)
 from coordinator.database.runs import RunRow
 from coordinator.database.volunteers import worker_state
 from coordinator.plan.plan import Pending, Ready, ready
 from coordinator.plan.tables import Plan
-from coordinator.rules.advice import advice
+from coordinator.rules.advice import advice, too_large
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition
@@ -107,13 +115,14 @@ class RunQueries:
             progress=_progress(run, about),
             credits_per_step=run.price_micro / 1e6,
             step_flops=run.step_flops,
-            memory_bytes=memory_bytes(run.parameters),
+            memory_bytes=_memory(run, about),
             steps=run.global_step,
             tokens=run.tokens,
             merging=merging_text(beat.needs, beat.merge_in_s) if run.state == "running" else "",
             items=about.workload.traits.items,
             measure=about.workload.traits.measure,
             outer_scale=versions.outer_scale(conn, run.id, run.head),
+            **_origin(about),
         )
 
     def readiness(self, conn: Connection, run: RunRow) -> tuple[Ready, int]:
@@ -197,7 +206,9 @@ class RunQueries:
             run = runs.by_name(conn, name)
             about = definition(run)
             samples = 0 if about.play else run.samples_total
-            return advice(about.file, about.plan, samples, run.sample_size)
+            found = advice(about.file, about.plan, samples, run.sample_size)
+            there = volunteers.devices_since(conn, self._clock.now() - LIVE_S)
+            return (*found, *too_large(_memory(run, about), there))
 
         return await self._db.read(read)
 
@@ -285,6 +296,23 @@ def merging_text(needs: int, merge_in_s: float | None) -> str:
         minutes, seconds = divmod(max(0, round(merge_in_s)), 60)
         text += f" or {minutes}:{seconds:02d}"
     return text
+
+
+def _memory(run: RunRow, about: Definition) -> int:
+    return memory_bytes(run.parameters, about.workload.fixed_bytes(about.file.model))
+
+
+def _origin(about: Definition) -> dict[str, Any]:
+    """The fields of a run's description that tell of the model it goes on from."""
+    found = about.workload.origin(about.file.model)
+    if found is None:
+        return {}
+    fetched = sum(file.size for file in about.workload.files(about.file.model).values())
+    return {
+        "origin": found.name,
+        "origin_licence": found.licence,
+        "origin_bytes": fetched,
+    }
 
 
 def _progress(run: RunRow, about: Definition) -> float | None:

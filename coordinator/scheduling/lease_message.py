@@ -60,6 +60,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     step_flops: float
     price_micro: int
     parameters: int
+    fixed_bytes: int  # memory of a device beside what each of these takes
     counts: tuple[int, ...]  # samples of each chunk
     sample_size: int
     dataset: str
@@ -98,6 +99,7 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
         step_flops=row.step_flops,
         price_micro=row.price_micro,
         parameters=row.parameters,
+        fixed_bytes=_fixed_bytes(row.workload, file),
         counts=decode(row.samples_per_chunk, tuple[int, ...]),
         sample_size=row.sample_size,
         dataset=named,
@@ -106,6 +108,10 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
         options=msgspec.json.encode(file.task.options).decode(),
         play=_play(row.workload, file),
     )
+
+
+def _fixed_bytes(workload: str, file: RunFile) -> int:
+    return load(workload).fixed_bytes(file.model) if workload in installed() else 0
 
 
 def _play(workload: str, file: RunFile) -> SelfPlay | None:
@@ -129,7 +135,7 @@ def offer(spec: Spec, line: RunLine, pace: Pace | None, lately: float = 0.0) -> 
         workload_version=spec.workload_version,
         kind=spec.kind,
         codec=plan.codec,
-        memory_bytes=memory_bytes(spec.parameters),
+        memory_bytes=memory_bytes(spec.parameters, spec.fixed_bytes),
         weight=line.weight,
         settings=spec.file.task,
         local_steps=plan.local_steps or spec.file.task.local_steps,

@@ -36,6 +36,9 @@ class RunInfo(Message):
     measure: str = "held-out loss"  # what `loss` is
     # part of the plan's outer rate that it steps by: below 1 it has lowered it by itself
     outer_scale: float = 1.0
+    origin: str = ""  # the model that it goes on from; empty: it begins from nothing
+    origin_licence: str = ""
+    origin_bytes: int = 0  # of its files that each volunteer fetches once
 
 
 class ServerInfo(Message):

@@ -277,6 +277,15 @@ class Converted(NamedTuple):
     needs: str = ""  # packages of these lines, by their names for pip; "": our own
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that a run goes on from."""
+
+    name: str
+    licence: str  # of it; empty: none is named
+    size: int  # bytes of its weights
+    paths: Mapping[str, str] = {}  # below the address of a model hub, by SHA-256
+
+
 class Workload(Protocol):
     """A kind of training. All methods are pure or own what they return; none touches the network.
 
@@ -325,11 +334,23 @@ class Workload(Protocol):
     def flops_per_sample(self, config: Mapping[str, Any]) -> float:
         """Forward and backward, for price and task sizing."""
 
+    def fixed_bytes(self, config: Mapping[str, Any]) -> int:
+        """Memory that a device needs beside what each trained number takes: of weights that stay as
+        they are, and of the activations of one sample.
+        """
+        return 0
+
     def files(self, config: Mapping[str, Any]) -> Mapping[str, ChunkRef]:
         """Files that every version of a run needs beside its tensors, by hash, such as weights that
         stay as they are. A worker finds each as an asset of its data.
         """
         return {}
+
+    def origin(self, config: Mapping[str, Any]) -> Origin | None:
+        """The model that a run goes on from, and where else than at the coordinator its `files`
+        may be had; None where it begins from nothing.
+        """
+        return None
 
     def sources(self, config: Mapping[str, Any]) -> Mapping[str, Path]:
         """Paths on the organiser's machine of the `files`, when a run is created from them."""

@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import Forbidden, InvalidFrame, NotFound, VolunteerError
 from shared.protocol.inference import AnswerTask, AnswerTokens
-from shared.protocol.versions import VersionManifest
+from shared.protocol.versions import BlobRef, VersionManifest
 from shared.workloads.base import Workload
 from volunteer.agent.collaborators import LentDevice, Remote
 from volunteer.agent.downloads import blob_of
@@ -99,13 +100,19 @@ class Answering:
         files = {name: blob_of(chunk) for name, chunk in more.items()}
         hashes = [manifest.weights.sha256, *(ref.sha256 for ref in files.values())]
         stack.enter_context(self.cache.hold(hashes))
-        transfers = self.remote.transfers
+        origin = workload.origin(manifest.config) if more else None
+        public = origin.paths if origin else {}
+
+        async def fetched(ref: BlobRef) -> Path:
+            path = public.get(ref.sha256, "")
+            return await self.remote.transfers.fetch(ref, _unseen, path)
+
         return AnswerFiles(
             sha256=manifest.weights.sha256,
             workload=workload,
             config=manifest.config,
             weights=await self.remote.weights.fetch(manifest, lambda total: lambda done: None),
-            files={name: await transfers.fetch(ref, _unseen) for name, ref in files.items()},
+            files={name: await fetched(ref) for name, ref in files.items()},
         )
 
     async def _stream(self, task: AnswerTask, device: LentDevice, version: AnswerFiles) -> None:

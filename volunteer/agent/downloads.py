@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,13 +56,15 @@ class Downloads:
         lease = held.lease
         manifest = lease.data or await self._dataset(lease.dataset)
         chunks = wanted(lease, manifest)
-        more = self.load(lease.job.workload).files(lease.job.config)
+        workload = self.load(lease.job.workload)
+        more = workload.files(lease.job.config)
         every = {**manifest.assets, **more}
         assets = {name: blob_of(chunk) for name, chunk in every.items()}
         refs = {ref.sha256: ref for ref in (*chunks.values(), *assets.values())}
         stack.enter_context(self.cache.hold(refs))
         progress = self._progress(held, "data", sum(ref.size for ref in refs.values()))
-        found = await self._fetch_all(refs.values(), progress)
+        origin = workload.origin(lease.job.config) if more else None
+        found = await self._fetch_all(refs.values(), progress, origin.paths if origin else {})
         return LocalData(manifest, found, more)
 
     async def prefetch_data(self, held: LeaseInWork) -> None:
@@ -174,7 +176,10 @@ class Downloads:
             )
 
     async def _fetch_all(
-        self, refs: Iterable[BlobRef], progress: Callable[[int], None]
+        self,
+        refs: Iterable[BlobRef],
+        progress: Callable[[int], None],
+        public: Mapping[str, str],
     ) -> dict[str, Path]:
         done: dict[str, int] = {}
         found: dict[str, Path] = {}
@@ -186,7 +191,8 @@ class Downloads:
                 progress(sum(done.values()))
 
             async with limit:
-                found[ref.sha256] = await self.remote.transfers.fetch(ref, moved)
+                path = public.get(ref.sha256, "")
+                found[ref.sha256] = await self.remote.transfers.fetch(ref, moved, path)
 
         jobs = [asyncio.ensure_future(one(ref)) for ref in refs]
         try:

@@ -18,6 +18,7 @@ from volunteer.control.event_bus import Hub
 from volunteer.net.api import Api
 from volunteer.settings.settings import Settings
 from volunteer.settings.work_rules import Rules
+from volunteer.text import origin_of
 
 ENDED = ("completed", "failed")
 LISTED_MAX = 20
@@ -84,10 +85,11 @@ class RunChoice:
             info = await self._api.run(run)
         await self._api.consent(run)
         self._home.remember(consents=(*self._home.memory.consents, run))
+        base = f", it goes on from {origin_of(info)}" if info.origin else ""
         contact = f", questions to {info.contact}" if info.contact else ""
         self._hub.notice(
             f'helping "{run}": the model will be published under {info.licence}, '
-            f"the data is under {info.dataset_licence or 'no stated licence'}{contact}"
+            f"the data is under {info.dataset_licence or 'no stated licence'}{base}{contact}"
         )
 
 

@@ -36,6 +36,7 @@ from volunteer.net.tls import Address, context_for
 CONNECT_S, READ_S, WRITE_S = 10.0, 30.0, 30.0
 ERROR_BYTES_MAX = 64 << 10
 KEPT_ALIVE = 8
+REDIRECTS_MAX = 5
 BULK_BYTES = 1 << 20  # from here on a connection of its own costs less than it saves
 HEADERS = {"Accept-Encoding": "identity", "User-Agent": "volunteer"}
 SLACK_S = CONNECT_S + WRITE_S  # beside the answer
@@ -187,6 +188,46 @@ class Client:
         async with self._answer(request, limit) as response:
             self.sent_bytes += len(body)
             yield self._pieces(response.aiter_raw(), limit)
+
+    @asynccontextmanager
+    async def elsewhere(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[Reply]:
+        """One GET from another server, such as a model hub: without our token, and never over a
+        connection that is not encrypted, but for one on this machine. Not retried.
+
+        Raises Unreachable for every answer but a good one.
+        """
+        limit, near = Limit(self.read_s + self.slack_s), is_loopback(urlsplit(url).hostname or "")
+        try:
+            async with (
+                limit.running(),
+                httpx.AsyncClient(headers=HEADERS, timeout=_timeout(self.read_s)) as http,
+            ):
+                request = http.build_request("GET", url, headers=headers)
+                for _ in range(REDIRECTS_MAX + 1):
+                    if request.url.scheme != "https" and not (
+                        near and is_loopback(request.url.host)
+                    ):
+                        raise errors.Unreachable(f"{request.url.host} is not asked without https")
+                    response = await http.send(request, stream=True)
+                    try:
+                        if response.next_request is not None:
+                            request = response.next_request
+                            continue
+                        if response.status_code not in (200, 206):
+                            raise errors.Unreachable(
+                                f"{request.url.host} answered {response.status_code}"
+                            )
+                        body = self._pieces(response.aiter_raw(), limit)
+                        yield Reply(response.status_code, response.headers, body)
+                        return
+                    finally:
+                        await response.aclose()
+                raise errors.Unreachable(f"{request.url.host} redirects without end")
+        except TimeoutError as error:
+            raise errors.Unreachable(f"{urlsplit(url).hostname} did not answer in time") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            said = f"{urlsplit(url).hostname} cannot be reached ({type(error).__name__})"
+            raise errors.Unreachable(said) from error
 
     def _question(self, path: str, headers: Mapping[str, str]) -> bulk.Question:
         return bulk.Question(

@@ -5,6 +5,7 @@ the next bytes come.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -29,21 +30,26 @@ OnBytes: TypeAlias = Callable[[int], None]  # bytes done so far
 class Transfers:
     """Downloads into the cache, uploads out of the outbox."""
 
-    def __init__(self, api: Api, cache: Cache) -> None:
+    def __init__(self, api: Api, cache: Cache, hub: Callable[[], str] | None = None) -> None:
+        """`hub` gives the address of the model hub that may be asked for what is public there."""
         self._api = api
+        self._hub = hub
         self._client = api.client
         self._cache = cache
         self.up_bytes_per_s = 0.0  # of the last file that was large enough to tell
         self.down_bytes_per_s = 0.0
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def fetch(self, ref: BlobRef, on_bytes: OnBytes) -> Path:
-        """The file of a blob, downloaded unless it is here.
+    async def fetch(self, ref: BlobRef, on_bytes: OnBytes, public: str = "") -> Path:
+        """The file of a blob, downloaded unless it is here: from the hub where it is `public` under
+        this path there, and from the coordinator where that fails.
 
         Raises InvalidFrame when it keeps arriving damaged.
         """
         async with self._locks[ref.sha256]:  # two devices may want the same blob
             found = await asyncio.to_thread(self._cache.find, ref.sha256, ref.size)
+            if found is None:
+                found = await self._from_hub(ref, on_bytes, public)
             if found is None:
                 found = await self._download(ref, on_bytes)
         on_bytes(ref.size)
@@ -65,6 +71,28 @@ class Transfers:
                     damaged += 1
                     if damaged == DAMAGED_MAX:
                         raise
+        finally:
+            partial.close()
+
+    async def _from_hub(self, ref: BlobRef, on_bytes: OnBytes, public: str) -> Path | None:
+        """The file of a blob from the hub; None where the hub has it not, or not whole."""
+        if not public or self._hub is None:
+            return None
+        address = await asyncio.to_thread(self._hub)
+        if not address:
+            return None
+        url = f"{address.rstrip('/')}/{public}"
+        partial = await opened(self._cache.partial, ref.sha256, ref.size)
+        headers = {"Range": f"bytes={partial.offset}-"} if partial.offset else {}
+        try:
+            if partial.offset < partial.size:
+                async with self._client.elsewhere(url, headers) as reply:
+                    if reply.status != 206:
+                        partial.restart()
+                    await _pump(reply, partial, on_bytes)
+            return await asyncio.to_thread(partial.finish)
+        except (Unreachable, InvalidFrame):  # whatever it was, the coordinator has the file too
+            return None
         finally:
             partial.close()
 
@@ -135,6 +163,17 @@ class Transfers:
             return await self._client.put(f"/uploads/{info.upload_id}", headers, body(), UploadInfo)
         except OffsetMismatch as error:
             raise Unreachable("the upload continues at another offset") from error
+
+
+def hub_address() -> str:
+    """Return the address of the model hub, or of the mirror that HF_ENDPOINT names; empty without
+    the library that knows it.
+    """
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        return ""
+    return os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
 
 
 def _rate(count: int, spent_s: float, before: float) -> float:

@@ -95,6 +95,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prefetch: Annotated[
         bool, Meta(description="Fetch the next task while the current one trains.")
     ] = True
+    hub: Annotated[
+        bool,
+        Meta(
+            description="Fetch the public model that a run goes on from at its hub, or the mirror "
+            "in HF_ENDPOINT, and from the coordinator only what is missing there."
+        ),
+    ] = True
     serve: Annotated[
         bool,
         Meta(

@@ -120,7 +120,7 @@ class LocalTask:
         self.items = workload.traits.items
         self.items_per_sample = items / samples if samples else 1.0
         copies = CPU_COPIES if files.held.device == "cpu" else DEVICE_COPIES
-        need = nbytes(self._schema) * copies
+        need = nbytes(self._schema) * copies + workload.fixed_bytes(job.config)
         if 0 < files.memory_bytes < need:
             raise TooLarge(
                 f"the model of {job.run} needs {bytes_in_words(need)} of memory, "

@@ -30,7 +30,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "Network and disk",
-        ("upload_mbit", "download_mbit", "cache_gb", "disk_free_gb", "prefetch"),
+        ("upload_mbit", "download_mbit", "cache_gb", "disk_free_gb", "prefetch", "hub"),
     ),
     (
         "What to help",
@@ -105,6 +105,7 @@ LABELS = {
     "webhook": "webhook",
     "snapshot_seconds": "save half-done tasks",
     "sandbox": "only its own folders",
+    "hub": "models from their hub",
     "quit_seconds": "finish before leaving",
     "log_level": "least in the log",
 }

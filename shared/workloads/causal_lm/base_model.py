@@ -10,7 +10,7 @@ from torch import Tensor
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Data
 from shared.workloads.causal_lm import architectures
-from shared.workloads.causal_lm.config import BASE, CausalConfig
+from shared.workloads.causal_lm.config import BASE, CausalConfig, folder_of
 from shared.workloads.causal_lm.init import BASE_SEED, from_nothing
 from shared.workloads.causal_lm.model_folder import own_name, placed, read_folder
 
@@ -39,7 +39,7 @@ def frozen_in(config: CausalConfig, files: Mapping[str, Path]) -> Mapping[str, T
 
 def from_folder(config: CausalConfig) -> dict[str, Tensor]:
     """The weights of the folder that a run was created from, as they were then."""
-    folder = Path(config.source).expanduser()
+    folder = folder_of(config)
     if read_folder(folder)[1] != config.files:
         raise InvalidRunFile(
             f"the files in {folder} are not those that the run was created from: create it again"

@@ -16,8 +16,8 @@ import msgspec
 from shared.errors import InvalidRunFile
 from shared.tensors.spec import Schema, TensorSpec
 from shared.text import escaped
-from shared.workloads.base import ChunkRef, DatasetManifest, check_keys, read_table
-from shared.workloads.causal_lm import architectures, model_folder
+from shared.workloads.base import ChunkRef, DatasetManifest, Origin, check_keys, read_table
+from shared.workloads.causal_lm import architectures, hub, model_folder
 from shared.workloads.causal_lm.architectures import Shape, read_shape
 from shared.workloads.data.tokenizer import MARKED
 
@@ -26,6 +26,7 @@ HEAD = "lm_head.weight"
 _CONTEXT = 256  # tokens of a window, unless more are asked for or the model has fewer
 _RANK_MAX = 1024
 _FILE_BYTES_MAX = 1 << 40
+_LICENCE_CHARS_MAX = 100
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FIRST = {  # adapted unless the file says otherwise: every matrix of attention, as LoRA began
     "gpt2": ("c_attn",),
@@ -58,6 +59,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
     source: str = msgspec.field(name="from", default="")
     files: dict[str, ChunkRef] = {}
+    licence: str = ""
     context: int = 0
     train: Literal["all", "lora"] = "all"
     lora: dict[str, Any] | None = None
@@ -69,8 +71,9 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
     shape: Shape
     context: int  # tokens of a window
     lora: Lora | None  # None: every weight is trained
-    source: str = ""  # folder that the first weights come from
+    source: str = ""  # folder that the first weights come from, or hub:OWNER/NAME@COMMIT
     files: Mapping[str, ChunkRef] = {}  # of its weights
+    licence: str = ""  # of that model
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> CausalConfig:
@@ -79,7 +82,8 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
             check_keys(raw, _Table.__struct_encode_fields__, "model")
             raise InvalidRunFile(
                 '[model] needs config = { model_type = "llama", ... }, the architecture to train'
-                ' from nothing, or from = "FOLDER" with a model to go on with'
+                ' from nothing, or from = "FOLDER" (or "hub:OWNER/NAME@REVISION") with a model to'
+                " go on with"
             )
         table = read_table(raw, _Table, "model")
         shape = read_shape(table.config)
@@ -95,7 +99,18 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_files(table.files)
         if table.source and not table.files:
             raise InvalidRunFile("[model] has both config and from: give one of them")
-        return cls(shape=shape, context=context, lora=lora, source=table.source, files=table.files)
+        if table.source.startswith(hub.PREFIX) and not hub.reference(table.source).pinned:
+            raise InvalidRunFile("[model] from: the revision of this run is no commit")
+        if len(table.licence) > _LICENCE_CHARS_MAX:
+            raise InvalidRunFile(f"[model] licence has more than {_LICENCE_CHARS_MAX} characters")
+        return cls(
+            shape=shape,
+            context=context,
+            lora=lora,
+            source=table.source,
+            files=table.files,
+            licence=table.licence,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The table with every default written out."""
@@ -106,6 +121,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
             "config": architectures.written(self.shape),
             "from": self.source,
             "files": {name: msgspec.structs.asdict(file) for name, file in self.files.items()},
+            "licence": self.licence,
             "context": self.context,
             "train": "lora" if self.lora else "all",
             "lora": lora,
@@ -147,8 +163,15 @@ def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[
     if "config" in raw:
         raise InvalidRunFile("[model] has both config and from: give one of them")
     if not isinstance(raw["from"], str):
-        raise InvalidRunFile("[model] from must be the name of a folder")
-    folder = Path(raw["from"]).expanduser()
+        raise InvalidRunFile("[model] from must be a folder, or hub:OWNER/NAME@REVISION")
+    raw = dict(raw)
+    if raw["from"].startswith(hub.PREFIX):
+        found = hub.resolved(raw["from"])
+        _check_licence(raw, found)
+        folder = hub.fetched(found)
+        raw |= {"from": found.reference.text, "licence": found.licence}
+    else:
+        folder = Path(raw["from"]).expanduser()
     shape, files = model_folder.read_folder(folder)
     own = model_folder.tokenizer_sha256(folder)
     used = manifest.assets.get("tokenizer") if manifest else None
@@ -160,6 +183,39 @@ def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[
         )
     told = {name: msgspec.structs.asdict(file) for name, file in files.items()}
     return {**raw, "config": architectures.written(shape), "files": told}
+
+
+def _check_licence(raw: Mapping[str, Any], found: hub.Found) -> None:
+    """Refuse a model whose licence is another than the run file says."""
+    told = raw.get("licence")
+    if told and told != found.licence:
+        raise InvalidRunFile(
+            f"[model] licence: {found.reference.text} is under {found.licence or 'no licence'}, not"
+            f" under {escaped(str(told), 64)}: read it, then change or remove the line"
+        )
+
+
+def folder_of(config: CausalConfig) -> Path:
+    """Return the folder with the files of a run's first weights."""
+    if config.source.startswith(hub.PREFIX):
+        return hub.folder_of(config.source, config.files)
+    return Path(config.source).expanduser()
+
+
+def origin(config: CausalConfig) -> Origin | None:
+    """Return the model that a run goes on from. Of a folder only its name: where the organiser
+    keeps it is nobody's business.
+    """
+    if not config.source:
+        return None
+    total = sum(file.size for file in config.files.values())
+    if not config.source.startswith(hub.PREFIX):
+        return Origin(name=Path(config.source).name, licence=config.licence, size=total)
+    paths = {
+        file.sha256: hub.path_on_hub(config.source, name) for name, file in config.files.items()
+    }
+    name = config.source.removeprefix(hub.PREFIX)
+    return Origin(name=name, licence=config.licence, size=total, paths=paths)
 
 
 def _check_files(files: Mapping[str, ChunkRef]) -> None:
@@ -220,6 +276,18 @@ def flops_per_sample(config: CausalConfig) -> float:
         return 6.0 * matrices * T + attention
     own = sum(spec.count for spec in schema(config))
     return (4.0 * matrices + 6.0 * own) * T + attention
+
+
+def fixed_bytes(config: CausalConfig) -> int:
+    """Memory beside what each trained number takes: frozen weights, and for one window what each
+    matrix reads and gives, and the logits, their copy in float32 and its gradient; float32 all.
+    """
+    shape, T = config.shape, config.context
+    inside = sum(a + b for name, (a, b) in _matrices(shape).items() if f"{name}.weight" != HEAD)
+    numbers = T * (inside + 3 * shape.vocab_size)
+    if config.lora is not None:
+        numbers += architectures.count(shape)
+    return 4 * numbers
 
 
 def _width(shape: Shape) -> int:

@@ -24,7 +24,7 @@ from shared.workloads.causal_lm.architectures import Shape, read_shape
 SETTINGS, INDEX, TOKENIZER = "config.json", "model.safetensors.index.json", "tokenizer.json"
 FILES_MAX = 256
 SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\.safetensors")
-_SETTINGS_MAX, _INDEX_MAX, _TOKENIZER_MAX = 1 << 20, 16 << 20, 64 << 20  # bytes
+SETTINGS_MAX, INDEX_MAX, TOKENIZER_MAX = 1 << 20, 16 << 20, 64 << 20  # bytes
 _FLOATS = ("F32", "BF16", "F16")
 _PREFIX = "transformer."  # that the first files of GPT-2 lack
 # Tables that old files hold beside the weights, and that follow from the settings.
@@ -83,7 +83,7 @@ def read_folder(folder: Path) -> tuple[Shape, dict[str, ChunkRef]]:
 
     Raises InvalidRunFile for everything that cannot be trained here.
     """
-    shape = shape_of(_json(folder, SETTINGS, _SETTINGS_MAX))
+    shape = shape_of(settings_in(folder))
     names = _shards(folder)
     found: dict[str, str] = {}
     for name in names:
@@ -94,7 +94,12 @@ def read_folder(folder: Path) -> tuple[Shape, dict[str, ChunkRef]]:
     for spec in architectures.schema(shape):
         if spec.name not in found:
             raise InvalidRunFile(f"{folder}: no file of weights holds {spec.name}")
-    return shape, {name: _hashed(folder / name) for name in names}
+    return shape, {name: hashed(folder / name) for name in names}
+
+
+def settings_in(folder: Path) -> dict[str, Any]:
+    """Return the settings in a folder as they are written there. Raises InvalidRunFile."""
+    return _json(folder, SETTINGS, SETTINGS_MAX)
 
 
 def tokenizer_sha256(folder: Path) -> str | None:
@@ -102,12 +107,12 @@ def tokenizer_sha256(folder: Path) -> str | None:
     path = folder / TOKENIZER
     if not path.is_file():
         return None
-    if path.stat().st_size > _TOKENIZER_MAX:
+    if path.stat().st_size > TOKENIZER_MAX:
         raise InvalidRunFile(
             f"{path} has {path.stat().st_size / 1e6:,.0f} MB: a tokenizer of more than"
-            f" {_TOKENIZER_MAX / 1e6:,.0f} MB is not read"
+            f" {TOKENIZER_MAX / 1e6:,.0f} MB is not read"
         )
-    return _hashed(path).sha256
+    return hashed(path).sha256
 
 
 def placed(entries: Mapping[str, tuple[int, ...]], wanted: Schema, file: str) -> Iterator[str]:
@@ -220,7 +225,16 @@ def _shards(folder: Path) -> list[str]:
                 " and is never read: save it again with safe_serialization"
             )
         raise InvalidRunFile(f"{folder} has no model.safetensors")
-    listed = _json(folder, INDEX, _INDEX_MAX).get("weight_map")
+    names = indexed(folder)
+    for name in names:
+        if not (folder / name).is_file():
+            raise InvalidRunFile(f"{INDEX} names {name}, which is not in {folder}")
+    return names
+
+
+def indexed(folder: Path) -> list[str]:
+    """Return the names of files that an index lists. Raises InvalidRunFile for any with a path."""
+    listed = _json(folder, INDEX, INDEX_MAX).get("weight_map")
     names = sorted(map(str, set(listed.values()))) if isinstance(listed, dict) else []
     for name in names:
         if not SHARD.fullmatch(name):
@@ -228,8 +242,6 @@ def _shards(folder: Path) -> list[str]:
                 f"{INDEX} names the file {escaped(name, 120)!r}: only plain names of safetensors"
                 " files beside it are read"
             )
-        if not (folder / name).is_file():
-            raise InvalidRunFile(f"{INDEX} names {name}, which is not in {folder}")
     if not 1 <= len(names) <= FILES_MAX:
         raise InvalidRunFile(f"{INDEX} names {len(names)} files; 1 to {FILES_MAX} are read")
     return names
@@ -255,7 +267,8 @@ def _entries(folder: Path, name: str) -> dict[str, tuple[int, ...]]:
     return {tensor: entry.shape for tensor, entry in header.entries.items()}
 
 
-def _hashed(path: Path) -> ChunkRef:
+def hashed(path: Path) -> ChunkRef:
+    """Return size and hash of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
     return ChunkRef(sha256=digest.hexdigest(), size=path.stat().st_size, items=1)

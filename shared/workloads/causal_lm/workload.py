@@ -21,6 +21,7 @@ from shared.workloads.base import (
     Decoder,
     ForwardFigures,
     Job,
+    Origin,
     Sample,
     Work,
     Workload,
@@ -70,6 +71,9 @@ class CausalWorkload(Workload):
     def flops_per_sample(self, config: Mapping[str, Any]) -> float:
         return settings.flops_per_sample(CausalConfig.from_dict(config))
 
+    def fixed_bytes(self, config: Mapping[str, Any]) -> int:
+        return settings.fixed_bytes(CausalConfig.from_dict(config))
+
     def files(self, config: Mapping[str, Any]) -> Mapping[str, ChunkRef]:
         checked = CausalConfig.from_dict(config)
         if checked.lora is None:
@@ -77,8 +81,12 @@ class CausalWorkload(Workload):
         return {f"{BASE}/{name}": file for name, file in checked.files.items()}
 
     def sources(self, config: Mapping[str, Any]) -> Mapping[str, Path]:
-        folder = Path(CausalConfig.from_dict(config).source).expanduser()
-        return {name: folder / name.partition("/")[2] for name in self.files(config)}
+        files = self.files(config)
+        folder = settings.folder_of(CausalConfig.from_dict(config)) if files else Path()
+        return {name: folder / name.partition("/")[2] for name in files}
+
+    def origin(self, config: Mapping[str, Any]) -> Origin | None:
+        return settings.origin(CausalConfig.from_dict(config))
 
     def whole(
         self,

@@ -4,6 +4,8 @@ adapters alone.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -11,11 +13,13 @@ import pytest
 import transformers
 
 from shared.protocol.versions import VersionInfo
+from tests.support.fake_hub import FakeHub, Repository, fake_hub
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine
 from tests.support.workloads import tiny_causal
 from volunteer.control import events
 
+WEIGHTS = "model.safetensors"
 RUN = """
 name = "tiny"
 workload = "causal-lm"
@@ -48,6 +52,44 @@ def folder(path: Path) -> str:
     settings = transformers.Qwen3Config(**{**tiny_causal.QWEN3, "vocab_size": 300})
     transformers.Qwen3ForCausalLM(settings).save_pretrained(path)
     return str(path)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub that library and volunteers ask, with one model, and an empty cache of the library."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    files = {path.name: path for path in Path(folder(tmp_path / "model")).iterdir()}
+    with fake_hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        server.models["ann/tiny"] = Repository()
+        server.models["ann/tiny"].commit({name: path.read_bytes() for name, path in files.items()})
+        yield server
+
+
+async def test_a_model_of_a_hub_comes_from_there_and_else_from_the_coordinator(
+    tmp_path: Path, hub: FakeHub
+) -> None:
+    model = 'train = "lora"\nfrom = "hub:ann/tiny@main"'
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.start_run(RUN.format(model=model).replace("quorum = 2", "quorum = 1"))
+        info = (await home.coordinator.runs.queries.listing())[0]
+        commit = hub.models["ann/tiny"].branches["main"]
+        assert (info.origin, info.origin_licence) == (f"ann/tiny@{commit}", "apache-2.0")
+        assert info.origin_bytes == len(hub.models["ann/tiny"].commits[commit][WEIGHTS])
+        assert hub.fetched.count(WEIGHTS) == 1  # by the coordinator
+        weights = hashlib.sha256(hub.models["ann/tiny"].commits[commit][WEIGHTS]).hexdigest()
+        async with home.coordinator.working():
+            for name, from_hub in (("Ann", True), ("Ben", False)):
+                machine = LocalMachine(tmp_path / name, home)
+                await machine.join(name)
+                if not from_hub:
+                    hub.models["ann/tiny"].damaged.add(WEIGHTS)
+                async with machine.working() as process:
+                    await process.until(
+                        events.Judged, lambda event: event.verdict.state == "accepted", 60
+                    )
+                assert any(weights in path for path in process.network.seen) != from_hub
+        assert hub.fetched.count(WEIGHTS) == 3
 
 
 async def measured(home: LocalCoordinator) -> list[VersionInfo]:

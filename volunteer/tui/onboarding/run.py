@@ -7,6 +7,7 @@ from textual.app import ComposeResult
 
 from shared.text import printable
 from shared.workloads.base import installed
+from volunteer.text import origin_of
 from volunteer.tui.onboarding.step import BACK, NEXT, Step, said
 from volunteer.tui.run_estimate import RunEstimate, estimate
 from volunteer.tui.text import Line, count
@@ -97,6 +98,8 @@ class RunStep(Step):
             f"The model is published under {info.licence}; the data is under "
             f"{info.dataset_licence or 'no stated licence'}."
         )
+        if info.origin:
+            licence += f" It goes on from {origin_of(info)}."
         return [*said(info.description, width, 2), *said(licence, width, 2, "dim")][:height]
 
     @on(Listing.Chosen)

@@ -15,7 +15,7 @@ from shared.protocol.listings import LossPoint
 from shared.text import printable, size
 from shared.workloads.base import installed
 from volunteer.control.commands import SettingRow
-from volunteer.text import loss, measure_word, measured
+from volunteer.text import loss, measure_word, measured, origin_of
 from volunteer.tui import keys
 from volunteer.tui.query_page import Answer, PageQuery, QueryPage
 from volunteer.tui.run_estimate import STATES, RunEstimate, estimate
@@ -365,6 +365,7 @@ def run_detail(
         ("earns", f"{count(earns)} credits/h ({able.basis})" if earns is not None else ""),
         ("helped", helping),
         ("licence", f"{info.licence} (model)"),
+        ("base", origin_of(info) if info.origin else ""),
         ("data", data),
         ("model", f"{count(info.parameters)} weights, needs {size(info.memory_bytes)}"),
         (

@@ -9,7 +9,8 @@ import pytest
 
 from coordinator.plan.plan import plan
 from coordinator.rules import run_file
-from coordinator.rules.advice import advice
+from coordinator.rules.advice import advice, too_large
+from shared.protocol.accounts import Device
 
 SAMPLES = 1_000_000
 
@@ -45,3 +46,15 @@ def test_a_run_that_ends_in_its_warm_up_is_told_so() -> None:
     (said,) = given({"preset": "diloco"}, versions=70)
     assert "is left 10 of them" in said
     assert given({"preset": "fedavg"}, versions=4) == ()
+
+
+def test_a_run_that_no_device_can_hold_names_the_largest_and_what_makes_it_smaller() -> None:
+    card = Device(id="cuda:0", kind="cuda", name="RTX", memory_bytes=6 << 30)
+    machine = Device(id="cpu", kind="cpu", name="Ryzen", memory_bytes=16 << 30)
+    (said,) = too_large(12 << 30, [card, machine])
+    assert "needs about 12.0 GiB of a GPU or 20.0 GiB of a computer's memory" in said
+    assert "the largest, Ryzen, has 16.0 GiB" in said
+    assert 'train = "lora"' in said
+    assert too_large(5 << 30, [card]) == ()
+    assert too_large(9 << 30, [card, machine]) == ()  # the computer has room for it
+    assert too_large(12 << 30, []) == ()  # nobody is online: nothing is known

@@ -1,0 +1,281 @@
+"""A model on a hub: `hub:OWNER/NAME@REVISION`, pinned to a commit when a run is created from it.
+
+All that is listed and its settings are checked before a weight is fetched. Files are fetched by
+the library's own client into its own cache, so HF_ENDPOINT, HF_TOKEN and HF_HOME are obeyed; it is
+loaded when a hub is asked, never before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from shared.errors import Configuration, InvalidRunFile, Unavailable, VolunteerError, why
+from shared.text import escaped, size
+from shared.workloads.causal_lm import architectures, model_folder
+from shared.workloads.causal_lm.model_folder import INDEX, SETTINGS, TOKENIZER
+
+PREFIX = "hub:"
+_REFERENCE = re.compile(
+    r"hub:([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w][\w./-]{0,99}))?", re.ASCII
+)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_LICENCE = re.compile(r"[\w.+-]{1,64}", re.ASCII)
+# Beside the settings and the weights; each may be missing.
+_BESIDE = (TOKENIZER, "tokenizer_config.json", "chat_template.jinja")
+_BESIDE_MAX = {TOKENIZER: model_folder.TOKENIZER_MAX}
+_SMALL_MAX = 1 << 20
+_LISTED_MAX = 10_000  # files of a repository
+_ROOM_BYTES = 64 << 20  # of a model's files, beside four bytes a parameter: headers, tables
+_SPACE = 2  # times the size of a model: the library's cache, and the coordinator's copy
+
+
+class Reference(NamedTuple):
+    """A repository of a hub and a revision of it."""
+
+    repository: str
+    revision: str
+
+    @property
+    def text(self) -> str:
+        return f"{PREFIX}{self.repository}@{self.revision}"
+
+    @property
+    def pinned(self) -> bool:
+        """Return True if the revision is a commit, whose files never change."""
+        return _COMMIT.fullmatch(self.revision) is not None
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """One commit of a repository: its licence, and the size and hash of each file."""
+
+    reference: Reference
+    licence: str
+    sizes: Mapping[str, int]
+    hashes: Mapping[str, str]  # SHA-256, of files that the hub keeps by it
+
+
+def reference(source: str) -> Reference:
+    """Return what `hub:OWNER/NAME@REVISION` names. Raises InvalidRunFile for another form."""
+    found = _REFERENCE.fullmatch(source)
+    if found is None or ".." in source:
+        raise InvalidRunFile(
+            f"[model] from: {escaped(source, 120)!r} names no model of a hub: write"
+            " hub:OWNER/NAME@REVISION"
+        )
+    return Reference(found[1], found[2] or "main")
+
+
+def resolved(source: str) -> Found:
+    """Ask the hub for the commit that a revision stands for, and for its files.
+
+    Raises InvalidRunFile for what is not there, Unavailable when the hub cannot be reached.
+    """
+    wanted = reference(source)
+    with _refusals(wanted) as api:
+        info = api.model_info(wanted.repository, revision=wanted.revision, files_metadata=True)
+    commit, files = str(info.sha), info.siblings or []
+    if not _COMMIT.fullmatch(commit) or (wanted.pinned and commit != wanted.revision):
+        raise InvalidRunFile(
+            f"[model] from: the hub answers {wanted.text} with the commit {escaped(commit, 60)},"
+            " which is another one"
+        )
+    if len(files) > _LISTED_MAX:
+        raise InvalidRunFile(f"{wanted.text} has more than {_LISTED_MAX:,} files")
+    return Found(
+        reference=Reference(wanted.repository, commit),
+        licence=_licence(info),
+        sizes={each.rfilename: int(each.size or 0) for each in files},
+        hashes={each.rfilename: str(each.lfs["sha256"]) for each in files if each.lfs},
+    )
+
+
+def fetched(found: Found) -> Path:
+    """Fetch a model into the library's cache; return the folder of its commit.
+
+    Raises InvalidRunFile for everything that cannot be trained here, before a weight is fetched.
+    """
+    for name in _BESIDE:
+        _check_size(found, name, _BESIDE_MAX.get(name, _SMALL_MAX))
+    folder = _file(found, SETTINGS, model_folder.SETTINGS_MAX).parent
+    shape = model_folder.shape_of(model_folder.settings_in(folder))
+    names = _weights(found)
+    total = sum(found.sizes[name] for name in names)
+    most = 4 * architectures.count(shape) + 4 * _head(shape) + _ROOM_BYTES
+    if total > most:
+        raise InvalidRunFile(
+            f"{found.reference.text} lists {size(total)} of weights, but its {SETTINGS} describes a"
+            f" model of at most {size(most)}"
+        )
+    free = shutil.disk_usage(folder).free
+    if free < _SPACE * total:
+        raise InvalidRunFile(
+            f"{found.reference.text} has {size(total)} of weights, which need {size(_SPACE * total)}"
+            f" on this disk; {size(free)} are free"
+        )
+    for name in (*(name for name in _BESIDE if name in found.sizes), *names):
+        path = _file(found, name, found.sizes[name])
+        listed = found.hashes.get(name)
+        if listed and model_folder.hashed(path).sha256 != listed:
+            path.resolve().unlink(missing_ok=True)  # the library would take it for good next time
+            path.unlink(missing_ok=True)
+            raise InvalidRunFile(
+                f"{name} of {found.reference.text} is not what the hub lists: its hash is wrong."
+                " It was removed: try again"
+            )
+    return folder
+
+
+def folder_of(source: str, names: Iterable[str]) -> Path:
+    """Return the folder of a pinned model with these files: that in the library's cache, fetched
+    again where one has been removed from there.
+    """
+    wanted = reference(source)
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError as error:
+        raise _missing() from error
+    there = [
+        try_to_load_from_cache(wanted.repository, name, revision=wanted.revision)
+        for name in (SETTINGS, *names)
+    ]
+    if all(isinstance(each, str) for each in there):
+        return Path(str(there[0])).parent
+    return fetched(resolved(source))
+
+
+def path_on_hub(source: str, name: str) -> str:
+    """Return where a file of a pinned model lies below the address of a hub."""
+    wanted = reference(source)
+    return f"{wanted.repository}/resolve/{wanted.revision}/{name}"
+
+
+def _weights(found: Found) -> list[str]:
+    """Names of the files of weights. Raises InvalidRunFile for those that are never fetched."""
+    whole = "model.safetensors"
+    if INDEX in found.sizes:
+        folder = _file(found, INDEX, model_folder.INDEX_MAX).parent
+        names = model_folder.indexed(folder)
+    elif whole in found.sizes:
+        names = [whole]
+    else:
+        raise InvalidRunFile(
+            f"{found.reference.text} has no weights in safetensors ({whole}): pickles can run code"
+            " and are never fetched"
+        )
+    for name in names:
+        if not found.sizes.get(name):
+            raise InvalidRunFile(
+                f"{INDEX} names {name}, which {found.reference.text} does not have"
+            )
+    return names
+
+
+def _file(found: Found, name: str, bytes_max: int) -> Path:
+    """Fetch one file of a commit, as large as it is listed."""
+    from huggingface_hub import hf_hub_download
+
+    if name not in found.sizes:
+        raise InvalidRunFile(f"{found.reference.text} has no {name}")
+    _check_size(found, name, bytes_max)
+    repository, commit = found.reference
+
+    def fetch(**more: Any) -> Any:
+        return hf_hub_download(repository, name, revision=commit, endpoint=_endpoint(), **more)
+
+    with _refusals(found.reference):
+        seen = fetch(dry_run=True)
+        if seen.commit_hash != commit or seen.file_size != found.sizes[name]:
+            raise InvalidRunFile(
+                f"{name} of {found.reference.text} has {seen.file_size} bytes at commit"
+                f" {seen.commit_hash}, but {found.sizes[name]} were listed: the hub, or a mirror of"
+                " it, does not serve what it lists"
+            )
+        return Path(fetch())
+
+
+def _check_size(found: Found, name: str, bytes_max: int) -> None:
+    listed = found.sizes.get(name, 0)
+    if listed > bytes_max:
+        raise InvalidRunFile(
+            f"{name} of {found.reference.text} has {size(listed)}: more than {size(bytes_max)} are"
+            " not read"
+        )
+
+
+def _head(shape: architectures.Shape) -> int:
+    """Numbers of a head, which files may hold although it is tied."""
+    name, (rows, *columns) = next(shape.shapes())
+    del name
+    return rows * columns[0]
+
+
+def _licence(info: Any) -> str:
+    """Return the licence that a model's card names; empty where it names none."""
+    card = info.card_data
+    told = (card.get("license") if card else None) or next(
+        (tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:")), ""
+    )
+    return str(told) if _LICENCE.fullmatch(str(told)) else ""
+
+
+def _endpoint() -> str | None:
+    """Return the mirror that the environment names now; the library looks only when it begins."""
+    return os.environ.get("HF_ENDPOINT") or None
+
+
+def _missing() -> Configuration:
+    return Configuration("a model of a hub needs the extra `hf`: pipx install 'volunteer[hf]'")
+
+
+@contextmanager
+def _refusals(wanted: Reference) -> Iterator[Any]:
+    """Ask a hub; what goes wrong becomes a sentence."""
+    try:
+        from huggingface_hub import HfApi
+        from huggingface_hub import errors as theirs
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+    except ImportError as error:
+        raise _missing() from error
+    disable_progress_bars()
+    sentences: tuple[tuple[Any, Callable[[], str]], ...] = (
+        (
+            theirs.GatedRepoError,
+            lambda: f"{wanted.text} is gated: accept its terms there, then set HF_TOKEN",
+        ),
+        (
+            theirs.RevisionNotFoundError,
+            lambda: f"{wanted.repository} has no revision {wanted.revision}",
+        ),
+        (
+            theirs.RepositoryNotFoundError,
+            lambda: (
+                f"the hub has no model {wanted.repository}, or shows it to nobody without a"
+                " token (HF_TOKEN)"
+            ),
+        ),
+    )
+    try:
+        yield HfApi(endpoint=_endpoint(), library_name="volunteer")
+    except VolunteerError:
+        raise
+    except Exception as error:
+        for kind, sentence in sentences:
+            if isinstance(error, kind):
+                raise InvalidRunFile(f"[model] from: {sentence()}") from None
+        if isinstance(error, theirs.RemoteEntryNotFoundError):
+            raise InvalidRunFile(
+                f"[model] from: a file that {wanted.text} lists is not there: {_first(error)}"
+            ) from None
+        raise Unavailable(f"{wanted.text} cannot be fetched: {_first(error)}") from None
+
+
+def _first(error: Exception) -> str:
+    return escaped(why(error).strip().partition("\n")[0], 200)
