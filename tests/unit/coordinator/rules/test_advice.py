@@ -52,8 +52,8 @@ def test_a_run_that_no_device_can_hold_names_the_largest_and_what_makes_it_small
     card = Device(id="cuda:0", kind="cuda", name="RTX", memory_bytes=6 << 30)
     machine = Device(id="cpu", kind="cpu", name="Ryzen", memory_bytes=16 << 30)
     (said,) = too_large(12 << 30, [card, machine])
-    assert "needs about 12.0 GiB of a GPU or 20.0 GiB of a computer's memory" in said
-    assert "the largest, Ryzen, has 16.0 GiB" in said
+    assert "needs about 12.9 GB of a GPU or 21.5 GB of a computer's memory" in said
+    assert "the largest, Ryzen, has 17.2 GB" in said
     assert 'train = "lora"' in said
     assert too_large(5 << 30, [card]) == ()
     assert too_large(9 << 30, [card, machine]) == ()  # the computer has room for it

@@ -20,6 +20,7 @@ import pytest
 from shared import errors
 from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.protocol.versions import BlobRef
+from tests.support.fake_hub import Repository, fake_hub
 from tests.support.virtual_clock import VirtualClock
 from volunteer.net.api import Api
 from volunteer.net.client import Client
@@ -206,3 +207,34 @@ async def test_a_file_that_became_shorter_is_not_sent_for_ever(tmp_path: Path) -
     moving, _ = transfers(Store(), tmp_path / "cache")
     with pytest.raises(errors.Internal, match="fewer bytes than the 300000"):
         await moving.upload(request, path, lambda done: None)
+
+
+@pytest.mark.parametrize("trouble", ["", "damaged", "lost", "nobody there"])
+async def test_what_is_public_comes_from_the_hub_and_else_from_the_coordinator(
+    tmp_path: Path, trouble: str
+) -> None:
+    store, name = Store(os.urandom(9000)), "model.safetensors"
+    ref = BlobRef(sha256=hashlib.sha256(store.blob).hexdigest(), size=len(store.blob))
+    with fake_hub() as hub:
+        model = hub.models["ann/tiny"] = Repository()
+        commit = model.commit({name: store.blob})
+        model.damaged |= {name} if trouble == "damaged" else set()
+        model.lost |= {name} if trouble == "lost" else set()
+        at = "http://127.0.0.1:1" if trouble == "nobody there" else hub.url
+        client = Client(
+            Address(url="http://127.0.0.1:1"), clock=VirtualClock(), token="t", transport=store
+        )
+        moving = Transfers(Api(client), Cache(tmp_path, 1 << 30), lambda: at)
+        path = f"ann/tiny/resolve/{commit}/{name}"
+        found = await moving.fetch(ref, lambda _: None, path)
+        assert found.read_bytes() == store.blob
+        assert bool(store.ranges) == bool(trouble)  # the coordinator was asked
+        assert (await moving.fetch(ref, lambda _: None, path)) == found
+        assert hub.fetched.count(name) == (trouble in ("", "damaged"))
+
+
+async def test_another_server_is_asked_by_https_alone(tmp_path: Path) -> None:
+    client = Client(Address(url="http://127.0.0.1:1"), clock=VirtualClock(), transport=Store())
+    with pytest.raises(errors.Unreachable, match="not asked without https"):
+        async with client.elsewhere("http://192.0.2.1/model", {}):
+            pass

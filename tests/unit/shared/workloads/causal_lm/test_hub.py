@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
+from huggingface_hub import constants
+from safetensors.numpy import save
 
 from shared.errors import InvalidRunFile, Unavailable
 from shared.workloads.base import load
-from shared.workloads.causal_lm.config import CausalConfig
-from shared.workloads.causal_lm.model import build
+from shared.workloads.causal_lm import architectures
 from tests.support.fake_hub import FakeHub, Repository, fake_hub
-from tests.unit.shared.workloads.causal_lm.test_model_folder import TOKENS, saved
+from tests.support.workloads import tiny_causal
 
 WORKLOAD = load("causal-lm")
 WEIGHTS, SETTINGS, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
@@ -26,59 +27,64 @@ WEIGHTS, SETTINGS, INDEX = "model.safetensors", "config.json", "model.safetensor
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """A hub that the library asks, with one model, and an empty cache."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     with fake_hub() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         server.models["ann/tiny"] = Repository()
-        saved(tmp_path / "tiny")
-        server.models["ann/tiny"].commit(files(tmp_path / "tiny"))
+        server.models["ann/tiny"].commit(model())
         yield server
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+def model(shape: str = "llama", shards: int = 1) -> dict[str, bytes]:
+    """Files of a model of zeros, as the library would write them."""
+    table = {**tiny_causal.SHAPES[shape], "vocab_size": 300}
+    schema = architectures.schema(architectures.read_shape(table))
+    zeros = {spec.name: np.zeros(spec.shape, np.float32) for spec in schema}
+    found = {SETTINGS: json.dumps(table).encode()}
+    if shards == 1:
+        return found | {WEIGHTS: save(zeros)}
+    placed = {name: f"part-{n % shards}.safetensors" for n, name in enumerate(zeros)}
+    for file in set(placed.values()):
+        found[file] = save({name: zeros[name] for name in zeros if placed[name] == file})
+    return found | {INDEX: json.dumps({"weight_map": placed}).encode()}
 
 
 def config(source: str = "hub:ann/tiny@main", **table: Any) -> dict[str, Any]:
     return WORKLOAD.config({"from": source, "context": 32, **table}, None)
 
 
-@pytest.mark.parametrize("shards", [{}, {"max_shard_size": "20KB"}])
+@pytest.mark.parametrize("shards", [1, 3])
 def test_a_model_is_pinned_and_its_files_are_named_by_hash(
-    hub: FakeHub, tmp_path: Path, shards: dict[str, Any]
+    hub: FakeHub, tmp_path: Path, shards: int
 ) -> None:
-    model = saved(tmp_path / "other", "qwen3", **shards)
-    commit = hub.models["ann/tiny"].commit(files(tmp_path / "other"))
+    files = model("qwen3", shards)
+    commit = hub.models["ann/tiny"].commit(files)
     raw = config(train="lora")
-    found = CausalConfig.from_dict(raw)
-    assert found.source == f"hub:ann/tiny@{commit}"
-    assert found.licence == "apache-2.0"
-    assert sorted(WORKLOAD.files(raw)) == sorted(
-        f"base/{name}" for name in files(tmp_path / "other") if name.endswith(".safetensors")
-    )
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    told = {"from": f"hub:ann/tiny@{commit}", "licence": "apache-2.0"}
+    assert raw == config(str(tmp_path), train="lora") | told  # else as from a folder
+    weights = sorted(name for name in files if name.endswith(".safetensors"))
+    assert sorted(raw["files"]) == weights
     origin = WORKLOAD.origin(raw)
     assert origin is not None
     assert (origin.name, origin.licence) == (f"ann/tiny@{commit}", "apache-2.0")
-    assert {path.rpartition("/")[0] for path in origin.paths.values()} == {
-        f"ann/tiny/resolve/{commit}"
-    }
+    assert origin.size == sum(len(files[name]) for name in weights)
+    assert sorted(origin.paths.values()) == [f"ann/tiny/resolve/{commit}/{n}" for n in weights]
     hub.models["ann/tiny"].commit({})  # the branch moves, the run stays where it was
-    version = WORKLOAD.init(config(f"hub:ann/tiny@{commit}"), 0)
-    ours = build(CausalConfig.from_dict(config(f"hub:ann/tiny@{commit}")), version, None, "cpu")
-    ours.module.train(False)
-    with torch.inference_mode():
-        assert torch.allclose(ours.logits(TOKENS), model(input_ids=TOKENS).logits, atol=1e-4)
+    assert config(f"hub:ann/tiny@{commit}", train="lora") == raw
+    for name, path in WORKLOAD.sources(raw).items():
+        assert path.read_bytes() == files[name.removeprefix("base/")]
 
 
 def test_it_is_fetched_once_and_again_where_the_cache_was_emptied(hub: FakeHub) -> None:
-    raw = config()
-    WORKLOAD.init(raw, 0)
+    raw = config(train="lora")
+    WORKLOAD.sources(raw)
     assert hub.fetched.count(WEIGHTS) == 1
-    cache = Path(__import__("huggingface_hub").constants.HF_HUB_CACHE)
-    for link in cache.rglob(WEIGHTS):
+    for link in Path(constants.HF_HUB_CACHE).rglob(WEIGHTS):
         link.resolve().unlink()
         link.unlink()
-    WORKLOAD.init(raw, 0)
+    WORKLOAD.sources(raw)
     assert hub.fetched.count(WEIGHTS) == 2
 
 
@@ -127,7 +133,7 @@ def pickled(model: Repository) -> None:
 
 HOSTILE: dict[str, tuple[Callable[[Repository], Any], str]] = {
     "a trillion parameters": (
-        settings(hidden_size=65536, intermediate_size=262144, num_hidden_layers=512),
+        settings(hidden_size=65536, head_dim=8, intermediate_size=262144, num_hidden_layers=512),
         "billion parameters is more than the 200 billion that a run may have",
     ),
     "another architecture": (settings(model_type="lama"), "'lama' is not known here: did you mean"),
@@ -137,10 +143,10 @@ HOSTILE: dict[str, tuple[Callable[[Repository], Any], str]] = {
     "a file that the index alone names": (shards("b.safetensors"), "names b.safetensors, which"),
     "a tokenizer of 500 MB": (
         listing(**{"tokenizer.json": 500 << 20}),
-        "tokenizer.json of hub:ann/tiny@.* has 500.0 MiB: more than 64.0 MiB are not read",
+        "tokenizer.json of hub:ann/tiny@.* has 524 MB: more than 67.1 MB are not read",
     ),
-    "settings of 10 MB": (listing(**{SETTINGS: 10 << 20}), "more than 1.0 MiB are not read"),
-    "more weights than the model has": (listing(**{WEIGHTS: 1 << 40}), "lists 1.0 TiB of weights"),
+    "settings of 10 MB": (listing(**{SETTINGS: 10 << 20}), "more than 1.05 MB are not read"),
+    "more weights than the model has": (listing(**{WEIGHTS: 1 << 40}), "lists 1.1 TB of weights"),
     "a pickle": (pickled, "pickles can run code and are never fetched"),
     "no settings": (lambda model: model.commit({WEIGHTS: b"x"}), "has no config.json"),
 }
