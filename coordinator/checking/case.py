@@ -22,7 +22,7 @@ from coordinator.runs.definition import definition
 from coordinator.scheduling import lease_message
 from shared.decoding import decode
 from shared.local_data import LocalData
-from shared.workloads.base import ChunkRef, Job
+from shared.workloads.base import ChunkRef, Job, seed_from
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -47,19 +47,25 @@ class Case(_Stored, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, conn: Connection, row: ContributionRow, run: RunRow) -> Case | None:
-        """Return the case of a contribution; None for one that is no update of its whole task on
-        one base and over the run's own data.
+        """Return the case of a contribution that has no verdict yet; None for one that is no update
+        on one base and over the run's own data.
         """
-        if row.kind not in ("delta", "gradient") or run.dataset_id is None or row.part:
+        if row.kind not in ("delta", "gradient") or run.dataset_id is None:
             return None
         task = tasks.holder(conn, row.task_id, for_update=False)
         spec = lease_message.read_spec(conn, run.id)
         base = versions.get(conn, run.id, row.base_version)
         plan = in_phase(spec.plan, base.phase)
         pulls = plan.pull_every if row.kind == "gradient" else 0
-        if task.kind != "train" or 0 < pulls < row.steps:
+        between = pulls < row.steps or (row.part and pulls % task.part_steps)
+        if task.kind != "train" or (pulls and between):
             return None
-        part = msgspec.structs.replace(task, stop=task.start + row.samples, steps=row.steps)
+        part = msgspec.structs.replace(  # which begins where its task does by now
+            task,
+            stop=task.start + row.samples,
+            steps=row.steps,
+            seed=seed_from(task.seed, row.part * task.part_steps),
+        )
         job = lease_message.job(spec, plan, base.global_step, part)
         order = lease_message.order_of(spec.counts, job.order_seed)
         return cls(

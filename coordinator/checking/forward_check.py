@@ -56,7 +56,7 @@ def measure(
     with codec(name).decode(path, about.schema) as update:
         for spec in about.schema:
             values = torch.from_numpy(update[spec.name].copy()).reshape(spec.shape)
-            is_delta = spec.role == "parameter"
+            is_delta = case.job.update == "delta" and spec.role == "parameter"
             updated[spec.name] = base[spec.name] - values if is_delta else values
     return about.workload.check(case.job, base, updated, data, seed)
 
@@ -92,7 +92,7 @@ class ForwardChecks:
 
     def _case(self, conn: Connection, row: ContributionRow) -> Case | None:
         """Return what a check needs; None where none is drawn."""
-        if row.kind != "delta" or not self._draws.drawn(conn, "forward", row):
+        if not self._draws.drawn(conn, "forward", row):
             return None
         return Case.of(conn, row, runs.by_id(conn, row.run_id))
 
@@ -109,8 +109,8 @@ class ForwardChecks:
         self, conn: Connection, row: ContributionRow, found: ForwardFigures, seconds: float
     ) -> Result:
         contributions.checked(conn, row.id, seconds)
-        gaps = [each.gap for each in checks.peers(conn, row.run_id, PEERS)]
-        result = rules.judge_forward(found, gaps)
+        peers = checks.peers(conn, row.run_id, PEERS)
+        result = rules.judge_forward(found, peers, row.codec)
         result = checks.add(conn, row, found, result, self._clock.now())
         if result != "passed":
             log.info(

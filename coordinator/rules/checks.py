@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hmac
 import math
+from collections.abc import Sequence
 from hashlib import sha256
 from statistics import median
 from typing import Literal
@@ -41,8 +42,12 @@ OPEN_MAX = 64  # recomputes under way; beyond that none is drawn
 NEWCOMERS_OPEN_MAX, ACCOUNT_OPEN_MAX = 32, 4  # of them: who reveals nothing fills no list
 REVEAL_S = 259_200.0  # for a machine to reveal what it committed to
 RECOMPUTE_FLOPS_MAX = 5e13  # of a task: about twenty minutes of a core
+DROP_NOISES = 2.0  # standard errors: one alone failed 1.8 of 1,000 honest updates (measured)
 DROP_MIN = 0.0  # an update that raises the loss on its own task is no honest work
 GAP_SHARE_MIN = 0.2  # of the median gap of vetted work: other data has 0.16 at most (measured)
+DROP_SHARE_MIN = 0.2  # of the median drop of vetted work: a random step may lower a loss a little
+WHOLE_MIN = 0.5  # of a gradient that its samples confirm: 1 is honest, 0 noise (measured)
+SPARSE_CODECS = frozenset({"topk-int4"})  # what they send late agrees with earlier samples
 PEERS_MIN = 8  # forward results of vetted work that a comparison needs
 PRICE_WEIGHT_MAX = 4.0  # an expensive task is at most so many times likelier to be checked
 DRAWS = float(1 << 64)
@@ -113,21 +118,27 @@ def seed(secret: bytes, contribution: int, digest: str) -> int:
     return int.from_bytes(hmac.new(secret, said, sha256).digest()[:8], "big") >> 1
 
 
-def judge_forward(found: ForwardFigures, peers: list[float]) -> Result:
-    """Judge a forward check by the gaps of peers that passed.
+def judge_forward(
+    found: ForwardFigures, peers: Sequence[ForwardFigures], codec: str = "float32"
+) -> Result:
+    """Judge a forward check by peers that passed.
 
     Never punishes. Without enough peers, or where even their work shows no gap beyond the noise (a
     young model learns as much for foreign samples as for its own), only what makes the model worse
-    on its own task fails, and only what makes it better passes.
+    on its own task fails, and only what makes it better passes. Of a gradient it is known without
+    peers how much its samples confirm, but where the codec leaves most of it behind.
     """
     if not (math.isfinite(found.drop) and math.isfinite(found.gap)):
         return "failed"
-    if found.drop < DROP_MIN - found.noise:
+    least = WHOLE_MIN if found.whole and codec not in SPARSE_CODECS else DROP_MIN
+    if found.drop < least - DROP_NOISES * found.noise:
         return "failed"
-    usual = median(peers) if len(peers) >= PEERS_MIN else 0.0
+    enough = len(peers) >= PEERS_MIN
+    usual = median(each.gap for each in peers) if enough else 0.0
     if usual > found.noise and found.gap + found.noise < GAP_SHARE_MIN * usual:
         return "failed"
-    return "passed" if found.drop > found.noise else "unclear"
+    clear = DROP_SHARE_MIN * median(each.drop for each in peers) if enough else 0.0
+    return "passed" if found.drop > max(found.noise, clear) else "unclear"
 
 
 def judge_recompute(

@@ -137,6 +137,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     base_sha256: str = ""
 
 
+def seed_from(seed: int, first: int) -> int:
+    """Return the seed of a part of a job that begins with its step `first`: one of its own."""
+    return (seed + first * 0x9E3779B97F4A7C15) & ((1 << 63) - 1) if first else seed
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of the local work after one micro-batch."""
 
@@ -176,13 +181,15 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 class ForwardFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of a forward check: did the update learn from the task's own samples?
 
-    `drop`: loss of the base minus loss after the update on samples of the task; `gap`: that minus
-    the same on foreign samples. `noise`: standard error of the gap.
+    `drop`: loss of the base minus loss after the update on samples of the task, or how much of a
+    gradient these confirm; `gap`: that minus the same on foreign samples. `noise`: standard error
+    of the gap.
     """
 
     drop: float
     gap: float
     noise: float = 0.0
+    whole: bool = False  # a drop of 1 is what honest work has: a share of the gradient
 
 
 class Work(Protocol):
@@ -401,7 +408,8 @@ class Workload(Protocol):
         seed: int,
     ) -> ForwardFigures | None:
         """Measure an update on samples that `seed` chooses among those of its task, and on foreign
-        ones; `data` is the task's and the held-out part. None: work cannot be checked this way.
+        ones; `data` is the task's and the held-out part. `updated` are the weights after a delta,
+        or the gradient. None: work cannot be checked this way.
         """
         return None
 

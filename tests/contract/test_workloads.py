@@ -12,12 +12,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
 from shared.errors import BadRequest, InvalidRunFile
-from shared.workloads.base import Data, Job, Result, TaskKind, TrainSettings, Work, Workload, load
+from shared.workloads.base import (
+    Data,
+    ForwardFigures,
+    Job,
+    Result,
+    TaskKind,
+    TrainSettings,
+    Work,
+    Workload,
+    load,
+)
 from tests.support.workloads import (
     example_workload,
     tiny_causal,
@@ -380,3 +391,50 @@ def test_training_lowers_what_is_measured(subject: Subject) -> None:
         for weights in (base, learnt)
     )
     assert after["loss"] < before["loss"]
+
+
+# --------------------------------------------------------------------------------- checks of work
+
+
+@pytest.mark.parametrize("update", ["delta", "gradient"])
+def test_work_can_be_told_from_what_makes_the_model_worse(subject: Subject, update: str) -> None:
+    """Work on games is checked by doing it again, and the games themselves by their referee."""
+    if subject.heldout is None:
+        assert subject.workload.games is not None
+        return
+    job = subject.job(update=update, train=msgspec.structs.replace(subject.train, lr=1e-3))
+    base = trained(subject)
+    data = subject.data, subject.heldout
+    done = finish(subject.workload.begin(job, base, subject.data, "cpu", None))[1]
+
+    def measured(factor: float) -> ForwardFigures:
+        made = scaled(subject, base if update == "delta" else {}, done, factor)
+        found = subject.workload.check(job, base, made, data, 7)
+        assert found is not None, "say in `check` how work is checked"
+        assert found == subject.workload.check(job, base, made, data, 7)
+        return found
+
+    honest, flipped = measured(1.0), measured(-1.0)
+    assert honest.drop > max(0.0, flipped.drop)
+    assert flipped.drop < -flipped.noise
+    if update == "gradient":
+        assert honest.whole
+        assert honest.drop == pytest.approx(1.0, abs=0.5)
+        assert measured(4.0).drop == pytest.approx(honest.drop / 4, rel=0.1)
+
+
+def trained(subject: Subject) -> Tensors:
+    """A version that has learnt a little: of an untrained one either direction may be better."""
+    steps = 8
+    train = TrainSettings(lr=1e-2 if subject.workload.traits.loss_is_measured else 1e-3)
+    return finish(subject.begin(subject.job(steps=steps, stop=steps * BATCH, train=train)))[1]
+
+
+def scaled(subject: Subject, base: Tensors, done: Tensors, factor: float) -> Tensors:
+    """An update of another length or direction; what is no parameter stays."""
+    made = dict(done)
+    for spec in subject.workload.schema(subject.config):
+        if spec.role == "parameter":
+            start = base.get(spec.name, torch.zeros(()))
+            made[spec.name] = start + factor * (done[spec.name] - start)
+    return made

@@ -357,7 +357,7 @@ class Arena:
         found = self._subject.check(weights, sent.job, sent.update, seed)
         if found is None:
             return None
-        result = checks.judge_forward(found, [each.gap for each in self._figures.values()])
+        result = checks.judge_forward(found, list(self._figures.values()))
         if result == "passed":
             account.forward_streak += 1
             if account.vetted:

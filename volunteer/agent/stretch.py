@@ -22,7 +22,7 @@ import msgspec
 from shared.errors import VolunteerError
 from shared.protocol.leases import Lease
 from shared.protocol.versions import VersionManifest
-from shared.workloads.base import Job, Work
+from shared.workloads.base import Job, Work, seed_from
 from volunteer.agent.collaborators import LentDevice
 from volunteer.agent.downloads import Downloads
 from volunteer.agent.held_leases import LeaseInWork
@@ -208,7 +208,7 @@ def stretch_of(job: Job, first: int, end: int) -> Job:
         start=start,
         stop=job.stop if end == job.steps else job.start + end * job.batch_size,
         steps=end - first,
-        seed=(job.seed + first * 0x9E3779B97F4A7C15) & ((1 << 63) - 1),
+        seed=seed_from(job.seed, first),
     )
 
 

@@ -137,8 +137,11 @@ class CausalWorkload(Workload):
         seed: int,
     ) -> ForwardFigures | None:
         from shared.workloads.causal_lm.evaluate import check
+        from shared.workloads.training.forward_check import figures
 
-        return check(job, base, updated, data, seed)
+        if job.update == "delta":
+            return check(job, base, updated, data, seed)
+        return figures(self, job, (base, updated), data, seed)
 
     def sample(
         self,

@@ -124,8 +124,11 @@ class GptWorkload(Workload):
         seed: int,
     ) -> ForwardFigures | None:
         from shared.workloads.gpt.evaluate import check
+        from shared.workloads.training.forward_check import figures
 
-        return check(job, base, updated, data, seed)
+        if job.update == "delta":
+            return check(job, base, updated, data, seed)
+        return figures(self, job, (base, updated), data, seed)
 
     def sample(
         self,

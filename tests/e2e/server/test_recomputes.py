@@ -117,10 +117,10 @@ async def test_honest_work_passes_whatever_its_codec(
             async with machine.working(max_tasks=1) as process:  # from files alone
                 assert await process.ended(120) == 0
                 found = await results(home, TASKS)
-        assert [result for result, _ in found] == ["passed"] * TASKS, found
+        assert {result for result, _ in found} == {"passed"}, found  # every part of a lease
         cost = (await show(home.coordinator, Named(name="tiny"))).checks
         assert cost is not None
-        assert cost.recompute.passed == TASKS
+        assert cost.recompute.passed >= TASKS
         assert cost.checked_s > 0
         assert await home.coordinator.ledger.check() == ()
         assert not [*(tmp_path / "machine").glob("**/evidence/*.json")]

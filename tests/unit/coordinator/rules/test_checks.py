@@ -59,13 +59,38 @@ def test_a_draw_is_its_chance_and_the_same_after_a_restart() -> None:
     ],
 )
 def test_a_forward_check_tells_work_from_what_is_none(found: ForwardFigures, result: str) -> None:
-    assert checks.judge_forward(found, [0.18] * 8) == result
+    assert checks.judge_forward(found, [ForwardFigures(drop=0.236, gap=0.18)] * 8) == result
 
 
 def test_without_peers_a_forward_check_knows_less() -> None:
     assert checks.judge_forward(ForwardFigures(drop=0.1, gap=0.05, noise=0.02), []) == "passed"
     assert checks.judge_forward(ForwardFigures(drop=0.01, gap=0.01, noise=0.02), []) == "unclear"
-    assert checks.judge_forward(ForwardFigures(drop=0.1, gap=0.0), [0.0] * 9) == "passed"
+    alike = ForwardFigures(drop=0.1, gap=0.0)  # no gap in anybody's work
+    assert checks.judge_forward(alike, [alike] * 9) == "passed"
+
+
+def test_a_step_that_helps_by_chance_is_not_passed() -> None:
+    peers = [ForwardFigures(drop=0.05, gap=0.0)] * 8
+    chance = ForwardFigures(drop=0.008, gap=0.0, noise=0.001)
+    assert checks.judge_forward(chance, peers) == "unclear"
+    assert checks.judge_forward(ForwardFigures(drop=0.02, gap=0.0, noise=0.001), peers) == "passed"
+
+
+@pytest.mark.parametrize(
+    ("drop", "codec", "result"),
+    [
+        (1.0, "int8", "passed"),
+        (0.7, "int4", "passed"),
+        (0.0, "float32", "failed"),  # noise
+        (-1.0, "float32", "failed"),  # sign flip
+        (0.1, "bf16", "failed"),  # ten times as long as it was
+        (0.1, "topk-int4", "unclear"),  # most of what it sends is of earlier samples
+        (-1.0, "topk-int4", "failed"),
+    ],
+)
+def test_a_gradient_needs_no_peers(drop: float, codec: str, result: str) -> None:
+    found = ForwardFigures(drop=drop, gap=0.0, noise=0.1, whole=True)
+    assert checks.judge_forward(found, [], codec) == result
 
 
 def test_a_recompute_proves_only_what_is_comparable() -> None:
