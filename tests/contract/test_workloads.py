@@ -152,6 +152,7 @@ SUBJECTS: dict[str, Callable[[Place], Subject]] = {
     "qwen3": _causal(tiny_causal.table(tiny_causal.QWEN3)),
     "gpt2": _causal(tiny_causal.table(tiny_causal.GPT2)),
     "qwen2-lora": _causal(tiny_causal.table(tiny_causal.QWEN2, train="lora", lora=LORA)),
+    "llama-head": _causal(tiny_causal.table(tiny_causal.LLAMA, train="head")),
     "gpt2-lora": _causal(tiny_causal.table(tiny_causal.GPT2, train="lora", lora=LORA)),
 }
 

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import torch
@@ -35,17 +36,55 @@ from shared.workloads.training.lr_schedule import learning_rate
 from shared.workloads.training.optimizer import InnerOptimizer
 from tests.experiments.cells import Row, arguments, read, results, work_off
 
-WORKERS, BATCH, STEPS, LOCAL_STEPS, BASE_STEPS = 4, 4, 300, 30, 1500
-RATES = (2e-3, 4e-3, 8e-3)
-RULES = (
-    "alone",
-    "data-parallel",
-    "both",
-    "B only",
-    "B only, rank 16",
-    "product",
-    "product, turned",
-)
+WORKERS, BATCH, STEPS, LOCAL_STEPS, BASE_STEPS = 4, 4, 600, 30, 1500
+RATES = (4e-3, 8e-3, 16e-3)
+RANK = 8
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to train adapters; without `workers` one batch of four times the size."""
+
+    workers: int = WORKERS
+    batch: int = BATCH
+    rank: int = RANK
+    alpha: float = 16.0
+    trains: Literal["both", "B", "in turns"] = "both"
+    merge: Literal["mean", "product", "product, turned"] = "mean"
+    warm_steps: int = 0  # of each worker, in rounds of `warm_local`, averaged plainly
+    warm_local: int = 10
+    outer_rate: float = 1.0  # Nesterov on the mean, after those
+    momentum: float = 0.0
+    inner: Literal["keep", "mean", "reset"] = "keep"  # state of Adam at the beginning of a round
+
+    def local_at(self, done: int) -> int:
+        """Return how many local steps the round has that begins after so many."""
+        return self.warm_local if done < self.warm_steps else min(LOCAL_STEPS, STEPS - done)
+
+
+RULES: dict[str, Rule] = {
+    "alone": Rule(workers=1),
+    "data-parallel": Rule(workers=1, batch=WORKERS * BATCH),
+    "both": Rule(),
+    "both, in rounds of 10": Rule(warm_steps=STEPS),
+    "10 x 10 first": Rule(warm_steps=100),
+    "10 x 10 first, momentum 0.5": Rule(warm_steps=100, momentum=0.5),
+    "10 x 10 first, diloco": Rule(warm_steps=100, outer_rate=0.7, momentum=0.9),
+    "10 x 10 first, momentum 0.8": Rule(warm_steps=100, outer_rate=0.7, momentum=0.8),
+    "momentum 0.5": Rule(momentum=0.5),
+    "momentum 0.7": Rule(momentum=0.7),
+    "diloco, rate 0.7, momentum 0.8": Rule(outer_rate=0.7, momentum=0.8),
+    "alpha 64": Rule(alpha=64.0),
+    "alpha 64, alone": Rule(alpha=64.0, workers=1),
+    "alpha 64, data-parallel": Rule(alpha=64.0, workers=1, batch=WORKERS * BATCH),
+    "rank 16": Rule(rank=16),
+    "inner states averaged": Rule(inner="mean"),
+    "inner states reset": Rule(inner="reset"),
+    "A and B in turns": Rule(trains="in turns"),
+    "B only": Rule(trains="B"),
+    "B only, rank 16": Rule(trains="B", rank=16),
+    "product": Rule(merge="product"),
+    "product, turned": Rule(merge="product, turned"),
+}
 MODEL = {
     "config": {
         "model_type": "llama",
@@ -98,8 +137,8 @@ def descriptions() -> Iterator[Document]:
         yield Document(found.name, str(found.metadata.json.get("description", "")))
 
 
-def config(rank: int) -> CausalConfig:
-    lora = {"rank": rank, "alpha": 16.0, "targets": list(MATRICES)}
+def config(rank: int, alpha: float = 16.0) -> CausalConfig:
+    lora = {"rank": rank, "alpha": alpha, "targets": list(MATRICES)}
     return CausalConfig.from_dict(MODEL | {"train": "lora", "lora": lora} if rank else MODEL)
 
 
@@ -113,16 +152,16 @@ class Worker:
         self.parameters = {name: each for name, each in every if each.requires_grad}
         self.inner: dict[str, Tensor] | None = None
 
-    def freeze(self, part: str) -> None:
-        kept = {name: each for name, each in self.parameters.items() if part not in name}
-        for name in self.parameters.keys() - kept.keys():
-            self.parameters[name].requires_grad_(False)
-        self.parameters = kept
+    def learn(self, *parts: str) -> None:
+        """Train these parts of the adapters from now on; the others stay as they are."""
+        for name, value in self.parameters.items():
+            value.requires_grad_(any(part in name for part in parts))
 
     def train(self, batches: Iterator[Tensor], rate: float, first: int, count: int) -> Weights:
         steps = STEPS if self.shape.lora else BASE_STEPS
         settings = TrainSettings(lr=rate, warmup_steps=20, decay_steps=steps, weight_decay=0.0)
-        optimizer = InnerOptimizer(self.parameters, settings)
+        learnt = {name: each for name, each in self.parameters.items() if each.requires_grad}
+        optimizer = InnerOptimizer(learnt, settings)
         if self.inner is not None:
             optimizer.load(self.inner)
         self.model.module.train()
@@ -130,7 +169,7 @@ class Worker:
             tokens = next(batches)
             torch.autograd.backward(self.model.loss(tokens))
             optimizer.step(learning_rate(settings, step, steps))
-        self.inner = optimizer.state()
+        self.inner = {**(self.inner or {}), **optimizer.state()}
         return {name: value.detach().clone() for name, value in self.parameters.items()}
 
     @torch.no_grad()
@@ -175,31 +214,67 @@ def product(every: list[Weights], lora: Lora, *, turned: bool) -> Weights:
 
 
 def rounds(cell: tuple[str, float, int], text: Text, frozen: Weights) -> Row:
-    rule, rate, seed = cell
-    shape = config(16 if "16" in rule else 8)
+    named, rate, seed = cell
+    rule = RULES[named]
+    shape = config(rule.rank, rule.alpha)
     assert shape.lora is not None
     start = initial(shape, seed)
-    if rule in ("alone", "data-parallel"):
-        size = BATCH * (WORKERS if rule == "data-parallel" else 1)
-        one = Worker(shape, start, frozen)
-        one.train(text.batches(seed, size, STEPS), rate, 0, STEPS)
-        return {"rule": rule, "rate": rate, "loss": one.loss(text)}
-    workers = [Worker(shape, start, frozen) for _ in range(WORKERS)]
-    batches = [text.batches(seed + 1 + each, BATCH, STEPS) for each in range(WORKERS)]
-    for worker in workers:
-        if rule.startswith("B only"):
-            worker.freeze("lora_A")
-    for first in range(0, STEPS, LOCAL_STEPS):
+    workers = [Worker(shape, start, frozen) for _ in range(rule.workers)]
+    first_seed = seed + (rule.workers > 1)
+    batches = [text.batches(first_seed + n, rule.batch, STEPS) for n in range(rule.workers)]
+    current, outer = start, Outer(rule)
+    done = turn = 0
+    while done < STEPS:
+        count = STEPS if rule.workers == 1 else rule.local_at(done)
+        for worker in workers:
+            begin(worker, rule, turn)
         ends = [
-            worker.train(own, rate, first, LOCAL_STEPS)
+            worker.train(own, rate, done, count)
             for worker, own in zip(workers, batches, strict=True)
         ]
         merged = mean(ends)
-        if rule.startswith("product"):
-            merged = product(ends, shape.lora, turned="turned" in rule)
+        if rule.merge != "mean":
+            merged = product(ends, shape.lora, turned="turned" in rule.merge)
+        current = outer.step(current, merged, warm=done < rule.warm_steps)
+        if rule.inner == "mean":
+            steps = workers[0].inner or {}
+            states = [worker.inner or {} for worker in workers]
+            shared = mean([{n: v for n, v in each.items() if n != "steps"} for each in states])
+            for worker in workers:
+                worker.inner = {**shared, "steps": steps["steps"]}
         for worker in workers:
-            worker.take(merged)
-    return {"rule": rule, "rate": rate, "loss": workers[0].loss(text)}
+            worker.take(current)
+        done, turn = done + count, turn + 1
+    return {"rule": named, "rate": rate, "loss": workers[0].loss(text)}
+
+
+def begin(worker: Worker, rule: Rule, turn: int) -> None:
+    """Prepare a worker for a round."""
+    if rule.trains == "B" or (rule.trains == "in turns" and turn % 2):
+        worker.learn("lora_B")
+    elif rule.trains == "in turns":
+        worker.learn("lora_A" if turn else "lora_B")
+    if rule.inner == "reset":
+        worker.inner = None
+
+
+class Outer:
+    """The server's optimiser: SGD with Nesterov momentum on the mean of a round."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._held: Weights = {}
+
+    def step(self, base: Weights, mean_end: Weights, *, warm: bool) -> Weights:
+        if warm or (self._rule.momentum == 0.0 and self._rule.outer_rate == 1.0):
+            return mean_end
+        m, found = self._rule.momentum, dict[str, Tensor]()
+        for name, value in base.items():
+            gradient = value - mean_end[name]
+            held = m * self._held.get(name, torch.zeros_like(value)) + gradient
+            self._held[name] = held
+            found[name] = value - self._rule.outer_rate * (gradient + m * held)
+        return found
 
 
 def table(rows: dict[str, Row]) -> str:
@@ -218,7 +293,7 @@ def table(rows: dict[str, Row]) -> str:
         shares = [
             (alone - loss) / (alone - parallel)
             for loss, alone, parallel in zip(
-                losses, best["alone"], best["data-parallel"], strict=False
+                losses, best.get("alone", ()), best.get("data-parallel", ()), strict=False
             )
         ]
         said = ", ".join(f"{loss:.4f}" for loss in losses)

@@ -20,17 +20,17 @@ def frozen_of(config: CausalConfig, data: Data | None) -> Mapping[str, Tensor] |
 
     Raises NotFound where they are not here.
     """
-    if config.lora is None:
+    if not config.frozen:
         return None
     if config.files and data is None:
-        raise InvalidRunFile("the adapters of this run need the files of its model")
+        raise InvalidRunFile("what this run trains needs the files of its model")
     names = [f"{BASE}/{name}" for name in config.files]
     return frozen_in(config, {name: data.asset(name) for name in names} if data else {})
 
 
 def frozen_in(config: CausalConfig, files: Mapping[str, Path]) -> Mapping[str, Tensor]:
     """Frozen weights of a run's model from its files; nothing where every weight is trained."""
-    if config.lora is None:
+    if not config.frozen:
         return {}
     if not config.files:
         return from_nothing(config.shape, BASE_SEED)

@@ -61,7 +61,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, ChunkRef] = {}
     licence: str = ""
     context: int = 0
-    train: Literal["all", "lora"] = "all"
+    train: Literal["all", "lora", "head"] = "all"
     lora: dict[str, Any] | None = None
 
 
@@ -74,6 +74,16 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""  # folder that the first weights come from, or hub:OWNER/NAME@COMMIT
     files: Mapping[str, ChunkRef] = {}  # of its weights
     licence: str = ""  # of that model
+    head: bool = False  # only the head is trained
+
+    @property
+    def frozen(self) -> bool:
+        """Return True if weights of the model stay as they are."""
+        return self.lora is not None or self.head
+
+    @property
+    def train(self) -> Literal["all", "lora", "head"]:
+        return "lora" if self.lora is not None else "head" if self.head else "all"
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> CausalConfig:
@@ -93,8 +103,15 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"[model] context {context} must lie between 2 and the {shape.positions} tokens"
                 " that this model reads at once"
             )
-        if table.train == "all" and table.lora is not None:
-            raise InvalidRunFile('[model.lora] is for train = "lora"; this run trains all weights')
+        if table.train != "lora" and table.lora is not None:
+            raise InvalidRunFile(
+                f'[model.lora] is for train = "lora"; this run has train = "{table.train}"'
+            )
+        if table.train == "head" and shape.tie_word_embeddings:
+            raise InvalidRunFile(
+                '[model] train = "head": the head of this model is its table of tokens'
+                ' (tie_word_embeddings), so it has none to train alone: take train = "lora"'
+            )
         lora = _lora(shape, table.lora or {}) if table.train == "lora" else None
         _check_files(table.files)
         if table.source and not table.files:
@@ -107,6 +124,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
             shape=shape,
             context=context,
             lora=lora,
+            head=table.train == "head",
             source=table.source,
             files=table.files,
             licence=table.licence,
@@ -123,7 +141,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
             "files": {name: msgspec.structs.asdict(file) for name, file in self.files.items()},
             "licence": self.licence,
             "context": self.context,
-            "train": "lora" if self.lora else "all",
+            "train": self.train,
             "lora": lora,
         }
 
@@ -242,7 +260,9 @@ def learnt_share(manifest: DatasetManifest) -> float | None:
 
 
 def schema(config: CausalConfig) -> Schema:
-    """Every tensor of a version: the whole model's, or its adapters'."""
+    """Every tensor of a version: the whole model's, its adapters', or its head."""
+    if config.head:
+        return tuple(spec for spec in architectures.schema(config.shape) if spec.name == HEAD)
     if config.lora is None:
         return architectures.schema(config.shape)
     rank = config.lora.rank
@@ -266,12 +286,15 @@ def adapted(config: CausalConfig) -> dict[str, tuple[int, int]]:
 
 def flops_per_sample(config: CausalConfig) -> float:
     """Forward and backward of one window: 6 N T of the matrices, 4 N T where they are frozen (no
-    gradient of their own), and 12 L C T^2 of attention.
+    gradient of their own), 2 N T where only the head behind them learns, and 12 L C T^2 of
+    attention (4, where nothing goes back through it).
     """
     T, shape = config.context, config.shape
     inside = sum(a * b for name, (a, b) in _matrices(shape).items() if f"{name}.weight" != HEAD)
     matrices = inside + shape.vocab_size * _width(shape)  # the head
     attention = 12.0 * shape.layers * shape.attention_width * T * T
+    if config.head:
+        return (2.0 * matrices + 4.0 * (matrices - inside)) * T + attention / 3
     if config.lora is None:
         return 6.0 * matrices * T + attention
     own = sum(spec.count for spec in schema(config))
@@ -285,7 +308,7 @@ def fixed_bytes(config: CausalConfig) -> int:
     shape, T = config.shape, config.context
     inside = sum(a + b for name, (a, b) in _matrices(shape).items() if f"{name}.weight" != HEAD)
     numbers = T * (inside + 3 * shape.vocab_size)
-    if config.lora is not None:
+    if config.frozen:
         numbers += architectures.count(shape)
     return 4 * numbers
 

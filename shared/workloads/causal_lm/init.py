@@ -8,7 +8,7 @@ import numpy as np
 
 from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import Shape
-from shared.workloads.causal_lm.config import CausalConfig, schema
+from shared.workloads.causal_lm.config import HEAD, CausalConfig, schema
 from shared.workloads.training.seeded_random import normal
 
 if TYPE_CHECKING:
@@ -20,9 +20,13 @@ BASE_SEED = 0  # of a frozen model that no file brings
 
 
 def initial(config: CausalConfig, seed: int) -> dict[str, torch.Tensor]:
-    """Version 0. Adapters: A normal with deviation 1 / sqrt(3 inputs), as peft draws it, B zero."""
+    """Version 0. Adapters: A normal with deviation 1 / sqrt(3 inputs), as peft draws it, B zero.
+    A head beside a model that no file brings is as random as the model.
+    """
     import torch
 
+    if config.head:
+        return {HEAD: from_nothing(config.shape, seed)[HEAD]}
     if config.lora is None:
         return from_nothing(config.shape, seed)
     found: dict[str, torch.Tensor] = {}

@@ -50,7 +50,7 @@ def as_adapter(config: CausalConfig, whole: Mapping[str, Tensor]) -> Converted:
     """
     lora = config.lora
     if lora is None:
-        raise BadRequest('this run trains all weights: choose the format "transformers"')
+        raise BadRequest('this run has no adapters: choose the format "transformers"')
     tensors = {
         f"base_model.model.{name}.{part}.weight": whole[f"{name}.{part}.weight"].contiguous()
         for name in adapted(config)

@@ -109,16 +109,20 @@ def build(
     own = _fitting(schema(config), weights)
     own = {name: value.to(device, torch.float32, copy=True) for name, value in own.items()}
     whole = own
-    if config.lora is not None:
+    if config.frozen:
         needed = _fitting(architectures.schema(config.shape), frozen or {})
         whole = {name: value.to(device, torch.float32) for name, value in needed.items()}
+        whole |= own if config.head else {}
     module = _empty(config.shape)
     module.load_state_dict(whole, strict=False, assign=True)  # a tied head is in no schema
     if config.shape.tie_word_embeddings:
         module.get_output_embeddings().weight = module.get_input_embeddings().weight
     samples = SampleKeys()
-    if config.lora is not None:
+    if config.frozen:
         module.requires_grad_(False)
+    if config.head:
+        module.get_output_embeddings().requires_grad_(True)
+    if config.lora is not None:
         _adapt(module, config, config.lora, own, samples)
     module.to(device)
     return CausalModel(module, samples)

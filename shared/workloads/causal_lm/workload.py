@@ -59,7 +59,8 @@ class CausalWorkload(Workload):
 
         checked = CausalConfig.from_dict(config)
         if checked.files and checked.lora is None:
-            return from_folder(checked)
+            found = from_folder(checked)
+            return {spec.name: found[spec.name] for spec in settings.schema(checked)}
         return initial(checked, seed)
 
     def samples(self, config: Mapping[str, Any], manifest: DatasetManifest) -> Sequence[int]:
@@ -76,7 +77,7 @@ class CausalWorkload(Workload):
 
     def files(self, config: Mapping[str, Any]) -> Mapping[str, ChunkRef]:
         checked = CausalConfig.from_dict(config)
-        if checked.lora is None:
+        if not checked.frozen:
             return {}  # version 0 holds them, and changes them
         return {f"{BASE}/{name}": file for name, file in checked.files.items()}
 
@@ -96,7 +97,7 @@ class CausalWorkload(Workload):
     ) -> Mapping[str, torch.Tensor]:
         from shared.workloads.causal_lm.base_model import frozen_in
 
-        return {**weights, **frozen_in(CausalConfig.from_dict(config), files)}
+        return {**frozen_in(CausalConfig.from_dict(config), files), **weights}
 
     def begin(
         self,

@@ -13,6 +13,7 @@ import pytest
 import transformers
 
 from shared.protocol.versions import VersionInfo
+from tests.e2e.server.test_recomputes import lazy, results
 from tests.support.fake_hub import FakeHub, Repository, fake_hub
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine
@@ -42,6 +43,7 @@ LLAMA = ", ".join(
 TRAINED = {
     "all": f"config = {{ {LLAMA} }}",
     "lora": f'train = "lora"\nlora = {{ rank = 4 }}\nconfig = {{ {LLAMA} }}',
+    "head": f'train = "head"\nconfig = {{ {LLAMA} }}',
     "folder, all": 'from = "FOLDER"',
     "folder, lora": 'train = "lora"\nfrom = "FOLDER"',
 }
@@ -90,6 +92,27 @@ async def test_a_model_of_a_hub_comes_from_there_and_else_from_the_coordinator(
                     )
                 assert any(weights in path for path in process.network.seen) != from_hub
         assert hub.fetched.count(WEIGHTS) == 3
+
+
+@pytest.mark.parametrize("trained", ["lora", "head"])
+async def test_honest_work_done_again_passes_and_other_work_does_not(
+    tmp_path: Path, trained: str
+) -> None:
+    text = RUN.format(model=TRAINED[trained]).replace("quorum = 2", "quorum = 1")
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.start_run(text + "[trust]\nrecompute = 1.0\n")
+        async with home.coordinator.working():
+            machine = LocalMachine(tmp_path / "Ann", home)
+            await machine.join("Ann")
+            async with machine.working(max_tasks=2) as process:
+                assert await process.ended(120) == 0
+            assert [result for result, _ in await results(home, 2)] == ["passed"] * 2
+            machine = LocalMachine(tmp_path / "Eve", home)
+            await machine.join("Eve")
+            async with machine.working(lazy, max_tasks=1) as process:
+                await process.ended(120)
+            assert [result for result, _ in await results(home, 3)].count("failed") == 1
+        assert await home.coordinator.ledger.check() == ()
 
 
 async def measured(home: LocalCoordinator) -> list[VersionInfo]:

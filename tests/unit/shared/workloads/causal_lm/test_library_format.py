@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -25,9 +27,11 @@ WORKLOAD = load("causal-lm")
 TOKENS = torch.arange(40).reshape(2, 20) * 7 % 300
 
 
-def trained(shape: str, **table: Any) -> tuple[CausalConfig, dict[str, torch.Tensor]]:
+def trained(
+    shape: str, changes: Mapping[str, Any] = MappingProxyType({}), **table: Any
+) -> tuple[CausalConfig, dict[str, torch.Tensor]]:
     """A version whose every tensor differs from the first, and its frozen weights with it."""
-    settings = {**tiny_causal.SHAPES[shape], "vocab_size": 300}
+    settings = {**tiny_causal.SHAPES[shape], "vocab_size": 300, **changes}
     found = CausalConfig.from_dict(tiny_causal.table(settings, **table))
     drawn = torch.Generator().manual_seed(7)
     weights = {
@@ -53,9 +57,10 @@ def written(made: Converted, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", tiny_causal.SHAPES)
-@pytest.mark.parametrize("train", ["all", "lora"])
+@pytest.mark.parametrize("train", ["all", "lora", "head"])
 def test_the_library_gives_the_same_logits(tmp_path: Path, shape: str, train: str) -> None:
-    config, whole = trained(shape, train=train)
+    tied = {"tie_word_embeddings": False} if train == "head" else {}
+    config, whole = trained(shape, tied, train=train)
     tokenizer = train_tokenizer(["how many legs has a spider?"], 300)
     written(WORKLOAD.convert("transformers", config.to_dict(), whole, tokenizer), tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -95,7 +100,7 @@ def test_an_adapter_of_the_head_is_exported_too(tmp_path: Path) -> None:
 
 def test_a_run_without_adapters_has_none_to_give() -> None:
     config, whole = trained("llama")
-    with pytest.raises(BadRequest, match="trains all weights"):
+    with pytest.raises(BadRequest, match="has no adapters"):
         WORKLOAD.convert("peft", config.to_dict(), whole, None)
 
 
