@@ -19,6 +19,7 @@ BENCH ?= *
 BENCH_ARGS ?=
 CHAOS_KILLS ?= 1000
 MINUTES ?= 10
+FUZZ_ARGS ?=
 EXPERIMENT ?= *
 EXPERIMENT_ARGS ?=
 
@@ -103,7 +104,7 @@ chaos: $(READY) ## kill coordinators CHAOS_KILLS times (1000) on each database a
 	CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/pytest -m chaos $(PYTEST_ARGS)
 
 fuzz: $(READY) ## send MINUTES (10) of hostile bodies and streams to a coordinator
-	$(BIN)/python -m tests.support.fuzz --minutes $(MINUTES)
+	$(BIN)/python -m tests.support.fuzz --minutes $(MINUTES) $(FUZZ_ARGS)
 
 experiments: $(READY) ## long learning experiments; go on where they were stopped
 	@mkdir -p build/experiments

@@ -1,6 +1,7 @@
 """Fuzzing of a running coordinator: bodies of every route, and raw bytes at both parsers.
 
     make fuzz MINUTES=10        the minutes are shared between the routes and the parsers
+    make fuzz MINUTES=300 FUZZ_ARGS='--only routes --database postgresql'
 
 Nothing may be answered with 500, hang, or make the server's memory grow by 64 MB. 503 and 507 are
 answers that a coordinator gives on purpose and are counted apart.
@@ -34,6 +35,7 @@ from shared.protocol import endpoints
 from shared.protocol.endpoints import ENDPOINTS, Endpoint
 from shared.protocol.limits import API, HEADER_BYTES_MAX
 from shared.protocol.v1_endpoints import V1
+from tests.support.databases import prepare_postgres, start_postgres
 from tests.support.local_coordinator import local_coordinator
 from tests.support.lying_coordinator import EXTREMES, extreme
 from tests.support.server_process import Process
@@ -203,10 +205,24 @@ def flat(process: psutil.Process, most: int = GROWTH_BYTES) -> Iterator[Callable
     assert grown() < most, f"{grown() >> 20} MB"
 
 
-async def prepared(path: Path) -> None:
+async def prepared(path: Path, database: str) -> None:
     """A data directory with a running run."""
-    async with local_coordinator(path) as home:
+    async with local_coordinator(path, database=database) as home:
         await home.start_run()
+
+
+@contextmanager
+def database_of(kind: str) -> Iterator[str]:
+    """The address of an empty database, "" for SQLite in the data directory."""
+    if kind == "sqlite":
+        yield ""
+        return
+    server = start_postgres("fsync=off")
+    try:
+        asyncio.run(prepare_postgres(server))
+        yield asyncio.run(server.fresh())
+    finally:
+        server.stop()
 
 
 def enrolled(port: int) -> str:
@@ -222,10 +238,14 @@ def enrolled(port: int) -> str:
     return token
 
 
-def fuzz_routes(path: Path, count: int, seconds: float, seed: int) -> dict[str, Counter[int]]:
+def fuzz_routes(
+    path: Path, count: int, seconds: float, seed: int, database: str = ""
+) -> dict[str, Counter[int]]:
     """Bodies at a coordinator in a process of its own."""
-    asyncio.run(prepared(path))
+    asyncio.run(prepared(path, database))
     off = {f"COORDINATOR_RATE_{kind}": "off" for kind in ("IP", "WORKER", "REGISTER")}
+    if database:
+        off["COORDINATOR_DATABASE"] = database
     with Process(path, "--port", "0", "--log-level", "error", **off) as server:
         tokens = {"worker": enrolled(server.port)}
         known = {"run": "tiny", "dataset": "sums", "task": "1", "version": "0"}
@@ -298,15 +318,19 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--minutes", type=float, default=10.0)
     options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--only", choices=("routes", "streams"), help="half of it")
+    options.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     options.add_argument("--serve", default="")
     asked = options.parse_args()
     if asked.serve:
         serve(asked.serve)
         return
     third = asked.minutes * 60 / 3
-    with tempfile.TemporaryDirectory() as folder:
-        found: dict[str, Counter[Any]] = {**fuzz_routes(Path(folder), BODIES, third, asked.seed)}
-    for kind in ("httptools", "h11"):
+    found: dict[str, Counter[Any]] = {}
+    if asked.only != "streams":
+        with database_of(asked.database) as url, tempfile.TemporaryDirectory() as folder:
+            found |= fuzz_routes(Path(folder), BODIES, third, asked.seed, url)
+    for kind in ("httptools", "h11") if asked.only != "routes" else ():
         found[f"raw streams, {kind}"] = fuzz_parser(kind, STREAMS, third, asked.seed)
     print(table(found))
 

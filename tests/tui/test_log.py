@@ -105,7 +105,7 @@ def test_diagnostics_hold_no_secret() -> None:
     ]
     rows = [row for row in SETTINGS if row.name == "webhook"]
     text = diagnostics(
-        Status(server="Lab"), Hardware(), version="1", sandbox="free", settings=rows, events=told
+        Status(server="Lab"), Hardware(), version="1", sandbox=("free",), settings=rows, events=told
     )
     for word in ("geheim", secret, "ada"):
         assert word not in text

@@ -52,6 +52,7 @@ from volunteer.agent.work_news import WorkNews
 from volunteer.control import events
 from volunteer.control.commands import How, Pause
 from volunteer.control.event_bus import Hub
+from volunteer.machine import memory_limit
 from volunteer.machine.devices import choose, detect
 from volunteer.machine.energy import EnergyMeter
 from volunteer.machine.policy_loop import Guard, Read, Watched
@@ -257,6 +258,7 @@ class Agent:
             self._hello(demanded), asyncio.wrap_future(first.call(self._machine.detect))
         )
         share = self._settings.memory_gb
+        memory_limit.follow(share)
         lent = {device.id: usable_bytes(device, share) for device in devices}
         self._hub.emit(events.DevicesFound(devices=devices, lent_bytes=lent))
         chosen = choose(self._settings.device, devices)

@@ -124,10 +124,10 @@ def _is_ours(profile: Profile, held: ExitStack, options: Options) -> bool:
 
 
 def _confine(settings: Settings, directories: Directories, *, screen: bool) -> None:
-    """Confine this process to its own folders, before its threads begin."""
+    """Confine this process to its own folders and its memory, before its threads begin."""
     if not settings.sandbox:
         return
-    from volunteer.machine import sandbox
+    from volunteer.machine import memory_limit, sandbox
 
     own = [directories.config, directories.profile, directories.cache]
     with suppress(OSError):  # a home that cannot be written has no exports
@@ -135,6 +135,7 @@ def _confine(settings: Settings, directories: Directories, *, screen: bool) -> N
             exports().mkdir(exist_ok=True)
             own.append(exports())
     sandbox.confine(own)
+    memory_limit.limit(settings.memory_gb)
 
 
 def _settings(options: Options, directories: Directories) -> Settings:

@@ -27,7 +27,7 @@ def diagnostics(
     machine: Hardware,
     *,
     version: str,
-    sandbox: str,
+    sandbox: Sequence[str],
     settings: Sequence[SettingRow],
     events: Iterable[AnyEvent],
 ) -> str:
@@ -36,7 +36,7 @@ def diagnostics(
     lines = [
         f"volunteer {version}, Python {machine.python}, torch {machine.torch or 'none'}",
         f"{machine.system}, {machine.cores} cores, {size(machine.memory_bytes)} of memory",
-        f"files: {sandbox}",
+        *(f"confined: {said}" for said in sandbox),
         f"coordinator: {status.server or '-'}, {online} {status.connection}",
     ]
     lines += [

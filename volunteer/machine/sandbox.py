@@ -9,7 +9,7 @@ children.
     write               profile, settings, downloads, exports, temporary files, devices, caches of
                         GPU drivers
 
-See landlock(7). Not confined: the network, which the program lives by, and memory.
+See landlock(7). Not confined: the network, which the program lives by.
 """
 
 from __future__ import annotations

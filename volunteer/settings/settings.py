@@ -112,8 +112,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sandbox: Annotated[
         bool,
         Meta(
-            description="Confine the program to its own folders, where the system can (Linux 5.19 "
-            "and later): it reads and writes nothing else of yours.",
+            description="Confine the program to its own folders and its memory, where the system "
+            "can (Linux): it reads and writes nothing else of yours, and takes 2 GiB more than a "
+            "task may need.",
         ),
     ] = True
     snapshot_seconds: Annotated[

@@ -19,7 +19,7 @@ from volunteer.control.diagnostics import diagnostics
 from volunteer.control.events import AnyEvent
 from volunteer.control.sentences import words
 from volunteer.files import export, exports
-from volunteer.machine import sandbox
+from volunteer.machine import memory_limit, sandbox
 from volunteer.machine.devices import hardware
 from volunteer.tui import keys
 from volunteer.tui.page import Page
@@ -195,7 +195,7 @@ class LogPage(Page):
             view.status,
             hardware(view.status.devices),
             version=version,
-            sandbox=sandbox.offered(),
+            sandbox=(sandbox.offered(), memory_limit.in_force()),
             settings=rows or (),
             events=[entry.event for entry in view.entries],
         )

@@ -1,0 +1,81 @@
+"""A limit for the memory of the whole program, by the kernel: RLIMIT_DATA, Linux 4.7 and later.
+
+What a coordinator sends is parsed and computed with here. Sizes are checked before memory is
+taken; if a check had a hole, the allocation fails here, as one that does not fit does on any
+machine: the step is tried in smaller parts, or its task given back with a sentence. Without a limit
+the system would begin to swap, and end what it likes.
+
+Not limited: a computer with a graphics card whose driver maps memory of its own into the program,
+many times what is used; files that are mapped, which the system takes back when it needs them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+GIB = 1 << 30
+OWN_BYTES = 2 * GIB  # interpreter, PyTorch, the screen, downloads under way
+DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+
+
+def limit_bytes(memory_gb: float, total: int) -> int:
+    """Return the most that the program may take, with the setting of what a task may need; 0 is
+    half of the computer's.
+    """
+    task = min(int(memory_gb * GIB), total) if memory_gb else total // 2
+    return task + OWN_BYTES
+
+
+def limit(memory_gb: float) -> bool:
+    """Limit this process and what it starts; again with another setting moves the limit. False,
+    and nothing is limited, where the system cannot.
+    """
+    if refusal():
+        return False
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = limit_bytes(memory_gb, psutil.virtual_memory().total)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+        return True
+    return False
+
+
+def follow(memory_gb: float) -> None:
+    """Move the limit of a process that has one, after its owner changed the setting."""
+    if not refusal() and _now() is not None:
+        limit(memory_gb)
+
+
+def refusal(system: str = sys.platform, drivers: Sequence[str] = DRIVERS) -> str:
+    """Say in a sentence why nothing limits the memory of the program here; "" where it can be."""
+    if system != "linux":
+        return "nothing on this system limits the memory of the program"
+    if any(Path(driver).exists() for driver in drivers):
+        return "nothing limits the memory of the program beside a graphics card's driver"
+    return ""
+
+
+def in_force() -> str:
+    """Say in a sentence what limits the memory of this process now."""
+    if why := refusal():
+        return why
+    most = _now()
+    if most is None:
+        return "nothing limits the memory of the program: the setting `sandbox` is off"
+    return f"the program may take {most / GIB:.1f} GiB of memory"
+
+
+def _now() -> int | None:
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return None if soft == resource.RLIM_INFINITY else soft
